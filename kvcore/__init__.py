@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvcore: which block of cache memory holds which tokens of which request, as a pure library.
+
+The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The pure
+functions behind it take a state and give a new one: `kvcore.allocate`, `kvcore.fork`, `kvcore.swap` and
+so on, and the pool layer in `kvcore.block_pool`.
+"""
+
+from kvcore.commands import (
+    Allocate,
+    Batch,
+    Command,
+    CopyOnWrite,
+    CutTable,
+    Evict,
+    EvictAll,
+    Free,
+    SetTable,
+    SwapIn,
+    SwapOut,
+    Touch,
+    Zero,
+)
+from kvcore.config import Config, Group
+from kvcore.errors import InvariantViolation, KvcoreError
+from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.manager import KVCacheManager
+from kvcore.state import State, make_state
+from kvcore.values import (
+    Appended,
+    Hit,
+    KVCacheBlocks,
+    Outcome,
+    PrefixCacheStats,
+    Reason,
+    Refused,
+    Request,
+    Status,
+    Verdict,
+)
+
+__all__ = [
+    "AllBlocksCleared",
+    "Allocate",
+    "Appended",
+    "Batch",
+    "BlockRemoved",
+    "BlockStored",
+    "Command",
+    "Config",
+    "CopyOnWrite",
+    "CutTable",
+    "Event",
+    "Evict",
+    "EvictAll",
+    "Free",
+    "Group",
+    "Hit",
+    "InvariantViolation",
+    "KVCacheBlocks",
+    "KVCacheManager",
+    "KvcoreError",
+    "Outcome",
+    "PrefixCacheStats",
+    "Reason",
+    "Refused",
+    "Request",
+    "SetTable",
+    "State",
+    "Status",
+    "SwapIn",
+    "SwapOut",
+    "Touch",
+    "Verdict",
+    "Zero",
+    "make_state",
+]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled twin: the one file that imports it.
+
+Rules: nothing is decided here. Where the extension is missing, asking for it says so.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from kvcore.backend import Backend
+from kvcore.config import Config
+from kvcore.errors import BackendMissing
+
+try:
+    from kvcore import _rust
+except ImportError:
+    _missing = True
+else:
+    _missing = False
+
+
+def available() -> bool:
+    """Whether the compiled twin is installed."""
+    return not _missing
+
+
+def make_backend(config: Config) -> Backend:
+    """A manager backend over the twin. Raises BackendMissing."""
+    if _missing:
+        reason = "the extension kvcore._rust is not built; `make twin` builds it"
+        raise BackendMissing(backend="'rust'", reason=reason)
+    return cast(Backend, _rust.Manager(config))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
+
+Rules: plan first (`plan.py`), then change; a refusal changes nothing. All groups' hits are touched before
+any group allocates, so that no allocation evicts a hit. The computed count advances by hits, external and
+new tokens. Full blocks are published by the call that schedules their last token, unless delayed.
+Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.caching import publish_blocks
+from kvcore.commands import CopyOnWrite, SetTable, Zero
+from kvcore.errors import BeyondModelLength, LengthMismatch, UnknownRequest
+from kvcore.plan import Asked, Plan, Rewrite, plan_allocation
+from kvcore.requests import extend
+from kvcore.state import BatchRecord, Draft, RequestState, State, Table, transition
+from kvcore.tokens import read_tokens
+from kvcore.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
+
+
+def allocate_slots(
+    state: State,
+    request_id: str,
+    num_new_tokens: int,
+    hit: Hit | None = None,
+    *,
+    num_lookahead_tokens: int = 0,
+    num_external_computed_tokens: int = 0,
+    delay_cache_blocks: bool = False,
+    full_sequence_must_fit: bool = False,
+) -> Outcome[State, KVCacheBlocks | Refused]:
+    """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a refusal.
+
+    hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that are
+    held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
+    full_sequence_must_fit: refuse unless all the request's tokens would fit now.
+    Raises UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits,
+    UnknownBlock, HitsOnRunningRequest, CachingDisabled.
+    """
+    asked = Asked(
+        request_id=request_id,
+        num_new_tokens=num_new_tokens,
+        hit=hit,
+        num_lookahead_tokens=num_lookahead_tokens,
+        num_external_computed_tokens=num_external_computed_tokens,
+        delay_cache_blocks=delay_cache_blocks,
+        full_sequence_must_fit=full_sequence_must_fit,
+    )
+
+    def change(draft: Draft) -> KVCacheBlocks | Refused:
+        plan = plan_allocation(draft, asked)
+        return plan if isinstance(plan, Refused) else commit(draft, asked, plan)
+
+    return transition(state, change)
+
+
+def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: Any) -> Verdict:
+    """What `allocate_slots` would say to the same arguments. Does not modify the state."""
+    draft = Draft(state)
+    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
+    plan = plan_allocation(draft, asked)
+    return Verdict(plan.reason.value) if isinstance(plan, Refused) else Verdict.OK
+
+
+def append(
+    state: State, request_ids: Sequence[str] | Any, tokens: Any
+) -> Outcome[State, Appended]:
+    """Add one token to each request and schedule one slot for each, in order.
+
+    request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
+    untouched. Raises UnknownRequest, SwappedOut, LengthMismatch, InvalidToken, BeyondModelLength.
+    """
+
+    def change(draft: Draft) -> Appended:
+        ids = read_request_ids(draft, request_ids)
+        values = read_tokens(tokens)
+        check_append(draft, ids, values)
+        for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
+            before = draft.request(request_id)
+            draft.store(extend(draft, before, [token]))
+            asked = Asked(request_id=request_id, num_new_tokens=1)
+            plan = plan_allocation(draft, asked)
+            if isinstance(plan, Refused):
+                draft.store(before)
+                return Appended(done, plan)
+            commit(draft, asked, plan)
+        return Appended(len(ids))
+
+    return transition(state, change)
+
+
+def read_request_ids(draft: Draft, request_ids: Any) -> list[str]:
+    """The ids of a sequence of ids, or of a buffer of rows. Raises UnknownRequest."""
+    if isinstance(request_ids, list | tuple):
+        return list(request_ids)
+    ids = []
+    for row in read_tokens(request_ids):
+        request_id = draft.rows[row] if row < len(draft.rows) else None
+        if request_id is None:
+            raise UnknownRequest(request=f"in row {row}")
+        ids.append(request_id)
+    return ids
+
+
+def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> None:
+    """Raise what any call of the append would raise, before the first one changes anything."""
+    if len(request_ids) != len(tokens):
+        raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
+    times: dict[str, int] = {}
+    for request_id in request_ids:
+        request = draft.on_device(request_id)
+        times[request_id] = times.get(request_id, 0) + 1
+        asked = request.num_computed + times[request_id]
+        if asked > draft.config.length_limit:
+            raise BeyondModelLength(
+                request=repr(request_id), asked=asked, max_model_len=draft.config.length_limit
+            )
+
+
+def commit(draft: Draft, asked: Asked, plan: Plan) -> KVCacheBlocks:
+    """Do what a plan says; returns the blocks that the tables grew by."""
+    request = plan.request
+    if asked.hit is not None and not any(request.tables):
+        draft.stats = draft.stats.observe(
+            len(request.tokens), asked.hit.num_tokens, preempted=request.preempted
+        )
+    if request.request_id not in draft.records:
+        record = BatchRecord(request.num_computed)
+        draft.records = draft.records.set(request.request_id, record)
+    tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
+    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
+    num_fresh += sum(plan.num_external_blocks) + sum(plan.num_grown)
+    fresh = iter(draft.device.take(num_fresh))
+    for rewrite in plan.rewrites:
+        table = tables[rewrite.group]
+        tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
+    grown = []
+    for group in range(len(tables)):
+        external = plan.num_external_blocks[group]
+        count = external + plan.num_grown[group]
+        tables[group], blocks = grow(draft, request, group, tables[group], fresh, count)
+        grown.append(blocks[external:])
+    num_cached = tuple(
+        len(hits) if hits else cached
+        for hits, cached in zip(plan.hits, request.num_cached, strict=True)
+    )
+    request = attrs.evolve(
+        request,
+        tables=tuple(tables),
+        num_computed=plan.num_scheduled,
+        num_cached=num_cached,
+    )
+    draft.store(request)
+    if draft.config.enable_caching and not asked.delay_cache_blocks:
+        publish_blocks(draft, request, plan.num_scheduled)
+    return KVCacheBlocks(tuple(grown))
+
+
+def attach_hits(
+    draft: Draft, request: RequestState, group: int, hits: tuple[int, ...]
+) -> Table:
+    """Add the request as an owner of its hits, at the start of its table."""
+    table = request.tables[group]
+    for position, block in enumerate(hits):
+        draft.device.touch(block)
+        draft.effects.emit(SetTable(request.row, group, position, block))
+    return table.extend(hits)
+
+
+def apply_rewrite(
+    draft: Draft, request: RequestState, table: Table, rewrite: Rewrite, fresh: Iterator[int]
+) -> Table:
+    """Make one block of a table fit to be written."""
+    block = table[rewrite.position]
+    if not rewrite.shared:
+        draft.device.unpublish(block)
+        return table
+    target = next(fresh)
+    if rewrite.copied:
+        draft.effects.emit(CopyOnWrite(block, target))
+    elif draft.config.groups[rewrite.group].zero_new_blocks:
+        draft.effects.emit(Zero(target))
+    draft.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
+    draft.device.release([block])
+    return table.set(rewrite.position, target)
+
+
+def grow(
+    draft: Draft,
+    request: RequestState,
+    group: int,
+    table: Table,
+    fresh: Iterator[int],
+    count: int,
+) -> tuple[Table, tuple[int, ...]]:
+    """Put so many fresh blocks at the end of a table; returns it and them."""
+    blocks = tuple(next(fresh) for _ in range(count))
+    for offset, block in enumerate(blocks):
+        if draft.config.groups[group].zero_new_blocks:
+            draft.effects.emit(Zero(block))
+        draft.effects.emit(SetTable(request.row, group, len(table) + offset, block))
+    return table.extend(blocks), blocks

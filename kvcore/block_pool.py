@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block pool: owners, keys and the free queue of all blocks of one tier.
+
+Rules: a block with reference count 0 is in the free queue, with or without a key; a block with owners is
+not. Taking a block with a key evicts it. Released blocks join the queue in the order given, at the side
+that the eviction policy names. Keys are opaque bytes: other managers can be built on this layer alone.
+The functions at the end are the pool layer's transitions; the request layer works on a `PoolDraft`.
+Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/block_pool.rs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import attrs
+from immutables import Map
+from pyrsistent import PVector, pvector
+
+from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.config import Eviction
+from kvcore.effects import Effects
+from kvcore.errors import AlreadyPublished, DoubleFree, NotPinned, UnknownBlock, UnusedBlock
+from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
+from kvcore.hash_index import HashIndex, HashIndexDraft
+from kvcore.values import Outcome, Reason, Refused
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class BlockPool:
+    """All blocks of one tier as a value.
+
+    first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
+    included. keys: the key of each block. pins: block to its number of pins.
+    """
+
+    first_block: int
+    eviction: Eviction
+    ref_counts: PVector[int]
+    keys: PVector[bytes | None]
+    queue: FreeQueue
+    index: HashIndex
+    pins: Map[int, int]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return len(self.ref_counts)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can have an owner."""
+        return self.num_blocks - self.first_block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without owner."""
+        return self.queue.length
+
+
+def make_pool(
+    num_blocks: int,
+    *,
+    null_block: bool = False,
+    eviction: Eviction = "lru",
+    order: Sequence[int] | None = None,
+) -> BlockPool:
+    """An empty pool. order: ids in the order in which they are first taken, lowest first unless given."""
+    first = int(null_block)
+    ids = list(range(first, num_blocks)) if order is None else list(order)
+    return BlockPool(
+        first,
+        eviction,
+        pvector([0] * num_blocks),
+        pvector([None] * num_blocks),
+        make_free_queue(num_blocks, ids),
+        Map(),
+        Map(),
+    )
+
+
+class PoolDraft:
+    """A pool inside a transition: changed in place, frozen at the end. Arguments are not checked."""
+
+    __slots__ = ("effects", "eviction", "first_block", "index", "keys", "pins", "queue", "ref_counts")
+
+    def __init__(self, pool: BlockPool, effects: Effects) -> None:
+        self.first_block = pool.first_block
+        self.eviction = pool.eviction
+        self.ref_counts = pool.ref_counts.evolver()
+        self.keys = pool.keys.evolver()
+        self.queue = FreeQueueDraft(pool.queue)
+        self.index = HashIndexDraft(pool.index)
+        self.pins = pool.pins
+        self.effects = effects
+
+    def freeze(self) -> BlockPool:
+        """The pool as a value."""
+        return BlockPool(
+            self.first_block,
+            self.eviction,
+            self.ref_counts.persistent(),
+            self.keys.persistent(),
+            self.queue.freeze(),
+            self.index.freeze(),
+            self.pins,
+        )
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can have an owner."""
+        return len(self.ref_counts) - self.first_block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without owner."""
+        return self.queue.length
+
+    def take(self, count: int) -> list[int]:
+        """Give so many blocks from the front one owner each; evicts those that have a key."""
+        blocks = []
+        for _ in range(count):
+            block = self.queue.front()
+            self.queue.remove(block)
+            self.unpublish(block)
+            self.ref_counts[block] = 1
+            self.effects.emit(Allocate(block))
+            blocks.append(block)
+        return blocks
+
+    def touch(self, block: int) -> None:
+        """Add an owner; a block without one leaves the free queue and keeps its content."""
+        if self.ref_counts[block] == 0:
+            self.queue.remove(block)
+            self.effects.emit(Touch(block))
+        self.ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one owner from each; those left without join the free queue in the order given."""
+        freed = []
+        for block in blocks:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                freed.append(block)
+        for block in freed:
+            cached = self.keys[block] is not None
+            if self.eviction == "uncached_first" and not cached:
+                self.queue.prepend(block)
+            else:
+                self.queue.append(block)
+            self.effects.emit(Free(block, cached))
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a block findable under a key."""
+        self.keys[block] = key
+        self.index.insert(key, block)
+
+    def unpublish(self, block: int) -> None:
+        """Forget the key of a block, if it has one; its place in the free queue stays."""
+        key = self.keys[block]
+        if key is None:
+            return
+        self.keys[block] = None
+        self.effects.emit(Evict(block, key))
+        if self.index.remove(key, block):
+            self.effects.announce_removed(key)
+
+    def clear_index(self) -> None:
+        """Forget every key."""
+        for block in range(len(self.keys)):
+            if self.keys[block] is not None:
+                self.keys[block] = None
+        self.index.clear()
+        self.effects.emit(EvictAll())
+
+    def pin(self, block: int) -> None:
+        """Add an owner that is no request."""
+        self.touch(block)
+        self.pins = self.pins.set(block, self.pins.get(block, 0) + 1)
+
+    def unpin(self, block: int) -> None:
+        """Remove an owner that `pin` added."""
+        left = self.pins[block] - 1
+        self.pins = self.pins.set(block, left) if left else self.pins.delete(block)
+        self.release([block])
+
+    def check_block(self, block: int) -> None:
+        """Raise UnknownBlock unless the pool has this block and it is not the null block."""
+        last = len(self.ref_counts) - 1
+        if not isinstance(block, int) or not self.first_block <= block <= last:
+            raise UnknownBlock(block=block, first=self.first_block, last=last)
+
+    def check_pins(self, blocks: Iterable[int]) -> None:
+        """Raise UnknownBlock or UnusedBlock unless each block can be pinned."""
+        for block in blocks:
+            self.check_block(block)
+            if self.ref_counts[block] == 0 and self.keys[block] is None:
+                raise UnusedBlock(block=block)
+
+    def check_unpins(self, blocks: Iterable[int]) -> None:
+        """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes."""
+        for block, asked in Counter(blocks).items():
+            self.check_block(block)
+            if self.pins.get(block, 0) < asked:
+                raise NotPinned(block=block, num_pins=self.pins.get(block, 0), asked=asked)
+
+
+def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
+    """Give so many blocks from the front of the free queue one owner each; refused as a whole."""
+    if count > pool.num_free:
+        reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
+        return Outcome(pool, (), Refused(reason, count, pool.num_free))
+    return _change(pool, lambda draft: tuple(draft.take(count)))
+
+
+def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(blocks)
+        for block in blocks:
+            draft.touch(block)
+
+    return _change(pool, change)
+
+
+def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
+
+    def change(draft: PoolDraft) -> None:
+        for block, asked in Counter(blocks).items():
+            draft.check_block(block)
+            owners = draft.ref_counts[block] - draft.pins.get(block, 0)
+            if owners < asked:
+                raise DoubleFree(block=block, ref_count=owners, asked=asked)
+        draft.release(blocks)
+
+    return _change(pool, change)
+
+
+def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
+    """Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished."""
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        if draft.keys[block] is not None:
+            raise AlreadyPublished(block=block)
+        if draft.ref_counts[block] == 0:
+            raise UnusedBlock(block=block)
+        draft.publish(block, key)
+
+    return _change(pool, change)
+
+
+def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
+    """Forget a block's key, if it has one. Raises UnknownBlock."""
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        draft.unpublish(block)
+
+    return _change(pool, change)
+
+
+def lookup(pool: BlockPool, key: bytes) -> int | None:
+    """The block that answers for a key. Does not modify the pool."""
+    blocks = pool.index.get(key)
+    return None if blocks is None else blocks[0]
+
+
+def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(blocks)
+        for block in blocks:
+            draft.pin(block)
+
+    return _change(pool, change)
+
+
+def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Undo `pin`. Raises UnknownBlock, NotPinned."""
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_unpins(blocks)
+        for block in blocks:
+            draft.unpin(block)
+
+    return _change(pool, change)
+
+
+def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
+    effects = Effects()
+    draft = PoolDraft(pool, effects)
+    value = change(draft)
+    return Outcome(draft.freeze(), tuple(effects.commands), value)

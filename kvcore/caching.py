@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is findable: publication of full blocks, and its withdrawal.
+
+Rules: the call that schedules the write of a block's last token publishes the block, so a later request
+of the same step may hit it. A key whose block the open batch itself writes is remembered in the batch's
+record, since it is withdrawn if the request leaves the batch. With `duplicates="merge"` a block whose
+content is findable already waits for `take_batch` instead (X-02). Source: S000-29 to 31, 41, 42, 49.
+Twin: rust/src/caching.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from kvcore.errors import BeyondComputed, InvalidCount
+from kvcore.events import AllBlocksCleared, BlockStored
+from kvcore.state import BatchRecord, Draft, Merge, Published, RequestState, State, transition
+from kvcore.values import Outcome
+
+
+def cache_blocks(
+    state: State, request_id: str, num_computed_tokens: int
+) -> Outcome[State, None]:
+    """Publish a request's full blocks up to so many tokens, whose caching was delayed.
+
+    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, InvalidCount, BeyondComputed.
+    """
+
+    def change(draft: Draft) -> None:
+        request = draft.on_device(request_id)
+        if num_computed_tokens < 0:
+            raise InvalidCount(name="num_computed_tokens", value=num_computed_tokens, least=0)
+        if num_computed_tokens > request.num_computed:
+            raise BeyondComputed(
+                request=repr(request_id),
+                num_computed=request.num_computed,
+                asked=num_computed_tokens,
+            )
+        if draft.config.enable_caching:
+            publish_blocks(draft, request, num_computed_tokens)
+
+    return transition(state, change)
+
+
+def evict_blocks(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
+    """Forget the keys of blocks; owners and places in the free queue stay. Raises UnknownBlock."""
+    blocks = list(block_ids)
+
+    def change(draft: Draft) -> None:
+        for block in blocks:
+            draft.device.check_block(block)
+        for block in blocks:
+            draft.device.unpublish(block)
+
+    return transition(state, change)
+
+
+def reset_prefix_cache(state: State) -> Outcome[State, bool]:
+    """Forget every key of every tier; value: False, and nothing happens, while any block is used."""
+    host_used = state.host is not None and state.host.num_free < state.host.num_usable
+    if state.device.num_free < state.device.num_usable or host_used:
+        return Outcome(state, (), False)
+
+    def change(draft: Draft) -> bool:
+        draft.device.clear_index()
+        draft.effects.announce(AllBlocksCleared())
+        return True
+
+    return transition(state, change)
+
+
+def publish_blocks(draft: Draft, request: RequestState, num_tokens: int) -> None:
+    """Publish the full blocks up to so many tokens that are not published yet, and store the request."""
+    size = draft.config.block_size
+    num_full = num_tokens // size
+    for group in range(len(request.tables)):
+        run: list[int] = []
+        for position in range(request.num_cached[group], num_full):
+            if _publish_block(draft, request, group, position):
+                run.append(position)
+            else:
+                _announce_stored(draft, request, group, run)
+                run = []
+        _announce_stored(draft, request, group, run)
+    num_cached = tuple(max(cached, num_full) for cached in request.num_cached)
+    draft.store(attrs.evolve(request, num_cached=num_cached))
+
+
+def _publish_block(draft: Draft, request: RequestState, group: int, position: int) -> bool:
+    """Publish one block, or note its merge. True: it became findable."""
+    block = request.tables[group][position]
+    key = request.key(position, group)
+    if draft.device.keys[block] is not None:
+        return False
+    if draft.config.duplicates == "merge" and draft.device.index.first(key) is not None:
+        merge = Merge(request.request_id, group, position, block, key)
+        draft.batch = attrs.evolve(draft.batch, merges=(*draft.batch.merges, merge))
+        return False
+    draft.device.publish(block, key)
+    record = draft.records.get(request.request_id)
+    written = (position + 1) * draft.config.block_size
+    if record is not None and written > record.num_computed_before:
+        published = (*record.published, Published(group, position, block, key))
+        record = BatchRecord(record.num_computed_before, published)
+        draft.records = draft.records.set(request.request_id, record)
+    return True
+
+
+def _announce_stored(draft: Draft, request: RequestState, group: int, run: list[int]) -> None:
+    if run and draft.effects.events_enabled:
+        draft.effects.announce(stored(draft, request, group, run[0], run[-1] + 1))
+
+
+def stored(draft: Draft, request: RequestState, group: int, first: int, end: int) -> BlockStored:
+    """The event that a request's blocks from position first up to end became findable."""
+    size = draft.config.block_size
+    return BlockStored(
+        block_hashes=tuple(request.block_hashes[first:end]),
+        parent_hash=request.block_hashes[first - 1] if first else None,
+        tokens=tuple(request.tokens[first * size : end * size]),
+        block_size=size,
+        group=group,
+    )

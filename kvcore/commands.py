@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runtime must do, as plain data with ids only.
+
+Rules: a batch is a list of commands and its meaning is their order, one after the other. Its segments
+say where order matters: inside a segment no block is written twice, or read after it was written, or
+written after it was read. A batch leaves as int32 columns, so that torch, numpy or another rank take it
+without a Python loop. Numbers of kinds are part of the format. Twin: rust/src/commands.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+import attrs
+
+from kvcore.hashing import KEY_SIZE
+
+COLUMNS = ("kind", "segment", "a", "b", "c", "d")
+Tier = Literal["device", "host"]
+
+
+class Command:
+    """One thing that a runtime must do."""
+
+    kind: ClassVar[int]
+
+    def reads(self) -> tuple[Tier, int] | None:
+        """The block whose content this command reads."""
+        return None
+
+    def writes(self) -> tuple[Tier, int] | None:
+        """The block whose content this command writes."""
+        return None
+
+
+@attrs.frozen
+class Allocate(Command):
+    """The block has a new owner; its content is undefined until written."""
+
+    kind = 1
+    block: int
+
+
+@attrs.frozen
+class Touch(Command):
+    """The block has an owner again; its content is kept (a hit or a pin)."""
+
+    kind = 2
+    block: int
+
+
+@attrs.frozen
+class Evict(Command):
+    """The content of the block is no longer findable under this key."""
+
+    kind = 3
+    block: int
+    key: bytes
+
+
+@attrs.frozen
+class EvictAll(Command):
+    """No content is findable any more."""
+
+    kind = 4
+
+
+@attrs.frozen
+class Free(Command):
+    """The block has no owner any more; cached: its content can still be hit."""
+
+    kind = 5
+    block: int
+    cached: bool
+
+
+@attrs.frozen
+class Zero(Command):
+    """Fill the block with zeros before it is first read."""
+
+    kind = 6
+    block: int
+
+    def writes(self) -> tuple[Tier, int]:
+        return ("device", self.block)
+
+
+@attrs.frozen
+class CopyOnWrite(Command):
+    """Copy a block that is about to be written and has other owners."""
+
+    kind = 7
+    source: int
+    target: int
+
+    def reads(self) -> tuple[Tier, int]:
+        return ("device", self.source)
+
+    def writes(self) -> tuple[Tier, int]:
+        return ("device", self.target)
+
+
+@attrs.frozen
+class SwapOut(Command):
+    """Copy a device block to a host block."""
+
+    kind = 8
+    block: int
+    host_block: int
+
+    def reads(self) -> tuple[Tier, int]:
+        return ("device", self.block)
+
+    def writes(self) -> tuple[Tier, int]:
+        return ("host", self.host_block)
+
+
+@attrs.frozen
+class SwapIn(Command):
+    """Copy a host block to a device block."""
+
+    kind = 9
+    host_block: int
+    block: int
+
+    def reads(self) -> tuple[Tier, int]:
+        return ("host", self.host_block)
+
+    def writes(self) -> tuple[Tier, int]:
+        return ("device", self.block)
+
+
+@attrs.frozen
+class SetTable(Command):
+    """Put a block at a position of a request's block table in one group."""
+
+    kind = 12
+    row: int
+    group: int
+    position: int
+    block: int
+
+
+@attrs.frozen
+class CutTable(Command):
+    """Shorten a request's block table in one group to so many blocks."""
+
+    kind = 13
+    row: int
+    group: int
+    length: int
+
+
+KINDS: dict[int, type[Command]] = {
+    each.kind: each
+    for each in (
+        *(Allocate, Touch, Evict, EvictAll, Free, Zero),
+        *(CopyOnWrite, SwapOut, SwapIn, SetTable, CutTable),
+    )
+}
+
+
+@attrs.frozen
+class Batch:
+    """The commands of one engine step, closed and numbered.
+
+    buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE bytes
+    one after the other; the key field of `Evict` in the columns is an index into them.
+    """
+
+    number: int
+    buffer: bytearray = attrs.field(repr=len)
+    keys: bytes = attrs.field(repr=len)
+
+    def __len__(self) -> int:
+        return len(self.buffer) // (4 * len(COLUMNS))
+
+    def column(self, name: str) -> memoryview:
+        """One column as int32 values, without a copy."""
+        size = 4 * len(self)
+        start = COLUMNS.index(name) * size
+        return memoryview(self.buffer)[start : start + size].cast("i")
+
+    def __iter__(self) -> Iterator[Command]:
+        rows = zip(*(self.column(name).tolist() for name in COLUMNS), strict=True)
+        for kind, _segment, *values in rows:
+            yield from_row(kind, values, self.keys)
+
+
+def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
+    """The four value columns of a command; appends its key, if it has one, to keys."""
+    values: list[int] = []
+    for field in attrs.fields(type(command)):
+        value = getattr(command, field.name)
+        if isinstance(value, bytes):
+            values.append(len(keys) // KEY_SIZE)
+            keys += value
+        else:
+            values.append(int(value))
+    return (*values, *([0] * (4 - len(values))))
+
+
+def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
+    """The command of one row of the columns; undoes `to_row`."""
+    if kind == Evict.kind:
+        start = values[1] * KEY_SIZE
+        return Evict(values[0], keys[start : start + KEY_SIZE])
+    if kind == Free.kind:
+        return Free(values[0], bool(values[1]))
+    command = KINDS[kind]
+    return command(*values[: len(attrs.fields(command))])
+
+
+def segments(commands: Sequence[Command]) -> list[int]:
+    """The segment number of each command, from 0, never falling: a new one opens at each hazard."""
+    numbers = []
+    current = 0
+    read: set[tuple[Tier, int]] = set()
+    written: set[tuple[Tier, int]] = set()
+    for command in commands:
+        source, target = command.reads(), command.writes()
+        if source in written or (target is not None and (target in written or target in read)):
+            current += 1
+            read.clear()
+            written.clear()
+        if source is not None:
+            read.add(source)
+        if target is not None:
+            written.add(target)
+        numbers.append(current)
+    return numbers
+
+
+def close(number: int, commands: Sequence[Command]) -> Batch:
+    """The batch of these commands, as columns with segments."""
+    keys = bytearray()
+    rows = [
+        (command.kind, segment, *to_row(command, keys))
+        for command, segment in zip(commands, segments(commands), strict=True)
+    ]
+    buffer = bytearray()
+    for column in range(len(COLUMNS)):
+        for row in rows:
+            buffer += row[column].to_bytes(4, "little", signed=True)
+    return Batch(number, buffer, bytes(keys))

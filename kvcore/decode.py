@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state from its canonical bytes; the inverse of `encode.py`.
+
+Rules: bytes that no state gives raise DamagedState with the offset, or InvalidConfig. The structure is
+read, its truth is not judged: `invariants.check` does that. Twin: rust/src/decode.rs.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from immutables import Map
+from pyrsistent import PVector, pvector
+
+from kvcore.block_pool import BlockPool
+from kvcore.commands import KINDS, Batch, Command
+from kvcore.config import Config, Group
+from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED
+from kvcore.errors import DamagedState
+from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.free_queue import make_free_queue
+from kvcore.hashing import HASH_SIZE, KEY_SIZE
+from kvcore.state import BatchRecord, Merge, OpenBatch, Published, RequestState, State
+from kvcore.values import PrefixCacheStats
+
+
+class Reader:
+    """Bytes that are being read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.offset = 0
+
+    def take(self, size: int) -> bytes:
+        """The next so many bytes. Raises DamagedState at the end."""
+        end = self.offset + size
+        if end > len(self.data):
+            raise self.damaged(f"{size} bytes are missing")
+        part = self.data[self.offset : end]
+        self.offset = end
+        return part
+
+    def damaged(self, reason: str) -> DamagedState:
+        """The error at this place."""
+        return DamagedState(reason=reason, offset=self.offset)
+
+    def u8(self) -> int:
+        """One byte."""
+        return self.take(1)[0]
+
+    def flag(self) -> bool:
+        """One byte, 0 or 1."""
+        return bool(self.choice(2))
+
+    def choice(self, count: int) -> int:
+        """One byte below a count. Raises DamagedState."""
+        value = self.u8()
+        if value >= count:
+            raise self.damaged(f"{value} is not below {count}")
+        return value
+
+    def u32(self) -> int:
+        """Four bytes."""
+        return int.from_bytes(self.take(4), "little")
+
+    def u64(self) -> int:
+        """Eight bytes."""
+        return int.from_bytes(self.take(8), "little")
+
+    def numbers(self) -> list[int]:
+        """A count and so many u32."""
+        count = self.u32()
+        return list(struct.unpack(f"<{count}I", self.take(4 * count)))
+
+    def ids(self, end: int) -> list[int]:
+        """The same, each below end. Raises DamagedState."""
+        values = self.numbers()
+        if any(value >= end for value in values):
+            raise self.damaged(f"an id is not below {end}")
+        return values
+
+    def bytes(self) -> bytes:
+        """A count and so many bytes."""
+        return self.take(self.u32())
+
+    def key(self) -> bytes:
+        """A key with its size. Raises DamagedState."""
+        value = self.bytes()
+        if len(value) != KEY_SIZE:
+            raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
+        return value
+
+    def name(self) -> str:
+        """A count and so many bytes of UTF-8. Raises DamagedState."""
+        try:
+            return self.bytes().decode()
+        except UnicodeDecodeError:
+            raise self.damaged("a name is not UTF-8") from None
+
+    def hashes(self) -> list[bytes]:
+        """A count and so many block hashes."""
+        joined = self.take(self.u32() * HASH_SIZE)
+        return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
+
+
+def decode(data: bytes) -> State:
+    """The state of canonical bytes. Raises DamagedState, InvalidConfig."""
+    source = Reader(data)
+    if source.take(len(MAGIC)) != MAGIC:
+        raise DamagedState(reason="the first bytes are not those of a state", offset=0)
+    config = _read_config(source)
+    device = _read_pool(source, config, config.num_blocks, int(config.null_block))
+    hosts = config.num_host_blocks
+    host = _read_pool(source, config, hosts, 0) if hosts else None
+    rows: list[str | None] = []
+    requests: dict[str, RequestState] = {}
+    for row in range(source.u32()):
+        request = _read_request(source, config, row) if source.flag() else None
+        rows.append(None if request is None else request.request_id)
+        if request is not None:
+            requests[request.request_id] = request
+    free_rows = source.ids(len(rows))
+    batch = _read_batch(source, rows)
+    events = [_read_event(source) for _ in range(source.u32())]
+    stats = PrefixCacheStats(*(source.u64() for _ in range(6)))
+    if source.offset != len(data):
+        raise source.damaged(f"{len(data) - source.offset} bytes too many")
+    return State(
+        config=config,
+        device=device,
+        host=host,
+        requests=Map(requests),
+        rows=pvector(rows),
+        free_rows=pvector(free_rows),
+        batch=batch,
+        events=pvector(events),
+        stats=stats,
+    )
+
+
+def _read_config(source: Reader) -> Config:
+    num_blocks = source.u32()
+    groups = tuple(
+        Group(source.u32(), zero_new_blocks=source.flag()) for _ in range(source.u32())
+    )
+    if not groups:
+        raise source.damaged("there is no group")
+    return Config(
+        num_blocks,
+        groups=groups,
+        num_host_blocks=source.u32(),
+        max_model_len=source.u32() or None,
+        enable_caching=source.flag(),
+        null_block=source.flag(),
+        eviction=EVICTIONS[source.choice(len(EVICTIONS))],
+        duplicates=DUPLICATES[source.choice(len(DUPLICATES))],
+        num_preallocate_tokens=source.u32(),
+        enable_events=source.flag(),
+        hash_seed=source.bytes(),
+    )
+
+
+def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int) -> BlockPool:
+    ref_counts: list[int] = []
+    keys: list[bytes | None] = []
+    ranked: dict[bytes, list[tuple[int, int]]] = {}
+    for block in range(num_blocks):
+        ref_counts.append(source.u32())
+        keys.append(source.key() if source.flag() else None)
+        key = keys[-1]
+        if key is not None:
+            ranked.setdefault(key, []).append((source.u32(), block))
+    order = source.ids(num_blocks)
+    if len(set(order)) != len(order):
+        raise source.damaged("a block is twice in the free queue")
+    for entries in ranked.values():
+        if [rank for rank, _ in sorted(entries)] != list(range(len(entries))):
+            raise source.damaged("the blocks of a key are not ranked from 0")
+    pinned, counts = source.ids(num_blocks), source.numbers()
+    if len(pinned) != len(counts):
+        raise source.damaged("pins without counts")
+    return BlockPool(
+        first_block=first_block,
+        eviction=config.eviction,
+        ref_counts=pvector(ref_counts),
+        keys=pvector(keys),
+        queue=make_free_queue(num_blocks, order),
+        index=Map({key: tuple(b for _, b in sorted(each)) for key, each in ranked.items()}),
+        pins=Map(zip(pinned, counts, strict=True)),
+    )
+
+
+def _read_request(source: Reader, config: Config, row: int) -> RequestState:
+    request_id = source.name()
+    tokens = pvector(source.numbers())
+    block_hashes = pvector(source.hashes())
+    num_computed = source.u32()
+    tables: list[PVector[int]] = []
+    num_cached: list[int] = []
+    for _ in config.groups:
+        tables.append(pvector(source.ids(config.num_blocks)))
+        num_cached.append(source.u32())
+    host_tables: list[PVector[int]] = []
+    if source.flag():
+        host_tables = [pvector(source.ids(config.num_host_blocks)) for _ in config.groups]
+    return RequestState(
+        request_id=request_id,
+        row=row,
+        tokens=tokens,
+        block_hashes=block_hashes,
+        num_computed=num_computed,
+        tables=tuple(tables),
+        num_cached=tuple(num_cached),
+        host_tables=tuple(host_tables),
+        preempted=source.flag(),
+    )
+
+
+def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
+    number = source.u64()
+    commands = _read_commands(source, number)
+    records: dict[str, BatchRecord] = {}
+    for row in source.ids(len(rows)):
+        before = source.u32()
+        published = [
+            Published(source.u32(), source.u32(), source.u32(), source.key())
+            for _ in range(source.u32())
+        ]
+        records[str(rows[row])] = BatchRecord(before, tuple(published))
+    merges = [
+        Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
+        for _ in range(source.u32())
+    ]
+    return OpenBatch(number, pvector(commands), Map(records), tuple(merges))
+
+
+def _read_commands(source: Reader, number: int) -> list[Command]:
+    batch = Batch(number, bytearray(source.bytes()), source.bytes())
+    if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
+        raise source.damaged("commands are cut off")
+    if any(kind not in KINDS for kind in batch.column("kind")):
+        raise source.damaged("a command has no known kind")
+    return list(batch)
+
+
+def _read_event(source: Reader) -> Event:
+    kind = source.choice(3)
+    if kind == STORED:
+        hashes = tuple(source.hashes())
+        parent = source.bytes() or None
+        tokens = tuple(source.numbers())
+        return BlockStored(hashes, parent, tokens, source.u32(), source.u32())
+    if kind == REMOVED:
+        return BlockRemoved(source.take(HASH_SIZE), source.u32())
+    assert kind == CLEARED
+    return AllBlocksCleared()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+
+Rules: little-endian; a count stands before what it counts; requests in row order, everything else in the
+order that the state gives it. The index is written through each block's key and its rank among the
+blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inverse.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from kvcore.block_pool import BlockPool
+from kvcore.commands import close
+from kvcore.config import Config
+from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.state import OpenBatch, RequestState, State
+
+MAGIC = b"kvcore state 1\n"
+EVICTIONS = ("lru", "uncached_first")
+DUPLICATES = ("keep", "merge")
+STORED, REMOVED, CLEARED = 0, 1, 2
+
+
+class Writer:
+    """Bytes that are being written."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(MAGIC)
+
+    def u8(self, value: int) -> None:
+        """One byte."""
+        self.data.append(value)
+
+    def u32(self, value: int) -> None:
+        """Four bytes."""
+        self.data += value.to_bytes(4, "little")
+
+    def u64(self, value: int) -> None:
+        """Eight bytes."""
+        self.data += value.to_bytes(8, "little")
+
+    def numbers(self, values: Iterable[int]) -> None:
+        """A count and so many u32."""
+        listed = list(values)
+        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
+
+    def bytes(self, value: bytes | bytearray) -> None:
+        """A count and so many bytes."""
+        self.u32(len(value))
+        self.data += value
+
+
+def encode(state: State) -> bytes:
+    """The canonical bytes of a state."""
+    out = Writer()
+    _write_config(out, state.config)
+    for pool in (state.device, state.host):
+        if pool is not None:
+            _write_pool(out, pool)
+    out.u32(len(state.rows))
+    for request_id in state.rows:
+        out.u8(request_id is not None)
+        if request_id is not None:
+            _write_request(out, state.requests[request_id])
+    out.numbers(state.free_rows)
+    _write_batch(out, state, state.batch)
+    out.u32(len(state.events))
+    for event in state.events:
+        _write_event(out, event)
+    stats = state.stats
+    for value in (stats.requests, stats.queries, stats.hits):
+        out.u64(value)
+    for value in (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits):
+        out.u64(value)
+    return bytes(out.data)
+
+
+def _write_config(out: Writer, config: Config) -> None:
+    out.u32(config.num_blocks)
+    out.u32(len(config.groups))
+    for group in config.groups:
+        out.u32(group.block_size)
+        out.u8(group.zero_new_blocks)
+    out.u32(config.num_host_blocks)
+    out.u32(config.max_model_len or 0)
+    out.u8(config.enable_caching)
+    out.u8(config.null_block)
+    out.u8(EVICTIONS.index(config.eviction))
+    out.u8(DUPLICATES.index(config.duplicates))
+    out.u32(config.num_preallocate_tokens)
+    out.u8(config.enable_events)
+    out.bytes(config.hash_seed)
+
+
+def _write_pool(out: Writer, pool: BlockPool) -> None:
+    for block, (ref_count, key) in enumerate(zip(pool.ref_counts, pool.keys, strict=True)):
+        out.u32(ref_count)
+        out.u8(key is not None)
+        if key is not None:
+            out.bytes(key)
+            out.u32(pool.index[key].index(block))
+    out.numbers(pool.queue)
+    pins = sorted(pool.pins.items())
+    out.numbers(block for block, _ in pins)
+    out.numbers(count for _, count in pins)
+
+
+def _write_request(out: Writer, request: RequestState) -> None:
+    out.bytes(request.request_id.encode())
+    out.numbers(request.tokens)
+    out.u32(len(request.block_hashes))
+    out.data += b"".join(request.block_hashes)
+    out.u32(request.num_computed)
+    for table, num_cached in zip(request.tables, request.num_cached, strict=True):
+        out.numbers(table)
+        out.u32(num_cached)
+    out.u8(bool(request.host_tables))
+    for table in request.host_tables:
+        out.numbers(table)
+    out.u8(request.preempted)
+
+
+def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
+    closed = close(batch.number, batch.commands)
+    out.u64(batch.number)
+    out.bytes(closed.buffer)
+    out.bytes(closed.keys)
+    rows = sorted(state.requests[request_id].row for request_id in batch.records)
+    out.numbers(rows)
+    for row in rows:
+        record = batch.records[str(state.rows[row])]
+        out.u32(record.num_computed_before)
+        out.u32(len(record.published))
+        for item in record.published:
+            for value in (item.group, item.position, item.block):
+                out.u32(value)
+            out.bytes(item.key)
+    out.u32(len(batch.merges))
+    for merge in batch.merges:
+        out.bytes(merge.request_id.encode())
+        for value in (merge.group, merge.position, merge.block):
+            out.u32(value)
+        out.bytes(merge.key)
+
+
+def _write_event(out: Writer, event: Event) -> None:
+    match event:
+        case BlockStored():
+            out.u8(STORED)
+            out.u32(len(event.block_hashes))
+            out.data += b"".join(event.block_hashes)
+            out.bytes(event.parent_hash or b"")
+            out.numbers(event.tokens)
+            out.u32(event.block_size)
+            out.u32(event.group)
+        case BlockRemoved():
+            out.u8(REMOVED)
+            out.data += event.block_hash
+            out.u32(event.group)
+        case AllBlocksCleared():
+            out.u8(CLEARED)

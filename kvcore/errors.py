@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misuse and corruption, each as a type of its own.
+
+Rules: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`: the
+message names the thing and the numbers, `fields` holds them for programs, and the state is as it was
+before the call. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches it.
+Twin: rust/src/errors.rs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class KvcoreError(ValueError):
+    """A call that was wrong; nothing has changed."""
+
+    message: ClassVar[str] = "misuse"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(self.message.format(**fields))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.fields))
+
+
+def _rebuild(kind: type[KvcoreError], fields: dict[str, object]) -> KvcoreError:
+    return kind(**fields)
+
+
+class InvalidConfig(KvcoreError):
+    """A configuration that cannot work."""
+
+    message = "config {field}={value}: {reason}"
+
+
+class UnknownRequest(KvcoreError):
+    """No request of this id (or row) is known."""
+
+    message = "request {request} is not known"
+
+
+class RepeatedRequest(KvcoreError):
+    """A request of this id exists already, or is named twice in one call."""
+
+    message = "request {request} is named twice"
+
+
+class EmptyRequestId(KvcoreError):
+    """A request id is a non-empty str."""
+
+    message = "a request id must be a non-empty str, not {value}"
+
+
+class EmptyTokens(KvcoreError):
+    """A request has at least one token; an extension adds at least one."""
+
+    message = "request {request} is given no tokens"
+
+
+class InvalidToken(KvcoreError):
+    """A token id is an integer from 0 to 2**32 - 1."""
+
+    message = "token {value} at position {position} of the call is not an integer in [0, 2**32)"
+
+
+class UnsupportedBuffer(KvcoreError):
+    """A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers."""
+
+    message = "token buffer of format {format} and {dimensions} dimensions is not a row of integers"
+
+
+class LengthMismatch(KvcoreError):
+    """Two arguments of one call must have as many items."""
+
+    message = "{num_requests} requests are given {num_tokens} tokens"
+
+
+class InvalidCount(KvcoreError):
+    """A count is below what the call needs."""
+
+    message = "{name} is {value}, must be at least {least}"
+
+
+class TooManyTokens(KvcoreError):
+    """Slots are asked for tokens that the request does not have."""
+
+    message = "request {request} has {num_tokens} tokens, slots are asked up to token {asked}"
+
+
+class BeyondModelLength(KvcoreError):
+    """New tokens would pass the longest length that the model takes."""
+
+    message = "request {request} would reach {asked} tokens, the model takes {max_model_len}"
+
+
+class BeyondComputed(KvcoreError):
+    """Only computed tokens can be published."""
+
+    message = "request {request} has {num_computed} computed tokens, asked to cache {asked}"
+
+
+class BeyondRequest(KvcoreError):
+    """A cut lies outside the request."""
+
+    message = "request {request} has {num_tokens} tokens, cannot be cut to {asked}"
+
+
+class HitsOnRunningRequest(KvcoreError):
+    """Only a request that holds nothing can bring hits."""
+
+    message = "request {request} already holds blocks and brings {num_blocks} hit blocks"
+
+
+class WrongHit(KvcoreError):
+    """The blocks of a hit and its token count do not belong together, or not to this request."""
+
+    message = "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens"
+
+
+class StaleHits(KvcoreError):
+    """A hit block does not, or no longer, hold the request's key."""
+
+    message = "request {request}: block {block} at position {position} does not hold its key any more"
+
+
+class CachingDisabled(KvcoreError):
+    """Hits make no sense where prefix caching is off."""
+
+    message = "request {request} brings {num_blocks} hit blocks, prefix caching is off"
+
+
+class SwappedOut(KvcoreError):
+    """The request's blocks are in the host tier."""
+
+    message = "request {request} is swapped out, swap it in first"
+
+
+class NotSwapped(KvcoreError):
+    """The request has nothing in the host tier."""
+
+    message = "request {request} is not swapped out"
+
+
+class NotRunning(KvcoreError):
+    """The request holds no blocks."""
+
+    message = "request {request} holds no blocks"
+
+
+class StillHoldsBlocks(KvcoreError):
+    """A request is forgotten only after it gave back its blocks."""
+
+    message = "request {request} still holds {num_blocks} blocks, free it first"
+
+
+class HitInOpenBatch(KvcoreError):
+    """Other requests count on blocks that this call would leave unwritten."""
+
+    message = (
+        "blocks {blocks} were published in the open batch and are counted by requests {requests}: "
+        "free those first, or take the batch"
+    )
+
+
+class NoHostTier(KvcoreError):
+    """The configuration has no host blocks."""
+
+    message = "there is no host tier: num_host_blocks is 0"
+
+
+class UnknownBlock(KvcoreError):
+    """The pool has no such block, or it is the null block."""
+
+    message = "block {block} is not one of the blocks {first} to {last} of this pool"
+
+
+class DoubleFree(KvcoreError):
+    """A block is given back more often than it is held."""
+
+    message = "block {block} has {ref_count} owners, asked to release {asked}"
+
+
+class NotPinned(KvcoreError):
+    """A block is unpinned more often than it was pinned."""
+
+    message = "block {block} has {num_pins} pins, asked to remove {asked}"
+
+
+class UnusedBlock(KvcoreError):
+    """A block without owner and key holds nothing that could be kept."""
+
+    message = "block {block} has neither owner nor key"
+
+
+class AlreadyPublished(KvcoreError):
+    """A block has at most one key."""
+
+    message = "block {block} already has a key"
+
+
+class DamagedState(KvcoreError):
+    """Bytes that are not an encoded state."""
+
+    message = "not an encoded state: {reason} at byte {offset}"
+
+
+class TraceError(KvcoreError):
+    """A text trace that cannot be read."""
+
+    message = "{source}, line {line}: {reason}"
+
+
+class BackendMissing(KvcoreError):
+    """The compiled twin is not installed, or the backend has no such name."""
+
+    message = "backend {backend} is not available: {reason}"
+
+
+class InvariantViolation(AssertionError):  # noqa: N818 -- the design's own name for it
+    """A named property of every reachable state does not hold."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        self.name = name
+        self.detail = detail
+        super().__init__(f"{name}: {detail}")

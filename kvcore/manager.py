@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KVCacheManager: the transitions as methods of one object, over either backend.
+
+Rules: the manager holds the newest state and forgets the older ones; the pure functions do the work, in
+Python (`backend="python"`) or in the compiled twin (`backend="rust"`). Both give the same values, errors,
+commands, events and canonical bytes. A call that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from kvcore import _twin, decode, invariants
+from kvcore.backend import Backend, PythonBackend
+from kvcore.commands import Batch
+from kvcore.config import Config
+from kvcore.errors import BackendMissing
+from kvcore.events import Event
+from kvcore.state import State
+from kvcore.values import (
+    Appended,
+    Hit,
+    KVCacheBlocks,
+    PrefixCacheStats,
+    Refused,
+    Request,
+    Status,
+    Verdict,
+)
+
+
+class KVCacheManager:
+    """Decides which block holds which tokens; touches no tensor.
+
+    backend: "rust", "python", or None for the twin where it is compiled, else Python with a warning.
+    Raises BackendMissing.
+    """
+
+    def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
+        self.config = config
+        self.backend = backend or _default_backend()
+        self._core = _make_backend(config, self.backend)
+
+    def add_request(self, request: Request) -> int:
+        """Make a request known; returns its row, which stays until `remove_request`."""
+        return self._core.add_request(request)
+
+    def add_tokens(self, request_id: str, tokens: Any) -> None:
+        """Add tokens behind those that a request has."""
+        self._core.add_tokens(request_id, tokens)
+
+    def remove_request(self, request_id: str) -> None:
+        """Forget a request that holds no blocks."""
+        self._core.remove_request(request_id)
+
+    def get_computed_blocks(self, request_id: str) -> Hit:
+        """The longest cached prefix that leaves a token to compute. Changes nothing."""
+        return self._core.get_computed_blocks(request_id)
+
+    def allocate_slots(
+        self,
+        request_id: str,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        *,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        full_sequence_must_fit: bool = False,
+    ) -> KVCacheBlocks | Refused:
+        """Schedule the next tokens of a request; returns the blocks that its tables grew by.
+
+        See `kvcore.allocate.allocate_slots` for the arguments and errors.
+        """
+        return self._core.allocate_slots(
+            request_id,
+            num_new_tokens,
+            hit,
+            num_lookahead_tokens=num_lookahead_tokens,
+            num_external_computed_tokens=num_external_computed_tokens,
+            delay_cache_blocks=delay_cache_blocks,
+            full_sequence_must_fit=full_sequence_must_fit,
+        )
+
+    def can_allocate(
+        self,
+        request_id: str,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        *,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        full_sequence_must_fit: bool = False,
+    ) -> Verdict:
+        """What `allocate_slots` would say to the same arguments. Changes nothing."""
+        return self._core.can_allocate(
+            request_id,
+            num_new_tokens,
+            hit,
+            num_lookahead_tokens=num_lookahead_tokens,
+            num_external_computed_tokens=num_external_computed_tokens,
+            delay_cache_blocks=delay_cache_blocks,
+            full_sequence_must_fit=full_sequence_must_fit,
+        )
+
+    def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
+        """One token and one slot more for each request, in order, in one call.
+
+        requests: ids, or rows as a buffer of integers. tokens: as many ids.
+        """
+        return self._core.append(requests, tokens)
+
+    def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Publish a request's full blocks up to so many tokens, whose caching was delayed."""
+        self._core.cache_blocks(request_id, num_computed_tokens)
+
+    def free(self, request_id: str) -> None:
+        """Give back a request's blocks, tail first; its tokens stay."""
+        self._core.free(request_id)
+
+    def fork(self, parent_id: str, child_id: str) -> int:
+        """Add a child that shares its parent's computed blocks; returns its row."""
+        return self._core.fork(parent_id, child_id)
+
+    def truncate(self, request_id: str, num_tokens: int) -> None:
+        """Keep the first num_tokens of a request's tokens."""
+        self._core.truncate(request_id, num_tokens)
+
+    def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
+        """Move the requests' blocks to the host tier, each distinct block once."""
+        return self._core.swap_out(list(request_ids))
+
+    def swap_in(self, request_ids: Iterable[str]) -> Refused | None:
+        """Move swapped requests back to the device."""
+        return self._core.swap_in(list(request_ids))
+
+    def pin(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks so that their content stays."""
+        self._core.pin(list(block_ids))
+
+    def unpin(self, block_ids: Iterable[int]) -> None:
+        """Undo `pin`."""
+        self._core.unpin(list(block_ids))
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forget the keys of blocks; their owners keep them."""
+        self._core.evict_blocks(list(block_ids))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every key; False, and nothing happens, while any block of any tier is used."""
+        return self._core.reset_prefix_cache()
+
+    def take_batch(self) -> Batch:
+        """Close and number the open batch."""
+        return self._core.take_batch()
+
+    def take_events(self) -> list[Event]:
+        """Hand out the events since the last call."""
+        return list(self._core.take_events())
+
+    def take_stats(self) -> PrefixCacheStats:
+        """Hand out the look-up statistics since the last call."""
+        return self._core.take_stats()
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """The device blocks of a request. Changes nothing."""
+        return self._core.get_blocks(request_id)
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The device blocks of a request as one list a group. Changes nothing."""
+        return self._core.get_blocks(request_id).get_block_ids()
+
+    def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
+        """Leading blocks that all requests with device blocks hold, a group. Changes nothing."""
+        return self._core.get_num_common_prefix_blocks(request_id)
+
+    def num_tokens(self, request_id: str) -> int:
+        """Tokens of a request. Changes nothing."""
+        return self._core.num_tokens(request_id)
+
+    def num_computed_tokens(self, request_id: str) -> int:
+        """Tokens of a request that are computed or scheduled. Changes nothing."""
+        return self._core.num_computed_tokens(request_id)
+
+    def get_row(self, request_id: str) -> int:
+        """The row of a request. Changes nothing."""
+        return self._core.get_row(request_id)
+
+    def status(self, request_id: str) -> Status:
+        """Where a request's blocks are. Changes nothing."""
+        return self._core.status(request_id)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Device blocks without owner."""
+        return self._core.num_free_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Host blocks without owner; 0 without a host tier."""
+        return self._core.num_free_host_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable device blocks that have an owner, 0.0 to 1.0."""
+        return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
+
+    def encode(self) -> bytes:
+        """The canonical bytes of the state. O(pool)."""
+        return self._core.encode()
+
+    def restore(self, data: bytes) -> None:
+        """Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig."""
+        config = decode.decode(data).config
+        self._core.restore(data)
+        self.config = config
+
+    def state(self) -> State:
+        """The state as an immutable value. O(pool) on the rust backend."""
+        return self._core.state() if isinstance(self._core, PythonBackend) else self._decoded()
+
+    def check(self) -> None:
+        """Assert every structural invariant. O(pool); raises InvariantViolation."""
+        invariants.check(self.state())
+
+    def _decoded(self) -> State:
+        return decode.decode(self._core.encode())
+
+
+def _default_backend() -> Literal["rust", "python"]:
+    if _twin.available():
+        return "rust"
+    warnings.warn(
+        "the compiled twin kvcore._rust is missing: the slow Python core is used",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return "python"
+
+
+def _make_backend(config: Config, name: str) -> Backend:
+    if name == "python":
+        return PythonBackend(config)
+    if name == "rust":
+        return _twin.make_backend(config)
+    raise BackendMissing(backend=repr(name), reason='the backends are "rust" and "python"')

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins: owners of blocks that are no requests, so that content stays.
+
+Twin: rust/src/pins.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.state import Draft, State, transition
+from kvcore.values import Outcome
+
+
+def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
+    """Hold blocks that have an owner or a key, once for each naming. Raises UnknownBlock, UnusedBlock."""
+    blocks = list(block_ids)
+
+    def change(draft: Draft) -> None:
+        draft.device.check_pins(blocks)
+        for block in blocks:
+            draft.device.pin(block)
+
+    return transition(state, change)
+
+
+def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
+    """Undo `pin`. Raises UnknownBlock, NotPinned."""
+    blocks = list(block_ids)
+
+    def change(draft: Draft) -> None:
+        draft.device.check_unpins(blocks)
+        for block in blocks:
+            draft.device.unpin(block)
+
+    return transition(state, change)

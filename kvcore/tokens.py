@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens as they come from an engine: lists, or buffers of integers.
+
+Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed.
+Twin: rust/src/bindings/tokens.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvcore.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+
+MAX_TOKEN = 2**32 - 1
+_INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
+
+
+def read_tokens(tokens: Any) -> list[int]:
+    """The token ids of a list, tuple or buffer.
+
+    Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
+    Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
+    """
+    values = list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens)
+    check_tokens(values)
+    return values
+
+
+def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
+    """The same, at least one. Raises EmptyTokens too."""
+    values = read_tokens(tokens)
+    if not values:
+        raise EmptyTokens(request=repr(request_id))
+    return values
+
+
+def check_tokens(values: Sequence[Any]) -> None:
+    """Raise InvalidToken at the first value that is no token id."""
+    for position, value in enumerate(values):
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not 0 <= value <= MAX_TOKEN:
+            raise InvalidToken(position=position, value=repr(value))
+
+
+def _read_buffer(tokens: Any) -> list[int]:
+    if hasattr(tokens, "numpy"):
+        tokens = tokens.numpy()
+    try:
+        view = memoryview(tokens)
+    except TypeError:
+        if isinstance(tokens, Iterable) and not isinstance(tokens, str):
+            return list(tokens)
+        raise UnsupportedBuffer(format=type(tokens).__name__, dimensions=0) from None
+    if view.ndim != 1 or view.format.lstrip("@=<") not in _INTEGER_FORMATS:
+        raise UnsupportedBuffer(format=view.format, dimensions=view.ndim)
+    return view.tolist()

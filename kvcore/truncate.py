@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Truncate: cut a request's tokens and chain (rejected drafts, rewritten history).
+
+Rules: a cut request leaves the open batch. Blocks past the cut are released and keep their keys; a block
+that the cut goes through keeps its key until it is written again (`allocate.py`). Source: bug catalogue,
+row 7. Twin: rust/src/truncate.rs.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcore.errors import BeyondRequest
+from kvcore.release import check_leaving, cut_tables, leave_open_batch
+from kvcore.state import Draft, State, transition
+from kvcore.values import Outcome
+
+
+def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, None]:
+    """Keep the first num_tokens (at least one) of a request's tokens.
+
+    Raises UnknownRequest, SwappedOut, BeyondRequest, HitInOpenBatch.
+    """
+
+    def change(draft: Draft) -> None:
+        request = draft.on_device(request_id)
+        if not 1 <= num_tokens <= len(request.tokens):
+            raise BeyondRequest(
+                request=repr(request_id), num_tokens=len(request.tokens), asked=num_tokens
+            )
+        check_leaving(draft, [request])
+        leave_open_batch(draft, request)
+        cut_tables(draft, draft.request(request_id), num_tokens)
+        request = draft.request(request_id)
+        num_full = num_tokens // draft.config.block_size
+        draft.store(
+            attrs.evolve(
+                request,
+                tokens=request.tokens[:num_tokens],
+                block_hashes=request.block_hashes[:num_full],
+            )
+        )
+
+    return transition(state, change)
