@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvcore: which block of cache memory holds which tokens of which request, as a pure library.
 
-The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The pure
-functions behind it take a state and give a new one: `kvcore.allocate`, `kvcore.fork`, `kvcore.swap` and
-so on, and the pool layer in `kvcore.block_pool`.
+The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
+pure functions behind it take a state and give a new one: `kvcore.allocate`, `kvcore.fork`,
+`kvcore.swap` and so on, and the pool layer in `kvcore.block_pool`.
 """
 
 from kvcore.commands import (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 
-Rules: plan first (`plan.py`), then change; a refusal changes nothing. All groups' hits are touched before
-any group allocates, so that no allocation evicts a hit. The computed count advances by hits, external and
-new tokens. Full blocks are published by the call that schedules their last token, unless delayed.
-Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
+Rules: plan first (`plan.py`), then change; a refusal changes nothing. All groups' hits are touched
+before any group allocates, so that no allocation evicts a hit. The computed count advances by hits,
+external and new tokens. Full blocks are published by the call that schedules their last token,
+unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def allocate_slots(
     delay_cache_blocks: bool = False,
     full_sequence_must_fit: bool = False,
 ) -> Outcome[State, KVCacheBlocks | Refused]:
-    """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a refusal.
+    """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
+    refusal.
 
-    hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that are
-    held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
-    full_sequence_must_fit: refuse unless all the request's tokens would fit now.
-    Raises UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits,
+    hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
+    are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
+    full_sequence_must_fit: refuse unless all the request's tokens would fit now. Raises
+    UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits,
     UnknownBlock, HitsOnRunningRequest, CachingDisabled.
     """
     asked = Asked(
@@ -68,9 +69,7 @@ def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: 
     return Verdict(plan.reason.value) if isinstance(plan, Refused) else Verdict.OK
 
 
-def append(
-    state: State, request_ids: Sequence[str] | Any, tokens: Any
-) -> Outcome[State, Appended]:
+def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
     """Add one token to each request and schedule one slot for each, in order.
 
     request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
@@ -162,9 +161,7 @@ def commit(draft: Draft, asked: Asked, plan: Plan) -> KVCacheBlocks:
     return KVCacheBlocks(tuple(grown))
 
 
-def attach_hits(
-    draft: Draft, request: RequestState, group: int, hits: tuple[int, ...]
-) -> Table:
+def attach_hits(draft: Draft, request: RequestState, group: int, hits: tuple[int, ...]) -> Table:
     """Add the request as an owner of its hits, at the start of its table."""
     table = request.tables[group]
     for position, block in enumerate(hits):

@@ -2,8 +2,9 @@
 """Closing the open batch.
 
 Rules: a taken batch counts as executed, so what it wrote is there for the next one. With
-`duplicates="merge"` a block that was filled although its content was findable is looked up again now: the
-table's move to the older block, and the `Free`, open the next batch. Twin: rust/src/batch.rs.
+`duplicates="merge"` a block that was filled although its content was findable is looked up again
+now: the table's move to the older block, and the `Free`, open the next batch. Twin:
+rust/src/batch.rs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvcore.values import Outcome
 
 
 def take_batch(state: State) -> Outcome[State, Batch]:
-    """Close and number the open batch; value: its commands. The next one opens with pending merges."""
+    """Close and number the open batch; value: its commands. Pending merges open the next one."""
     taken = close(state.batch.number, state.batch.commands)
     opened = attrs.evolve(state, batch=OpenBatch(state.batch.number + 1))
 
@@ -30,7 +31,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
 
 
 def _merge(draft: Draft, merge: Merge) -> None:
-    """Move a table to the older block of the same content, or publish its own where that is gone."""
+    """Move a table to the older block of its content, or publish its own where that is gone."""
     request = draft.requests.get(merge.request_id)
     if request is None or len(request.tables[merge.group]) <= merge.position:
         return

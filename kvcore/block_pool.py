@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block pool: owners, keys and the free queue of all blocks of one tier.
 
-Rules: a block with reference count 0 is in the free queue, with or without a key; a block with owners is
-not. Taking a block with a key evicts it. Released blocks join the queue in the order given, at the side
-that the eviction policy names. Keys are opaque bytes: other managers can be built on this layer alone.
-The functions at the end are the pool layer's transitions; the request layer works on a `PoolDraft`.
-Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/block_pool.rs.
+Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
+owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
+given, at the side that the eviction policy names. Keys are opaque bytes: other managers can be
+built on this layer alone. The functions at the end are the pool layer's transitions; the request
+layer works on a `PoolDraft`. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+rust/src/block_pool.rs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def make_pool(
     eviction: Eviction = "lru",
     order: Sequence[int] | None = None,
 ) -> BlockPool:
-    """An empty pool. order: ids in the order in which they are first taken, lowest first unless given."""
+    """An empty pool.
+
+    order: ids in the order in which they are first taken, lowest first unless given.
+    """
     first = int(null_block)
     ids = list(range(first, num_blocks)) if order is None else list(order)
     return BlockPool(
@@ -83,9 +87,18 @@ def make_pool(
 
 
 class PoolDraft:
-    """A pool inside a transition: changed in place, frozen at the end. Arguments are not checked."""
+    """A pool inside a transition: changed in place, unchecked, frozen at the end."""
 
-    __slots__ = ("effects", "eviction", "first_block", "index", "keys", "pins", "queue", "ref_counts")
+    __slots__ = (
+        "effects",
+        "eviction",
+        "first_block",
+        "index",
+        "keys",
+        "pins",
+        "queue",
+        "ref_counts",
+    )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
         self.first_block = pool.first_block

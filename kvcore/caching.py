@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is findable: publication of full blocks, and its withdrawal.
 
-Rules: the call that schedules the write of a block's last token publishes the block, so a later request
-of the same step may hit it. A key whose block the open batch itself writes is remembered in the batch's
-record, since it is withdrawn if the request leaves the batch. With `duplicates="merge"` a block whose
-content is findable already waits for `take_batch` instead (X-02). Source: S000-29 to 31, 41, 42, 49.
-Twin: rust/src/caching.rs.
+Rules: the call that schedules the write of a block's last token publishes the block, so a later
+request of the same step may hit it. A key whose block the open batch itself writes is remembered in
+the batch's record, since it is withdrawn if the request leaves the batch. With `duplicates="merge"`
+a block whose content is findable already waits for `take_batch` instead (X-02). Source: S000-29 to
+31, 41, 42, 49. Twin: rust/src/caching.rs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from kvcore.state import BatchRecord, Draft, Merge, Published, RequestState, Sta
 from kvcore.values import Outcome
 
 
-def cache_blocks(
-    state: State, request_id: str, num_computed_tokens: int
-) -> Outcome[State, None]:
+def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to so many tokens, whose caching was delayed.
 
-    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, InvalidCount, BeyondComputed.
+    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, InvalidCount,
+    BeyondComputed.
     """
 
     def change(draft: Draft) -> None:
@@ -58,7 +57,7 @@ def evict_blocks(state: State, block_ids: Iterable[int]) -> Outcome[State, None]
 
 
 def reset_prefix_cache(state: State) -> Outcome[State, bool]:
-    """Forget every key of every tier; value: False, and nothing happens, while any block is used."""
+    """Forget every key of every tier; value: False, with nothing done, while any block is used."""
     host_used = state.host is not None and state.host.num_free < state.host.num_usable
     if state.device.num_free < state.device.num_usable or host_used:
         return Outcome(state, (), False)
@@ -72,7 +71,7 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
 
 
 def publish_blocks(draft: Draft, request: RequestState, num_tokens: int) -> None:
-    """Publish the full blocks up to so many tokens that are not published yet, and store the request."""
+    """Publish the full blocks up to so many tokens that are not yet; stores the request."""
     size = draft.config.block_size
     num_full = num_tokens // size
     for group in range(len(request.tables)):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a runtime must do, as plain data with ids only.
 
-Rules: a batch is a list of commands and its meaning is their order, one after the other. Its segments
-say where order matters: inside a segment no block is written twice, or read after it was written, or
-written after it was read. A batch leaves as int32 columns, so that torch, numpy or another rank take it
-without a Python loop. Numbers of kinds are part of the format. Twin: rust/src/commands.rs.
+Rules: a batch is a list of commands and its meaning is their order, one after the other. Its
+segments say where order matters: inside a segment no block is written twice, or read after it was
+written, or written after it was read. A batch leaves as int32 columns, so that torch, numpy or
+another rank take it without a Python loop. Numbers of kinds are part of the format. Twin:
+rust/src/commands.rs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ COLUMNS = ("kind", "segment", "a", "b", "c", "d")
 Tier = Literal["device", "host"]
 
 
+@attrs.frozen
 class Command:
     """One thing that a runtime must do."""
 
@@ -161,17 +163,21 @@ KINDS: dict[int, type[Command]] = {
 }
 
 
+def _size(data: bytes | bytearray) -> str:
+    return f"<{len(data)} bytes>"
+
+
 @attrs.frozen
 class Batch:
     """The commands of one engine step, closed and numbered.
 
-    buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE bytes
-    one after the other; the key field of `Evict` in the columns is an index into them.
+    buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
+    bytes one after the other; the key field of `Evict` in the columns is an index into them.
     """
 
     number: int
-    buffer: bytearray = attrs.field(repr=len)
-    keys: bytes = attrs.field(repr=len)
+    buffer: bytearray = attrs.field(repr=_size)
+    keys: bytes = attrs.field(repr=_size)
 
     def __len__(self) -> int:
         return len(self.buffer) // (4 * len(COLUMNS))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a manager is made for: pool sizes, groups and the options of the core.
 
-Rules: a configuration that cannot work is refused when it is made, with the numbers that would work.
-Options compose; none is a fork of the code. Twin: rust/src/config.rs.
+Rules: a configuration that cannot work is refused when it is made, with the numbers that would
+work. Options compose; none is a fork of the code. Twin: rust/src/config.rs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _PROCESS_SEED = os.urandom(32)
 class Group:
     """Layers that share block size and retention rule; here full attention.
 
-    block_size: tokens a block. zero_new_blocks: a `Zero` follows each `Allocate` that no copy fills.
+    block_size: tokens a block. zero_new_blocks: a `Zero` follows each `Allocate` that no copy
+    fills.
     """
 
     block_size: int = 16
@@ -41,12 +42,12 @@ class Group:
 class Config:
     """Sizes and options of one manager.
 
-    num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for the
-    one default group; `groups` replaces it. num_host_blocks: blocks of the host tier, 0 for none.
-    max_model_len: longest request in tokens, None for no limit; the pool must hold one such request.
-    eviction: which freed block leaves first. duplicates: whether a second block of one content stays.
-    num_preallocate_tokens: room added behind a request when it grows. hash_seed: root of the key
-    chains, random per process unless given. Raises InvalidConfig.
+    num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for
+    the one default group; `groups` replaces it. num_host_blocks: blocks of the host tier, 0 for
+    none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
+    request. eviction: which freed block leaves first. duplicates: whether a second block of one
+    content stays. num_preallocate_tokens: room added behind a request when it grows. hash_seed:
+    root of the key chains, random per process unless given. Raises InvalidConfig.
     """
 
     num_blocks: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state from its canonical bytes; the inverse of `encode.py`.
 
-Rules: bytes that no state gives raise DamagedState with the offset, or InvalidConfig. The structure is
-read, its truth is not judged: `invariants.check` does that. Twin: rust/src/decode.rs.
+Rules: bytes that no state gives raise DamagedState with the offset, or InvalidConfig. The structure
+is read, its truth is not judged: `invariants.check` does that. Twin: rust/src/decode.rs.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Reader:
             raise self.damaged(f"an id is not below {end}")
         return values
 
-    def bytes(self) -> bytes:
+    def sized(self) -> bytes:
         """A count and so many bytes."""
         return self.take(self.u32())
 
     def key(self) -> bytes:
         """A key with its size. Raises DamagedState."""
-        value = self.bytes()
+        value = self.sized()
         if len(value) != KEY_SIZE:
             raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
         return value
@@ -93,7 +93,7 @@ class Reader:
     def name(self) -> str:
         """A count and so many bytes of UTF-8. Raises DamagedState."""
         try:
-            return self.bytes().decode()
+            return self.sized().decode()
         except UnicodeDecodeError:
             raise self.damaged("a name is not UTF-8") from None
 
@@ -140,9 +140,7 @@ def decode(data: bytes) -> State:
 
 def _read_config(source: Reader) -> Config:
     num_blocks = source.u32()
-    groups = tuple(
-        Group(source.u32(), zero_new_blocks=source.flag()) for _ in range(source.u32())
-    )
+    groups = tuple(Group(source.u32(), zero_new_blocks=source.flag()) for _ in range(source.u32()))
     if not groups:
         raise source.damaged("there is no group")
     return Config(
@@ -156,7 +154,7 @@ def _read_config(source: Reader) -> Config:
         duplicates=DUPLICATES[source.choice(len(DUPLICATES))],
         num_preallocate_tokens=source.u32(),
         enable_events=source.flag(),
-        hash_seed=source.bytes(),
+        hash_seed=source.sized(),
     )
 
 
@@ -235,7 +233,7 @@ def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
 
 
 def _read_commands(source: Reader, number: int) -> list[Command]:
-    batch = Batch(number, bytearray(source.bytes()), source.bytes())
+    batch = Batch(number, bytearray(source.sized()), source.sized())
     if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
         raise source.damaged("commands are cut off")
     if any(kind not in KINDS for kind in batch.column("kind")):
@@ -247,7 +245,7 @@ def _read_event(source: Reader) -> Event:
     kind = source.choice(3)
     if kind == STORED:
         hashes = tuple(source.hashes())
-        parent = source.bytes() or None
+        parent = source.sized() or None
         tokens = tuple(source.numbers())
         return BlockStored(hashes, parent, tokens, source.u32(), source.u32())
     if kind == REMOVED:

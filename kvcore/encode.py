@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
 
-Rules: little-endian; a count stands before what it counts; requests in row order, everything else in the
-order that the state gives it. The index is written through each block's key and its rank among the
-blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inverse.
+Rules: little-endian; a count stands before what it counts; requests in row order, everything else
+in the order that the state gives it. The index is written through each block's key and its rank
+among the blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inverse.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 from kvcore.block_pool import BlockPool
 from kvcore.commands import close
-from kvcore.config import Config
+from kvcore.config import Config, Duplicates, Eviction
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.state import OpenBatch, RequestState, State
 
 MAGIC = b"kvcore state 1\n"
-EVICTIONS = ("lru", "uncached_first")
-DUPLICATES = ("keep", "merge")
+EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
+DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 STORED, REMOVED, CLEARED = 0, 1, 2
 
 
@@ -46,7 +46,7 @@ class Writer:
         listed = list(values)
         self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
 
-    def bytes(self, value: bytes | bytearray) -> None:
+    def sized(self, value: bytes | bytearray) -> None:
         """A count and so many bytes."""
         self.u32(len(value))
         self.data += value
@@ -91,7 +91,7 @@ def _write_config(out: Writer, config: Config) -> None:
     out.u8(DUPLICATES.index(config.duplicates))
     out.u32(config.num_preallocate_tokens)
     out.u8(config.enable_events)
-    out.bytes(config.hash_seed)
+    out.sized(config.hash_seed)
 
 
 def _write_pool(out: Writer, pool: BlockPool) -> None:
@@ -99,7 +99,7 @@ def _write_pool(out: Writer, pool: BlockPool) -> None:
         out.u32(ref_count)
         out.u8(key is not None)
         if key is not None:
-            out.bytes(key)
+            out.sized(key)
             out.u32(pool.index[key].index(block))
     out.numbers(pool.queue)
     pins = sorted(pool.pins.items())
@@ -108,7 +108,7 @@ def _write_pool(out: Writer, pool: BlockPool) -> None:
 
 
 def _write_request(out: Writer, request: RequestState) -> None:
-    out.bytes(request.request_id.encode())
+    out.sized(request.request_id.encode())
     out.numbers(request.tokens)
     out.u32(len(request.block_hashes))
     out.data += b"".join(request.block_hashes)
@@ -125,8 +125,8 @@ def _write_request(out: Writer, request: RequestState) -> None:
 def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
     closed = close(batch.number, batch.commands)
     out.u64(batch.number)
-    out.bytes(closed.buffer)
-    out.bytes(closed.keys)
+    out.sized(closed.buffer)
+    out.sized(closed.keys)
     rows = sorted(state.requests[request_id].row for request_id in batch.records)
     out.numbers(rows)
     for row in rows:
@@ -136,13 +136,13 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
         for item in record.published:
             for value in (item.group, item.position, item.block):
                 out.u32(value)
-            out.bytes(item.key)
+            out.sized(item.key)
     out.u32(len(batch.merges))
     for merge in batch.merges:
-        out.bytes(merge.request_id.encode())
+        out.sized(merge.request_id.encode())
         for value in (merge.group, merge.position, merge.block):
             out.u32(value)
-        out.bytes(merge.key)
+        out.sized(merge.key)
 
 
 def _write_event(out: Writer, event: Event) -> None:
@@ -151,7 +151,7 @@ def _write_event(out: Writer, event: Event) -> None:
             out.u8(STORED)
             out.u32(len(event.block_hashes))
             out.data += b"".join(event.block_hashes)
-            out.bytes(event.parent_hash or b"")
+            out.sized(event.parent_hash or b"")
             out.numbers(event.tokens)
             out.u32(event.block_size)
             out.u32(event.group)

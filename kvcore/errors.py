@@ -2,9 +2,9 @@
 """Misuse and corruption, each as a type of its own.
 
 Rules: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`: the
-message names the thing and the numbers, `fields` holds them for programs, and the state is as it was
-before the call. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches it.
-Twin: rust/src/errors.rs.
+message names the thing and the numbers, `fields` holds them for programs, and the state is as it
+was before the call. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches
+it. Twin: rust/src/errors.rs.
 """
 
 from __future__ import annotations
@@ -116,13 +116,17 @@ class HitsOnRunningRequest(KvcoreError):
 class WrongHit(KvcoreError):
     """The blocks of a hit and its token count do not belong together, or not to this request."""
 
-    message = "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens"
+    message = (
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens"
+    )
 
 
 class StaleHits(KvcoreError):
     """A hit block does not, or no longer, hold the request's key."""
 
-    message = "request {request}: block {block} at position {position} does not hold its key any more"
+    message = (
+        "request {request}: block {block} at position {position} does not hold its key any more"
+    )
 
 
 class CachingDisabled(KvcoreError):
@@ -218,7 +222,7 @@ class BackendMissing(KvcoreError):
     message = "backend {backend} is not available: {reason}"
 
 
-class InvariantViolation(AssertionError):  # noqa: N818 -- the design's own name for it
+class InvariantViolation(AssertionError):
     """A named property of every reachable state does not hold."""
 
     def __init__(self, name: str, detail: str) -> None:

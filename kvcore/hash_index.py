@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hash index: key to the ordered blocks that hold that content.
 
-Rules: the block that was published first answers a look-up; when it loses the key the next one answers
-(S001-82). A key without blocks has no entry. Keys are opaque bytes. Twin: rust/src/hash_index.rs.
+Rules: the block that was published first answers a look-up; when it loses the key the next one
+answers (S001-82). A key without blocks has no entry. Keys are opaque bytes. Twin:
+rust/src/hash_index.rs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of every reachable state; `check` asserts them all.
 
-Rules: each property is one function that yields what is wrong, in words with numbers; its name is that of
-the list in docs/invariants.md. Nothing here is called by a transition: these are the second opinion.
-Cost: O(pool + tokens). Twin: none, the twin's state is checked through its canonical bytes.
+Rules: each property is one function that yields what is wrong, in words with numbers; its name is
+that of the list in docs/invariants.md. Nothing here is called by a transition: these are the second
+opinion. Cost: O(pool + tokens). Twin: none, the twin's state is checked through its canonical
+bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def partition(state: State) -> Iterator[str]:
         free = set(pool.queue)
         for block in range(pool.first_block, pool.num_blocks):
             if (pool.ref_counts[block] == 0) != (block in free):
-                yield f"{tier} block {block} has {pool.ref_counts[block]} owners, free: {block in free}"
+                owners = pool.ref_counts[block]
+                yield f"{tier} block {block} has {owners} owners, in the queue: {block in free}"
 
 
 def queue_unique(state: State) -> Iterator[str]:
@@ -100,7 +102,7 @@ def index_complete(state: State) -> Iterator[str]:
 
 
 def table_length(state: State) -> Iterator[str]:
-    """TABLEN: a running request's tables hold its computed tokens; all groups hold as many blocks."""
+    """TABLEN: a request's tables, of one tier at a time, hold its computed tokens."""
     for request in state.requests.values():
         size = state.config.block_size
         tables = request.host_tables or request.tables
@@ -120,8 +122,8 @@ def wait_empty(state: State) -> Iterator[str]:
 
 
 def no_alias(state: State) -> Iterator[str]:
-    """NO-ALIAS: a block is held at one position, once a table, by requests with the same tokens up to
-    what they count of it.
+    """NO-ALIAS: a block is held at one position, once a table, by requests with the same tokens up
+    to what they count of it.
     """
     size = state.config.block_size
     for tier in ("tables", "host_tables"):
@@ -164,7 +166,7 @@ def request_hashes(state: State) -> Iterator[str]:
     for request in state.requests.values():
         expected = list(hash_blocks(root, list(request.tokens), state.config.block_size))
         if list(request.block_hashes) != expected:
-            yield f"{_name(request)} has {len(request.block_hashes)} hashes that are not its tokens'"
+            yield f"{_name(request)}: {len(request.block_hashes)} hashes are not its tokens'"
 
 
 def published_content(state: State) -> Iterator[str]:
@@ -198,7 +200,7 @@ def rows(state: State) -> Iterator[str]:
 
 
 def records(state: State) -> Iterator[str]:
-    """OPEN-BATCH: what the open batch remembers belongs to requests that run, at or past their base."""
+    """OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base."""
     size = state.config.block_size
     for request_id, record in state.batch.records.items():
         request = state.requests.get(request_id)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """KVCacheManager: the transitions as methods of one object, over either backend.
 
-Rules: the manager holds the newest state and forgets the older ones; the pure functions do the work, in
-Python (`backend="python"`) or in the compiled twin (`backend="rust"`). Both give the same values, errors,
-commands, events and canonical bytes. A call that raises has changed nothing.
+Rules: the manager holds the newest state and forgets the older ones; the pure functions do the
+work, in Python (`backend="python"`) or in the compiled twin (`backend="rust"`). Both give the same
+values, errors, commands, events and canonical bytes. A call that raises has changed nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kvcore.values import (
 class KVCacheManager:
     """Decides which block holds which tokens; touches no tensor.
 
-    backend: "rust", "python", or None for the twin where it is compiled, else Python with a warning.
-    Raises BackendMissing.
+    backend: "rust", "python", or None for the twin where it is compiled, else Python with a
+    warning. Raises BackendMissing.
     """
 
     def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:

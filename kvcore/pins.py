@@ -13,7 +13,10 @@ from kvcore.values import Outcome
 
 
 def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
-    """Hold blocks that have an owner or a key, once for each naming. Raises UnknownBlock, UnusedBlock."""
+    """Hold blocks that have an owner or a key, once for each naming.
+
+    Raises UnknownBlock, UnusedBlock.
+    """
     blocks = list(block_ids)
 
     def change(draft: Draft) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Planning an allocation: every check, and what it would take, before anything changes.
 
-Rules: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit | external |
-new | lookahead; external tokens and lookahead are clipped at the model length, new tokens are not. A write
-goes to blocks with one owner and no key: a shared block is replaced (copied if it holds earlier positions),
-a keyed one loses its key. Hits in the free queue cost capacity, since they are about to leave it.
-Source: S000-01 to S000-20, S004-07; design, 7.5. Twin: rust/src/plan.rs.
+Rules: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit |
+external | new | lookahead; external tokens and lookahead are clipped at the model length, new
+tokens are not. A write goes to blocks with one owner and no key: a shared block is replaced (copied
+if it holds earlier positions), a keyed one loses its key. Hits in the free queue cost capacity,
+since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin:
+rust/src/plan.rs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Asked:
 class Rewrite:
     """A block of the request that is about to be written although it is shared or keyed.
 
-    shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a copy.
+    shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
+    copy.
     """
 
     group: int
@@ -55,9 +57,9 @@ class Rewrite:
 class Plan:
     """What an allocation will do.
 
-    hits: hit blocks a group. num_total: computed, hit and external tokens. num_scheduled: with the new
-    ones. num_external_blocks: blocks of each group for external tokens. num_grown: blocks that each
-    group's table grows by, behind hits and external ones, preallocation included.
+    hits: hit blocks a group. num_total: computed, hit and external tokens. num_scheduled: with the
+    new ones. num_external_blocks: blocks of each group for external tokens. num_grown: blocks that
+    each group's table grows by, behind hits and external ones, preallocation included.
     """
 
     request: RequestState
@@ -70,7 +72,10 @@ class Plan:
 
 
 def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
-    """The plan of an allocation, or its refusal. Changes nothing; raises what `allocate_slots` raises."""
+    """The plan of an allocation, or its refusal. Changes nothing.
+
+    Raises what `allocate_slots` raises.
+    """
     request = draft.on_device(asked.request_id)
     hits = check_asked(draft, request, asked)
     limit = draft.config.length_limit
@@ -80,7 +85,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
     num_scheduled = num_total + asked.num_new_tokens
     check_length(draft, request, num_total, num_scheduled)
     num_slots = min(num_scheduled + asked.num_lookahead_tokens, limit)
-    rewrites = plan_rewrites(draft, request, num_total, num_slots)
+    rewrites = plan_rewrites(draft, request, num_local, num_slots)
     if asked.full_sequence_must_fit:
         num_full = max(num_slots, min(len(request.tokens), limit))
         refused = refuse(draft, request, hits, rewrites, num_full)
@@ -102,7 +107,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
 
 
 def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks a group; raises for counts below zero, nothing to do, and hits that are wrong."""
+    """The hit blocks a group; raises for counts below zero, nothing to do, and wrong hits."""
     for name in ("num_new_tokens", "num_lookahead_tokens", "num_external_computed_tokens"):
         value = getattr(asked, name)
         if value < 0:
@@ -150,9 +155,7 @@ def check_length(draft: Draft, request: RequestState, num_total: int, num_schedu
         raise TooManyTokens(request=name, num_tokens=len(request.tokens), asked=num_scheduled)
 
 
-def plan_rewrites(
-    draft: Draft, request: RequestState, start: int, end: int
-) -> tuple[Rewrite, ...]:
+def plan_rewrites(draft: Draft, request: RequestState, start: int, end: int) -> tuple[Rewrite, ...]:
     """The blocks that a write at positions [start, end) finds shared or keyed, in table order."""
     rewrites = []
     size = draft.config.block_size

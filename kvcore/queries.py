@@ -38,7 +38,10 @@ def get_computed_blocks(state: State, request_id: str) -> Hit:
 
 
 def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
-    """The device blocks of a request; empty while it waits or is swapped out. Raises UnknownRequest."""
+    """The device blocks of a request; empty while it waits or is swapped out.
+
+    Raises UnknownRequest.
+    """
     request = find_request(state, request_id)
     return KVCacheBlocks(tuple(tuple(table) for table in request.tables))
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Giving blocks back: free, and leaving the open batch.
 
-Rules: tail blocks are released first, so that they are evicted first. A request that leaves the open
-batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch published for
-content it would have written are withdrawn, the computed count falls back, the blocks past it go. If
-another request counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug catalogue,
-row 72. Twin: rust/src/release.rs.
+Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
+open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
+published for content it would have written are withdrawn, the computed count falls back, the blocks
+past it go. If another request counts tokens in such a block, the call is misuse. Source: S000-37,
+38; bug catalogue, row 72. Twin: rust/src/release.rs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kvcore.values import Outcome
 
 
 def free(state: State, request_id: str) -> Outcome[State, None]:
-    """Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
+    """Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is
+    0.
 
     A request that holds nothing is left as it is. Raises UnknownRequest, HitInOpenBatch.
     """
@@ -63,7 +64,10 @@ def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
 
 
 def leave_open_batch(draft: Draft, request: RequestState) -> None:
-    """Take a request out of the open batch: keys withdrawn, count fallen back, blocks past it released."""
+    """Take a request out of the open batch.
+
+    Its keys are withdrawn, its count falls back, its blocks past that are released.
+    """
     record = draft.records.get(request.request_id)
     if record is None:
         return

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state: one immutable value that owns pools, requests and the open batch.
 
-Rules: a transition makes a `Draft` of a state, changes the draft and freezes it; the state it came from
-is never touched, so a call that raises half way has changed nothing. Per-block data are columns in
-persistent vectors; what can be derived is not stored. A request waits (no tables), runs (device tables)
-or is swapped out (host tables); that is read from its tables, not stored. Twin: rust/src/state.rs.
+Rules: a transition makes a `Draft` of a state, changes the draft and freezes it; the state it came
+from is never touched, so a call that raises half way has changed nothing. Per-block data are
+columns in persistent vectors; what can be derived is not stored. A request waits (no tables), runs
+(device tables) or is swapped out (host tables); that is read from its tables, not stored. Twin:
+rust/src/state.rs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class RequestState:
     """A request as the manager knows it.
 
     row: stable row of its block tables. block_hashes: of its full blocks, grown with the tokens.
-    tables: device block ids, one table a group. num_cached: leading blocks of each table that need no
-    publication any more. host_tables: the same in the host tier while swapped out, else empty.
+    tables: device block ids, one table a group. num_cached: leading blocks of each table that need
+    no publication any more. host_tables: the same in the host tier while swapped out, else empty.
     """
 
     request_id: str
@@ -74,7 +75,8 @@ class Published:
 class BatchRecord:
     """What the open batch did for a request that it schedules.
 
-    num_computed_before: the count before the request's first slots in the batch, and before its hits.
+    num_computed_before: the count before the request's first slots in the batch, and before its
+    hits.
     """
 
     num_computed_before: int
@@ -97,7 +99,7 @@ class OpenBatch:
     """The batch that is being filled."""
 
     number: int
-    commands: PVector[Command] = pvector()
+    commands: PVector[Command] = attrs.field(factory=pvector)
     records: Map[str, BatchRecord] = attrs.field(factory=Map)
     merges: tuple[Merge, ...] = ()
 
@@ -106,8 +108,8 @@ class OpenBatch:
 class State:
     """Everything that a manager knows.
 
-    rows: the id of the request in each row, None where the row is free. free_rows: those, in the order
-    in which they were given back. events: not yet drained.
+    rows: the id of the request in each row, None where the row is free. free_rows: those, in the
+    order in which they were given back. events: not yet drained.
     """
 
     config: Config
@@ -126,9 +128,7 @@ def make_state(config: Config) -> State:
     hosts = config.num_host_blocks
     return State(
         config=config,
-        device=make_pool(
-            config.num_blocks, null_block=config.null_block, eviction=config.eviction
-        ),
+        device=make_pool(config.num_blocks, null_block=config.null_block, eviction=config.eviction),
         host=make_pool(hosts, eviction=config.eviction) if hosts else None,
         requests=Map(),
         rows=pvector(),
@@ -212,7 +212,7 @@ class Draft:
     def host_tier(self) -> PoolDraft:
         """The host pool. Raises NoHostTier."""
         if self.host is None:
-            raise NoHostTier()
+            raise NoHostTier
         return self.host
 
     def parent_hash(self, request: RequestState, position: int) -> bytes:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swap: the blocks of a set of requests move between the device and the host tier.
 
-Rules: each distinct block of the set is copied once and shared again on the other side; a block that
-others hold is copied and stays for them. Swapped out, a request leaves the open batch first; what is left
-of it is copied, and with nothing left it waits. On the way in, a block whose content is findable on the
-device is a hit, not a copy, unless the open batch published it. Source: design, 7.6; S003-25 to 28.
-Twin: rust/src/swap.rs.
+Rules: each distinct block of the set is copied once and shared again on the other side; a block
+that others hold is copied and stays for them. Swapped out, a request leaves the open batch first;
+what is left of it is copied, and with nothing left it waits. On the way in, a block whose content
+is findable on the device is a hit, not a copy, unless the open batch published it. Source: design,
+7.6; S003-25 to 28. Twin: rust/src/swap.rs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> N
 
 
 def find_hits(draft: Draft, requests: list[RequestState]) -> dict[int, int | None]:
-    """Host block to the device block that holds its content already, None where it must be copied."""
+    """Host block to the device block that has its content, None where it must be copied."""
     unwritten = {item.block for record in draft.records.values() for item in record.published}
     hits: dict[int, int | None] = {}
     for request in requests:
@@ -159,7 +159,7 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
                 ids.append(block)
                 draft.effects.emit(SetTable(request.row, group, position, block))
             tables.append(pvector(ids))
-            num_cached.append(num_published(draft, request, group, ids))
+            num_cached.append(num_published(draft, request, ids))
         release_host(draft, request)
         back = attrs.evolve(
             draft.request(request.request_id),
@@ -170,7 +170,7 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
         draft.store(back)
 
 
-def num_published(draft: Draft, request: RequestState, group: int, blocks: list[int]) -> int:
+def num_published(draft: Draft, request: RequestState, blocks: list[int]) -> int:
     """Leading full blocks that are findable already."""
     num_full = request.num_computed // draft.config.block_size
     for position in range(num_full):

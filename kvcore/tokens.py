@@ -20,7 +20,8 @@ def read_tokens(tokens: Any) -> list[int]:
     """The token ids of a list, tuple or buffer.
 
     Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
-    Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
+    Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or
+    format.
     """
     values = list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens)
     check_tokens(values)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What calls take and give back: requests, hits, blocks, refusals, statistics.
 
-Rules: all are frozen and compare by content. A refusal is one of these values, and false in a condition.
-Twin: rust/src/values.rs.
+Rules: all are frozen and compare by content. A refusal is one of these values, and false in a
+condition. Twin: rust/src/values.rs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Status(enum.Enum):
 class Request:
     """A request as an engine hands it in.
 
-    tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the CPU,
-    bytes); the buffer's item format decides the width.
+    tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the
+    CPU, bytes); the buffer's item format decides the width.
     """
 
     request_id: str
