@@ -13,7 +13,7 @@ from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool
-from kvcore.commands import KINDS, Batch, Command
+from kvcore.commands import KINDS, Batch, Command, Evict
 from kvcore.config import Config, Group
 from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED
 from kvcore.errors import DamagedState
@@ -117,6 +117,8 @@ def decode(data: bytes) -> State:
     for row in range(source.u32()):
         request = _read_request(source, config, row) if source.flag() else None
         rows.append(None if request is None else request.request_id)
+        if request is not None and request.request_id in requests:
+            raise source.damaged("a request is twice there")
         if request is not None:
             requests[request.request_id] = request
     free_rows = source.ids(len(rows))
@@ -159,6 +161,9 @@ def _read_config(source: Reader) -> Config:
 
 
 def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int) -> BlockPool:
+    # Five bytes a block at the least: a damaged count must not become an allocation.
+    if 5 * num_blocks > len(source.data) - source.offset:
+        raise source.damaged(f"{num_blocks} blocks are missing")
     ref_counts: list[int] = []
     keys: list[bytes | None] = []
     ranked: dict[bytes, list[tuple[int, int]]] = {}
@@ -219,12 +224,15 @@ def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
     commands = _read_commands(source, number)
     records: dict[str, BatchRecord] = {}
     for row in source.ids(len(rows)):
+        request_id = rows[row]
+        if request_id is None:
+            raise source.damaged("a free row is in the open batch")
         before = source.u32()
         published = [
             Published(source.u32(), source.u32(), source.u32(), source.key())
             for _ in range(source.u32())
         ]
-        records[str(rows[row])] = BatchRecord(before, tuple(published))
+        records[request_id] = BatchRecord(before, tuple(published))
     merges = [
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())
@@ -236,8 +244,10 @@ def _read_commands(source: Reader, number: int) -> list[Command]:
     batch = Batch(number, bytearray(source.sized()), source.sized())
     if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
         raise source.damaged("commands are cut off")
-    if any(kind not in KINDS for kind in batch.column("kind")):
-        raise source.damaged("a command has no known kind")
+    num_keys = len(batch.keys) // KEY_SIZE
+    for kind, key in zip(batch.column("kind"), batch.column("b"), strict=True):
+        if kind not in KINDS or (kind == Evict.kind and not 0 <= key < num_keys):
+            raise source.damaged("a command has no known kind")
     return list(batch)
 
 
@@ -246,6 +256,8 @@ def _read_event(source: Reader) -> Event:
     if kind == STORED:
         hashes = tuple(source.hashes())
         parent = source.sized() or None
+        if parent is not None and len(parent) != HASH_SIZE:
+            raise source.damaged("a parent is no hash")
         tokens = tuple(source.numbers())
         return BlockStored(hashes, parent, tokens, source.u32(), source.u32())
     if kind == REMOVED:

@@ -213,10 +213,14 @@ class KVCacheManager:
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig."""
-        config = decode.decode(data).config
+        """Put the state of canonical bytes in place.
+
+        Raises DamagedState, InvalidConfig, and InvariantViolation for bytes that no run gives.
+        """
+        state = decode.decode(data)
+        invariants.check(state)
         self._core.restore(data)
-        self.config = config
+        self.config = state.config
 
     def state(self) -> State:
         """The state as an immutable value. O(pool) on the rust backend."""

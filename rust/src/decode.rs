@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A state from its canonical bytes; the inverse of `encode.rs`.
+//!
+//! Rules: bytes that no state gives fail with DamagedState and the offset, or with InvalidConfig. The
+//! structure is read, its truth is not judged: `kvcore.invariants` does that. Twin: kvcore/decode.py.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::block_pool::{BlockPool, make_pool};
+use crate::commands::{Batch, Commands};
+use crate::config::{Config, Group};
+use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED};
+use crate::errors::Error;
+use crate::events::Event;
+use crate::free_queue::make_free_queue;
+use crate::hashing::{BlockHash, HASH_SIZE, KEY_SIZE, Key};
+use crate::ids::{BlockId, Row};
+use crate::state::{BatchRecord, Merge, Published, RequestState, State, Table, make_state};
+use crate::values::PrefixCacheStats;
+
+/// Bytes that are being read.
+struct Reader<'a> {
+    data: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// The next so many bytes. Fails with DamagedState at the end.
+    fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
+        let end = self.offset.checked_add(size).filter(|&end| end <= self.data.len());
+        let Some(end) = end else {
+            return Err(self.damaged(format!("{size} bytes are missing")));
+        };
+        let part = &self.data[self.offset..end];
+        self.offset = end;
+        Ok(part)
+    }
+
+    /// The error at this place.
+    fn damaged(&self, reason: impl Into<String>) -> Error {
+        Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
+    }
+
+    /// The next so many bytes, as an array.
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.take(N)?);
+        Ok(bytes)
+    }
+
+    fn flag(&mut self) -> Result<bool, Error> {
+        Ok(self.choice(2)? == 1)
+    }
+
+    /// One byte below a count.
+    fn choice(&mut self, count: u8) -> Result<u8, Error> {
+        let [value] = self.array()?;
+        if value < count {
+            return Ok(value);
+        }
+        Err(self.damaged(format!("{value} is not below {count}")))
+    }
+
+    fn u32(&mut self) -> Result<u32, Error> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Error> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count, and so many values read one after the other.
+    fn list<T>(
+        &mut self,
+        mut read: impl FnMut(&mut Self) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
+        let count = self.u32()?;
+        (0..count).map(|_| read(self)).collect()
+    }
+
+    /// A count and so many u32.
+    fn numbers(&mut self) -> Result<Vec<u32>, Error> {
+        let size = (self.u32()? as usize).saturating_mul(4);
+        let bytes = self.take(size)?;
+        let number = |part: &[u8]| u32::from_le_bytes([part[0], part[1], part[2], part[3]]);
+        Ok(bytes.chunks_exact(4).map(number).collect())
+    }
+
+    /// The same, each below end.
+    fn ids(&mut self, end: u32) -> Result<Vec<u32>, Error> {
+        let values = self.numbers()?;
+        if values.iter().any(|&value| value >= end) {
+            return Err(self.damaged(format!("an id is not below {end}")));
+        }
+        Ok(values)
+    }
+
+    /// The blocks of a table or queue of a pool.
+    fn blocks(&mut self, num_blocks: u32) -> Result<Table, Error> {
+        Ok(self.ids(num_blocks)?.into_iter().map(BlockId).collect())
+    }
+
+    /// A count and so many bytes.
+    fn sized(&mut self) -> Result<&'a [u8], Error> {
+        let size = self.u32()?;
+        self.take(size as usize)
+    }
+
+    /// A key with its size.
+    fn key(&mut self) -> Result<Key, Error> {
+        let value = self.sized()?;
+        let bytes = value.try_into().map_err(|_| {
+            self.damaged(format!("a key has {KEY_SIZE} bytes, not {}", value.len()))
+        })?;
+        Ok(Key(bytes))
+    }
+
+    /// A count and so many bytes of UTF-8.
+    fn name(&mut self) -> Result<Arc<str>, Error> {
+        let bytes = self.sized()?;
+        let name = std::str::from_utf8(bytes);
+        name.map(Arc::from).map_err(|_| self.damaged("a name is not UTF-8"))
+    }
+
+    /// A count and so many block hashes.
+    fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
+        let size = (self.u32()? as usize).saturating_mul(HASH_SIZE);
+        let joined = self.take(size)?;
+        let hash = |part: &[u8]| {
+            let mut hash = [0; HASH_SIZE];
+            hash.copy_from_slice(part);
+            hash
+        };
+        Ok(joined.chunks_exact(HASH_SIZE).map(hash).collect())
+    }
+}
+
+/// The state of canonical bytes. Fails with DamagedState, InvalidConfig.
+pub fn decode(data: &[u8]) -> Result<State, Error> {
+    let mut source = Reader { data, offset: 0 };
+    if source.take(MAGIC.len())? != MAGIC {
+        let reason = "the first bytes are not those of a state".to_owned();
+        return Err(Error::DamagedState { reason, offset: 0 });
+    }
+    let config = read_config(&mut source)?;
+    config.check()?;
+    let device = read_pool(&mut source, &config, config.num_blocks, config.null_block)?;
+    let hosts = config.num_host_blocks;
+    let host = if hosts > 0 { Some(read_pool(&mut source, &config, hosts, false)?) } else { None };
+    let requests = source.list(|source| match source.flag()? {
+        true => Ok(Some(read_request(source, &config)?)),
+        false => Ok(None),
+    })?;
+    let mut rows = HashMap::new();
+    for (row, request) in (0..).map(Row).zip(&requests) {
+        let Some(request) = request else { continue };
+        if rows.insert(Arc::clone(&request.request_id), row).is_some() {
+            return Err(source.damaged("a request is twice there"));
+        }
+    }
+    let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
+    let mut state = State { device, host, requests, rows, free_rows, ..make_state(config)? };
+    read_batch(&mut source, &mut state)?;
+    state.effects.events = source.list(read_event)?;
+    state.stats = read_stats(&mut source)?;
+    let left = data.len() - source.offset;
+    if left > 0 {
+        return Err(source.damaged(format!("{left} bytes too many")));
+    }
+    Ok(state)
+}
+
+fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
+    let num_blocks = source.u32()?;
+    let groups = source.list(|source| {
+        Ok(Group { block_size: source.u32()?, zero_new_blocks: source.flag()? })
+    })?;
+    if groups.is_empty() {
+        return Err(source.damaged("there is no group"));
+    }
+    Ok(Config {
+        num_blocks,
+        groups,
+        num_host_blocks: source.u32()?,
+        max_model_len: Some(source.u32()?).filter(|&longest| longest > 0),
+        enable_caching: source.flag()?,
+        null_block: source.flag()?,
+        eviction: EVICTIONS[usize::from(source.flag()?)],
+        duplicates: DUPLICATES[usize::from(source.flag()?)],
+        num_preallocate_tokens: source.u32()?,
+        enable_events: source.flag()?,
+        hash_seed: source.sized()?.to_vec(),
+    })
+}
+
+fn read_pool(
+    source: &mut Reader<'_>,
+    config: &Config,
+    num_blocks: u32,
+    null_block: bool,
+) -> Result<BlockPool, Error> {
+    // Five bytes a block at the least: a damaged count must not become an allocation.
+    if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
+        return Err(source.damaged(format!("{num_blocks} blocks are missing")));
+    }
+    let mut pool = make_pool(num_blocks, null_block, config.eviction);
+    let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
+    for block in (0..num_blocks).map(BlockId) {
+        pool.ref_counts[block.index()] = source.u32()?;
+        if source.flag()? {
+            let key = source.key()?;
+            pool.keys[block.index()] = Some(key);
+            ranked.push((key, source.u32()?, block));
+        }
+    }
+    let order = source.blocks(num_blocks)?;
+    if order.iter().collect::<HashSet<_>>().len() != order.len() {
+        return Err(source.damaged("a block is twice in the free queue"));
+    }
+    pool.queue = make_free_queue(num_blocks, order);
+    ranked.sort_unstable();
+    for (key, rank, block) in ranked {
+        if pool.index.get(&key).len() != rank as usize {
+            return Err(source.damaged("the blocks of a key are not ranked from 0"));
+        }
+        pool.index.insert(key, block);
+    }
+    let pinned = source.blocks(num_blocks)?;
+    let counts = source.numbers()?;
+    if pinned.len() != counts.len() {
+        return Err(source.damaged("pins without counts"));
+    }
+    pool.pins = pinned.into_iter().zip(counts).collect();
+    Ok(pool)
+}
+
+fn read_request(source: &mut Reader<'_>, config: &Config) -> Result<RequestState, Error> {
+    let mut request = RequestState {
+        request_id: source.name()?,
+        tokens: source.numbers()?,
+        block_hashes: source.hashes()?,
+        num_computed: source.u32()?,
+        tables: Vec::new(),
+        num_cached: Vec::new(),
+        host_tables: Vec::new(),
+        preempted: false,
+    };
+    for _ in &config.groups {
+        request.tables.push(source.blocks(config.num_blocks)?);
+        request.num_cached.push(source.u32()?);
+    }
+    if source.flag()? {
+        for _ in &config.groups {
+            request.host_tables.push(source.blocks(config.num_host_blocks)?);
+        }
+    }
+    request.preempted = source.flag()?;
+    Ok(request)
+}
+
+fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    state.batch.number = source.u64()?;
+    state.effects.commands = read_commands(source, state.batch.number)?;
+    let rows = source.ids(state.requests.len() as u32)?;
+    for row in rows.into_iter().map(Row) {
+        if state.requests[row.index()].is_none() {
+            return Err(source.damaged("a free row is in the open batch"));
+        }
+        let num_computed_before = source.u32()?;
+        let published = source.list(|source| {
+            let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
+            Ok(Published { group, position, block, key: source.key()? })
+        })?;
+        state.batch.records.insert(row, BatchRecord { num_computed_before, published });
+    }
+    state.batch.merges = source.list(|source| {
+        let request_id = source.name()?;
+        let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
+        Ok(Merge { request_id, group, position, block, key: source.key()? })
+    })?;
+    Ok(())
+}
+
+fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
+    let (buffer, keys) = (source.sized()?.to_vec(), source.sized()?.to_vec());
+    if buffer.len() % 24 != 0 || keys.len() % KEY_SIZE != 0 {
+        return Err(source.damaged("commands are cut off"));
+    }
+    let batch = Batch { number, buffer, keys };
+    let commands = batch.commands();
+    let commands = commands.ok_or_else(|| source.damaged("a command has no known kind"))?;
+    Ok(commands.into_iter().collect())
+}
+
+fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
+    match source.choice(3)? {
+        STORED => Ok(Event::BlockStored {
+            block_hashes: source.hashes()?,
+            parent_hash: read_parent(source)?,
+            tokens: source.numbers()?,
+            block_size: source.u32()?,
+            group: source.u32()?,
+        }),
+        REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group: source.u32()? }),
+        kind => {
+            debug_assert_eq!(kind, CLEARED);
+            Ok(Event::AllBlocksCleared)
+        }
+    }
+}
+
+fn read_parent(source: &mut Reader<'_>) -> Result<Option<BlockHash>, Error> {
+    let bytes = source.sized()?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let hash = bytes.try_into();
+    hash.map(Some).map_err(|_| source.damaged("a parent is no hash"))
+}
+
+fn read_stats(source: &mut Reader<'_>) -> Result<PrefixCacheStats, Error> {
+    Ok(PrefixCacheStats {
+        requests: source.u64()?,
+        queries: source.u64()?,
+        hits: source.u64()?,
+        preempted_requests: source.u64()?,
+        preempted_queries: source.u64()?,
+        preempted_hits: source.u64()?,
+    })
+}

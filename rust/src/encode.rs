@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+//!
+//! Rules: little-endian; a count stands before what it counts; requests in row order, everything else
+//! in the order that the state gives it. The index is written through each block's key and its rank
+//! among the blocks of that key. Twin: kvcore/encode.py. `decode.rs` is the inverse.
+
+use crate::block_pool::BlockPool;
+use crate::commands::close;
+use crate::config::{Config, Duplicates, Eviction};
+use crate::events::Event;
+use crate::ids::{BlockId, Row};
+use crate::state::{RequestState, State};
+
+/// The first bytes of a state.
+pub const MAGIC: &[u8] = b"kvcore state 1\n";
+/// Eviction policies, by their number in the bytes.
+pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
+/// Treatments of duplicates, by their number in the bytes.
+pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
+/// The number of a stored event.
+pub const STORED: u8 = 0;
+/// The number of a removed event.
+pub const REMOVED: u8 = 1;
+/// The number of a cleared event.
+pub const CLEARED: u8 = 2;
+
+/// Bytes that are being written.
+struct Writer {
+    data: Vec<u8>,
+}
+
+impl Writer {
+    fn u8(&mut self, value: u8) {
+        self.data.push(value);
+    }
+
+    fn flag(&mut self, value: bool) {
+        self.u8(u8::from(value));
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.data.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.data.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// A count and so many u32.
+    fn numbers(&mut self, values: &[u32]) {
+        self.count(values.len());
+        values.iter().for_each(|&value| self.u32(value));
+    }
+
+    /// A count and so many ids.
+    fn ids(&mut self, blocks: &[BlockId]) {
+        self.count(blocks.len());
+        blocks.iter().for_each(|block| self.u32(block.0));
+    }
+
+    /// A count and so many bytes.
+    fn sized(&mut self, value: &[u8]) {
+        self.count(value.len());
+        self.data.extend_from_slice(value);
+    }
+
+    fn count(&mut self, count: usize) {
+        self.u32(count as u32);
+    }
+}
+
+/// The canonical bytes of a state.
+#[must_use]
+pub fn encode(state: &State) -> Vec<u8> {
+    let mut out = Writer { data: MAGIC.to_vec() };
+    write_config(&mut out, &state.config);
+    write_pool(&mut out, &state.device);
+    if let Some(host) = &state.host {
+        write_pool(&mut out, host);
+    }
+    out.count(state.requests.len());
+    for request in &state.requests {
+        out.flag(request.is_some());
+        if let Some(request) = request {
+            write_request(&mut out, request);
+        }
+    }
+    out.numbers(&state.free_rows.iter().map(|row| row.0).collect::<Vec<u32>>());
+    write_batch(&mut out, state);
+    out.count(state.effects.events.len());
+    state.effects.events.iter().for_each(|event| write_event(&mut out, event));
+    let stats = &state.stats;
+    let plain = [stats.requests, stats.queries, stats.hits];
+    let preempted = [stats.preempted_requests, stats.preempted_queries, stats.preempted_hits];
+    plain.into_iter().chain(preempted).for_each(|value| out.u64(value));
+    out.data
+}
+
+fn write_config(out: &mut Writer, config: &Config) {
+    out.u32(config.num_blocks);
+    out.count(config.groups.len());
+    for group in &config.groups {
+        out.u32(group.block_size);
+        out.flag(group.zero_new_blocks);
+    }
+    out.u32(config.num_host_blocks);
+    out.u32(config.max_model_len.unwrap_or(0));
+    out.flag(config.enable_caching);
+    out.flag(config.null_block);
+    out.flag(config.eviction == EVICTIONS[1]);
+    out.flag(config.duplicates == DUPLICATES[1]);
+    out.u32(config.num_preallocate_tokens);
+    out.flag(config.enable_events);
+    out.sized(&config.hash_seed);
+}
+
+fn write_pool(out: &mut Writer, pool: &BlockPool) {
+    for (block, (&ref_count, key)) in (0..).zip(pool.ref_counts.iter().zip(&pool.keys)) {
+        out.u32(ref_count);
+        out.flag(key.is_some());
+        if let Some(key) = key {
+            out.sized(&key.0);
+            let rank = pool.index.get(key).iter().position(|&each| each == BlockId(block));
+            out.count(rank.expect("IDX-COMPLETE: a block is found under its key"));
+        }
+    }
+    out.ids(&pool.queue.iter().collect::<Vec<BlockId>>());
+    let mut pins: Vec<(BlockId, u32)> = pool.pins.iter().map(|(&b, &count)| (b, count)).collect();
+    pins.sort_unstable();
+    out.ids(&pins.iter().map(|pin| pin.0).collect::<Vec<BlockId>>());
+    out.numbers(&pins.iter().map(|pin| pin.1).collect::<Vec<u32>>());
+}
+
+fn write_request(out: &mut Writer, request: &RequestState) {
+    out.sized(request.request_id.as_bytes());
+    out.numbers(&request.tokens);
+    out.count(request.block_hashes.len());
+    request.block_hashes.iter().for_each(|hash| out.data.extend_from_slice(hash));
+    out.u32(request.num_computed);
+    for (table, &num_cached) in request.tables.iter().zip(&request.num_cached) {
+        out.ids(table);
+        out.u32(num_cached);
+    }
+    out.flag(!request.host_tables.is_empty());
+    request.host_tables.iter().for_each(|table| out.ids(table));
+    out.flag(request.preempted);
+}
+
+fn write_batch(out: &mut Writer, state: &State) {
+    let batch = &state.batch;
+    let closed = close(batch.number, &state.effects.commands);
+    out.u64(batch.number);
+    out.sized(&closed.buffer);
+    out.sized(&closed.keys);
+    let mut rows: Vec<Row> = batch.records.keys().copied().collect();
+    rows.sort_unstable();
+    out.numbers(&rows.iter().map(|row| row.0).collect::<Vec<u32>>());
+    for row in rows {
+        let record = &batch.records[&row];
+        out.u32(record.num_computed_before);
+        out.count(record.published.len());
+        for item in &record.published {
+            [item.group, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
+            out.sized(&item.key.0);
+        }
+    }
+    out.count(batch.merges.len());
+    for merge in &batch.merges {
+        out.sized(merge.request_id.as_bytes());
+        [merge.group, merge.position, merge.block.0].into_iter().for_each(|id| out.u32(id));
+        out.sized(&merge.key.0);
+    }
+}
+
+fn write_event(out: &mut Writer, event: &Event) {
+    match event {
+        Event::BlockStored { block_hashes, parent_hash, tokens, block_size, group } => {
+            out.u8(STORED);
+            out.count(block_hashes.len());
+            block_hashes.iter().for_each(|hash| out.data.extend_from_slice(hash));
+            out.sized(parent_hash.as_ref().map_or(&[], |hash| hash.as_slice()));
+            out.numbers(tokens);
+            out.u32(*block_size);
+            out.u32(*group);
+        }
+        Event::BlockRemoved { block_hash, group } => {
+            out.u8(REMOVED);
+            out.data.extend_from_slice(block_hash);
+            out.u32(*group);
+        }
+        Event::AllBlocksCleared => out.u8(CLEARED),
+    }
+}
