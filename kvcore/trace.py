@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text traces: readable stories of calls, each with everything that it must give.
+
+Rules: a line at the margin is a call, the indented lines under it are its whole outcome: one line
+less or more is a mismatch. Comments stand on lines of their own, before the call whose outcome they
+explain, and survive `rewrite`. Nothing of an expected line is parsed: the outcome is written as
+text and the texts are compared, so that the format is as easy to read in another language. Twin:
+rust/src/trace.rs.
+
+    # The tail of a request leaves the pool before its head.
+    config num_blocks=10 block_size=4 null_block=no
+    add_request r0 0-9,100          tokens 0 to 9, then 100
+      = row 0
+    allocate_slots r0 11
+      = blocks 0 1 2
+      ! Allocate 0 1 2              commands, consecutive ones of a kind on one line
+      ! SetTable row 0: 0=0 1=1 2=2
+    queue
+      = 3 4 5 6 7 8 9
+
+(The explanations on the right are not part of the format.) A key reads as the tokens of its whole
+prefix, so `Evict 1(0-7)` needs no hash. The calls are listed in `trace_calls.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from kvcore.config import Config, Group
+from kvcore.errors import KvcoreError, TraceError
+from kvcore.trace_calls import BadCall, Runner
+
+YES_NO = {"yes": True, "no": False}
+
+
+@attrs.frozen
+class Call:
+    """One call of a trace and the outcome lines that it must have, without their indent."""
+
+    line: int
+    verb: str
+    words: tuple[str, ...]
+    expected: tuple[str, ...]
+
+
+@attrs.frozen
+class Trace:
+    """A parsed trace. source: what errors name, the file as a rule."""
+
+    source: str
+    config: Config
+    calls: tuple[Call, ...]
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace of a file. Raises TraceError."""
+    return parse_trace(path.read_text(encoding="utf-8"), source=path.name)
+
+
+def parse_trace(text: str, *, source: str) -> Trace:
+    """The trace of a text. Raises TraceError with the line."""
+    config: Config | None = None
+    calls: list[Call] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        if line[0].isspace():
+            if not calls:
+                raise TraceError(source=source, line=number, reason="an outcome without a call")
+            last = calls[-1]
+            calls[-1] = attrs.evolve(last, expected=(*last.expected, stripped))
+            continue
+        verb, *words = stripped.split()
+        if verb == "config":
+            if config is not None:
+                raise TraceError(source=source, line=number, reason="a second config")
+            config = _parse_config(words, source, number)
+        elif config is None:
+            raise TraceError(source=source, line=number, reason="a call before the config")
+        else:
+            calls.append(Call(number, verb, tuple(words), ()))
+    if config is None:
+        raise TraceError(source=source, line=1, reason="there is no config")
+    return Trace(source, config, tuple(calls))
+
+
+def replay(trace: Trace, backend: Literal["rust", "python"]) -> None:
+    """Make the calls of a trace. Raises TraceError at the first outcome that is not expected."""
+    for call, actual in zip(trace.calls, outcomes(trace, backend), strict=True):
+        if actual != call.expected:
+            raise TraceError(source=trace.source, line=call.line, reason=_difference(call, actual))
+
+
+def outcomes(trace: Trace, backend: Literal["rust", "python"]) -> list[tuple[str, ...]]:
+    """The outcome lines that the calls of a trace really have. Raises TraceError."""
+    runner = Runner(trace.config, backend)
+    actual = []
+    for call in trace.calls:
+        try:
+            actual.append(tuple(runner.call(call.verb, call.words)))
+        except BadCall as error:
+            raise TraceError(source=trace.source, line=call.line, reason=str(error)) from error
+    return actual
+
+
+def rewrite(text: str, *, source: str, backend: Literal["rust", "python"]) -> str:
+    """The text with real outcomes in the place of the expected ones; calls and comments stay."""
+    trace = parse_trace(text, source=source)
+    actual = dict(zip((call.line for call in trace.calls), outcomes(trace, backend), strict=True))
+    lines = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        is_outcome = bool(line.strip()) and line[0].isspace() and line.strip()[0] != "#"
+        if not is_outcome:
+            lines.append(line)
+        lines.extend(f"  {outcome}" for outcome in actual.get(number, ()))
+    return "\n".join(lines) + "\n"
+
+
+def _parse_config(words: list[str], source: str, line: int) -> Config:
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise TraceError(source=source, line=line, reason=f"{word!r} is not name=value")
+        options[name] = YES_NO[value] if value in YES_NO else _number_or_name(value)
+    zero = options.pop("zero_new_blocks", False)
+    group = Group(options.pop("block_size", 16), zero_new_blocks=zero)
+    options["groups"] = (group,) * options.pop("num_groups", 1)
+    try:
+        return Config(**options)
+    except (KvcoreError, TypeError) as error:
+        raise TraceError(source=source, line=line, reason=str(error)) from error
+
+
+def _number_or_name(value: str) -> int | str:
+    return int(value) if value.isdecimal() else value
+
+
+def _difference(call: Call, actual: tuple[str, ...]) -> str:
+    wanted = "".join(f"\n  {line}" for line in call.expected) or "\n  (nothing)"
+    given = "".join(f"\n  {line}" for line in actual) or "\n  (nothing)"
+    name = " ".join((call.verb, *call.words))
+    return f"{name}\nmust give{wanted}\nbut gives{given}"

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of text traces, made on a manager.
+
+Rules: a verb is the method's name, its words are the arguments in the method's order. A hit is the
+one that the request's last `get_computed_blocks` gave. After each call every invariant is checked.
+What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
+that. Twin: rust/src/trace.rs.
+
+    add_request r0 0-14        add_tokens r0 15-18        remove_request r0
+    get_computed_blocks r0     cache_blocks r0 8          append r0=15 r1=7
+    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [delay] [whole]      and can_allocate
+    free r0                    fork r0 r1                 truncate r0 5
+    swap_out r0 r1             swap_in r0 r1              pin 3 4
+    unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
+    take_batch                 take_events                take_stats
+    queue, host_queue          free queues, front first
+    owners, keys               blocks that have any, by id
+    table r0                   host_table r0              computed r0
+    status r0                  row r0                     common r0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from kvcore.block_pool import BlockPool
+from kvcore.config import Config
+from kvcore.errors import KvcoreError
+from kvcore.manager import KVCacheManager
+from kvcore.state import State
+from kvcore.trace_text import (
+    Names,
+    read_tokens,
+    write_commands,
+    write_error,
+    write_events,
+    write_ids,
+    write_value,
+)
+from kvcore.values import Hit, KVCacheBlocks, Request
+
+OPTIONS = {"lookahead": "num_lookahead_tokens", "external": "num_external_computed_tokens"}
+FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
+
+
+class BadCall(ValueError):  # noqa: N818 -- it becomes a TraceError where the line is known
+    """A call whose verb or words cannot be read."""
+
+
+class Runner:
+    """A manager that takes calls as words and gives outcomes as lines."""
+
+    def __init__(self, config: Config, backend: Literal["rust", "python"]) -> None:
+        self.manager = KVCacheManager(config, backend=backend)
+        self._names = Names()
+        self._hits: dict[str, Hit] = {}
+
+    def call(self, verb: str, words: tuple[str, ...]) -> list[str]:
+        """Make one call; the lines of its whole outcome. Raises BadCall, InvariantViolation."""
+        before = self.manager.state()
+        method = CALLS.get(verb)
+        if method is None:
+            raise BadCall(f"there is no call {verb!r}")
+        try:
+            lines = write_value(method(self, *words))
+        except KvcoreError as error:
+            lines = write_error(error)
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            raise BadCall(
+                f"{verb} cannot take {' '.join(words) or 'nothing'}: {error!r}"
+            ) from error
+        after = self.manager.state()
+        self.manager.check()
+        self._names.learn(after)
+        return lines + self._effects(before, after)
+
+    def _effects(self, before: State, after: State) -> list[str]:
+        same = before.batch.number == after.batch.number
+        commands = after.batch.commands[len(before.batch.commands) if same else 0 :]
+        events = after.events[len(before.events) :]
+        return write_commands(commands, self._names) + write_events(events, self._names)
+
+    def add_request(self, request_id: str, tokens: str) -> str:
+        return f"row {self.manager.add_request(Request(request_id, read_tokens(tokens)))}"
+
+    def add_tokens(self, request_id: str, tokens: str) -> None:
+        self.manager.add_tokens(request_id, read_tokens(tokens))
+
+    def remove_request(self, request_id: str) -> None:
+        self.manager.remove_request(request_id)
+
+    def get_computed_blocks(self, request_id: str) -> Hit:
+        self._hits[request_id] = self.manager.get_computed_blocks(request_id)
+        return self._hits[request_id]
+
+    def allocate_slots(self, request_id: str, count: str, *words: str) -> object:
+        return self.manager.allocate_slots(
+            request_id, int(count), **self._options(request_id, words)
+        )
+
+    def can_allocate(self, request_id: str, count: str, *words: str) -> str:
+        options = self._options(request_id, words)
+        return self.manager.can_allocate(request_id, int(count), **options).value
+
+    def _options(self, request_id: str, words: tuple[str, ...]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals:
+                options[OPTIONS[name]] = int(value)
+            elif name == "hit":
+                options["hit"] = self._hits[request_id]
+            else:
+                options[FLAGS[name]] = True
+        return options
+
+    def append(self, *pairs: str) -> object:
+        split = [pair.partition("=") for pair in pairs]
+        ids = [request_id for request_id, _, _ in split]
+        return self.manager.append(ids, [int(token) for _, _, token in split])
+
+    def cache_blocks(self, request_id: str, count: str) -> None:
+        self.manager.cache_blocks(request_id, int(count))
+
+    def free(self, request_id: str) -> None:
+        self.manager.free(request_id)
+
+    def fork(self, parent_id: str, child_id: str) -> str:
+        return f"row {self.manager.fork(parent_id, child_id)}"
+
+    def truncate(self, request_id: str, count: str) -> None:
+        self.manager.truncate(request_id, int(count))
+
+    def swap_out(self, *request_ids: str) -> object:
+        return self.manager.swap_out(request_ids)
+
+    def swap_in(self, *request_ids: str) -> object:
+        return self.manager.swap_in(request_ids)
+
+    def pin(self, *blocks: str) -> None:
+        self.manager.pin(int(block) for block in blocks)
+
+    def unpin(self, *blocks: str) -> None:
+        self.manager.unpin(int(block) for block in blocks)
+
+    def evict_blocks(self, *blocks: str) -> None:
+        self.manager.evict_blocks(int(block) for block in blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        return self.manager.reset_prefix_cache()
+
+    def take_batch(self) -> str:
+        emitted = tuple(self.manager.state().batch.commands)
+        batch = self.manager.take_batch()
+        if tuple(batch) != emitted:
+            raise AssertionError(f"batch {batch.number} is not what its calls emitted")
+        num_segments = len(set(batch.column("segment")))
+        return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
+
+    def take_events(self) -> str:
+        return f"{len(self.manager.take_events())} events"
+
+    def take_stats(self) -> object:
+        return self.manager.take_stats()
+
+    def queue(self) -> str:
+        return write_ids(self.manager.state().device.queue)
+
+    def host_queue(self) -> str:
+        host = self.manager.state().host
+        return write_ids(() if host is None else host.queue)
+
+    def owners(self) -> str:
+        counts = enumerate(self.manager.state().device.ref_counts)
+        return " ".join(f"{block}:{count}" for block, count in counts if count) or "none"
+
+    def keys(self) -> str:
+        pool = self.manager.state().device
+        return " ".join(self._keys(pool)) or "none"
+
+    def _keys(self, pool: BlockPool) -> Iterator[str]:
+        for block, key in enumerate(pool.keys):
+            if key is not None:
+                yield f"{block}{self._names.key(key)}"
+
+    def table(self, request_id: str) -> KVCacheBlocks:
+        return self.manager.get_blocks(request_id)
+
+    def host_table(self, request_id: str) -> KVCacheBlocks:
+        tables = self.manager.state().requests[request_id].host_tables
+        return KVCacheBlocks(tuple(tuple(table) for table in tables))
+
+    def computed(self, request_id: str) -> int:
+        return self.manager.num_computed_tokens(request_id)
+
+    def status(self, request_id: str) -> str:
+        return self.manager.status(request_id).value
+
+    def row(self, request_id: str) -> int:
+        return self.manager.get_row(request_id)
+
+    def common(self, request_id: str) -> str:
+        return write_ids(self.manager.get_num_common_prefix_blocks(request_id))
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    name: method
+    for name, method in vars(Runner).items()
+    if callable(method) and not name.startswith("_") and name != "call"
+}

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How traces write tokens, keys, commands, events and values.
+
+Rules: one line says one thing; consecutive commands of one kind (and, for table changes, of one row
+and group) share a line. A content key reads as the tokens of its prefix in parentheses, with
+`@group` behind it in every group but the first. Twin: rust/src/trace.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from kvcore.commands import Command, CopyOnWrite, CutTable, Evict, Free, SetTable, SwapIn, SwapOut
+from kvcore.errors import KvcoreError
+from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.hashing import HASH_SIZE
+from kvcore.state import State
+from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
+
+
+class Names:
+    """The prefix that each block hash stands for, learnt from the requests that are seen."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[bytes, str] = {}
+
+    def learn(self, state: State) -> None:
+        """Take in the hashes of all requests of a state."""
+        size = state.config.block_size
+        for request in state.requests.values():
+            for position, block_hash in enumerate(request.block_hashes):
+                prefix = request.tokens[: (position + 1) * size]
+                self._prefixes.setdefault(block_hash, f"({write_tokens(prefix)})")
+
+    def block_hash(self, block_hash: bytes) -> str:
+        """The prefix of a block hash."""
+        return self._prefixes[block_hash]
+
+    def key(self, key: bytes) -> str:
+        """The prefix of a key, and its group unless that is the first."""
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        return self.block_hash(key[:HASH_SIZE]) + (f"@{group}" if group else "")
+
+
+def read_tokens(text: str) -> list[int]:
+    """The tokens of `0-9,100`. Raises ValueError."""
+    tokens: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        tokens.extend(range(int(first), int(last if dash else first) + 1))
+    return tokens
+
+
+def write_tokens(tokens: Sequence[int]) -> str:
+    """The shortest text that `read_tokens` reads as these tokens."""
+    parts = []
+    for _, run in groupby(enumerate(tokens), key=lambda item: item[1] - item[0]):
+        values = [token for _, token in run]
+        parts.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
+    return ",".join(parts)
+
+
+def write_ids(ids: Iterable[int]) -> str:
+    """Block ids in order; `none` where there are none."""
+    return " ".join(str(block) for block in ids) or "none"
+
+
+def write_blocks(blocks: KVCacheBlocks) -> str:
+    """Block ids of all groups."""
+    return " | ".join(write_ids(ids) for ids in blocks.blocks)
+
+
+def write_value(value: object) -> list[str]:
+    """The line of what a call gave back; none for None."""
+    match value:
+        case None:
+            return []
+        case bool():
+            return ["= yes" if value else "= no"]
+        case KVCacheBlocks():
+            return [f"= blocks {write_blocks(value)}"]
+        case Hit():
+            return [f"= hit {write_blocks(value.blocks)}, {value.num_tokens} tokens"]
+        case Refused():
+            return [f"= {write_refused(value)}"]
+        case Appended():
+            behind = f", {write_refused(value.refused)}" if value.refused is not None else ""
+            return [f"= done {value.done}{behind}"]
+        case PrefixCacheStats():
+            fresh = (value.requests, value.queries, value.hits)
+            again = (value.preempted_requests, value.preempted_queries, value.preempted_hits)
+            line = "requests {} queries {} hits {}"
+            return [f"= {line.format(*fresh)}", f"= preempted {line.format(*again)}"]
+        case _:
+            return [f"= {value}"]
+
+
+def write_refused(refused: Refused) -> str:
+    """A refusal with its numbers."""
+    pending = f" pending {refused.pending}" if refused.pending else ""
+    reason = refused.reason.value
+    return f"refused {reason}: needed {refused.needed} available {refused.available}{pending}"
+
+
+def write_error(error: KvcoreError) -> list[str]:
+    """The line of a misuse, with its fields in the order in which the error names them."""
+    fields = "".join(f" {name}={write_field(value)}" for name, value in error.fields.items())
+    return [f"= error {type(error).__name__}{fields}"]
+
+
+def write_field(value: object) -> str:
+    """One field of an error; a list as its items with commas."""
+    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+
+
+def write_commands(commands: Sequence[Command], names: Names) -> list[str]:
+    """The lines of commands, in order."""
+    return [
+        f"! {head} {' '.join(_write_item(command, names) for command in run)}".rstrip()
+        for head, run in groupby(commands, key=_head)
+    ]
+
+
+def _head(command: Command) -> str:
+    name = type(command).__name__
+    if isinstance(command, SetTable | CutTable):
+        group = f" group {command.group}" if command.group else ""
+        return f"{name} row {command.row}{group}:"
+    return f"{name} cached" if isinstance(command, Free) and command.cached else name
+
+
+def _write_item(command: Command, names: Names) -> str:
+    match command:
+        case SetTable():
+            return f"{command.position}={command.block}"
+        case CutTable():
+            return str(command.length)
+        case Evict():
+            return f"{command.block}{names.key(command.key)}"
+        case CopyOnWrite():
+            return f"{command.source}>{command.target}"
+        case SwapOut():
+            return f"{command.block}>host:{command.host_block}"
+        case SwapIn():
+            return f"host:{command.host_block}>{command.block}"
+        case _:
+            block = getattr(command, "block", None)
+            return "" if block is None else str(block)
+
+
+def write_events(events: Sequence[Event], names: Names) -> list[str]:
+    """The lines of events, in order."""
+    return [f"* {_write_event(event, names)}" for event in events]
+
+
+def _write_event(event: Event, names: Names) -> str:
+    match event:
+        case BlockStored():
+            stored = " ".join(names.block_hash(each) for each in event.block_hashes)
+            after = (
+                "" if event.parent_hash is None else f" after {names.block_hash(event.parent_hash)}"
+            )
+            group = f" group {event.group}" if event.group else ""
+            return f"stored {stored}{after} tokens {write_tokens(event.tokens)}{group}"
+        case BlockRemoved():
+            group = f" group {event.group}" if event.group else ""
+            return f"removed {names.block_hash(event.block_hash)}{group}"
+        case AllBlocksCleared():
+            return "cleared"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of all tests: Hypothesis profiles, the backends, and the rewriting of traces."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from kvcore import _twin
+
+Backend = Literal["python", "rust"]
+
+SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("dev", deadline=None, max_examples=60, suppress_health_check=SLOW_MACHINE)
+settings.register_profile(
+    "ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --rewrite."""
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write the real outcomes into tests/traces: commit only what you understand",
+    )
+
+
+@pytest.fixture(params=["python", "rust"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn; a missing twin is skipped, on CI it is a failure."""
+    name: Backend = request.param
+    if name == "rust" and not _twin.available():
+        reason = "the compiled twin kvcore._rust is not built: `make setup` builds it"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return name

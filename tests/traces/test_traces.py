@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every text trace gives its outcomes on every backend. `pytest --rewrite` writes them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcore import trace
+from kvcore.errors import TraceError
+from kvcore.trace_text import read_tokens, write_tokens
+from tests.conftest import Backend
+
+TRACES = sorted(Path(__file__).parent.glob("*.trace"))
+STORY = """\
+config num_blocks=4 block_size=2
+# A reason.
+add_request a 1-3
+  = row 0
+queue
+  = 1 2 3
+"""
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_trace_gives_its_outcomes(
+    path: Path, backend: Backend, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--rewrite"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(trace.rewrite(text, source=path.name, backend=backend), encoding="utf-8")
+    trace.replay(trace.read_trace(path), backend)
+
+
+def test_every_trace_explains_itself_before_its_first_call() -> None:
+    for path in TRACES:
+        assert path.read_text(encoding="utf-8").startswith("# "), path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("", 1, "there is no config"),
+        ("add_request a 1\n", 1, "a call before the config"),
+        ("  = 3\n", 1, "an outcome without a call"),
+        ("config num_blocks=4\nconfig num_blocks=4\n", 2, "a second config"),
+        ("config num_blocks\n", 1, "'num_blocks' is not name=value"),
+        ("config num_bloks=4\n", 1, "num_bloks"),
+        ("config num_blocks=0\n", 1, "num_blocks=0"),
+        ("config num_blocks=4\n\nfly a\n", 3, "there is no call 'fly'"),
+        ("config num_blocks=4\nfree\n", 2, "free cannot take nothing"),
+        ("config num_blocks=4\nadd_request a x\n", 2, "add_request cannot take a x"),
+    ],
+)
+def test_unreadable_trace_names_source_line_and_reason(text: str, line: int, reason: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace.replay(trace.parse_trace(text, source="story.trace"), "python")
+    assert caught.value.fields["source"] == "story.trace"
+    assert caught.value.fields["line"] == line
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("= 1 2 3", "= 1 3 2"), ("  = 1 2 3\n", ""), ("= 1 2 3", "= 1 2 3\n  ! Allocate 1")],
+)
+def test_wrong_missing_or_extra_outcome_is_told_with_its_line(old: str, new: str) -> None:
+    changed = trace.parse_trace(STORY.replace(old, new), source="story.trace")
+    with pytest.raises(TraceError) as caught:
+        trace.replay(changed, "python")
+    assert caught.value.fields["line"] == 5
+    assert "= 1 2 3" in str(caught.value)
+
+
+def test_rewrite_puts_real_outcomes_and_keeps_calls_and_comments() -> None:
+    wrong = STORY.replace("= row 0", "= row 7").replace("  = 1 2 3\n", "")
+    assert trace.rewrite(wrong, source="story.trace", backend="python") == STORY
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [([7], "7"), ([0, 1, 2, 3], "0-3"), ([0, 1, 9, 3, 4], "0-1,9,3-4"), ([5, 5, 4], "5,5,4")],
+)
+def test_tokens_are_written_as_they_are_read(tokens: list[int], text: str) -> None:
+    assert write_tokens(tokens) == text
+    assert read_tokens(text) == tokens
