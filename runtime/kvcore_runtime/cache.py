@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache tensors: one device tier, one host tier, both in one layout.
+
+Rules: a tier is allocated once and never moves, so that views, graphs and transfers may keep its
+address. The host tier is pinned where the device is a GPU. With guard mode on, storage starts as
+NaN (guard.py says what follows); otherwise it starts as zeros. Block 0 may be kvcore's null block:
+nothing here treats it apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import torch
+from torch import Tensor
+
+from kvcore_runtime.cache_errors import InvalidSize, LayerOutOfRange
+from kvcore_runtime.layout import CacheLayout
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Tier:
+    """Blocks that lie in one memory.
+
+    name: "device" or "host". data: logical view, CacheLayout.shape(num_blocks).
+    pieces: [num_pieces, num_blocks, words] view of the same memory, innermost contiguous; words are
+    int64 where a piece is a multiple of 8 bytes, else int16.
+    """
+
+    name: str
+    data: Tensor
+    pieces: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of this tier."""
+        return self.data.shape[0]
+
+    @property
+    def piece_size_bytes(self) -> int:
+        """Bytes of one contiguous piece of a block."""
+        return self.pieces.shape[2] * self.pieces.element_size()
+
+
+class Cache:
+    """Device and host tier of one pool of blocks.
+
+    num_blocks: device blocks, the null block included. num_host_blocks: 0 for no host tier.
+    Raises InvalidSize.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        device: torch.device | str = "cpu",
+        guard: bool = False,
+    ) -> None:
+        _check_size("num_blocks", num_blocks, 1)
+        _check_size("num_host_blocks", num_host_blocks, 0)
+        self.layout = layout
+        self.device = torch.device(device)
+        self.guard = guard
+        on_gpu = self.device.type == "cuda"
+        fill = math.nan if guard else 0.0
+        self.blocks = _make_tier("device", layout, num_blocks, self.device, False, fill)
+        host = torch.device("cpu")
+        pin = on_gpu and num_host_blocks > 0
+        self.host_blocks = _make_tier("host", layout, num_host_blocks, host, pin, fill)
+        self._side_stream: torch.cuda.Stream | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks."""
+        return self.blocks.num_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Host blocks."""
+        return self.host_blocks.num_blocks
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, as strided views that may be written.
+
+        Each is [num_blocks, block_size, num_kv_heads, head_dim]. Raises LayerOutOfRange.
+        """
+        if not 0 <= layer < self.layout.num_layers:
+            count = self.layout.num_layers
+            raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
+        return self.blocks.data[:, layer, 0], self.blocks.data[:, layer, 1]
+
+    def side_stream(self) -> torch.cuda.Stream:
+        """The stream that swaps run on, beside the current one; only where the device is a GPU."""
+        if self._side_stream is None:
+            self._side_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._side_stream
+
+    def synchronize(self) -> None:
+        """Wait until all that was enqueued on the device is done; nothing to do on the CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _make_tier(
+    name: str,
+    layout: CacheLayout,
+    num_blocks: int,
+    device: torch.device,
+    pin: bool,
+    fill: float,
+) -> Tier:
+    shape = layout.shape(num_blocks)
+    physical = [shape[axis] for axis in layout.stride_order]
+    storage = torch.full(physical, fill, dtype=layout.dtype, device=device, pin_memory=pin)
+    places = [layout.stride_order.index(axis) for axis in range(len(shape))]
+    word = torch.int64 if layout.piece_size_bytes % 8 == 0 else torch.int16
+    num_words = layout.piece_size_bytes // word.itemsize
+    pieces = storage.view(-1).view(word).view(layout.num_pieces, num_blocks, num_words)
+    return Tier(name=name, data=storage.permute(places), pieces=pieces)
+
+
+def _check_size(name: str, value: int, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidSize(name=name, value=value, least=least)

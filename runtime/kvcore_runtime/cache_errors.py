@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of cache, tables and batch application, each as a type of its own.
+
+Rules: raised before anything has changed, except the guard's errors: those report what a batch or a
+forward pass did wrong, and the cache is then not to be used further. The message names the thing
+and the numbers; the same values are attributes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kvcore_runtime.errors import KvcoreRuntimeError
+
+
+class CacheError(KvcoreRuntimeError):
+    """Base of the errors in this file; the keyword arguments are kept in `fields`."""
+
+    message: ClassVar[str] = "cache error"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(self.message.format(**fields))
+
+    def __getattr__(self, name: str) -> object:
+        fields: dict[str, object] = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+
+
+class InvalidLayout(CacheError):
+    """A layout that cannot be made."""
+
+    message = "layout {field}={value}: {reason}"
+
+
+class InvalidSize(CacheError):
+    """A size of a cache or of tables that cannot be made."""
+
+    message = "{name}={value} must be an integer of at least {least}"
+
+
+class LayerOutOfRange(CacheError):
+    """The cache has no such layer."""
+
+    message = "layer {layer} is not one of the {num_layers} layers 0 to {last}"
+
+
+class BlockOutOfRange(CacheError):
+    """The tier has no such block."""
+
+    message = "block {block} is not one of the {num_blocks} blocks of the {tier} tier"
+
+
+class LengthMismatch(CacheError):
+    """Two lists that belong together must be equally long."""
+
+    message = "{first_name} has {num_first} items and {second_name} has {num_second}"
+
+
+class CopyHazard(CacheError):
+    """Copies that run together write no block twice, and none that another of them reads."""
+
+    message = "block {block} of the {tier} tier is {how} in one set of copies"
+
+
+class LayoutMismatch(CacheError):
+    """Copies go between tiers of one layout."""
+
+    message = "pages of {source_bytes} bytes in {source_pieces} pieces cannot go to pages of {target_bytes} bytes in {target_pieces} pieces"  # noqa: E501 -- one message
+
+
+class BatchOutOfOrder(CacheError):
+    """CMD-ONCE: each batch is applied exactly once, in number order."""
+
+    message = "batch {number} is applied where batch {expected} is next"
+
+
+class UnsupportedCommand(CacheError):
+    """A command kind that this runtime does not know."""
+
+    message = "batch {number} holds a command of kind {kind}, which this runtime does not apply"
+
+
+class BadSegments(CacheError):
+    """Segment numbers never fall within a batch."""
+
+    message = "batch {number}: segment {segment} follows segment {previous}"
+
+
+class TableOutOfRange(CacheError):
+    """A table change lies outside the persistent tensors."""
+
+    message = "{name} {value} is outside the block tables, which take {name}s 0 to {last}"
+
+
+class TableGap(CacheError):
+    """A row's table is set or cut past its end."""
+
+    message = "row {row}, group {group}: the table would reach {length} blocks with one missing"
+
+
+class SlotsOverflow(CacheError):
+    """A step has more tokens than the slot mapping holds."""
+
+    message = "{num_tokens} slots are asked for, the slot mapping holds {max_tokens}"
+
+
+class BeyondTable(CacheError):
+    """Slots are asked for positions that the row's table does not cover."""
+
+    message = "row {row}, group {group}: position {position} needs {needed} blocks, the table has {length}"  # noqa: E501 -- one message
+
+
+class StaleRead(CacheError):
+    """A read of a block that nobody owns, or of content that was never written."""
+
+    message = "step {step}, request {request}: reads block {block}: {reason}"
+
+
+class UnownedWrite(CacheError):
+    """A command writes a block that nobody owns."""
+
+    message = "step {step}: {command} writes block {block}, which has no owner"

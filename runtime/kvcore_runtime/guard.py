@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guard mode: knows from the commands alone what each block may be read for, and poisons the rest.
+
+Rules: a device block has an owner from Allocate or Touch to Free, and a key after Free(cached) to
+Evict or EvictAll; what has neither is filled with NaN at the command that brings it there (design,
+section 7, item 9), and so is a newly allocated block, whose content is undefined. Such fills are
+writes: commands come one at a time, in program order. A forward pass may read owned blocks only; a
+copy may also read cached ones. A host block may be read once a SwapOut wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvcore.commands import (
+    Allocate,
+    CopyOnWrite,
+    Evict,
+    EvictAll,
+    Free,
+    SwapIn,
+    SwapOut,
+    Touch,
+    Zero,
+)
+from kvcore_runtime.cache import Cache
+from kvcore_runtime.cache_errors import StaleRead, UnownedWrite
+from kvcore_runtime.copies import fill_pages
+from kvcore_runtime.tables import BlockTables
+
+_WRITES = {Zero.kind: "Zero", CopyOnWrite.kind: "CopyOnWrite", SwapIn.kind: "SwapIn"}
+
+
+class Guard:
+    """Owners and keys of one cache's blocks, as the commands seen so far say.
+
+    owned, keyed: [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.owned = torch.zeros(cache.num_blocks, dtype=torch.bool)
+        self.keyed = torch.zeros(cache.num_blocks, dtype=torch.bool)
+        self.written = torch.zeros(cache.num_host_blocks, dtype=torch.bool)
+
+    def before(self, kind: int, a: int, b: int, step: int) -> None:
+        """Check what a copying command is about to read and write; does not modify the guard.
+
+        Raises StaleRead or UnownedWrite.
+        """
+        if kind in (CopyOnWrite.kind, SwapOut.kind) and not self.owned[a] and not self.keyed[a]:
+            raise StaleRead(step=step, request=None, block=a, reason="it has neither owner nor key")
+        if kind == SwapIn.kind and not self.written[a]:
+            reason = "no SwapOut has written this host block"
+            raise StaleRead(step=step, request=None, block=a, reason=reason)
+        if kind in _WRITES:
+            block = a if kind == Zero.kind else b
+            if not self.owned[block]:
+                raise UnownedWrite(step=step, command=_WRITES[kind], block=block)
+
+    def after(self, kind: int, a: int, b: int) -> None:
+        """Take note of a command that was carried out, and poison what nobody may read any more."""
+        if kind == Allocate.kind:
+            self.owned[a], self.keyed[a] = True, False
+            self._poison([a])
+        elif kind == Touch.kind:
+            self.owned[a] = True
+        elif kind == Free.kind:
+            self.owned[a], self.keyed[a] = False, bool(b)
+            if not b:
+                self._poison([a])
+        elif kind == Evict.kind:
+            self.keyed[a] = False
+            if not self.owned[a]:
+                self._poison([a])
+        elif kind == EvictAll.kind:
+            self._poison((self.keyed & ~self.owned).nonzero().view(-1).tolist())
+            self.keyed.fill_(False)
+        elif kind == SwapOut.kind:
+            self.written[b] = True
+
+    def check_reads(
+        self,
+        tables: BlockTables,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+        step: int,
+    ) -> None:
+        """Check that positions 0 to lengths[i] of rows[i] lie in owned blocks, in every group.
+
+        lengths in tokens, this step's included; requests: the rows' requests, for the message. To
+        be called after batch `step` was applied and before its forward pass. Raises StaleRead.
+        """
+        for group in range(tables.num_groups):
+            for row, length, request in zip(rows, lengths, requests, strict=True):
+                blocks = self._blocks_read(tables, group, row, length, request, step)
+                stale = blocks[~self.owned[blocks]]
+                if stale.numel():
+                    reason = f"it has no owner, and is in row {row}, group {group}"
+                    raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
+
+    def check_content(
+        self,
+        tables: BlockTables,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+        step: int,
+    ) -> None:
+        """Check that no slot below lengths[i] of rows[i] holds NaN, in any layer: all was written.
+
+        As `check_reads`, but after the forward pass of `step`. Raises StaleRead.
+        """
+        for group in range(tables.num_groups):
+            for row, length, request in zip(rows, lengths, requests, strict=True):
+                blocks = self._blocks_read(tables, group, row, length, request, step)
+                content = self._cache.blocks.data[blocks.to(self._cache.device)]
+                by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1)[:length].cpu()
+                if bool(by_slot.any()):
+                    position = int(by_slot.nonzero()[0])
+                    block = int(blocks[position // tables.block_size])
+                    reason = f"position {position} of row {row} holds NaN, it was never written"
+                    raise StaleRead(step=step, request=request, block=block, reason=reason)
+
+    def _blocks_read(
+        self, tables: BlockTables, group: int, row: int, length: int, request: str, step: int
+    ) -> Tensor:
+        needed = -(-length // tables.block_size)
+        held = int(tables.lengths[group, row])
+        if needed > held:
+            reason = f"row {row}, group {group} has {held} blocks, {length} tokens lie in {needed}"
+            raise StaleRead(step=step, request=request, block=None, reason=reason)
+        return tables.blocks[group, row, :needed].cpu().to(torch.int64)
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        fill_pages(self._cache.blocks, blocks, math.nan)

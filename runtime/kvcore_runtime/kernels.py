@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels that copy or zero whole pages, one launch for any number of them.
+
+Rules: pages are the `pieces` view of a tier, [num_pieces, num_blocks, words]; ids are int64 on the
+GPU. Source or target of a copy may lie in pinned host memory, which a GPU reads and writes in
+place. Runs on the current stream, does not synchronise. With TRITON_INTERPRET=1 the same code runs
+on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import triton  # type: ignore[import-untyped]  # ships no types
+import triton.language as tl  # type: ignore[import-untyped]  # ships no types
+from torch import Tensor
+
+# Words a program copies: 8 KiB of int64, 64 bytes a thread of 4 warps.
+CHUNK_WORDS = 1024
+
+
+def copy_pages(source: Tensor, target: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy page sources[i] of source to page targets[i] of target, for every i at once.
+
+    source, target: [num_pieces, num_blocks, words], contiguous, one dtype. sources, targets: [n]
+    int64. The caller has checked ids and hazards (copies.check_copies).
+    """
+    num_pieces, _, words = source.shape
+    if sources.numel() == 0:
+        return
+    grid = (sources.numel(), num_pieces, triton.cdiv(words, CHUNK_WORDS))
+    _copy_pages[grid](
+        *(source, target, sources, targets, source.shape[1], target.shape[1], words),
+        chunk=CHUNK_WORDS,
+    )
+
+
+def zero_pages(target: Tensor, targets: Tensor) -> None:
+    """Fill page targets[i] of target with zeros, for every i at once; shapes as in `copy_pages`."""
+    num_pieces, num_blocks, words = target.shape
+    if targets.numel() == 0:
+        return
+    grid = (targets.numel(), num_pieces, triton.cdiv(words, CHUNK_WORDS))
+    _zero_pages[grid](target, targets, num_blocks, words, chunk=CHUNK_WORDS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # ships no types
+def _copy_pages(  # type: ignore[no-untyped-def]  # Triton values
+    source, target, sources, targets, source_blocks, target_blocks, words, chunk: tl.constexpr
+):
+    pair = tl.program_id(0)
+    piece = tl.program_id(1).to(tl.int64)
+    words_here = tl.program_id(2) * chunk + tl.arange(0, chunk)
+    inside = words_here < words
+    page_from = piece * source_blocks + tl.load(sources + pair)
+    page_to = piece * target_blocks + tl.load(targets + pair)
+    content = tl.load(source + page_from * words + words_here, mask=inside)
+    tl.store(target + page_to * words + words_here, content, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # ships no types
+def _zero_pages(  # type: ignore[no-untyped-def]  # Triton values
+    target, targets, target_blocks, words, chunk: tl.constexpr
+):
+    piece = tl.program_id(1).to(tl.int64)
+    words_here = tl.program_id(2) * chunk + tl.arange(0, chunk)
+    page = piece * target_blocks + tl.load(targets + tl.program_id(0))
+    tl.store(target + page * words + words_here, 0, mask=words_here < words)
