@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of the project: people, hooks and CI use these and nothing else. `make help` lists them.
+# Each one first brings .venv up to date (tools/bootstrap.py), which takes no time when nothing changed.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+BIN := .venv/bin
+# A Python that is new enough: the one named by PYTHON=..., else the first of the usual names.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
+	echo "$$p" && break; done)
+ARGS ?=
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PYTHONDONTWRITEBYTECODE := 1
+CLIPPY := cargo clippy --locked --all-targets
+STUBS := target/stubs
+
+.PHONY: help setup twin demo test check explore bench gpu-check stubs lock hooks clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
+		while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+python-found:
+	@test -n "$(PYTHON)" || { echo "kvcore needs Python 3.11 or newer: none was found on PATH."; exit 1; }
+
+setup: python-found ## make .venv: locked packages, compiled twin, runtime, model
+	@$(PYTHON) tools/bootstrap.py
+
+twin: python-found ## compile the Rust twin into the tree
+	@$(PYTHON) tools/bootstrap.py venv packages twin
+
+demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
+	$(BIN)/kvcore generate --prompts examples/prompts.jsonl --verify $(ARGS)
+
+test: setup ## all tests: Rust, Python, the tiny demo
+	cargo test --locked
+	$(BIN)/pytest $(ARGS)
+
+check: setup ## format, lint, types and stub drift, in both languages
+	cargo fmt --check
+	$(CLIPPY) -- -D warnings
+	$(CLIPPY) --all-features -- -D warnings
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
+	diff -u kvcore/_rust.pyi $(STUBS)/kvcore/_rust.pyi || { echo "stale stub: run make stubs"; exit 1; }
+	@echo "check: all passed"
+
+explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
+	$(BIN)/pytest -m slow $(ARGS)
+
+bench: setup ## measure the twin, the Python API, the engine and the copies
+	cargo bench --locked $(ARGS)
+	$(BIN)/python -m benches.run
+
+gpu-check: setup ## the tests that need a CUDA device; skips with the reason elsewhere
+	$(BIN)/pytest -m gpu $(ARGS)
+
+stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
+	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
+	cp $(STUBS)/kvcore/_rust.pyi kvcore/_rust.pyi
+
+lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
+	echo kvcore > .venv/own-packages.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools \
+		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
+	cargo update --workspace
+
+hooks: setup ## check each commit before it is made (git hook that calls make)
+	printf '#!/bin/sh\nexec make check\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
+	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
+
+clean: ## remove what was built; .venv stays
+	rm -rf target dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find kvcore runtime tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +

