@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The block pool: owners, keys and the free queue of all blocks of one tier.
+//!
+//! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
+//! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order given,
+//! at the side that the eviction policy names. Keys are opaque bytes: other managers can be built on this
+//! layer alone. The functions at the end check their arguments first; the methods trust theirs.
+//! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/block_pool.py.
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use crate::commands::Command;
+use crate::config::Eviction;
+use crate::effects::Effects;
+use crate::errors::Error;
+use crate::free_queue::{FreeQueue, make_free_queue};
+use crate::hash_index::HashIndex;
+use crate::hashing::Key;
+use crate::ids::BlockId;
+use crate::values::{Admitted, Reason, Refused};
+
+/// All blocks of one tier.
+#[derive(Debug, Clone)]
+pub struct BlockPool {
+    /// 1 where block 0 is the null block, else 0.
+    first_block: u32,
+    eviction: Eviction,
+    /// Owners of each block, pins included.
+    pub(crate) ref_counts: Vec<u32>,
+    pub(crate) keys: Vec<Option<Key>>,
+    pub(crate) queue: FreeQueue,
+    pub(crate) index: HashIndex,
+    /// Block to its number of pins.
+    pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
+}
+
+/// An empty pool, whose blocks are first taken lowest first.
+#[must_use]
+pub fn make_pool(num_blocks: u32, null_block: bool, eviction: Eviction) -> BlockPool {
+    let first_block = u32::from(null_block);
+    BlockPool {
+        first_block,
+        eviction,
+        ref_counts: vec![0; num_blocks as usize],
+        keys: vec![None; num_blocks as usize],
+        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
+        index: HashIndex::default(),
+        pins: HashMap::default(),
+    }
+}
+
+impl BlockPool {
+    /// Blocks of the pool, the null block included.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.ref_counts.len() as u32
+    }
+
+    /// Blocks that can have an owner.
+    #[must_use]
+    pub fn num_usable(&self) -> u32 {
+        self.num_blocks() - self.first_block
+    }
+
+    /// Blocks without owner.
+    #[must_use]
+    pub fn num_free(&self) -> u32 {
+        self.queue.len()
+    }
+
+    /// Owners of a block, pins included.
+    #[must_use]
+    pub fn ref_count(&self, block: BlockId) -> u32 {
+        self.ref_counts[block.index()]
+    }
+
+    /// Pins of a block.
+    #[must_use]
+    pub fn num_pins(&self, block: BlockId) -> u32 {
+        self.pins.get(&block).copied().unwrap_or(0)
+    }
+
+    /// The key of a block.
+    #[must_use]
+    pub fn key(&self, block: BlockId) -> Option<&Key> {
+        self.keys[block.index()].as_ref()
+    }
+
+    /// The blocks without owner, in the order in which they leave.
+    #[must_use]
+    pub fn queue(&self) -> &FreeQueue {
+        &self.queue
+    }
+
+    /// Give so many blocks from the front one owner each; evicts those that have a key.
+    pub fn take(&mut self, count: u32, effects: &mut Effects) -> Vec<BlockId> {
+        debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
+        let mut blocks = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let Some(block) = self.queue.front() else { break };
+            self.queue.remove(block);
+            self.unpublish(block, effects);
+            self.ref_counts[block.index()] = 1;
+            effects.emit(Command::Allocate { block });
+            blocks.push(block);
+        }
+        blocks
+    }
+
+    /// Add an owner; a block without one leaves the free queue and keeps its content.
+    pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
+        if self.ref_count(block) == 0 {
+            self.queue.remove(block);
+            effects.emit(Command::Touch { block });
+        }
+        self.ref_counts[block.index()] += 1;
+    }
+
+    /// Take one owner from each; those left without join the free queue in the order given.
+    pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
+        for block in blocks {
+            debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
+            self.ref_counts[block.index()] -= 1;
+            if self.ref_count(block) > 0 {
+                continue;
+            }
+            let cached = self.key(block).is_some();
+            if self.eviction == Eviction::UncachedFirst && !cached {
+                self.queue.prepend(block);
+            } else {
+                self.queue.append(block);
+            }
+            effects.emit(Command::Free { block, cached });
+        }
+    }
+
+    /// Make a block findable under a key.
+    pub fn publish(&mut self, block: BlockId, key: Key) {
+        debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
+        self.keys[block.index()] = Some(key);
+        self.index.insert(key, block);
+    }
+
+    /// Forget the key of a block, if it has one; its place in the free queue stays.
+    pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
+        let Some(key) = self.keys[block.index()].take() else { return };
+        effects.emit(Command::Evict { block, key });
+        if self.index.remove(&key, block) {
+            effects.announce_removed(&key);
+        }
+    }
+
+    /// Forget every key.
+    pub fn clear_index(&mut self, effects: &mut Effects) {
+        self.keys.fill(None);
+        self.index.clear();
+        effects.emit(Command::EvictAll);
+    }
+
+    /// Add an owner that is no request.
+    pub fn pin(&mut self, block: BlockId, effects: &mut Effects) {
+        self.touch(block, effects);
+        *self.pins.entry(block).or_insert(0) += 1;
+    }
+
+    /// Remove an owner that `pin` added.
+    pub fn unpin(&mut self, block: BlockId, effects: &mut Effects) {
+        let left = self.num_pins(block) - 1;
+        if left > 0 {
+            self.pins.insert(block, left);
+        } else {
+            self.pins.remove(&block);
+        }
+        self.release([block], effects);
+    }
+
+    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the null
+    /// block.
+    pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
+        let last = i64::from(self.num_blocks()) - 1;
+        if (i64::from(self.first_block)..=last).contains(&block) {
+            return Ok(BlockId(block as u32));
+        }
+        Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be pinned.
+    pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            if self.ref_count(block) == 0 && self.key(block).is_none() {
+                return Err(Error::UnusedBlock { block: number });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins that
+    /// the call removes.
+    pub fn check_unpins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
+        let times = count_each(blocks);
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            let (num_pins, asked) = (i64::from(self.num_pins(block)), times[&number]);
+            if num_pins < asked {
+                return Err(Error::NotPinned { block: number, num_pins, asked });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+}
+
+/// Give so many blocks from the front of the free queue one owner each; refused as a whole.
+pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
+    if count > pool.num_free() {
+        let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
+        return Err(Refused::new(reason, u64::from(count), pool.num_free()));
+    }
+    Ok(pool.take(count, effects))
+}
+
+/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
+pub fn touch(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.touch(block, effects);
+    }
+    Ok(())
+}
+
+/// Take one owner from each block, in order. Fails with UnknownBlock, DoubleFree (pins stay).
+pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    let times = count_each(blocks);
+    let check = |&number: &i64| {
+        let block = pool.check_block(number)?;
+        let ref_count = i64::from(pool.ref_count(block)) - i64::from(pool.num_pins(block));
+        if ref_count < times[&number] {
+            return Err(Error::DoubleFree { block: number, ref_count, asked: times[&number] });
+        }
+        Ok(block)
+    };
+    let known: Vec<BlockId> = blocks.iter().map(check).collect::<Result<_, _>>()?;
+    pool.release(known, effects);
+    Ok(())
+}
+
+/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> {
+    let known = pool.check_block(block)?;
+    if pool.key(known).is_some() {
+        return Err(Error::AlreadyPublished { block });
+    }
+    if pool.ref_count(known) == 0 {
+        return Err(Error::UnusedBlock { block });
+    }
+    pool.publish(known, key);
+    Ok(())
+}
+
+/// Forget a block's key, if it has one. Fails with UnknownBlock.
+pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Result<(), Error> {
+    let known = pool.check_block(block)?;
+    pool.unpublish(known, effects);
+    Ok(())
+}
+
+/// The block that answers for a key. Does not modify the pool.
+#[must_use]
+pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
+    pool.index.first(key)
+}
+
+/// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.
+pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.pin(block, effects);
+    }
+    Ok(())
+}
+
+/// Undo `pin`. Fails with UnknownBlock, NotPinned.
+pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_unpins(blocks)? {
+        pool.unpin(block, effects);
+    }
+    Ok(())
+}
+
+fn count_each(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
+    let mut times = HashMap::default();
+    for &block in blocks {
+        *times.entry(block).or_insert(0) += 1;
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key([9; 36]);
+
+    fn queue(pool: &BlockPool) -> Vec<u32> {
+        pool.queue.iter().map(|block| block.0).collect()
+    }
+
+    #[test]
+    fn a_cached_block_keeps_its_content_until_it_is_taken() {
+        let (mut pool, mut effects) = (make_pool(5, true, Eviction::Lru), Effects::new(true));
+        assert_eq!(take(&mut pool, 2, &mut effects), Ok(vec![BlockId(1), BlockId(2)]));
+        publish(&mut pool, 2, KEY).unwrap();
+        release(&mut pool, &[2, 1], &mut effects).unwrap();
+        assert_eq!(queue(&pool), [3, 4, 2, 1]);
+        assert_eq!(lookup(&pool, &KEY), Some(BlockId(2)));
+        take(&mut pool, 3, &mut effects).unwrap();
+        assert_eq!(lookup(&pool, &KEY), None);
+        let last: Vec<Command> = effects.commands.iter().skip(6).collect();
+        let block = BlockId(2);
+        assert_eq!(last, [Command::Evict { block, key: KEY }, Command::Allocate { block }]);
+        assert_eq!(effects.events.len(), 1);
+    }
+
+    #[test]
+    fn uncached_blocks_go_to_the_front_where_asked() {
+        let (mut pool, mut effects) =
+            (make_pool(4, false, Eviction::UncachedFirst), Effects::new(false));
+        take(&mut pool, 3, &mut effects).unwrap();
+        publish(&mut pool, 1, KEY).unwrap();
+        release(&mut pool, &[2, 1, 0], &mut effects).unwrap();
+        assert_eq!(queue(&pool), [0, 2, 3, 1]);
+    }
+
+    #[test]
+    fn a_pool_refuses_what_it_cannot_give() {
+        let (mut pool, mut effects) = (make_pool(4, true, Eviction::Lru), Effects::new(false));
+        take(&mut pool, 2, &mut effects).unwrap();
+        let later = Refused { reason: Reason::Later, needed: 2, available: 1, pending: 0 };
+        assert_eq!(take(&mut pool, 2, &mut effects), Err(later));
+        let never = take(&mut pool, 4, &mut effects).unwrap_err();
+        assert_eq!((never.reason, queue(&pool)), (Reason::Never, vec![3]));
+    }
+
+    #[test]
+    fn misuse_changes_nothing() {
+        let (mut pool, mut effects) = (make_pool(4, true, Eviction::Lru), Effects::new(false));
+        take(&mut pool, 1, &mut effects).unwrap();
+        pin(&mut pool, &[1], &mut effects).unwrap();
+        let foreign = Error::UnknownBlock { block: 0, first: 1, last: 3 };
+        assert_eq!(release(&mut pool, &[1, 0], &mut effects), Err(foreign));
+        let double = Error::DoubleFree { block: 1, ref_count: 1, asked: 2 };
+        assert_eq!(release(&mut pool, &[1, 1], &mut effects), Err(double));
+        let pins = Error::NotPinned { block: 1, num_pins: 1, asked: 2 };
+        assert_eq!(unpin(&mut pool, &[1, 1], &mut effects), Err(pins));
+        assert_eq!(touch(&mut pool, &[1, 2], &mut effects), Err(Error::UnusedBlock { block: 2 }));
+        assert_eq!((pool.ref_count(BlockId(1)), queue(&pool)), (2, vec![2, 3]));
+        unpin(&mut pool, &[1], &mut effects).unwrap();
+        release(&mut pool, &[1], &mut effects).unwrap();
+        assert_eq!(queue(&pool), [2, 3, 1]);
+    }
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What transitions emit: commands for the runtime, events for mirrors of the index.
+//!
+//! Rules: a state's effects gather until its batch or its events are taken; those of the host pool are
+//! silent, since all that concerns the runtime is said by the swaps. Twin: kvcore/effects.py.
+
+use crate::commands::{Command, Commands};
+use crate::events::{Event, removed};
+use crate::hashing::Key;
+
+/// Commands and events in the order of their making; events only where they are enabled.
+#[derive(Debug, Clone, Default)]
+pub struct Effects {
+    /// Since the batch was opened.
+    pub commands: Commands,
+    /// Since they were last taken.
+    pub events: Vec<Event>,
+    events_enabled: bool,
+    silent: bool,
+}
+
+impl Effects {
+    /// No effects yet.
+    #[must_use]
+    pub fn new(events_enabled: bool) -> Self {
+        Effects { events_enabled, ..Effects::default() }
+    }
+
+    /// Effects that nobody reads.
+    #[must_use]
+    pub fn silent() -> Self {
+        Effects { silent: true, ..Effects::default() }
+    }
+
+    /// Whether events are wanted.
+    #[must_use]
+    pub fn events_enabled(&self) -> bool {
+        self.events_enabled
+    }
+
+    /// Add a command.
+    pub fn emit(&mut self, command: Command) {
+        if !self.silent {
+            self.commands.push(command);
+        }
+    }
+
+    /// Add an event, where events are enabled.
+    pub fn announce(&mut self, event: Event) {
+        if self.events_enabled {
+            self.events.push(event);
+        }
+    }
+
+    /// Add the event that the last copy under a key is gone, where events are enabled.
+    pub fn announce_removed(&mut self, key: &Key) {
+        if self.events_enabled {
+            self.events.push(removed(key));
+        }
+    }
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Misuse and corruption, each as a variant of its own.
+//!
+//! Rules: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]: the message
+//! names the thing and the numbers, `fields` holds them for programs, and the state is as it was before
+//! the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, nobody catches it.
+//! Twin: kvcore/errors.py.
+
+use std::fmt;
+
+/// A field of an error, in a form that every language has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Field {
+    /// A number.
+    Int(i64),
+    /// A text.
+    Text(String),
+    /// Numbers, in order.
+    Ints(Vec<i64>),
+    /// Texts, in order.
+    Texts(Vec<String>),
+}
+
+impl From<i64> for Field {
+    fn from(value: i64) -> Self {
+        Field::Int(value)
+    }
+}
+
+impl From<&str> for Field {
+    fn from(value: &str) -> Self {
+        Field::Text(value.to_owned())
+    }
+}
+
+impl From<String> for Field {
+    fn from(value: String) -> Self {
+        Field::Text(value)
+    }
+}
+
+impl From<Vec<i64>> for Field {
+    fn from(value: Vec<i64>) -> Self {
+        Field::Ints(value)
+    }
+}
+
+impl From<Vec<String>> for Field {
+    fn from(value: Vec<String>) -> Self {
+        Field::Texts(value)
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Field::Int(value) => write!(f, "{value}"),
+            Field::Text(value) => write!(f, "{value}"),
+            Field::Ints(values) => write!(f, "{values:?}"),
+            Field::Texts(values) => {
+                let quoted: Vec<String> = values.iter().map(|each| repr(each)).collect();
+                write!(f, "[{}]", quoted.join(", "))
+            }
+        }
+    }
+}
+
+/// A text as a Python literal, the form in which messages name a request.
+#[must_use]
+pub fn repr(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut shown = String::with_capacity(text.len() + 2);
+    shown.push(quote);
+    for each in text.chars() {
+        match each {
+            '\\' => shown.push_str("\\\\"),
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            _ if each == quote => shown.extend(['\\', each]),
+            _ if each.is_control() => shown.push_str(&format!("\\x{:02x}", u32::from(each))),
+            _ => shown.push(each),
+        }
+    }
+    shown.push(quote);
+    shown
+}
+
+macro_rules! errors {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* } $message:literal;)*) => {
+        /// A call that was wrong; nothing has changed.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Error {
+            $($(#[$doc])* $name {
+                $(#[doc = concat!("`", stringify!($field), "` of the message.")] $field: $kind),*
+            }),*
+        }
+
+        impl Error {
+            /// The name of the variant, which is the name of the Python class.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Error::$name { .. } => stringify!($name)),*
+                }
+            }
+
+            /// The fields by name, in the order of the variant.
+            #[must_use]
+            pub fn fields(&self) -> Vec<(&'static str, Field)> {
+                match self {
+                    $(Error::$name { $($field),* } => {
+                        vec![$((stringify!($field), Field::from($field.clone()))),*]
+                    }),*
+                }
+            }
+        }
+
+        impl fmt::Display for Error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Error::$name { $($field),* } => {
+                        $(let $field = Field::from($field.clone());)*
+                        write!(f, $message)
+                    }),*
+                }
+            }
+        }
+    };
+}
+
+errors! {
+    /// A configuration that cannot work.
+    InvalidConfig { field: &'static str, value: String, reason: String }
+        "config {field}={value}: {reason}";
+    /// No request of this id (or row) is known.
+    UnknownRequest { request: String } "request {request} is not known";
+    /// A request of this id exists already, or is named twice in one call.
+    RepeatedRequest { request: String } "request {request} is named twice";
+    /// A request id is a non-empty str.
+    EmptyRequestId { value: String } "a request id must be a non-empty str, not {value}";
+    /// A request has at least one token; an extension adds at least one.
+    EmptyTokens { request: String } "request {request} is given no tokens";
+    /// A token id is an integer from 0 to 2**32 - 1.
+    InvalidToken { value: String, position: i64 }
+        "token {value} at position {position} of the call is not an integer in [0, 2**32)";
+    /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
+    UnsupportedBuffer { format: String, dimensions: i64 }
+        "token buffer of format {format} and {dimensions} dimensions is not a row of integers";
+    /// Two arguments of one call must have as many items.
+    LengthMismatch { num_requests: i64, num_tokens: i64 }
+        "{num_requests} requests are given {num_tokens} tokens";
+    /// A count is below what the call needs.
+    InvalidCount { name: &'static str, value: i64, least: i64 }
+        "{name} is {value}, must be at least {least}";
+    /// Slots are asked for tokens that the request does not have.
+    TooManyTokens { request: String, num_tokens: i64, asked: i64 }
+        "request {request} has {num_tokens} tokens, slots are asked up to token {asked}";
+    /// New tokens would pass the longest length that the model takes.
+    BeyondModelLength { request: String, asked: i64, max_model_len: i64 }
+        "request {request} would reach {asked} tokens, the model takes {max_model_len}";
+    /// Only computed tokens can be published.
+    BeyondComputed { request: String, num_computed: i64, asked: i64 }
+        "request {request} has {num_computed} computed tokens, asked to cache {asked}";
+    /// A cut lies outside the request.
+    BeyondRequest { request: String, num_tokens: i64, asked: i64 }
+        "request {request} has {num_tokens} tokens, cannot be cut to {asked}";
+    /// Only a request that holds nothing can bring hits.
+    HitsOnRunningRequest { request: String, num_blocks: i64 }
+        "request {request} already holds blocks and brings {num_blocks} hit blocks";
+    /// The blocks of a hit and its token count do not belong together, or not to this request.
+    WrongHit { request: String, num_blocks: i64, num_tokens: i64 }
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens";
+    /// A hit block does not, or no longer, hold the request's key.
+    StaleHits { request: String, block: i64, position: i64 }
+        "request {request}: block {block} at position {position} does not hold its key any more";
+    /// Hits make no sense where prefix caching is off.
+    CachingDisabled { request: String, num_blocks: i64 }
+        "request {request} brings {num_blocks} hit blocks, prefix caching is off";
+    /// The request's blocks are in the host tier.
+    SwappedOut { request: String } "request {request} is swapped out, swap it in first";
+    /// The request has nothing in the host tier.
+    NotSwapped { request: String } "request {request} is not swapped out";
+    /// The request holds no blocks.
+    NotRunning { request: String } "request {request} holds no blocks";
+    /// A request is forgotten only after it gave back its blocks.
+    StillHoldsBlocks { request: String, num_blocks: i64 }
+        "request {request} still holds {num_blocks} blocks, free it first";
+    /// Other requests count on blocks that this call would leave unwritten.
+    HitInOpenBatch { blocks: Vec<i64>, requests: Vec<String> }
+        "blocks {blocks} were published in the open batch and are counted by requests {requests}: free those first, or take the batch";
+    /// The configuration has no host blocks.
+    NoHostTier { } "there is no host tier: num_host_blocks is 0";
+    /// The pool has no such block, or it is the null block.
+    UnknownBlock { block: i64, first: i64, last: i64 }
+        "block {block} is not one of the blocks {first} to {last} of this pool";
+    /// A block is given back more often than it is held.
+    DoubleFree { block: i64, ref_count: i64, asked: i64 }
+        "block {block} has {ref_count} owners, asked to release {asked}";
+    /// A block is unpinned more often than it was pinned.
+    NotPinned { block: i64, num_pins: i64, asked: i64 }
+        "block {block} has {num_pins} pins, asked to remove {asked}";
+    /// A block without owner and key holds nothing that could be kept.
+    UnusedBlock { block: i64 } "block {block} has neither owner nor key";
+    /// A block has at most one key.
+    AlreadyPublished { block: i64 } "block {block} already has a key";
+    /// Bytes that are not an encoded state.
+    DamagedState { reason: String, offset: i64 }
+        "not an encoded state: {reason} at byte {offset}";
+    /// A text trace that cannot be read.
+    TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
+}
+
+impl std::error::Error for Error {}
+
+/// A named property of every reachable state does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvariantViolation {
+    name: &'static str,
+    detail: String,
+}
+
+impl InvariantViolation {
+    /// The violation of the invariant of this name.
+    #[must_use]
+    pub fn new(name: &'static str, detail: String) -> Self {
+        InvariantViolation { name, detail }
+    }
+
+    /// The name of the invariant.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What was found.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+}
+
+impl fmt::Display for InvariantViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.detail)
+    }
+}
+
+impl std::error::Error for InvariantViolation {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_the_thing_and_the_numbers() {
+        let error = Error::DoubleFree { block: 3, ref_count: 1, asked: 2 };
+        assert_eq!(error.to_string(), "block 3 has 1 owners, asked to release 2");
+        assert_eq!(error.name(), "DoubleFree");
+        let fields = [("block", 3), ("ref_count", 1), ("asked", 2)];
+        assert_eq!(error.fields(), fields.map(|(name, value)| (name, Field::Int(value))));
+    }
+
+    #[test]
+    fn lists_read_as_in_python() {
+        let requests = vec!["a".to_owned(), "b".to_owned()];
+        let error = Error::HitInOpenBatch { blocks: vec![1, 2], requests };
+        let message = error.to_string();
+        assert!(message.starts_with("blocks [1, 2] were"), "{message}");
+        assert!(message.contains("requests ['a', 'b']: free"), "{message}");
+    }
+
+    #[test]
+    fn an_id_is_shown_as_a_python_literal() {
+        assert_eq!(repr("r1"), "'r1'");
+        assert_eq!(repr("it's"), "\"it's\"");
+        assert_eq!(repr("a'b\"c\n\u{1}\\"), r#"'a\'b"c\n\x01\\'"#);
+    }
+}

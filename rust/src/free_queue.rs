@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The free queue: blocks without owner, in the order in which they leave.
+//!
+//! Rules: the front leaves first; a block is taken out of the middle in O(1). The queue is a ring of
+//! links through one sentinel (the id behind the last block); a block outside the queue links to itself,
+//! so no number stands for "none". Who frees in which order is the caller's rule, not the queue's.
+//! Source: S001-10 to S001-20. Twin: kvcore/free_queue.py.
+
+use crate::ids::BlockId;
+
+/// The queue: two columns of links and the number of blocks in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreeQueue {
+    following: Vec<u32>,
+    preceding: Vec<u32>,
+    length: u32,
+}
+
+impl FreeQueue {
+    /// The id that closes the ring.
+    fn sentinel(&self) -> u32 {
+        (self.following.len() - 1) as u32
+    }
+
+    /// Blocks in the queue.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.length
+    }
+
+    /// Whether no block is in the queue.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The blocks, front first.
+    pub fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let step = |block: u32| (block != self.sentinel()).then_some(block);
+        let first = step(self.following[self.sentinel() as usize]);
+        std::iter::successors(first, move |&block| step(self.following[block as usize]))
+            .map(BlockId)
+    }
+
+    /// Whether a block is in the queue.
+    #[must_use]
+    pub fn contains(&self, block: BlockId) -> bool {
+        self.following[block.index()] != block.0
+    }
+
+    /// The block that leaves next.
+    #[must_use]
+    pub fn front(&self) -> Option<BlockId> {
+        let block = self.following[self.sentinel() as usize];
+        (block != self.sentinel()).then_some(BlockId(block))
+    }
+
+    /// Take a block out, from wherever it is.
+    pub fn remove(&mut self, block: BlockId) {
+        debug_assert!(self.contains(block), "FQ-UNIQ: block {block:?} is not in the queue");
+        let (before, after) = (self.preceding[block.index()], self.following[block.index()]);
+        self.following[before as usize] = after;
+        self.preceding[after as usize] = before;
+        self.following[block.index()] = block.0;
+        self.preceding[block.index()] = block.0;
+        self.length -= 1;
+    }
+
+    /// Put a block at the back.
+    pub fn append(&mut self, block: BlockId) {
+        self.insert(self.preceding[self.sentinel() as usize], block);
+    }
+
+    /// Put a block at the front.
+    pub fn prepend(&mut self, block: BlockId) {
+        self.insert(self.sentinel(), block);
+    }
+
+    fn insert(&mut self, before: u32, block: BlockId) {
+        debug_assert!(!self.contains(block), "FQ-UNIQ: block {block:?} is in the queue already");
+        let after = self.following[before as usize];
+        self.following[before as usize] = block.0;
+        self.preceding[block.index()] = before;
+        self.following[block.index()] = after;
+        self.preceding[after as usize] = block.0;
+        self.length += 1;
+    }
+}
+
+/// A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first.
+#[must_use]
+pub fn make_free_queue(num_blocks: u32, order: impl IntoIterator<Item = BlockId>) -> FreeQueue {
+    let links: Vec<u32> = (0..=num_blocks).collect();
+    let mut queue = FreeQueue { following: links.clone(), preceding: links, length: 0 };
+    for block in order {
+        queue.append(block);
+    }
+    queue
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(queue: &FreeQueue) -> Vec<u32> {
+        queue.iter().map(|block| block.0).collect()
+    }
+
+    #[test]
+    fn a_block_leaves_from_the_middle_and_joins_at_either_side() {
+        let mut queue = make_free_queue(4, (0..4).map(BlockId));
+        queue.remove(BlockId(2));
+        queue.remove(BlockId(0));
+        assert_eq!(ids(&queue), [1, 3]);
+        queue.append(BlockId(0));
+        queue.prepend(BlockId(2));
+        assert_eq!(ids(&queue), [2, 1, 3, 0]);
+        assert_eq!((queue.front(), queue.len()), (Some(BlockId(2)), 4));
+    }
+
+    #[test]
+    fn an_empty_queue_has_no_front() {
+        let mut queue = make_free_queue(1, [BlockId(0)]);
+        queue.remove(BlockId(0));
+        assert_eq!((queue.front(), queue.is_empty()), (None, true));
+        assert!(!queue.contains(BlockId(0)));
+        queue.append(BlockId(0));
+        assert_eq!(ids(&queue), [0]);
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//! kvcore's Rust twin: the transitions of `kvcore/*.py`, mutable and fast.
+//!
+//! Rules: file `x.rs` is the twin of `kvcore/x.py`, with the same names in the same order, and gives the
+//! same commands, events, values, errors and canonical bytes. A transition takes `&mut State` and checks
+//! everything before it changes anything, so an `Err` or a refusal leaves the state as it was.
+//! Python is known to `bindings/` alone.
+
+#![deny(unsafe_code)]
+
+pub mod allocate;
+pub mod batch;
+pub mod block_pool;
+pub mod caching;
+pub mod commands;
+pub mod config;
+pub mod decode;
+pub mod drain;
+pub mod effects;
+pub mod encode;
+pub mod errors;
+pub mod events;
+pub mod fork;
+pub mod free_queue;
+pub mod hash_index;
+pub mod hashing;
+pub mod ids;
+pub mod pins;
+pub mod plan;
+pub mod queries;
+pub mod release;
+pub mod requests;
+pub mod state;
+pub mod swap;
+pub mod truncate;
+pub mod values;
+
+#[cfg(feature = "python")]
+mod bindings;

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What calls take and give back: requests, hits, blocks, refusals, statistics.
+//!
+//! Rules: all compare by content. A refusal is one of these values, never an error.
+//! Twin: kvcore/values.py.
+
+use crate::ids::BlockId;
+
+/// Why a call was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Ask again when blocks were given back.
+    Later,
+    /// More than an empty pool can give this call.
+    Never,
+}
+
+/// What `can_allocate` says of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It would succeed now.
+    Ok,
+    /// It would be refused now.
+    Later,
+    /// It would be refused on an empty pool.
+    Never,
+}
+
+/// Where a request's blocks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It holds none.
+    Waiting,
+    /// On the device.
+    Running,
+    /// In the host tier.
+    Swapped,
+}
+
+impl Status {
+    /// The status as engines read it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Waiting => "waiting",
+            Status::Running => "running",
+            Status::Swapped => "swapped",
+        }
+    }
+}
+
+/// A request as an engine hands it in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// A name of its own, not empty.
+    pub request_id: String,
+    /// At least one token id.
+    pub tokens: Vec<u32>,
+}
+
+/// Block ids, one list a group, in table order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KVCacheBlocks {
+    /// The ids of each group.
+    pub blocks: Vec<Vec<BlockId>>,
+}
+
+impl KVCacheBlocks {
+    /// The ids as one list a group.
+    #[must_use]
+    pub fn get_block_ids(&self) -> Vec<Vec<u32>> {
+        self.blocks.iter().map(|ids| ids.iter().map(|block| block.0).collect()).collect()
+    }
+}
+
+/// A cached prefix of a request: its blocks a group, and the tokens that they hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hit {
+    /// The blocks, from the start of the request.
+    pub blocks: KVCacheBlocks,
+    /// The tokens in them.
+    pub num_tokens: u32,
+}
+
+/// A call that did not fit and changed nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// Whether it is worth asking again.
+    pub reason: Reason,
+    /// Blocks that the call would take out of the free queue.
+    pub needed: u64,
+    /// Blocks that were free.
+    pub available: u64,
+    /// Released blocks that wait for an unfinished batch.
+    pub pending: u64,
+}
+
+impl Refused {
+    /// The refusal of so many blocks of a pool with so many free ones.
+    #[must_use]
+    pub fn new(reason: Reason, needed: u64, available: u32) -> Self {
+        Refused { reason, needed, available: u64::from(available), pending: 0 }
+    }
+}
+
+/// The value of a call that may be refused.
+pub type Admitted<T> = Result<T, Refused>;
+
+/// How far an `append` came: requests from the refused one on are untouched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// Requests that got their token and slot.
+    pub done: u64,
+    /// Why the next one did not.
+    pub refused: Option<Refused>,
+}
+
+/// Look-ups since the last `take_stats`, counted with the allocation that used them.
+///
+/// queries and hits are tokens. Requests that were preempted before are counted apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the sums that the type names
+pub struct PrefixCacheStats {
+    pub requests: u64,
+    pub queries: u64,
+    pub hits: u64,
+    pub preempted_requests: u64,
+    pub preempted_queries: u64,
+    pub preempted_hits: u64,
+}
+
+impl PrefixCacheStats {
+    /// Hit tokens over queried tokens of new requests, 0.0 without queries.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        if self.queries == 0 { 0.0 } else { self.hits as f64 / self.queries as f64 }
+    }
+
+    /// Add one more look-up.
+    pub fn observe(&mut self, num_queries: u64, num_hits: u64, preempted: bool) {
+        if preempted {
+            self.preempted_requests += 1;
+            self.preempted_queries += num_queries;
+            self.preempted_hits += num_hits;
+        } else {
+            self.requests += 1;
+            self.queries += num_queries;
+            self.hits += num_hits;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preempted_look_ups_are_counted_apart() {
+        let mut stats = PrefixCacheStats::default();
+        assert_eq!(stats.hit_rate(), 0.0);
+        stats.observe(8, 4, false);
+        stats.observe(8, 8, true);
+        assert_eq!((stats.requests, stats.queries, stats.hits), (1, 8, 4));
+        assert_eq!((stats.preempted_requests, stats.preempted_hits), (1, 8));
+        assert_eq!(stats.hit_rate(), 0.5);
+    }
+}
