@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
+//!
+//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing. All groups' hits are touched
+//! before any group allocates, so that no allocation evicts a hit. The computed count advances by hits,
+//! external and new tokens. Full blocks are published by the call that schedules their last token, unless
+//! delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
+
+use std::vec::IntoIter;
+
+use crate::caching::publish_blocks;
+use crate::commands::Command;
+use crate::errors::Error;
+use crate::ids::{BlockId, Row};
+use crate::plan::{Asked, Growth, Plan, Rewrite, plan_allocation};
+use crate::requests::extend;
+use crate::state::{BatchRecord, State, request_mut};
+use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
+
+/// The requests of an `append`: ids, or rows as a buffer holds them.
+#[derive(Debug, Clone, Copy)]
+pub enum Requests<'a> {
+    /// Ids, each known or not.
+    Ids(&'a [&'a str]),
+    /// Rows, each in use or not.
+    Rows(&'a [u32]),
+}
+
+/// Schedule the next tokens of a request; returns the blocks that its tables grew by, or a refusal.
+///
+/// External tokens get blocks that are held and not returned. Fails with UnknownRequest, SwappedOut,
+/// InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits, UnknownBlock,
+/// HitsOnRunningRequest, CachingDisabled.
+pub fn allocate_slots(
+    state: &mut State,
+    request_id: &str,
+    asked: &Asked,
+) -> Result<Admitted<KVCacheBlocks>, Error> {
+    let row = state.request(request_id)?;
+    let plan = match plan_allocation(state, row, asked)? {
+        Ok(plan) => plan,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    commit(state, asked, &plan);
+    let grown = |(group, table): (usize, &Vec<BlockId>)| {
+        let count = plan.growth.get(group).map_or(0, |each| each.grown) as usize;
+        table[table.len() - count..].to_vec()
+    };
+    let blocks = state[row].tables.iter().enumerate().map(grown).collect();
+    Ok(Ok(KVCacheBlocks { blocks }))
+}
+
+/// What `allocate_slots` would say to the same arguments. Does not modify the state.
+pub fn can_allocate(state: &State, request_id: &str, asked: &Asked) -> Result<Verdict, Error> {
+    let row = state.request(request_id)?;
+    Ok(match plan_allocation(state, row, asked)? {
+        Ok(_) => Verdict::Ok,
+        Err(refused) => match refused.reason {
+            Reason::Later => Verdict::Later,
+            Reason::Never => Verdict::Never,
+        },
+    })
+}
+
+/// Add one token to each request and schedule one slot for each, in order.
+///
+/// Requests from the first refused one on are untouched. Fails with UnknownRequest, SwappedOut,
+/// LengthMismatch, BeyondModelLength.
+pub fn append(
+    state: &mut State,
+    requests: Requests<'_>,
+    tokens: &[u32],
+) -> Result<Appended, Error> {
+    let rows = check_append(state, requests, tokens.len())?;
+    let asked = Asked::new(1);
+    for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
+        let num_hashed = state[row].block_hashes.len();
+        extend(state, row, &[token]);
+        let planned = plan_allocation(state, row, &asked);
+        match planned.expect("NOCROSS: check_append has checked every call of the append") {
+            Ok(plan) => commit(state, &asked, &plan),
+            Err(refused) => {
+                let request = &mut state[row];
+                request.tokens.pop();
+                request.block_hashes.truncate(num_hashed);
+                return Ok(Appended { done, refused: Some(refused) });
+            }
+        }
+    }
+    Ok(Appended { done: rows.len() as u64, refused: None })
+}
+
+/// The rows as a buffer holds them. Fails with UnknownRequest where no request is.
+pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<Vec<Row>, Error> {
+    let known = |&row: &u32| match state.requests.get(row as usize) {
+        Some(Some(_)) => Ok(Row(row)),
+        _ => Err(Error::UnknownRequest { request: format!("in row {row}") }),
+    };
+    rows.iter().map(known).collect()
+}
+
+/// The rows of the requests. Fails as any call of the append would, before the first one changes
+/// anything.
+fn check_append(
+    state: &State,
+    requests: Requests<'_>,
+    num_tokens: usize,
+) -> Result<Vec<Row>, Error> {
+    let (given, num_requests) = match requests {
+        Requests::Ids(ids) => (None, ids.len()),
+        Requests::Rows(rows) => (Some(read_request_ids(state, rows)?), rows.len()),
+    };
+    if num_requests != num_tokens {
+        let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
+        return Err(Error::LengthMismatch { num_requests, num_tokens });
+    }
+    let mut rows = given.unwrap_or_else(|| Vec::with_capacity(num_requests));
+    for place in 0..num_requests {
+        if let Requests::Ids(ids) = requests {
+            rows.push(state.request(ids[place])?);
+        }
+        check_one(state, &rows[..=place])?;
+    }
+    Ok(rows)
+}
+
+/// Fails with SwappedOut or BeyondModelLength unless the last of these can grow by a token, once for
+/// each time that it is among them.
+fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
+    let Some(&row) = rows.last() else { return Ok(()) };
+    state.check_on_device(row)?;
+    let (computed, limit) = (u64::from(state[row].num_computed), state.config.length_limit());
+    if computed + rows.len() as u64 <= u64::from(limit) {
+        return Ok(());
+    }
+    let times = rows.iter().filter(|&&each| each == row).count() as u64;
+    if computed + times > u64::from(limit) {
+        let (asked, max_model_len) = ((computed + times) as i64, i64::from(limit));
+        return Err(Error::BeyondModelLength { request: state[row].name(), asked, max_model_len });
+    }
+    Ok(())
+}
+
+/// Do what a plan says.
+fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
+    let row = plan.row;
+    let request = &state[row];
+    if let Some(hit) = &asked.hit
+        && !request.holds_blocks()
+    {
+        let (num_queries, preempted) = (request.tokens.len() as u64, request.preempted);
+        state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
+    }
+    let num_computed_before = state[row].num_computed;
+    let record = || BatchRecord { num_computed_before, published: Vec::new() };
+    state.batch.records.entry(row).or_insert_with(record);
+    for (group, hits) in (0..).zip(&plan.hits) {
+        attach_hits(state, row, group, hits);
+    }
+    if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
+        let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
+        let grown: u32 = plan.growth.iter().map(|each| each.external + each.grown).sum();
+        let mut fresh = state.device.take(num_shared + grown, &mut state.effects).into_iter();
+        for rewrite in &plan.rewrites {
+            apply_rewrite(state, row, *rewrite, &mut fresh);
+        }
+        for (group, Growth { external, grown }) in (0..).zip(&plan.growth) {
+            grow(state, row, group, fresh.by_ref().take((external + grown) as usize));
+        }
+    }
+    state[row].num_computed = plan.num_scheduled;
+    if state.config.enable_caching && !asked.delay_cache_blocks {
+        publish_blocks(state, row, plan.num_scheduled);
+    }
+}
+
+/// Add the request as an owner of its hits, at the start of its table.
+fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
+    for (position, &block) in (0..).zip(hits) {
+        state.device.touch(block, &mut state.effects);
+        state.effects.emit(Command::SetTable { row, group, position, block });
+    }
+    let request = &mut state[row];
+    request.tables[group as usize].extend_from_slice(hits);
+    if !hits.is_empty() {
+        request.num_cached[group as usize] = hits.len() as u32;
+    }
+}
+
+/// Make one block of a table fit to be written.
+fn apply_rewrite(state: &mut State, row: Row, rewrite: Rewrite, fresh: &mut IntoIter<BlockId>) {
+    let Rewrite { group, position, shared, copied } = rewrite;
+    let block = state[row].tables[group as usize][position as usize];
+    if !shared {
+        state.device.unpublish(block, &mut state.effects);
+        return;
+    }
+    let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
+    if copied {
+        state.effects.emit(Command::CopyOnWrite { source: block, target });
+    } else if state.config.groups[group as usize].zero_new_blocks {
+        state.effects.emit(Command::Zero { block: target });
+    }
+    state.effects.emit(Command::SetTable { row, group, position, block: target });
+    state.device.release([block], &mut state.effects);
+    state[row].tables[group as usize][position as usize] = target;
+}
+
+/// Put fresh blocks at the end of a table.
+fn grow(state: &mut State, row: Row, group: u32, fresh: impl Iterator<Item = BlockId>) {
+    let zero = state.config.groups[group as usize].zero_new_blocks;
+    let State { effects, requests, .. } = state;
+    let table = &mut request_mut(requests, row).tables[group as usize];
+    for block in fresh {
+        if zero {
+            effects.emit(Command::Zero { block });
+        }
+        effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
+        table.push(block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::plan::AskedHit;
+    use crate::queries::get_computed_blocks;
+    use crate::release::free;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Refused;
+
+    /// Four usable blocks of two tokens.
+    fn story() -> State {
+        make_state(Config::new(5, 2, b"seed")).unwrap()
+    }
+
+    fn table(state: &State, request_id: &str) -> Vec<u32> {
+        let row = state.request(request_id).unwrap();
+        state[row].tables[0].iter().map(|block| block.0).collect()
+    }
+
+    #[test]
+    fn a_second_request_shares_the_cached_prefix() {
+        let mut state = story();
+        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
+        add_request(&mut state, "b", &[1, 2, 9]).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        let hit = get_computed_blocks(&state, "b").unwrap();
+        assert_eq!(hit.num_tokens, 2);
+        let asked = Asked { hit: Some(AskedHit::from(&hit)), ..Asked::new(1) };
+        let new = allocate_slots(&mut state, "b", &asked).unwrap().unwrap();
+        assert_eq!(new.blocks, [[BlockId(3)]]);
+        assert_eq!((table(&state, "a"), table(&state, "b")), (vec![1, 2], vec![1, 3]));
+        assert_eq!((state.stats.queries, state.stats.hits), (3, 2));
+        free(&mut state, "b").unwrap();
+        assert_eq!(state.device.ref_count(BlockId(1)), 1);
+    }
+
+    #[test]
+    fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
+        let mut state = story();
+        add_request(&mut state, "a", &[1; 12]).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        let before = crate::encode::encode(&state);
+        let refused = Refused { reason: Reason::Never, needed: 3, available: 1, pending: 0 };
+        assert_eq!(allocate_slots(&mut state, "a", &Asked::new(7)), Ok(Err(refused)));
+        assert_eq!(can_allocate(&state, "a", &Asked::new(7)), Ok(Verdict::Never));
+        assert_eq!(can_allocate(&state, "a", &Asked::new(3)), Ok(Verdict::Ok));
+        assert_eq!(crate::encode::encode(&state), before);
+    }
+
+    #[test]
+    fn append_stops_at_the_first_refusal() {
+        let mut state = story();
+        for id in ["a", "b"] {
+            add_request(&mut state, id, &[1, 2, 3, 4]).unwrap();
+            allocate_slots(&mut state, id, &Asked::new(4)).unwrap().unwrap();
+        }
+        let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
+        let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
+        assert_eq!(appended, Appended { done: 0, refused: Some(refused) });
+        free(&mut state, "b").unwrap();
+        let appended = append(&mut state, Requests::Rows(&[0, 0, 0]), &[5, 6, 7]).unwrap();
+        assert_eq!(appended, Appended { done: 3, refused: None });
+        assert_eq!((table(&state, "a").len(), state[Row(0)].num_tokens()), (4, 7));
+    }
+
+    #[test]
+    fn append_checks_every_call_before_the_first() {
+        let mut config = Config::new(5, 2, b"seed");
+        config.max_model_len = Some(4);
+        let mut state = make_state(config).unwrap();
+        add_request(&mut state, "a", &[1, 2]).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
+        let before = crate::encode::encode(&state);
+        let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
+        let request = "'a'".to_owned();
+        assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 5, max_model_len: 4 }));
+        let unknown = append(&mut state, Requests::Rows(&[0, 7]), &[1, 2]).unwrap_err();
+        assert_eq!(unknown.to_string(), "request in row 7 is not known");
+        let lengths = append(&mut state, Requests::Ids(&["x"]), &[]).unwrap_err();
+        assert_eq!(lengths, Error::LengthMismatch { num_requests: 1, num_tokens: 0 });
+        assert_eq!(crate::encode::encode(&state), before);
+    }
+
+    #[test]
+    fn a_hit_that_lost_its_key_is_stale() {
+        let mut state = story();
+        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
+        let hit = Some(AskedHit { blocks: vec![vec![1]], num_tokens: 2 });
+        let stale = allocate_slots(&mut state, "a", &Asked { hit, ..Asked::new(1) });
+        let request = "'a'".to_owned();
+        assert_eq!(stale, Err(Error::StaleHits { request, block: 1, position: 0 }));
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is findable: publication of full blocks, and its withdrawal.
+//!
+//! Rules: the call that schedules the write of a block's last token publishes the block, so a later
+//! request of the same step may hit it. A key whose block the open batch itself writes is remembered in
+//! the batch's record, since it is withdrawn if the request leaves the batch. With `Duplicates::Merge` a
+//! block whose content is findable already waits for `take_batch` instead. Source: S000-29 to 31,
+//! 41, 42, 49. Twin: kvcore/caching.py.
+
+use std::sync::Arc;
+
+use crate::block_pool::BlockPool;
+use crate::config::Duplicates;
+use crate::errors::Error;
+use crate::events::Event;
+use crate::ids::{BlockId, Row};
+use crate::state::{Merge, Published, State};
+
+/// Publish a request's full blocks up to so many tokens, whose caching was delayed.
+///
+/// Nothing happens where caching is off. Fails with UnknownRequest, SwappedOut, InvalidCount,
+/// BeyondComputed.
+pub fn cache_blocks(
+    state: &mut State,
+    request_id: &str,
+    num_computed_tokens: i64,
+) -> Result<(), Error> {
+    let row = state.on_device(request_id)?;
+    let num_computed = i64::from(state[row].num_computed);
+    if num_computed_tokens < 0 {
+        let name = "num_computed_tokens";
+        return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
+    }
+    if num_computed_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });
+    }
+    if state.config.enable_caching {
+        publish_blocks(state, row, num_computed_tokens as u32);
+    }
+    Ok(())
+}
+
+/// Forget the keys of blocks; owners and places in the free queue stay. Fails with UnknownBlock.
+pub fn evict_blocks(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
+    let check = |&block: &i64| state.device.check_block(block);
+    let blocks: Vec<BlockId> = block_ids.iter().map(check).collect::<Result<_, _>>()?;
+    for block in blocks {
+        state.device.unpublish(block, &mut state.effects);
+    }
+    Ok(())
+}
+
+/// Forget every key of every tier. False, with nothing done, while any block is used.
+pub fn reset_prefix_cache(state: &mut State) -> bool {
+    let used = |pool: &BlockPool| pool.num_free() < pool.num_usable();
+    if used(&state.device) || state.host.as_ref().is_some_and(used) {
+        return false;
+    }
+    state.device.clear_index(&mut state.effects);
+    state.effects.announce(Event::AllBlocksCleared);
+    true
+}
+
+/// Publish the full blocks up to so many tokens that are not yet.
+pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
+    let num_full = num_tokens / state.config.block_size();
+    for group in 0..state.config.groups.len() as u32 {
+        let cached = state[row].num_cached[group as usize];
+        let mut first = cached;
+        for position in cached..num_full {
+            if !publish_block(state, row, group, position) {
+                announce_stored(state, row, group, (first, position));
+                first = position + 1;
+            }
+        }
+        announce_stored(state, row, group, (first, num_full));
+        state[row].num_cached[group as usize] = cached.max(num_full);
+    }
+}
+
+/// Publish one block, or note its merge. True: it became findable.
+fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool {
+    let request = &state[row];
+    let block = request.tables[group as usize][position as usize];
+    let key = request.key(position, group);
+    if state.device.key(block).is_some() {
+        return false;
+    }
+    if state.config.duplicates == Duplicates::Merge && state.device.index.first(&key).is_some() {
+        let request_id = Arc::clone(&request.request_id);
+        state.batch.merges.push(Merge { request_id, group, position, block, key });
+        return false;
+    }
+    state.device.publish(block, key);
+    let written = (position + 1) * state.config.block_size();
+    if let Some(record) = state.batch.records.get_mut(&row)
+        && written > record.num_computed_before
+    {
+        record.published.push(Published { group, position, block, key });
+    }
+    true
+}
+
+fn announce_stored(state: &mut State, row: Row, group: u32, (first, end): (u32, u32)) {
+    if first < end && state.effects.events_enabled() {
+        let event = stored(state, row, group, (first, end));
+        state.effects.announce(event);
+    }
+}
+
+/// The event that a request's blocks at positions [first, end) became findable.
+pub(crate) fn stored(state: &State, row: Row, group: u32, (first, end): (u32, u32)) -> Event {
+    let block_size = state.config.block_size();
+    let request = &state[row];
+    let (from, to) = (first as usize, end as usize);
+    let size = block_size as usize;
+    Event::BlockStored {
+        block_hashes: request.block_hashes[from..to].to_vec(),
+        parent_hash: (first > 0).then(|| state.parent_hash(row, first)),
+        tokens: request.tokens[from * size..to * size].to_vec(),
+        block_size,
+        group,
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fork: a child that shares its parent's blocks (parallel sampling, beam search).
+//!
+//! Rules: commands run before the forward pass, so a copy could not see what the open batch schedules:
+//! the child shares the blocks up to the tokens that the parent had computed before that batch, a partial
+//! tail included, and gets no lookahead. Whoever writes a shared block first gets a copy (`allocate.rs`).
+//! Twin: kvcore/fork.py.
+
+use crate::commands::Command;
+use crate::errors::Error;
+use crate::ids::Row;
+use crate::requests::{check_new_id, empty_request};
+use crate::state::State;
+
+/// Add a child with its parent's tokens, hashes and computed blocks; returns its row.
+///
+/// Fails with UnknownRequest, SwappedOut, EmptyRequestId, RepeatedRequest.
+pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, Error> {
+    let parent_row = state.on_device(parent_id)?;
+    check_new_id(state, child_id)?;
+    let record = state.batch.records.get(&parent_row);
+    let computed = record.map_or(state[parent_row].num_computed, |each| each.num_computed_before);
+    let num_full = computed / state.config.block_size();
+    let num_shared = computed.div_ceil(state.config.block_size()) as usize;
+    let row = empty_request(state, child_id);
+    let mut parent = state[parent_row].clone();
+    parent.tables.iter_mut().for_each(|table| table.truncate(num_shared));
+    for (group, table) in (0..).zip(&parent.tables) {
+        for (position, &block) in (0..).zip(table) {
+            state.device.touch(block, &mut state.effects);
+            state.effects.emit(Command::SetTable { row, group, position, block });
+        }
+    }
+    let child = &mut state[row];
+    child.tokens = parent.tokens;
+    child.block_hashes = parent.block_hashes;
+    child.num_computed = computed;
+    child.tables = parent.tables;
+    child.num_cached = parent.num_cached.into_iter().map(|cached| cached.min(num_full)).collect();
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::{Requests, allocate_slots, append};
+    use crate::batch::take_batch;
+    use crate::config::Config;
+    use crate::ids::BlockId;
+    use crate::plan::Asked;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+
+    fn parent_of_three_tokens() -> State {
+        let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
+        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        state
+    }
+
+    #[test]
+    fn a_child_shares_nothing_that_the_open_batch_writes() {
+        let mut state = parent_of_three_tokens();
+        let row = fork(&mut state, "a", "b").unwrap();
+        assert_eq!((state[row].num_computed, state[row].holds_blocks()), (0, false));
+        assert_eq!(state[row].tokens, [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_first_to_write_a_shared_tail_gets_a_copy() {
+        let mut state = parent_of_three_tokens();
+        take_batch(&mut state);
+        let child = fork(&mut state, "a", "b").unwrap();
+        assert_eq!(state[child].tables, [[BlockId(1), BlockId(2)]]);
+        append(&mut state, Requests::Ids(&["b", "a"]), &[7, 8]).unwrap();
+        assert_eq!(state[child].tables, [[BlockId(1), BlockId(3)]]);
+        assert_eq!(state[Row(0)].tables, [[BlockId(1), BlockId(2)]]);
+        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let copy = Command::CopyOnWrite { source: BlockId(2), target: BlockId(3) };
+        assert_eq!(commands.iter().filter(|&each| *each == copy).count(), 1);
+    }
+}
