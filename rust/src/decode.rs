@@ -174,9 +174,8 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
 
 fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
     let num_blocks = source.u32()?;
-    let groups = source.list(|source| {
-        Ok(Group { block_size: source.u32()?, zero_new_blocks: source.flag()? })
-    })?;
+    let groups = source
+        .list(|source| Ok(Group { block_size: source.u32()?, zero_new_blocks: source.flag()? }))?;
     if groups.is_empty() {
         return Err(source.damaged("there is no group"));
     }
