@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare all that a clone needs in `.venv`; a step whose inputs have not changed is skipped.
 
-Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime` (editable),
-`model` (SmolLM2). `python3 tools/bootstrap.py [STEP ...]` runs the ones named, by default all.
+Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime`
+(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP ...]` runs the named or all.
 What is missing on the machine is said in one sentence, before anything is downloaded.
-Uses the standard library only, and syntax that an old Python can read in order to be told it is old.
+Standard library only, and no syntax that keeps an old Python from reading that it is too old.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STAMPS = VENV / "kvcore-setup"
 PYTHON_MIN = (3, 11)
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """The machine lacks something; the message is the sentence that says what."""
 
 
@@ -47,21 +47,25 @@ def pip_install(*arguments: object) -> None:
 
 def require_tools() -> None:
     """Raise Missing unless cargo is there and new enough, and so is a C compiler."""
-    wanted = re.search(r'^rust-version = "(\d+)\.(\d+)"', (ROOT / "Cargo.toml").read_text(), re.M)
+    wanted = re.search(
+        r'^rust-version = "(\d+)\.(\d+)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE
+    )
     assert wanted is not None
-    needs = "kvcore needs Rust %s.%s or newer (cargo)" % wanted.groups()
+    needs = "kvcore needs Rust {}.{} or newer (cargo)".format(*wanted.groups())
     if shutil.which("cargo") is None:
-        raise Missing(needs + ": no `cargo` was found on PATH.")
+        raise MissingError(needs + ": no `cargo` was found on PATH.")
     told = subprocess.run(
         ["cargo", "--version"], stdout=subprocess.PIPE, check=False
     ).stdout.decode()
     found = re.search(r"cargo (\d+)\.(\d+)", told)
     if found is None:
-        raise Missing(needs + ": `cargo --version` does not run.")
+        raise MissingError(needs + ": `cargo --version` does not run.")
     if tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
-        raise Missing(needs + ": this is {}.{}.".format(*found.groups()))
+        raise MissingError(needs + ": this is {}.{}.".format(*found.groups()))
     if shutil.which("cc") is None:
-        raise Missing("kvcore needs a C compiler to link its Rust part: no `cc` was found on PATH.")
+        raise MissingError(
+            "kvcore needs a C compiler to link its Rust part: no `cc` was found on PATH."
+        )
 
 
 def make_venv() -> None:
@@ -70,11 +74,9 @@ def make_venv() -> None:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError as error:
-        raise Missing(
-            "kvcore needs the Python modules venv and ensurepip (Debian: python3-venv): {}.".format(
-                error
-            )
-        )
+        raise MissingError(
+            f"kvcore needs Python's modules venv and ensurepip (Debian: python3-venv): {error}."
+        ) from error
     subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
 
 
@@ -135,10 +137,10 @@ def steps() -> dict[str, Step]:
 
 def key_of(step: Step) -> str:
     """A digest of the step's inputs, of the folder and of the Python they were made for."""
-    digest = hashlib.sha256("{} {}".format(ROOT, platform.python_version()).encode())
+    digest = hashlib.sha256(f"{ROOT} {platform.python_version()}".encode())
     for path in step.inputs:
         content = path.read_bytes()
-        digest.update("{} {}\n".format(path.relative_to(ROOT), len(content)).encode() + content)
+        digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
@@ -162,14 +164,14 @@ def bootstrap(names: list[str]) -> None:
         step.action()
         STAMPS.mkdir(parents=True, exist_ok=True)
         (STAMPS / name).write_text(key)
-        print("setup: {} done in {:.0f} s".format(name, time.monotonic() - started), flush=True)
+        print(f"setup: {name} done in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def main(arguments: list[str]) -> int:
     """Run the bootstrap; 1 with one sentence where the machine lacks something or a step fails."""
     if sys.version_info < PYTHON_MIN:
         found = platform.python_version()
-        print("kvcore needs Python 3.11 or newer: {} is {}.".format(sys.executable, found))
+        print(f"kvcore needs Python 3.11 or newer: {sys.executable} is {found}.")
         return 1
     known = list(steps())
     unknown = [name for name in arguments if name not in known]
@@ -178,7 +180,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         bootstrap(arguments or known)
-    except Missing as error:
+    except MissingError as error:
         print(error)
         return 1
     except subprocess.CalledProcessError as error:
