@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin mirrors the core: the same files, with the same names in the same order.
+
+Rules: a Python file that names a twin in its header has it, and every Rust file of the core is such
+a twin. Each public function and class of the Python file is a function or type of the Rust file, in
+the same order; each public method is one of its functions. What one language alone needs is listed
+below with its reason; a reason that is no longer needed fails, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TWIN = re.compile(r"Twin:\s+(rust/src/[\w/]+\.rs)")
+ITEM = re.compile(r"^\s*(?:pub(?:\(\w+\))? )?(?:fn|struct|enum|type) (\w+)", re.MULTILINE)
+VARIANT = re.compile(r"^    ([A-Z]\w*)(?: \{|\(|,)", re.MULTILINE)
+
+DRAFT = "a mutable value needs no draft"
+PYTHON_ONLY = {
+    ("block_pool.py", "PoolDraft"): DRAFT,
+    ("block_pool.py", "freeze"): DRAFT,
+    ("decode.py", "u8"): "every byte of the format is a flag or a choice",
+    ("errors.py", "BackendMissing"): "the twin is not missing where it runs",
+    ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
+    ("free_queue.py", "FreeQueueDraft"): DRAFT,
+    ("free_queue.py", "freeze"): DRAFT,
+    ("hash_index.py", "HashIndexDraft"): DRAFT,
+    ("hash_index.py", "freeze"): DRAFT,
+    ("state.py", "Draft"): DRAFT,
+    ("state.py", "freeze"): DRAFT,
+    ("state.py", "store"): DRAFT,
+    ("state.py", "transition"): DRAFT,
+    ("values.py", "Outcome"): "a transition changes the state that it is given",
+}
+RUST_ONLY = {
+    "ids.rs": "newtypes for what Python has ints",
+    "lib.rs": "the list of modules",
+}
+
+
+def twins() -> dict[Path, Path]:
+    """The Python files that name a twin in their header, each with the twin's path."""
+    found = {}
+    for path in sorted((ROOT / "kvcore").glob("*.py")):
+        header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        twin = TWIN.search(header)
+        if twin is not None:
+            found[path] = ROOT / twin.group(1)
+    return found
+
+
+def public(nodes: list[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
+    """The public functions and classes among statements, in order."""
+    named = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [node for node in named if not node.name.startswith("_")]
+
+
+def python_names(path: Path) -> tuple[list[str], list[str]]:
+    """The public functions and classes of a file, and their public methods, in order."""
+    items = public(ast.parse(path.read_text(encoding="utf-8")).body)
+    classes = [item for item in items if isinstance(item, ast.ClassDef)]
+    methods = [method.name for item in classes for method in public(item.body)]
+    return [item.name for item in items], methods
+
+
+def rust_names(path: Path) -> list[str]:
+    """The functions, types and variants of a file without its tests, in order."""
+    source = path.read_text(encoding="utf-8").partition("#[cfg(test)]")[0]
+    places = [(m.start(), m[1]) for pattern in (ITEM, VARIANT) for m in pattern.finditer(source)]
+    return [name for _, name in sorted(places)]
+
+
+@pytest.mark.parametrize("path", twins(), ids=lambda path: path.name)
+def test_a_twin_has_the_names_of_its_core_file_in_their_order(path: Path) -> None:
+    twin = twins()[path]
+    assert twin.exists()
+    rust = rust_names(twin)
+    items, methods = python_names(path)
+    expected = [name for name in items if (path.name, name) not in PYTHON_ONLY]
+    rest = iter(rust)
+    missing_or_late = [name for name in expected if name not in rest]
+    assert not missing_or_late
+    lacking = {name for name in methods if name not in rust}
+    assert lacking <= {name for file, name in PYTHON_ONLY if file == path.name}
+
+
+def test_every_rust_file_of_the_core_is_a_twin() -> None:
+    files = {path.name for path in (ROOT / "rust" / "src").glob("*.rs")}
+    twin_names = {path.name for path in twins().values() if path.parent.name == "src"}
+    assert files == twin_names | set(RUST_ONLY)
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    for path, twin in twins().items():
+        listed = {name for file, name in PYTHON_ONLY if file == path.name}
+        if not listed:
+            continue
+        items, methods = python_names(path)
+        assert listed == listed & {*items, *methods} - set(rust_names(twin))
