@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvcore.commands import COLUMNS, KINDS, Allocate, Batch, Evict, Free, Touch
+from kvcore.commands import COLUMNS, KINDS, Allocate, Batch, Evict, Free, SetTable, Touch
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import BatchOutOfOrder, UnsupportedCommand
 from kvcore_runtime.copies import check_blocks
@@ -30,7 +30,7 @@ from kvcore_runtime.segments import (
 )
 from kvcore_runtime.tables import BlockTables
 
-KIND, SEGMENT, A, B = (COLUMNS.index(name) for name in ("kind", "segment", "a", "b"))
+KIND, SEGMENT, A, B, _, D = range(len(COLUMNS))
 _COPYING = torch.tensor(COPYING, dtype=torch.int32)
 _OWNING = torch.tensor([Allocate.kind, Touch.kind, Evict.kind, Free.kind], dtype=torch.int32)
 _KNOWN = torch.tensor(sorted(KINDS), dtype=torch.int32)
@@ -114,9 +114,9 @@ def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
     unknown = kinds[~torch.isin(kinds, _KNOWN)]
     if unknown.numel():
         raise UnsupportedCommand(number=number, kind=int(unknown[0]))
-    owning = columns[A, torch.isin(kinds, _OWNING)]
-    if owning.numel():
-        check_blocks(cache.blocks, [int(owning.min()), int(owning.max())])
+    for named in (columns[A, torch.isin(kinds, _OWNING)], columns[D, kinds == SetTable.kind]):
+        if named.numel():
+            check_blocks(cache.blocks, [int(named.min()), int(named.max())])
     chosen = columns[:, torch.isin(kinds, _COPYING)][[KIND, SEGMENT, A, B]]
     copying = [Copying(*row) for row in chosen.t().tolist()]
     check_segments(cache, number, copying)

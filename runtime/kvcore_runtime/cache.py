@@ -94,7 +94,7 @@ class Cache:
     def side_stream(self) -> torch.cuda.Stream:
         """The stream that swaps run on, beside the current one; only where the device is a GPU."""
         if self._side_stream is None:
-            self._side_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side_stream = torch.cuda.Stream(self.device)
         return self._side_stream
 
     def synchronize(self) -> None:

@@ -68,7 +68,10 @@ class CopyHazard(CacheError):
 class LayoutMismatch(CacheError):
     """Copies go between tiers of one layout."""
 
-    message = "pages of {source_bytes} bytes in {source_pieces} pieces cannot go to pages of {target_bytes} bytes in {target_pieces} pieces"  # noqa: E501 -- one message
+    message = (
+        "pages of {source_bytes} bytes in {source_pieces} pieces cannot go to "
+        "pages of {target_bytes} bytes in {target_pieces} pieces"
+    )
 
 
 class BatchOutOfOrder(CacheError):
@@ -110,7 +113,10 @@ class SlotsOverflow(CacheError):
 class BeyondTable(CacheError):
     """Slots are asked for positions that the row's table does not cover."""
 
-    message = "row {row}, group {group}: position {position} needs {needed} blocks, the table has {length}"  # noqa: E501 -- one message
+    message = (
+        "row {row}, group {group}: position {position} needs {needed} blocks, "
+        "the table has {length}"
+    )
 
 
 class StaleRead(CacheError):

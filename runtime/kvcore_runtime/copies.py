@@ -22,8 +22,7 @@ from kvcore_runtime.cache_errors import BlockOutOfRange, CopyHazard, LayoutMisma
 
 # From here torch's threads are worth the longer call.
 THREADS_BYTES_MIN = 4 * 1024 * 1024
-# Below this a kernel that reads pinned memory beats one transfer a page (vLLM's
-# swap_blocks_triton).
+# Up to here one kernel over pinned memory beats one transfer a page (vLLM's swap_blocks_triton).
 KERNEL_SWAP_BYTES_MAX = 28 * 1024
 
 
@@ -62,7 +61,8 @@ def copy_pages(source: Tier, target: Tier, sources: Sequence[int], targets: Sequ
         from kvcore_runtime import kernels  # Triton is imported only where there is a GPU.
 
         gpu = pages_to.device if pages_to.is_cuda else pages_from.device
-        kernels.copy_pages(pages_from, pages_to, ids(sources, gpu), ids(targets, gpu))
+        with torch.cuda.device(gpu):
+            kernels.copy_pages(pages_from, pages_to, ids(sources, gpu), ids(targets, gpu))
     elif across:
         _copy_by_transfers(pages_from, pages_to, sources, targets)
     else:
@@ -78,7 +78,8 @@ def fill_pages(tier: Tier, blocks: Sequence[int], value: float) -> None:
         if value == 0.0:
             from kvcore_runtime import kernels  # Triton is imported only where there is a GPU.
 
-            kernels.zero_pages(tier.pieces, ids(blocks, tier.data.device))
+            with torch.cuda.device(tier.data.device):
+                kernels.zero_pages(tier.pieces, ids(blocks, tier.data.device))
         else:
             tier.data.index_fill_(0, ids(blocks, tier.data.device), value)
         return
@@ -155,9 +156,12 @@ def ids(blocks: Sequence[int], device: torch.device) -> Tensor:
 def _copy_by_transfers(
     pages_from: Tensor, pages_to: Tensor, sources: Sequence[int], targets: Sequence[int]
 ) -> None:
-    for source, target, count in merge_runs(sources, targets):
-        run_to = pages_to[:, target : target + count]
-        run_to.copy_(pages_from[:, source : source + count], non_blocking=True)
+    runs = merge_runs(sources, targets)
+    # Piece by piece, since only a contiguous run goes to the copy engine without staging.
+    for piece_from, piece_to in zip(pages_from, pages_to, strict=True):
+        for source, target, count in runs:
+            run_to = piece_to[target : target + count]
+            run_to.copy_(piece_from[source : source + count], non_blocking=True)
 
 
 def _copy_on_cpu(

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real manager emits, applied: tables equal the state's, and contents follow the tokens.
+
+The forward pass is played by writing, at each slot, a number made of all tokens up to it: so a
+block that is shared, copied, swapped or hit wrongly holds another number than the request expects.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Literal
+
+import pytest
+from kvcore_runtime.apply import Runtime
+from kvcore_runtime.cache import Cache
+from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.tables import BlockTables
+
+from kvcore import Config, KVCacheManager, Refused, Request, Status
+
+BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN = 2, 9, 8, 12
+KINDS_SEEN = {1, 2, 3, 5, 7, 8, 9, 12, 13}
+
+
+class Play:
+    """An engine without a model: random calls, then batch, writes and checks, step after step."""
+
+    def __init__(self, seed: int, backend: Literal["python", "rust"], guard: bool) -> None:
+        self.pick = random.Random(seed)
+        config = Config(
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            num_host_blocks=NUM_HOST_BLOCKS,
+            max_model_len=MAX_LEN,
+            duplicates=self.pick.choice(["keep", "merge"]),
+            eviction=self.pick.choice(["lru", "uncached_first"]),
+            hash_seed=b"play",
+        )
+        self.manager = KVCacheManager(config, backend=backend)
+        layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE)
+        cache = Cache(layout, NUM_BLOCKS, NUM_HOST_BLOCKS, guard=guard)
+        self.runtime = Runtime(cache, BlockTables(16, MAX_LEN // BLOCK_SIZE, 64, BLOCK_SIZE))
+        self.tokens: dict[str, list[int]] = {}
+        self.rows: dict[str, int] = {}
+        self.writes: dict[str, tuple[int, int]] = {}
+        self.kinds: Counter[int] = Counter()
+        self.made = 0
+
+    def step(self) -> None:
+        """Some calls of an engine, then a batch and its forward pass."""
+        self.writes.clear()
+        for name in list(self.tokens):
+            if name in self.tokens:
+                self._advance(name)
+        if len(self.tokens) < 5:
+            self._admit()
+        # Before the batch is taken: taking it may merge blocks, which the next batch tells.
+        expected = {name: self._table(name) for name in self.rows}
+        batch = self.manager.take_batch()
+        self.kinds.update(batch.column("kind").tolist())
+        self.runtime.apply(batch)
+        for name, table in expected.items():
+            assert self.runtime.tables.row_blocks(self.rows[name]) == table, name
+        self._forward()
+
+    def _admit(self) -> None:
+        name = f"r{self.made}"
+        self.made += 1
+        tokens = [7] * self.pick.randint(0, 5) + [self.pick.randint(1, 2)]
+        self.rows[name] = self.manager.add_request(Request(name, tokens))
+        self.tokens[name] = tokens
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        hit = self.manager.get_computed_blocks(name)
+        missing = len(self.tokens[name]) - hit.num_tokens
+        got = self.manager.allocate_slots(name, self.pick.randint(1, missing), hit)
+        if not isinstance(got, Refused):
+            self._note(name, hit.num_tokens)
+
+    def _advance(self, name: str) -> None:
+        status, chance = self.manager.status(name), self.pick.random()
+        computed = self.manager.num_computed_tokens(name)
+        if status is Status.SWAPPED:
+            self.manager.swap_in([name])
+        elif status is Status.WAITING:
+            self._start(name)
+        elif chance < 0.1:
+            self.manager.free(name)
+            if chance < 0.06:
+                self._forget(name)
+        elif chance < 0.25:
+            self.manager.swap_out([name])
+        elif chance < 0.4 and len(self.tokens) < 5:
+            child = f"r{self.made}"
+            self.made += 1
+            self.rows[child] = self.manager.fork(name, child)
+            self.tokens[child] = list(self.tokens[name])
+        else:
+            if computed == len(self.tokens[name]):
+                if computed >= MAX_LEN - 1:
+                    self.manager.free(name)
+                    self._forget(name)
+                    return
+                token = self.pick.randint(1, 2)
+                self.tokens[name].append(token)
+                self.manager.add_tokens(name, [token])
+            if not isinstance(self.manager.allocate_slots(name, 1), Refused):
+                self._note(name, computed)
+
+    def _forget(self, name: str) -> None:
+        self.manager.remove_request(name)
+        del self.tokens[name], self.rows[name]
+
+    def _note(self, name: str, start: int) -> None:
+        self.writes[name] = (start, self.manager.num_computed_tokens(name) - start)
+
+    def _table(self, name: str) -> list[int]:
+        swapped = self.manager.status(name) is Status.SWAPPED
+        return [] if swapped else list(self.manager.get_block_ids(name)[0])
+
+    def _forward(self) -> None:
+        keys, values = self.runtime.cache.layer(0)
+        names = list(self.writes)
+        rows = [self.rows[name] for name in names]
+        starts, counts = zip(*self.writes.values(), strict=True) if names else ((), ())
+        lengths = [start + count for start, count in self.writes.values()]
+        self.runtime.check_reads(rows, lengths, names)
+        slots = self.runtime.tables.slot_mapping(rows, starts, counts)
+        written = [
+            float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
+            for name, (start, count) in self.writes.items()
+            for position in range(start, start + count)
+        ]
+        for slot, number in zip(slots.tolist(), written, strict=True):
+            keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
+            values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
+        self.runtime.check_content(rows, lengths, names)
+        for name, row, length in zip(names, rows, lengths, strict=True):
+            every = self.runtime.tables.blocks[0, row].long()
+            held = keys[every].flatten()[:length].tolist()
+            assert held == [
+                float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
+                for position in range(length)
+            ], name
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_requests_read_their_own_tokens_whatever_the_manager_does(
+    backend: Literal["python", "rust"], guard: bool
+) -> None:
+    kinds: Counter[int] = Counter()
+    for seed in range(20):
+        play = Play(seed, backend, guard)
+        for _ in range(25):
+            play.step()
+        kinds += play.kinds
+    assert set(kinds) >= KINDS_SEEN, kinds

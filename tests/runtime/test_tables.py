@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block tables against a dict of lists that takes the commands one by one; slots by definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvcore_runtime.apply import batch_columns
+from kvcore_runtime.cache_errors import (
+    BeyondTable,
+    InvalidSize,
+    LengthMismatch,
+    SlotsOverflow,
+    TableGap,
+    TableOutOfRange,
+)
+from kvcore_runtime.tables import PADDING_BLOCK, BlockTables
+
+from kvcore.commands import Command, CutTable, Free, SetTable, close
+
+MAX_ROWS, MAX_BLOCKS, NUM_GROUPS, BLOCK_SIZE = 4, 6, 2, 3
+
+Model = dict[tuple[int, int], list[int]]
+
+
+def make_tables(num_groups: int = NUM_GROUPS) -> BlockTables:
+    return BlockTables(MAX_ROWS, MAX_BLOCKS, 40, BLOCK_SIZE, num_groups=num_groups)
+
+
+def apply(tables: BlockTables, *commands: Command) -> None:
+    tables.apply(batch_columns(close(0, commands)))
+
+
+def take(model: Model, command: Command) -> None:
+    """What a command means, on lists."""
+    if isinstance(command, SetTable):
+        table = model.setdefault((command.group, command.row), [])
+        table[command.position : command.position + 1] = [command.block]
+    elif isinstance(command, CutTable):
+        del model.setdefault((command.group, command.row), [])[command.length :]
+
+
+def assert_equals(tables: BlockTables, model: Model) -> None:
+    for group in range(tables.num_groups):
+        for row in range(MAX_ROWS):
+            table = model.get((group, row), [])
+            assert tables.row_blocks(row, group) == table
+            padding = tables.blocks[group, row, len(table) :]
+            assert padding.tolist() == [PADDING_BLOCK] * (MAX_BLOCKS - len(table))
+        assert tables.blocks[group, tables.padding_row].tolist() == [PADDING_BLOCK] * MAX_BLOCKS
+        assert tables.lengths[group, tables.padding_row] == 0
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[list[Command]]:
+    """Batches of table changes that a manager could emit: no position is skipped."""
+    model: Model = {}
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        commands: list[Command] = []
+        for _ in range(draw(st.integers(0, 12))):
+            row = draw(st.integers(0, MAX_ROWS - 1))
+            group = draw(st.integers(0, NUM_GROUPS - 1))
+            length = len(model.get((group, row), []))
+            command: Command
+            if draw(st.integers(0, 3)) == 0:
+                command = CutTable(row, group, draw(st.integers(0, length)))
+            else:
+                position = min(length, draw(st.integers(0, MAX_BLOCKS - 1)))
+                if draw(st.booleans()):
+                    position = min(length, MAX_BLOCKS - 1)
+                command = SetTable(row, group, position, draw(st.integers(1, 99)))
+            take(model, command)
+            commands.append(command)
+        made.append(commands)
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches())
+def test_tables_equal_the_commands_taken_one_by_one(made: list[list[Command]]) -> None:
+    tables, model = make_tables(), Model()
+    address, slots = tables.blocks.data_ptr(), tables.slots.data_ptr()
+    for commands in made:
+        apply(tables, *commands)
+        for command in commands:
+            take(model, command)
+        assert_equals(tables, model)
+    assert (tables.blocks.data_ptr(), tables.slots.data_ptr()) == (address, slots)
+
+
+def test_last_write_of_a_position_wins() -> None:
+    tables = make_tables()
+    apply(tables, SetTable(0, 0, 0, 5), SetTable(0, 0, 1, 6), SetTable(0, 0, 0, 7))
+    assert tables.row_blocks(0) == [7, 6]
+
+
+def test_cut_then_set_of_the_same_row_keeps_what_was_set_after() -> None:
+    tables = make_tables()
+    apply(tables, *(SetTable(1, 0, position, 10 + position) for position in range(4)))
+    apply(tables, CutTable(1, 0, 1), SetTable(1, 0, 1, 20), Free(3, False))
+    assert tables.row_blocks(1) == [10, 20]
+    apply(tables, SetTable(1, 0, 2, 30), CutTable(1, 0, 0), SetTable(1, 0, 0, 40))
+    assert tables.row_blocks(1) == [40]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (SetTable(4, 0, 0, 1), "row 4 is outside the block tables, which take rows 0 to 3"),
+        (SetTable(-1, 0, 0, 1), "row -1"),
+        (SetTable(0, 2, 0, 1), "group 2 .* 0 to 1"),
+        (SetTable(0, 0, 6, 1), "position 6 .* 0 to 5"),
+        (SetTable(0, 0, 0, -1), "block -1"),
+        (CutTable(0, 0, 7), "length 7 .* 0 to 6"),
+    ],
+)
+def test_change_outside_the_tables_names_the_numbers_and_changes_nothing(
+    command: Command, text: str
+) -> None:
+    tables = make_tables()
+    with pytest.raises(TableOutOfRange, match=text):
+        apply(tables, SetTable(0, 0, 0, 1), command)
+    assert_equals(tables, {})
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        (SetTable(2, 1, 2, 9),),
+        (CutTable(2, 1, 3),),
+        (CutTable(2, 1, 0), SetTable(2, 1, 1, 9)),
+        (SetTable(2, 1, 1, 9), CutTable(2, 1, 0), SetTable(2, 1, 2, 8)),
+    ],
+)
+def test_a_skipped_position_is_a_gap_and_changes_nothing(commands: tuple[Command, ...]) -> None:
+    tables = make_tables()
+    apply(tables, SetTable(2, 1, 0, 4))
+    with pytest.raises(TableGap, match="row 2, group 1"):
+        apply(tables, *commands)
+    assert_equals(tables, {(1, 2): [4]})
+
+
+def test_slots_are_block_times_block_size_plus_place() -> None:
+    tables = make_tables(1)
+    apply(tables, *(SetTable(0, 0, position, 7 - position) for position in range(3)))
+    apply(tables, SetTable(2, 0, 0, 9))
+    slots = tables.slot_mapping([2, 0, 0], [1, 2, 8], [2, 4, 1])
+    expected = [9 * 3 + 1, 9 * 3 + 2, 7 * 3 + 2, 6 * 3, 6 * 3 + 1, 6 * 3 + 2, 5 * 3 + 2]
+    assert slots.tolist() == expected
+    assert slots.data_ptr() == tables.slots.data_ptr()
+    padded = tables.slot_mapping([2], [0], [1], pad_to=4)
+    assert padded.tolist() == [27, 0, 0, 0]
+    assert tables.slot_mapping([], [], []).tolist() == []
+
+
+def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
+    tables = make_tables(1)
+    apply(tables, SetTable(0, 0, 0, 5), SetTable(0, 0, 1, 6))
+    tables.slots.fill_(77)
+    with pytest.raises(BeyondTable, match="position 6 needs 3 blocks, the table has 2"):
+        tables.slot_mapping([0, 0], [0, 4], [1, 3])
+    with pytest.raises(BeyondTable, match=f"row {MAX_ROWS}"):
+        tables.slot_mapping([tables.padding_row], [0], [1])
+    with pytest.raises(SlotsOverflow, match="42 slots are asked for, the slot mapping holds 40"):
+        tables.slot_mapping([0] * 7, [0] * 7, [6] * 7)
+    with pytest.raises(LengthMismatch, match="rows has 2 items and counts has 1"):
+        tables.slot_mapping([0, 0], [0, 0], [1])
+    with pytest.raises(TableOutOfRange, match="position -1"):
+        tables.slot_mapping([0], [-1], [1])
+    assert torch.equal(tables.slots, torch.full_like(tables.slots, 77))
+
+
+def test_tables_of_no_rows_are_refused() -> None:
+    with pytest.raises(InvalidSize, match="max_rows=0"):
+        BlockTables(0, 1, 1, 1)
