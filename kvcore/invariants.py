@@ -212,6 +212,12 @@ def records(state: State) -> Iterator[str]:
         for item in record.published:
             if (item.position + 1) * size <= record.num_computed_before:
                 yield f"block {item.block} was written before the open batch"
+            tables = request.tables[item.group : item.group + 1]
+            if item.block not in (t[item.position] for t in tables if len(t) > item.position):
+                yield f"{_name(request)} published block {item.block}, which it does not hold"
+    for merge in state.batch.merges:
+        if merge.group >= len(state.config.groups):
+            yield f"a merge names group {merge.group} of {len(state.config.groups)}"
 
 
 def _name(request: RequestState) -> str:
