@@ -11,9 +11,6 @@ from kvcore_runtime.weights import GgufFile
 _REPLACEMENT = "\ufffd"
 _TOKEN_TYPE_NORMAL = 1
 
-MAX_PENDING = 4
-"""A character has at most so many bytes, so ids that make none by then never will."""
-
 
 class Tokenizer(Protocol):
     """What an engine needs of a tokenizer."""
@@ -158,21 +155,29 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pending: list[int] = []
+        self._num_given = 0  # characters of the pending ids that were given out
 
     def push(self, token_id: int) -> str:
         """Take the next id; return the text that is now certain, maybe none."""
         self._pending.append(token_id)
         text = self._tokenizer.decode(self._pending)
-        if text.endswith(_REPLACEMENT) and len(self._pending) < MAX_PENDING:
-            return ""
-        self._pending.clear()
-        return text
+        certain = text.rstrip(_REPLACEMENT)
+        piece = certain[self._num_given :]
+        self._num_given = max(self._num_given, len(certain))
+        if certain == text:
+            self._forget()
+        return piece
 
     def flush(self) -> str:
         """Return the held text; half a character becomes U+FFFD."""
         text = self._tokenizer.decode(self._pending) if self._pending else ""
+        piece = text[self._num_given :]
+        self._forget()
+        return piece
+
+    def _forget(self) -> None:
         self._pending.clear()
-        return text
+        self._num_given = 0
 
 
 def _expect(file: GgufFile, key: str, expected: str) -> None:
