@@ -15,8 +15,8 @@ from typing import Protocol
 
 import attrs
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
 
@@ -133,7 +133,7 @@ class Llama:
         if rows is not None:
             hidden = hidden.index_select(0, rows)
         num_rows = hidden.shape[0]
-        return F.linear(self._pad_rows(hidden), self.weights.head)[:num_rows]
+        return functional.linear(self._pad_rows(hidden), self.weights.head)[:num_rows]
 
     @torch.no_grad()
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -141,7 +141,7 @@ class Llama:
         if token_ids.shape != positions.shape:
             raise ShapeMismatch(name="positions", expected=token_ids.shape, actual=positions.shape)
         num_tokens = token_ids.shape[0]
-        x = self._pad_rows(F.embedding(token_ids, self.weights.embedding))
+        x = self._pad_rows(functional.embedding(token_ids, self.weights.embedding))
         cos, sin = self._rope.index_select(1, positions).unsqueeze(2)
         for index, layer in enumerate(self.weights.layers):
             x = x + self._attention(index, layer, x, cos, sin, attention)
@@ -160,24 +160,24 @@ class Llama:
     ) -> Tensor:
         config = self.config
         num_tokens = cos.shape[0]
-        qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv)[:num_tokens]
+        qkv = functional.linear(self._norm(x, layer.attention_norm), layer.qkv)[:num_tokens]
         num_rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(num_tokens, -1, config.head_dim)
         rotated = _rotate(heads[:, :num_rotated], cos, sin)
         q, k = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
         seen = to.attend(index, q, k, heads[:, num_rotated:])
-        return F.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
+        return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down)
+        gate, up = functional.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, layer.down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _pad_rows(self, x: Tensor) -> Tensor:
         missing = -x.shape[0] % ROW_TILE if self.invariant else 0
-        return F.pad(x, (0, 0, 0, missing)) if missing else x
+        return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def tiny_config(vocab_size: int = 260, max_model_len: int = 2048) -> LlamaConfig:

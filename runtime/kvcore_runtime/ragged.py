@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 
@@ -107,8 +107,8 @@ def _attend_tiles(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     start = seq_len - query_len
     first = start - start % QUERY_TILE
     end = _round_up(seq_len)
-    keys, values = (F.pad(x, (0, 0, 0, 0, 0, end - seq_len)) for x in (keys, values))
-    tiled = F.pad(q, (0, 0, 0, 0, start - first, end - seq_len))
+    keys, values = (functional.pad(x, (0, 0, 0, 0, 0, end - seq_len)) for x in (keys, values))
+    tiled = functional.pad(q, (0, 0, 0, 0, start - first, end - seq_len))
     outputs = []
     for tile_start in range(first, end, QUERY_TILE):
         tile_end = tile_start + QUERY_TILE
@@ -123,7 +123,7 @@ def _attention(
 ) -> Tensor:
     """Scaled dot-product attention of one sequence; tokens first, grouped key-value heads."""
     query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q, keys, values))
-    seen = F.scaled_dot_product_attention(
+    seen = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
     )
     return seen.squeeze(0).transpose(0, 1)
