@@ -35,6 +35,9 @@ PYTHON_ONLY = {
     ("state.py", "freeze"): DRAFT,
     ("state.py", "store"): DRAFT,
     ("state.py", "transition"): DRAFT,
+    ("tokens.py", "check_tokens"): "a token is checked when it is converted to u32",
+    ("tokens.py", "read_request_tokens"): "requests.rs refuses to add no tokens",
+    ("trace.py", "rewrite"): "one language writes the outcomes, the other must agree",
     ("values.py", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

@@ -32,6 +32,12 @@ pub mod release;
 pub mod requests;
 pub mod state;
 pub mod swap;
+#[cfg(test)]
+mod trace;
+#[cfg(test)]
+mod trace_calls;
+#[cfg(test)]
+mod trace_text;
 pub mod truncate;
 pub mod values;
 

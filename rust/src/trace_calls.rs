@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The calls of text traces, made on a state.
+//!
+//! Rules: a verb is the transition's name, its words are the arguments in order. A hit is the one that
+//! the request's last `get_computed_blocks` gave. After each call the state must come back from its
+//! canonical bytes. What a call emitted is read from the open batch, and `take_batch` must hand out
+//! exactly that. The calls are listed in the Python file. Twin: kvcore/trace_calls.py.
+
+use std::collections::HashMap;
+
+use crate::allocate::Requests;
+use crate::batch::take_batch;
+use crate::block_pool::BlockPool;
+use crate::commands::Command;
+use crate::config::Config;
+use crate::errors::Error;
+use crate::events::Event;
+use crate::plan::{Asked, AskedHit};
+use crate::state::{State, make_state};
+use crate::trace_text::{
+    Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
+};
+use crate::values::{Admitted, Hit, KVCacheBlocks, Verdict};
+use crate::{
+    allocate, caching, decode, drain, encode, fork, pins, queries, release, requests, swap,
+    truncate,
+};
+
+/// A call whose verb or words cannot be read.
+#[derive(Debug)]
+pub struct BadCall(pub String);
+
+/// Why a call has no value.
+enum Failure {
+    Misuse(Error),
+    Words,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Misuse(error)
+    }
+}
+
+type Called = Result<Value, Failure>;
+
+/// A state that takes calls as words and gives outcomes as lines.
+pub struct Runner {
+    state: State,
+    names: Names,
+    hits: HashMap<String, Hit>,
+}
+
+impl Runner {
+    /// An empty state. Fails with InvalidConfig.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        let state = make_state(config)?;
+        Ok(Runner { state, names: Names::default(), hits: HashMap::new() })
+    }
+
+    /// Make one call; the lines of its whole outcome.
+    pub fn call(&mut self, verb: &str, words: &[&str]) -> Result<Vec<String>, BadCall> {
+        let number = self.state.batch.number;
+        let effects = &self.state.effects;
+        let (num_commands, num_events) = (effects.commands.len(), effects.events.len());
+        let mut lines = match self.make(verb, words) {
+            Ok(value) => write_value(&value),
+            Err(Failure::Misuse(error)) => write_error(&error),
+            Err(Failure::Words) => {
+                return Err(BadCall(format!("{verb} cannot take {}", words.join(" "))));
+            }
+        };
+        let bytes = encode::encode(&self.state);
+        let again = decode::decode(&bytes).map(|state| encode::encode(&state));
+        assert_eq!(again, Ok(bytes), "{verb} {words:?} leaves a state that its bytes do not hold");
+        self.names.learn(&self.state);
+        let taken = if number == self.state.batch.number { num_commands } else { 0 };
+        let commands: Vec<Command> = self.state.effects.commands.iter().skip(taken).collect();
+        let events: &[Event] = self.state.effects.events.get(num_events..).unwrap_or(&[]);
+        lines.extend(write_commands(&commands, &self.names));
+        lines.extend(write_events(events, &self.names));
+        Ok(lines)
+    }
+
+    fn make(&mut self, verb: &str, words: &[&str]) -> Called {
+        match verb {
+            "add_request" => self.add_request(words),
+            "add_tokens" => self.add_tokens(words),
+            "remove_request" => self.remove_request(words),
+            "get_computed_blocks" => self.get_computed_blocks(words),
+            "allocate_slots" => self.allocate_slots(words),
+            "can_allocate" => self.can_allocate(words),
+            "append" => self.append(words),
+            "cache_blocks" => self.cache_blocks(words),
+            "free" => self.free(words),
+            "fork" => self.fork(words),
+            "truncate" => self.truncate(words),
+            "swap_out" => self.swap_out(words),
+            "swap_in" => self.swap_in(words),
+            "pin" => self.pin(words),
+            "unpin" => self.unpin(words),
+            "evict_blocks" => self.evict_blocks(words),
+            "reset_prefix_cache" => self.reset_prefix_cache(words),
+            "take_batch" => self.take_batch(words),
+            "take_events" => self.take_events(words),
+            "take_stats" => self.take_stats(words),
+            "queue" => self.queue(words),
+            "host_queue" => self.host_queue(words),
+            "owners" => self.owners(words),
+            "keys" => self.keys(words),
+            "table" => self.table(words),
+            "host_table" => self.host_table(words),
+            "computed" => self.computed(words),
+            "status" => self.status(words),
+            "row" => self.row(words),
+            "common" => self.common(words),
+            _ => Err(Failure::Words),
+        }
+    }
+
+    fn add_request(&mut self, words: &[&str]) -> Called {
+        let [request_id, tokens] = exactly(words)?;
+        let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
+        let row = requests::add_request(&mut self.state, request_id, &tokens)?;
+        text(format!("row {}", row.0))
+    }
+
+    fn add_tokens(&mut self, words: &[&str]) -> Called {
+        let [request_id, tokens] = exactly(words)?;
+        let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
+        nothing(requests::add_tokens(&mut self.state, request_id, &tokens))
+    }
+
+    fn remove_request(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        nothing(requests::remove_request(&mut self.state, request_id))
+    }
+
+    fn get_computed_blocks(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        let hit = queries::get_computed_blocks(&self.state, request_id)?;
+        self.hits.insert(request_id.to_owned(), hit.clone());
+        Ok(Value::Hit(hit))
+    }
+
+    fn allocate_slots(&mut self, words: &[&str]) -> Called {
+        let (request_id, asked) = self.asked(words)?;
+        admitted(allocate::allocate_slots(&mut self.state, request_id, &asked), Value::Blocks)
+    }
+
+    fn can_allocate(&mut self, words: &[&str]) -> Called {
+        let (request_id, asked) = self.asked(words)?;
+        text(match allocate::can_allocate(&self.state, request_id, &asked)? {
+            Verdict::Ok => "ok",
+            Verdict::Later => "later",
+            Verdict::Never => "never",
+        })
+    }
+
+    fn asked<'a>(&self, words: &[&'a str]) -> Result<(&'a str, Asked), Failure> {
+        let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
+        let mut asked = Asked::new(number(count)?);
+        for option in options {
+            match option.split_once('=').unwrap_or((option, "")) {
+                ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
+                ("external", value) => asked.num_external_computed_tokens = number(value)?,
+                ("hit", _) => {
+                    let hit = self.hits.get(*request_id).ok_or(Failure::Words)?;
+                    asked.hit = Some(AskedHit::from(hit));
+                }
+                ("delay", _) => asked.delay_cache_blocks = true,
+                ("whole", _) => asked.full_sequence_must_fit = true,
+                _ => return Err(Failure::Words),
+            }
+        }
+        Ok((request_id, asked))
+    }
+
+    fn append(&mut self, words: &[&str]) -> Called {
+        let pairs: Option<Vec<(&str, &str)>> =
+            words.iter().map(|word| word.split_once('=')).collect();
+        let (ids, tokens): (Vec<&str>, Vec<&str>) =
+            pairs.ok_or(Failure::Words)?.into_iter().unzip();
+        let tokens: Vec<u32> = tokens.into_iter().map(number).collect::<Result<_, _>>()?;
+        let appended = allocate::append(&mut self.state, Requests::Ids(&ids), &tokens)?;
+        Ok(Value::Appended(appended))
+    }
+
+    fn cache_blocks(&mut self, words: &[&str]) -> Called {
+        let [request_id, count] = exactly(words)?;
+        nothing(caching::cache_blocks(&mut self.state, request_id, number(count)?))
+    }
+
+    fn free(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        nothing(release::free(&mut self.state, request_id))
+    }
+
+    fn fork(&mut self, words: &[&str]) -> Called {
+        let [parent_id, child_id] = exactly(words)?;
+        text(format!("row {}", fork::fork(&mut self.state, parent_id, child_id)?.0))
+    }
+
+    fn truncate(&mut self, words: &[&str]) -> Called {
+        let [request_id, count] = exactly(words)?;
+        nothing(truncate::truncate(&mut self.state, request_id, number(count)?))
+    }
+
+    fn swap_out(&mut self, words: &[&str]) -> Called {
+        admitted(swap::swap_out(&mut self.state, words), |()| Value::Nothing)
+    }
+
+    fn swap_in(&mut self, words: &[&str]) -> Called {
+        admitted(swap::swap_in(&mut self.state, words), |()| Value::Nothing)
+    }
+
+    fn pin(&mut self, words: &[&str]) -> Called {
+        nothing(pins::pin(&mut self.state, &numbers(words)?))
+    }
+
+    fn unpin(&mut self, words: &[&str]) -> Called {
+        nothing(pins::unpin(&mut self.state, &numbers(words)?))
+    }
+
+    fn evict_blocks(&mut self, words: &[&str]) -> Called {
+        nothing(caching::evict_blocks(&mut self.state, &numbers(words)?))
+    }
+
+    fn reset_prefix_cache(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        Ok(Value::Flag(caching::reset_prefix_cache(&mut self.state)))
+    }
+
+    fn take_batch(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        let emitted: Vec<Command> = self.state.effects.commands.iter().collect();
+        let batch = take_batch(&mut self.state);
+        assert_eq!(batch.commands(), Some(emitted), "a batch is what its calls emitted");
+        let num_segments = batch.column(1).last().map_or(0, |last| last + 1);
+        let (number, num_commands) = (batch.number, batch.len());
+        text(format!("batch {number}: {num_commands} commands, {num_segments} segments"))
+    }
+
+    fn take_events(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(format!("{} events", drain::take_events(&mut self.state).len()))
+    }
+
+    fn take_stats(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        Ok(Value::Stats(drain::take_stats(&mut self.state)))
+    }
+
+    fn queue(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(write_queue(&self.state.device))
+    }
+
+    fn host_queue(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(self.state.host.as_ref().map_or_else(|| write_ids([]), write_queue))
+    }
+
+    fn owners(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        let counts = self.state.device.ref_counts.iter().enumerate();
+        text(listed(
+            counts.filter(|(_, count)| **count > 0).map(|(b, count)| format!("{b}:{count}")),
+        ))
+    }
+
+    fn keys(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        let keys = self.state.device.keys.iter().enumerate();
+        let write = |(block, key): (usize, &Option<_>)| {
+            key.as_ref().map(|key| format!("{block}{}", self.names.key(key)))
+        };
+        text(listed(keys.filter_map(write)))
+    }
+
+    fn table(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        Ok(Value::Blocks(queries::get_blocks(&self.state, request_id)?))
+    }
+
+    fn host_table(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        let request = queries::find_request(&self.state, request_id)?;
+        Ok(Value::Blocks(KVCacheBlocks { blocks: request.host_tables.clone() }))
+    }
+
+    fn computed(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        text(queries::find_request(&self.state, request_id)?.num_computed)
+    }
+
+    fn status(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        text(queries::find_request(&self.state, request_id)?.status().name())
+    }
+
+    fn row(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        text(self.state.request(request_id)?.0)
+    }
+
+    fn common(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        text(write_ids(queries::get_num_common_prefix_blocks(&self.state, request_id)?))
+    }
+}
+
+fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {
+    words.try_into().map_err(|_| Failure::Words)
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
+    word.parse().map_err(|_| Failure::Words)
+}
+
+fn numbers(words: &[&str]) -> Result<Vec<i64>, Failure> {
+    words.iter().map(|word| number(word)).collect()
+}
+
+fn text(value: impl ToString) -> Called {
+    Ok(Value::Text(value.to_string()))
+}
+
+fn nothing(done: Result<(), Error>) -> Called {
+    Ok(done.map(|()| Value::Nothing)?)
+}
+
+fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value) -> Called {
+    Ok(given?.map_or_else(Value::Refused, value))
+}
+
+fn write_queue(pool: &BlockPool) -> String {
+    write_ids(pool.queue.iter().map(|block| block.0))
+}
+
+fn listed(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() { "none".to_owned() } else { items.join(" ") }
+}
