@@ -78,12 +78,22 @@ pub fn repr(text: &str) -> String {
             '\r' => shown.push_str("\\r"),
             '\t' => shown.push_str("\\t"),
             _ if each == quote => shown.extend(['\\', each]),
-            _ if each.is_control() => shown.push_str(&format!("\\x{:02x}", u32::from(each))),
-            _ => shown.push(each),
+            _ if is_printable(each) => shown.push(each),
+            _ => shown.push_str(&match u32::from(each) {
+                code @ ..0x100 => format!("\\x{code:02x}"),
+                code @ ..0x1_0000 => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            }),
         }
     }
     shown.push(quote);
     shown
+}
+
+/// By Rust's own table for `escape_debug`, which leaves a combining mark alone behind a letter.
+fn is_printable(each: char) -> bool {
+    each.is_ascii_graphic()
+        || ['a', each].iter().collect::<String>().escape_debug().nth(1) == Some(each)
 }
 
 macro_rules! errors {
@@ -275,5 +285,6 @@ mod tests {
         assert_eq!(repr("r1"), "'r1'");
         assert_eq!(repr("it's"), "\"it's\"");
         assert_eq!(repr("a'b\"c\n\u{1}\\"), r#"'a\'b"c\n\x01\\'"#);
+        assert_eq!(repr("e\u{301} \u{ad}\u{200b}\u{e0001}"), "'e\u{301} \\xad\\u200b\\U000e0001'");
     }
 }
