@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the house style asks of every file of this repository, as tests over what git tracks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINES_MAX = 400
+COLUMNS_MAX = 100
+FUNCTION_LINES_MAX = 60
+IMPORT_SECONDS_MAX = 0.15
+NUM_IMPORTS = 7
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+GENERATED = ("kvcore/_rust.pyi",)
+
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|work|Users|opt|mnt)/\w")
+REGISTRY = re.compile(r"\b(?:pypi|crates|debian|pythonhosted)\.(?:org|io)\b|--(?:extra-)?index-url")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git tracks or would add, below the patterns given."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip(f"git does not list this folder: {listed.stderr.strip()}")
+    return [
+        path for name in sorted(set(listed.stdout.split("\n"))) if (path := ROOT / name).is_file()
+    ]
+
+
+def sources(*suffixes: str) -> list[Path]:
+    """Hand-written source files with one of the suffixes."""
+    found = [
+        path for path in tracked(*(f"*{suffix}" for suffix in suffixes)) if path.stat().st_size
+    ]
+    return [path for path in found if name_of(path) not in GENERATED]
+
+
+def name_of(path: Path) -> str:
+    """The path as the repository names it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Each module that a Python file imports wherever in the file, and each name from one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def python_functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and number of lines of each function, without its decorators."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def rust_functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and number of lines of each function, by the indentation that rustfmt gives its end."""
+    start, name, indent = 0, "", ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        opened = re.match(r"( *)(?:pub(?:\([a-z]+\))? )?(?:const |unsafe )*fn (\w+)", line)
+        if opened:
+            start, (indent, name) = number, opened.groups()
+        if name and (line.startswith(f"{indent}}}") or (opened and line.endswith(("}", ";")))):
+            yield name, number - start + 1
+            name = ""
+
+
+def test_no_file_is_longer_or_wider_than_a_reader_likes() -> None:
+    files = sources(".py", ".rs")
+    assert len(files) > 20
+    for path in files:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= LINES_MAX, f"{name_of(path)} has {len(lines)} lines"
+        for number, line in enumerate(lines, 1):
+            assert len(line) <= COLUMNS_MAX, f"{name_of(path)}:{number} has {len(line)} columns"
+
+
+def test_each_file_opens_with_its_licence_and_says_what_it_is() -> None:
+    for path in sources(".py", ".rs"):
+        lines = path.read_text().splitlines()
+        rust = path.suffix == ".rs"
+        first = next(line for line in lines if not line.startswith("#!"))
+        assert first == f"{'//' if rust else '#'} {SPDX}", f"{name_of(path)} opens with {first!r}"
+        if rust:
+            said = any(line.startswith("//! ") for line in lines[1:3])
+        else:
+            said = ast.get_docstring(ast.parse("\n".join(lines))) is not None
+        assert said, f"{name_of(path)} does not say what it is"
+
+
+def test_each_function_fits_a_screen() -> None:
+    for path in sources(".py", ".rs"):
+        functions = rust_functions if path.suffix == ".rs" else python_functions
+        for name, num_lines in functions(path):
+            message = f"{name} in {name_of(path)} has {num_lines} lines"
+            assert num_lines <= FUNCTION_LINES_MAX, message
+
+
+def test_the_length_of_rust_functions_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "three.rs"
+    body = "        if x {\n            y();\n        }\n" * 20
+    file.write_text(f"fn one() {{}}\nimpl A {{\n    pub(crate) fn two() {{\n{body}    }}\n}}\n")
+    assert list(rust_functions(file)) == [("one", 1), ("two", 62)]
+
+
+def test_the_core_imports_no_torch_and_no_runtime() -> None:
+    core = [path for path in sources(".py") if name_of(path).startswith("kvcore/")]
+    assert core
+    for path in core:
+        packages = {module.split(".")[0] for module in imports(path)}
+        foreign = packages & {"torch", "numpy", "kvcore_runtime", "tests", "benches"}
+        assert not foreign, f"{name_of(path)} imports {foreign}"
+
+
+def test_one_file_imports_the_compiled_twin() -> None:
+    found = [path for path in sources(".py") if "kvcore._rust" in imports(path)]
+    assert [name_of(path) for path in found] == ["kvcore/_twin.py"]
+
+
+def test_nothing_names_a_machine_or_a_registry() -> None:
+    this_file = Path(__file__).resolve()
+    for path in tracked("*"):
+        if path == this_file or path.suffix in {".png", ".lock"}:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = MACHINE_PATH.search(line) or REGISTRY.search(line)
+            assert found is None, f"{name_of(path)}:{number} names {found}"
+
+
+def test_the_lock_pins_every_package_by_hash() -> None:
+    for lock in tracked("locks/*.txt"):
+        entries = re.split(r"\n(?=\S)", lock.read_text().strip())
+        for entry in entries:
+            name = entry.split()[0]
+            assert "==" in name, f"{name_of(lock)}: {name} has no exact version"
+            assert "--hash=sha256:" in entry, f"{name_of(lock)}: {name} has no hash"
+
+
+def test_kvcore_is_imported_in_a_moment() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import kvcore; print(time.perf_counter() - t)"
+    )
+
+    def seconds() -> float:
+        command = [sys.executable, "-c", code]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert min(seconds() for _ in range(NUM_IMPORTS)) < IMPORT_SECONDS_MAX
+
+
+def test_kvcore_is_imported_without_what_only_tests_need() -> None:
+    code = "import sys, kvcore; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "pytest", "hypothesis"} & set(loaded)

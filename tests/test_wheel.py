@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One abi3 wheel, built once, loads and works in every Python it promises to.
+
+Each interpreter gets a folder of its own, far from the source tree, with the wheel, installed by pip
+from the file alone, and the pure-Python part of the dependencies of this environment; no network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.11", "3.12", "3.13")
+DEPENDENCIES = ("attrs", "immutables", "pyrsistent")
+
+DRIVE = """
+import sys
+from kvcore import Config, KVCacheManager, Request
+import kvcore._rust
+
+manager = KVCacheManager(Config(num_blocks=5, block_size=2), backend="rust")
+manager.add_request(Request("a", [1, 2, 3, 4]))
+assert manager.allocate_slots("a", 4)
+batch = manager.take_batch()
+assert batch.number >= 0
+kinds = [type(command).__name__ for command in batch]
+manager.free("a")
+manager.remove_request("a")
+manager.add_request(Request("b", [1, 2, 3, 4]))
+hit = manager.get_computed_blocks("b")
+manager.check()
+print(*sys.version_info[:2], kinds.count("Allocate"), hit.num_tokens, kvcore._rust.__file__)
+"""
+
+
+def find_python(version: str) -> str | None:
+    """A working interpreter of this version: this one, one on PATH, or one that pyenv keeps."""
+    candidates: list[str | Path] = [sys.executable, f"python{version}"]
+    if shutil.which("pyenv"):
+        told = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=False)
+        kept = Path(told.stdout.strip(), "versions").glob(f"{version}.*/bin/python{version}")
+        candidates += sorted(kept)
+    code = "import sys, ensurepip, zlib; print('%d.%d' % sys.version_info[:2])"
+    for candidate in candidates:
+        try:
+            told = subprocess.run(
+                [candidate, "-c", code], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            continue
+        if told.stdout.strip() == version:
+            return str(candidate)
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this source tree, in release, from the build folder that the twin came from."""
+    out = tmp_path_factory.mktemp("wheel")
+    maturin = Path(sys.executable).with_name("maturin")
+    command = [str(maturin), "build", "--release", "--locked", "--quiet", "--out", str(out)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+def copy_dependencies(target: Path) -> None:
+    """Copy what kvcore depends on, without the parts compiled for the Python that runs this."""
+    for name in DEPENDENCIES:
+        files = metadata.files(name)
+        assert files is not None
+        for file in files:
+            if file.suffix in {".py", ".pyi", ""} and ".." not in file.parts:
+                place = target / file
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), place)
+
+
+def test_the_wheel_says_that_it_fits_each_python_from_3_11_on(wheel: Path) -> None:
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_works_in(version: str, wheel: Path, tmp_path: Path) -> None:
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no working python{version} on PATH or in pyenv")
+    target = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
+    install += ["--no-deps", "--target", str(target), str(wheel)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    subprocess.run(install, env=environment, cwd=tmp_path, check=True)
+    copy_dependencies(target)
+    environment["PYTHONPATH"] = str(target)
+    command = [python, "-S", "-W", "error", "-c", DRIVE]
+    told = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    major, minor, allocated, hit, file = told.stdout.split()
+    assert f"{major}.{minor}" == version
+    assert (allocated, hit) == ("2", "2")
+    assert Path(file).is_relative_to(target)
