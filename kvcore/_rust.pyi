@@ -1,0 +1,196 @@
+"""
+The compiled twin of the Python core.
+"""
+
+from collections.abc import Iterable
+from kvcore.commands import Batch
+from kvcore.config import Config
+from kvcore.events import Event
+from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
+from typing import Any, SupportsIndex, final
+
+__all__ = ["BlockPool", "Manager"]
+
+@final
+class BlockPool:
+    """
+    The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
+    """
+    def __new__(cls, num_blocks: SupportsIndex, /, *, null_block: bool = False, eviction: str = "lru") -> BlockPool:
+        """
+        An empty pool, whose blocks are first taken lowest first.
+        """
+    def commands(self, /) -> Batch:
+        """
+        Hand out the commands since the last call, as a batch of number 0.
+        """
+    def dump(self, /) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
+        """
+        The owners of each block, their keys, the free queue from its front, the pins of each block.
+        """
+    def lookup(self, key: bytes, /) -> int | None:
+        """
+        The block that answers for a key. Changes nothing.
+        """
+    def pin(self, blocks: Iterable[int], /) -> None:
+        """
+        Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock.
+        """
+    def publish(self, block: int, key: bytes, /) -> None:
+        """
+        Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished.
+        """
+    def release(self, blocks: Iterable[int], /) -> None:
+        """
+        Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+        """
+    def take(self, count: SupportsIndex, /) -> tuple[int, ...] | Refused:
+        """
+        Give so many blocks from the front one owner each; refused as a whole.
+        """
+    def touch(self, blocks: Iterable[int], /) -> None:
+        """
+        Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
+        """
+    def unpin(self, blocks: Iterable[int], /) -> None:
+        """
+        Undo `pin`. Raises UnknownBlock, NotPinned.
+        """
+    def unpublish(self, block: int, /) -> None:
+        """
+        Forget a block's key, if it has one. Raises UnknownBlock.
+        """
+
+@final
+class Manager:
+    """
+    A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
+
+    A call that raises has changed nothing. Threads take turns.
+    """
+    def __new__(cls, config: Config, /) -> Manager:
+        """
+        The empty state of a configuration. Raises InvalidConfig.
+        """
+    def add_request(self, request: Request, /) -> int:
+        """
+        Make a request known; returns its row.
+        """
+    def add_tokens(self, request_id: str, tokens: Any, /) -> None:
+        """
+        Add tokens behind those that a request has.
+        """
+    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> KVCacheBlocks | Refused:
+        """
+        Schedule the next tokens of a request; returns the blocks that its tables grew by.
+        """
+    def append(self, requests: Any, tokens: Any, /) -> Appended:
+        """
+        One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
+        """
+    def cache_blocks(self, request_id: str, num_computed_tokens: int, /) -> None:
+        """
+        Publish a request's full blocks up to so many tokens, whose caching was delayed.
+        """
+    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> Verdict:
+        """
+        What `allocate_slots` would say to the same arguments. Changes nothing.
+        """
+    def encode(self, /) -> bytes:
+        """
+        The canonical bytes of the state. O(pool).
+        """
+    def evict_blocks(self, block_ids: Iterable[int], /) -> None:
+        """
+        Forget the keys of blocks; their owners keep them.
+        """
+    def fork(self, parent_id: str, child_id: str, /) -> int:
+        """
+        Add a child that shares its parent's computed blocks; returns its row.
+        """
+    def free(self, request_id: str, /) -> None:
+        """
+        Give back a request's blocks, tail first; its tokens stay.
+        """
+    def get_blocks(self, request_id: str, /) -> KVCacheBlocks:
+        """
+        The device blocks of a request. Changes nothing.
+        """
+    def get_computed_blocks(self, request_id: str, /) -> Hit:
+        """
+        The longest cached prefix that leaves a token to compute. Changes nothing.
+        """
+    def get_num_common_prefix_blocks(self, request_id: str, /) -> list[int]:
+        """
+        Leading blocks that all requests with device blocks hold, a group. Changes nothing.
+        """
+    def get_row(self, request_id: str, /) -> int:
+        """
+        The row of a request. Changes nothing.
+        """
+    def num_computed_tokens(self, request_id: str, /) -> int:
+        """
+        Tokens of a request that are computed or scheduled. Changes nothing.
+        """
+    @property
+    def num_free_blocks(self, /) -> int:
+        """
+        Device blocks without owner.
+        """
+    @property
+    def num_free_host_blocks(self, /) -> int:
+        """
+        Host blocks without owner; 0 without a host tier.
+        """
+    def num_tokens(self, request_id: str, /) -> int:
+        """
+        Tokens of a request. Changes nothing.
+        """
+    def pin(self, block_ids: Iterable[int], /) -> None:
+        """
+        Hold blocks so that their content stays.
+        """
+    def remove_request(self, request_id: str, /) -> None:
+        """
+        Forget a request that holds no blocks.
+        """
+    def reset_prefix_cache(self, /) -> bool:
+        """
+        Forget every key; False, and nothing happens, while any block of any tier is used.
+        """
+    def restore(self, data: bytes, /) -> None:
+        """
+        Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
+        """
+    def status(self, request_id: str, /) -> Status:
+        """
+        Where a request's blocks are. Changes nothing.
+        """
+    def swap_in(self, request_ids: Iterable[str], /) -> Refused | None:
+        """
+        Move swapped requests back to the device.
+        """
+    def swap_out(self, request_ids: Iterable[str], /) -> Refused | None:
+        """
+        Move the requests' blocks to the host tier, each distinct block once.
+        """
+    def take_batch(self, /) -> Batch:
+        """
+        Close and number the open batch.
+        """
+    def take_events(self, /) -> tuple[Event, ...]:
+        """
+        Hand out the events since the last call.
+        """
+    def take_stats(self, /) -> PrefixCacheStats:
+        """
+        Hand out the look-up statistics since the last call.
+        """
+    def truncate(self, request_id: str, num_tokens: int, /) -> None:
+        """
+        Keep the first num_tokens of a request's tokens.
+        """
+    def unpin(self, block_ids: Iterable[int], /) -> None:
+        """
+        Undo `pin`.
+        """

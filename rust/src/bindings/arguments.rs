@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Python's arguments in the machine's form, and what had none.
+//!
+//! Rules: an argument that has no machine form (an id that is no str, a number that is none or too big)
+//! does not end the call here, since the twin may have an earlier complaint. A stand-in that the twin is
+//! bound to refuse goes in, and comes back as the argument in the fields of the error.
+
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::bindings::errors::raise;
+use crate::config::{Config, Duplicates, Eviction, Group};
+use crate::errors::Error;
+use crate::plan::AskedHit;
+
+/// No count, block or position of the twin comes near; sums of a few of them fit.
+const FAR: i64 = 1 << 61;
+/// Stand-ins of one call are so far apart, and what the twin adds to them is less than half of it.
+const APART: i64 = 1 << 40;
+/// So many stand-ins of one call are told apart.
+const MAX_APART: usize = 1 << 10;
+
+/// Arguments by what they are, so that the stub can say it.
+macro_rules! arguments {
+    ($($(#[$doc:meta])* $name:ident: $hint:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name<'a, 'py>(pub(crate) Borrowed<'a, 'py, PyAny>);
+
+        impl<'a, 'py> FromPyObject<'a, 'py> for $name<'a, 'py> {
+            type Error = std::convert::Infallible;
+
+            #[cfg(feature = "stubs")]
+            const INPUT_TYPE: pyo3::inspect::PyStaticExpr = crate::bindings::hints::$hint;
+
+            fn extract(object: Borrowed<'a, 'py, PyAny>) -> Result<Self, Self::Error> {
+                Ok($name(object))
+            }
+        }
+    )*};
+}
+
+arguments! {
+    /// A `Config`.
+    ConfigArg: CONFIG;
+    /// A `Request`.
+    RequestArg: REQUEST;
+    /// A request id.
+    IdArg: STR;
+    /// Request ids.
+    IdsArg: IDS;
+    /// A number of tokens or blocks.
+    CountArg: INT;
+    /// True or False.
+    FlagArg: BOOL;
+    /// A block id.
+    BlockArg: INT;
+    /// Block ids.
+    BlocksArg: BLOCK_IDS;
+    /// A `Hit`, or None.
+    HitArg: MAYBE_HIT;
+    /// Tokens, or rows: a list or a buffer.
+    TokensArg: ANY;
+}
+
+/// What a call was given that has no machine form.
+#[derive(Default)]
+pub(crate) struct Given<'py> {
+    /// The first id that is no name; "" stands in for it.
+    unnamed: Option<Bound<'py, PyAny>>,
+    /// Stand-ins and what they stand for.
+    numbers: Vec<(i64, Bound<'py, PyAny>)>,
+}
+
+impl<'py> Given<'py> {
+    /// A request id.
+    pub(crate) fn name<'a>(&mut self, id: Borrowed<'a, 'py, PyAny>) -> &'a str {
+        match <&str>::extract(id) {
+            Ok(name) if !name.is_empty() => name,
+            _ => {
+                self.unnamed.get_or_insert_with(|| id.to_owned());
+                ""
+            }
+        }
+    }
+
+    /// Request ids.
+    pub(crate) fn names<'a>(&mut self, ids: &'a Bound<'py, PyTuple>) -> Vec<&'a str> {
+        ids.iter_borrowed().map(|id| self.name(id)).collect()
+    }
+
+    /// A number of things.
+    pub(crate) fn count(&mut self, value: CountArg<'_, 'py>) -> PyResult<i64> {
+        match self.integer(value.0)? {
+            Some(number) => Ok(number),
+            None => Ok(self.stand_in(true, value.0.repr()?.into_any())),
+        }
+    }
+
+    /// A block id.
+    pub(crate) fn block(&mut self, block: Borrowed<'_, 'py, PyAny>) -> PyResult<i64> {
+        match self.integer(block)? {
+            Some(number) => Ok(number),
+            None => Ok(self.stand_in(true, block.to_owned())),
+        }
+    }
+
+    /// Block ids.
+    pub(crate) fn blocks(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<Vec<i64>> {
+        items(blocks.0)?.iter_borrowed().map(|block| self.block(block)).collect()
+    }
+
+    /// A hit, of whatever truth.
+    pub(crate) fn hit(&mut self, hit: HitArg<'_, 'py>) -> PyResult<Option<AskedHit>> {
+        if hit.0.is_none() {
+            return Ok(None);
+        }
+        let mut blocks = Vec::new();
+        for group in items(hit.0.getattr("blocks")?.getattr("blocks")?.as_borrowed())? {
+            blocks.push(self.blocks(BlocksArg(group.as_borrowed()))?);
+        }
+        let num_tokens = self.count(CountArg(hit.0.getattr("num_tokens")?.as_borrowed()))?;
+        Ok(Some(AskedHit { blocks, num_tokens }))
+    }
+
+    /// The first id that is no name.
+    pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
+        self.unnamed.as_ref()
+    }
+
+    /// What a number of an error stands for, if it is a stand-in or was computed from one.
+    pub(crate) fn number(&self, number: i64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let near =
+            |(stand_in, _): &&(i64, _)| number.abs_diff(*stand_in) < APART.unsigned_abs() / 2;
+        match self.numbers.iter().find(near) {
+            None => Ok(None),
+            Some((stand_in, object)) if number == *stand_in => Ok(Some(object.clone())),
+            Some((stand_in, object)) => object.add(number - stand_in).map(Some),
+        }
+    }
+
+    /// An integer, or the stand-in of one that is too big; None for what is no integer.
+    fn integer(&mut self, value: Borrowed<'_, 'py, PyAny>) -> PyResult<Option<i64>> {
+        let negative = match value.extract::<i64>() {
+            Ok(number) if number.unsigned_abs() < FAR.unsigned_abs() / 2 => {
+                return Ok(Some(number));
+            }
+            Ok(number) => number < 0,
+            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => value.lt(0)?,
+            Err(_) => return Ok(None),
+        };
+        Ok(Some(self.stand_in(negative, value.to_owned())))
+    }
+
+    fn stand_in(&mut self, negative: bool, object: Bound<'py, PyAny>) -> i64 {
+        let far = FAR + APART * self.numbers.len().min(MAX_APART) as i64;
+        let stand_in = if negative { -far } else { far };
+        self.numbers.push((stand_in, object));
+        stand_in
+    }
+}
+
+/// Whether an object is true.
+pub(crate) fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
+    object.0.is_truthy()
+}
+
+/// The items of a list or tuple; None for anything else.
+pub(crate) fn listed<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'py, PyTuple>> {
+    if let Ok(list) = object.cast::<PyList>() {
+        return Some(list.to_tuple());
+    }
+    object.cast::<PyTuple>().ok().map(|tuple| tuple.to_owned())
+}
+
+/// The items of any iterable.
+pub(crate) fn items<'py>(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+    match listed(object) {
+        Some(items) => Ok(items),
+        None => Ok(object.py().get_type::<PyTuple>().call1((object,))?.cast_into()?),
+    }
+}
+
+/// A configuration; `kvcore.Config` has checked it.
+pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
+    let object = object.0;
+    let number = |name: &str| object.getattr(name)?.extract::<u32>();
+    let truth = |name: &str| object.getattr(name)?.is_truthy();
+    let mut groups = Vec::new();
+    for group in items(object.getattr("groups")?.as_borrowed())? {
+        groups.push(Group {
+            block_size: group.getattr("block_size")?.extract()?,
+            zero_new_blocks: group.getattr("zero_new_blocks")?.is_truthy()?,
+        });
+    }
+    Ok(Config {
+        num_blocks: number("num_blocks")?,
+        groups,
+        num_host_blocks: number("num_host_blocks")?,
+        max_model_len: object.getattr("max_model_len")?.extract()?,
+        enable_caching: truth("enable_caching")?,
+        null_block: truth("null_block")?,
+        eviction: eviction(object.getattr("eviction")?.as_borrowed())?,
+        duplicates: duplicates(object.getattr("duplicates")?.as_borrowed())?,
+        num_preallocate_tokens: number("num_preallocate_tokens")?,
+        enable_events: truth("enable_events")?,
+        hash_seed: object.getattr("hash_seed")?.extract()?,
+    })
+}
+
+/// Which freed block leaves first.
+pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
+    match name.extract() {
+        Ok("lru") => Ok(Eviction::Lru),
+        Ok("uncached_first") => Ok(Eviction::UncachedFirst),
+        _ => Err(unknown("eviction", name, "must be one of lru, uncached_first")),
+    }
+}
+
+fn duplicates(name: Borrowed<'_, '_, PyAny>) -> PyResult<Duplicates> {
+    match name.extract() {
+        Ok("keep") => Ok(Duplicates::Keep),
+        Ok("merge") => Ok(Duplicates::Merge),
+        _ => Err(unknown("duplicates", name, "must be one of keep, merge")),
+    }
+}
+
+fn unknown(field: &'static str, value: Borrowed<'_, '_, PyAny>, reason: &str) -> PyErr {
+    match value.repr() {
+        Ok(shown) => {
+            let (value, reason) = (shown.to_string(), reason.to_owned());
+            raise(shown.py(), Error::InvalidConfig { field, value, reason })
+        }
+        Err(error) => error,
+    }
+}

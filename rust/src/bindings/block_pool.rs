@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.BlockPool`: the pool layer's transitions as methods of one pool.
+//!
+//! Rules: as those of `kvcore.block_pool`, with the same values and errors; what they emit gathers until
+//! `commands` hands it out. Keys are `KEY_SIZE` bytes.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bindings::arguments::{BlockArg, BlocksArg, Given, eviction};
+use crate::bindings::errors::Wrong;
+use crate::bindings::values::{self, PyBatch, PyTaken};
+use crate::block_pool as pool;
+use crate::commands::close;
+use crate::effects::Effects;
+use crate::errors::Error;
+use crate::hashing::{KEY_SIZE, Key};
+use crate::ids::BlockId;
+
+/// The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
+#[pyclass(module = "kvcore._rust")]
+pub(crate) struct BlockPool {
+    pool: pool::BlockPool,
+    effects: Effects,
+}
+
+impl BlockPool {
+    /// Run a transition.
+    fn change<T>(
+        &mut self,
+        py: Python<'_>,
+        given: &Given<'_>,
+        transition: impl FnOnce(&mut pool::BlockPool, &mut Effects) -> Result<T, Error>,
+    ) -> PyResult<T> {
+        let outcome = transition(&mut self.pool, &mut self.effects);
+        outcome.map_err(|error| Wrong::from(error).raise(py, given))
+    }
+
+    /// Run a transition of some blocks.
+    fn change_blocks(
+        &mut self,
+        blocks: BlocksArg<'_, '_>,
+        transition: impl FnOnce(&mut pool::BlockPool, &[i64], &mut Effects) -> Result<(), Error>,
+    ) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let ids = given.blocks(blocks)?;
+        self.change(py, &given, |pool, effects| transition(pool, &ids, effects))
+    }
+}
+
+#[pymethods]
+impl BlockPool {
+    /// An empty pool, whose blocks are first taken lowest first.
+    #[new]
+    #[pyo3(signature = (num_blocks, /, *, null_block = false, eviction = "lru"))]
+    fn new(py: Python<'_>, num_blocks: u32, null_block: bool, eviction: &str) -> PyResult<Self> {
+        let eviction = self::eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
+        let pool = pool::make_pool(num_blocks, null_block, eviction);
+        Ok(BlockPool { pool, effects: Effects::new(false) })
+    }
+
+    /// Give so many blocks from the front one owner each; refused as a whole.
+    #[pyo3(signature = (count, /))]
+    fn take<'py>(&mut self, py: Python<'py>, count: u32) -> PyResult<PyTaken<'py>> {
+        values::taken(py, &pool::take(&mut self.pool, count, &mut self.effects))
+    }
+
+    /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, /))]
+    fn touch(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, pool::touch)
+    }
+
+    /// Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+    #[pyo3(signature = (blocks, /))]
+    fn release(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, pool::release)
+    }
+
+    /// Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished.
+    #[pyo3(signature = (block, key, /))]
+    fn publish<'py>(&mut self, block: BlockArg<'_, 'py>, key: &[u8]) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let (id, key) = (given.block(block.0)?, read_key(key)?);
+        self.change(py, &given, |pool, _| pool::publish(pool, id, key))
+    }
+
+    /// Forget a block's key, if it has one. Raises UnknownBlock.
+    #[pyo3(signature = (block, /))]
+    fn unpublish(&mut self, block: BlockArg<'_, '_>) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let id = given.block(block.0)?;
+        self.change(py, &given, |pool, effects| pool::unpublish(pool, id, effects))
+    }
+
+    /// The block that answers for a key. Changes nothing.
+    #[pyo3(signature = (key, /))]
+    fn lookup(&self, key: &[u8]) -> PyResult<Option<u32>> {
+        Ok(pool::lookup(&self.pool, &read_key(key)?).map(|block| block.0))
+    }
+
+    /// Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, /))]
+    fn pin(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, pool::pin)
+    }
+
+    /// Undo `pin`. Raises UnknownBlock, NotPinned.
+    #[pyo3(signature = (blocks, /))]
+    fn unpin(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, pool::unpin)
+    }
+
+    /// Hand out the commands since the last call, as a batch of number 0.
+    fn commands<'py>(&mut self, py: Python<'py>) -> PyResult<PyBatch<'py>> {
+        let taken = close(0, &self.effects.commands);
+        self.effects.commands.clear();
+        values::batch(py, &taken)
+    }
+
+    /// The owners of each block, their keys, the free queue from its front, the pins of each block.
+    fn dump<'py>(&self, py: Python<'py>) -> Columns<'py> {
+        let ids = || (0..self.pool.num_blocks()).map(BlockId);
+        let key = |block| self.pool.key(block).map(|key| PyBytes::new(py, &key.0));
+        (
+            ids().map(|block| self.pool.ref_count(block)).collect(),
+            ids().map(key).collect(),
+            self.pool.queue.iter().map(|block| block.0).collect(),
+            ids().map(|block| self.pool.num_pins(block)).collect(),
+        )
+    }
+}
+
+type Columns<'py> = (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u32>);
+
+fn read_key(key: &[u8]) -> PyResult<Key> {
+    let key = key.try_into().map(Key);
+    key.map_err(|_| PyValueError::new_err(format!("a key has {KEY_SIZE} bytes")))
+}

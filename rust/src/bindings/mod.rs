@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Python bindings of the twin: they convert and delegate, and hold no policy.
+//!
+//! Rules: arguments are read by `arguments` and `tokens`, results made by `values`, errors by `errors`.
+//! Nothing else in the crate knows Python.
+
+mod arguments;
+mod block_pool;
+mod classes;
+mod errors;
+#[cfg(feature = "stubs")]
+mod hints;
+mod manager;
+mod tokens;
+mod values;
+
+/// The compiled twin of the Python core.
+#[pyo3::pymodule(gil_used = false)]
+mod _rust {
+    #[pymodule_export]
+    use super::block_pool::BlockPool;
+    #[pymodule_export]
+    use super::manager::Manager;
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tokens as they come from an engine: lists, or buffers of integers.
+//!
+//! Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
+//! contiguous buffer of native integers is copied at once; any other goes through `memoryview.tobytes`.
+//! The format is judged here, since pyo3 takes big-endian formats for native ones. Twin: kvcore/tokens.py.
+
+use std::ffi::CStr;
+
+use pyo3::buffer::{Element, PyUntypedBuffer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyInt, PyMemoryView, PyString, PyTuple};
+
+use crate::bindings::arguments::{TokensArg, items, listed};
+use crate::bindings::errors::raise;
+use crate::errors::Error;
+
+/// The token ids of a list, tuple or buffer.
+///
+/// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails with
+/// InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
+pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Vec<u32>> {
+    let tokens = tokens.0;
+    let py = tokens.py();
+    if let Some(items) = listed(tokens) {
+        return read_items(&items);
+    }
+    if let Ok(buffer) = PyUntypedBuffer::get(&tokens) {
+        return match read_native(py, &buffer)? {
+            Some(values) => Ok(values),
+            None => read_view(&PyMemoryView::from(&tokens)?),
+        };
+    }
+    if let Some(method) = tokens.getattr_opt(intern!(py, "numpy"))? {
+        return read_tokens(TokensArg(method.call0()?.as_borrowed()));
+    }
+    match PyMemoryView::from(&tokens) {
+        Ok(view) => read_view(&view),
+        Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error),
+        Err(_) if is_iterable(tokens)? => read_items(&items(tokens)?),
+        Err(_) => Err(unsupported(py, tokens.get_type().name()?.to_string(), 0)),
+    }
+}
+
+/// The values of a row of native integers; None for any other buffer.
+fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<u32>>> {
+    let Some(signed) = Format::read(buffer.format()).map(|format| format.signed) else {
+        return Ok(None);
+    };
+    if buffer.dimensions() != 1 {
+        return Ok(None);
+    }
+    match (signed, buffer.item_size()) {
+        (false, 1) => copy::<u8>(py, buffer),
+        (false, 2) => copy::<u16>(py, buffer),
+        (false, 4) => match buffer.as_typed::<u32>() {
+            Ok(values) => values.to_vec(py).map(Some),
+            Err(_) => Ok(None),
+        },
+        (false, _) => copy::<u64>(py, buffer),
+        (true, 1) => copy::<i8>(py, buffer),
+        (true, 2) => copy::<i16>(py, buffer),
+        (true, 4) => copy::<i32>(py, buffer),
+        (true, _) => copy::<i64>(py, buffer),
+    }
+}
+
+/// None: the items are not of this type, or not aligned.
+fn copy<T>(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<u32>>>
+where
+    T: Element + ToString,
+    u32: TryFrom<T>,
+{
+    match buffer.as_typed::<T>() {
+        Ok(values) => narrow(py, values.to_vec(py)?.into_iter()).map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The values of any buffer that is a row of integers.
+fn read_view(view: &Bound<'_, PyMemoryView>) -> PyResult<Vec<u32>> {
+    let py = view.py();
+    let shown: String = view.getattr("format")?.extract()?;
+    let dimensions = view.getattr("ndim")?.extract()?;
+    let format = Format::parse(shown.as_bytes());
+    let (Some(Format { little, signed }), 1) = (format, dimensions) else {
+        return Err(unsupported(py, shown, dimensions));
+    };
+    let bytes = view.call_method0("tobytes")?;
+    let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+    macro_rules! parse {
+        ($kind:ty) => {{
+            let read = if little { <$kind>::from_le_bytes } else { <$kind>::from_ne_bytes };
+            let (items, _) = bytes.as_chunks();
+            narrow(py, items.iter().map(|item| read(*item)))
+        }};
+    }
+    match (signed, view.getattr("itemsize")?.extract()?) {
+        (false, 1_usize) => parse!(u8),
+        (false, 2) => parse!(u16),
+        (false, 4) => parse!(u32),
+        (false, _) => parse!(u64),
+        (true, 1) => parse!(i8),
+        (true, 2) => parse!(i16),
+        (true, 4) => parse!(i32),
+        (true, _) => parse!(i64),
+    }
+}
+
+fn narrow<T>(py: Python<'_>, values: impl Iterator<Item = T>) -> PyResult<Vec<u32>>
+where
+    T: Copy + ToString,
+    u32: TryFrom<T>,
+{
+    let check = |(position, value): (usize, T)| {
+        u32::try_from(value).map_err(|_| invalid(py, position, value.to_string()))
+    };
+    values.enumerate().map(check).collect()
+}
+
+fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Vec<u32>> {
+    let mut values = Vec::with_capacity(items.len());
+    for (position, item) in items.iter_borrowed().enumerate() {
+        let value = if is_integer(item) { item.extract::<u32>().ok() } else { None };
+        match value {
+            Some(value) => values.push(value),
+            None => return Err(invalid(item.py(), position, item.repr()?.to_string())),
+        }
+    }
+    Ok(values)
+}
+
+/// How the items of a buffer are to be read, but for their size.
+struct Format {
+    little: bool,
+    signed: bool,
+}
+
+impl Format {
+    fn read(format: &CStr) -> Option<Format> {
+        Format::parse(format.to_bytes())
+    }
+
+    /// None: not an integer in an order of bytes that is read.
+    fn parse(format: &[u8]) -> Option<Format> {
+        let (order, code) = match *format {
+            [code] => (b'@', code),
+            [order, code] => (order, code),
+            _ => return None,
+        };
+        let known = b"@=<".contains(&order) && b"bBhHiIlLqQ".contains(&code);
+        known.then_some(Format { little: order == b'<', signed: code.is_ascii_lowercase() })
+    }
+}
+
+/// Whether an object is an int of Python, and no bool.
+fn is_integer(object: Borrowed<'_, '_, PyAny>) -> bool {
+    object.is_exact_instance_of::<PyInt>()
+        || (object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>())
+}
+
+fn is_iterable(object: Borrowed<'_, '_, PyAny>) -> PyResult<bool> {
+    Ok(object.hasattr("__iter__")? && !object.is_instance_of::<PyString>())
+}
+
+fn invalid(py: Python<'_>, position: usize, value: String) -> PyErr {
+    raise(py, Error::InvalidToken { value, position: position as i64 })
+}
+
+fn unsupported(py: Python<'_>, format: String, dimensions: i64) -> PyErr {
+    raise(py, Error::UnsupportedBuffer { format, dimensions })
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The twin's values as Python's: objects of the same classes that the pure core gives.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyTuple};
+
+use crate::bindings::classes::Classes;
+use crate::commands::Batch;
+use crate::events::Event;
+use crate::ids::BlockId;
+use crate::values::{
+    Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Verdict,
+};
+
+/// Python objects by what they are, so that the stub can say it.
+macro_rules! results {
+    ($($(#[$doc:meta])* $name:ident: $hint:ident;)*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name<'py>(pub(crate) Bound<'py, PyAny>);
+
+        impl<'py> IntoPyObject<'py> for $name<'py> {
+            type Target = PyAny;
+            type Output = Bound<'py, PyAny>;
+            type Error = std::convert::Infallible;
+
+            #[cfg(feature = "stubs")]
+            const OUTPUT_TYPE: pyo3::inspect::PyStaticExpr = crate::bindings::hints::$hint;
+
+            fn into_pyobject(self, _py: Python<'py>) -> Result<Self::Output, Self::Error> {
+                Ok(self.0)
+            }
+        }
+    )*};
+}
+
+results! {
+    /// A `KVCacheBlocks`.
+    PyBlocks: BLOCKS;
+    /// A `KVCacheBlocks`, or a `Refused`.
+    PyAdmitted: BLOCKS_OR_REFUSED;
+    /// A `Refused`, or None.
+    PyMoved: REFUSED_OR_NONE;
+    /// A `Hit`.
+    PyHit: HIT;
+    /// A `Verdict`.
+    PyVerdict: VERDICT;
+    /// A `Status`.
+    PyStatus: STATUS;
+    /// An `Appended`.
+    PyAppended: APPENDED;
+    /// A `PrefixCacheStats`.
+    PyStats: STATS;
+    /// A `Batch`.
+    PyBatch: BATCH;
+    /// A tuple of events.
+    PyEvents: EVENTS;
+    /// A tuple of block ids, or a `Refused`.
+    PyTaken: TAKEN;
+}
+
+/// Block ids, one list a group.
+pub(crate) fn blocks<'py>(py: Python<'py>, blocks: &[Vec<BlockId>]) -> PyResult<PyBlocks<'py>> {
+    let groups: Vec<_> = blocks.iter().map(|group| ids(py, group)).collect::<PyResult<_>>()?;
+    let class = Classes::get(py)?.blocks.bind(py);
+    Ok(PyBlocks(class.call1((PyTuple::new(py, groups)?,))?))
+}
+
+/// No blocks in so many groups.
+pub(crate) fn no_blocks(py: Python<'_>, num_groups: usize) -> PyResult<PyBlocks<'_>> {
+    blocks(py, &vec![Vec::new(); num_groups])
+}
+
+/// New blocks or a refusal; `empty` stands for no new block in any group.
+pub(crate) fn admitted<'py>(
+    py: Python<'py>,
+    outcome: &Admitted<KVCacheBlocks>,
+    empty: PyBlocks<'py>,
+) -> PyResult<PyAdmitted<'py>> {
+    Ok(PyAdmitted(match outcome {
+        Ok(grown) if grown.blocks.iter().all(Vec::is_empty) => empty.0,
+        Ok(grown) => blocks(py, &grown.blocks)?.0,
+        Err(refusal) => refused(py, refusal)?,
+    }))
+}
+
+/// Nothing or a refusal.
+pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyMoved<'py>> {
+    Ok(PyMoved(match outcome {
+        Ok(()) => py.None().into_bound(py),
+        Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// The blocks of a pool, or a refusal.
+pub(crate) fn taken<'py>(
+    py: Python<'py>,
+    outcome: &Admitted<Vec<BlockId>>,
+) -> PyResult<PyTaken<'py>> {
+    Ok(PyTaken(match outcome {
+        Ok(blocks) => ids(py, blocks)?.into_any(),
+        Err(refusal) => refused(py, refusal)?,
+    }))
+}
+
+/// A cached prefix.
+pub(crate) fn hit<'py>(py: Python<'py>, found: &Hit) -> PyResult<PyHit<'py>> {
+    let held = blocks(py, &found.blocks.blocks)?;
+    Ok(PyHit(Classes::get(py)?.hit.bind(py).call1((held.0, found.num_tokens))?))
+}
+
+/// How far an `append` came.
+pub(crate) fn appended<'py>(py: Python<'py>, far: &Appended) -> PyResult<PyAppended<'py>> {
+    let class = Classes::get(py)?.appended.bind(py);
+    Ok(PyAppended(match &far.refused {
+        None => class.call1((far.done,))?,
+        Some(refusal) => class.call1((far.done, refused(py, refusal)?))?,
+    }))
+}
+
+/// What `can_allocate` says.
+pub(crate) fn verdict(py: Python<'_>, verdict: Verdict) -> PyResult<PyVerdict<'_>> {
+    let classes = Classes::get(py)?;
+    let member = match verdict {
+        Verdict::Ok => &classes.verdict_ok,
+        Verdict::Later => &classes.verdict_later,
+        Verdict::Never => &classes.verdict_never,
+    };
+    Ok(PyVerdict(member.bind(py).clone()))
+}
+
+/// Where a request's blocks are.
+pub(crate) fn status(py: Python<'_>, status: Status) -> PyResult<PyStatus<'_>> {
+    let classes = Classes::get(py)?;
+    let member = match status {
+        Status::Waiting => &classes.waiting,
+        Status::Running => &classes.running,
+        Status::Swapped => &classes.swapped,
+    };
+    Ok(PyStatus(member.bind(py).clone()))
+}
+
+/// A closed batch.
+pub(crate) fn batch<'py>(py: Python<'py>, batch: &Batch) -> PyResult<PyBatch<'py>> {
+    let buffer = PyByteArray::new(py, &batch.buffer);
+    let keys = PyBytes::new(py, &batch.keys);
+    Ok(PyBatch(Classes::get(py)?.batch.bind(py).call1((batch.number, buffer, keys))?))
+}
+
+/// Look-up statistics.
+pub(crate) fn stats<'py>(py: Python<'py>, stats: &PrefixCacheStats) -> PyResult<PyStats<'py>> {
+    let fresh = (stats.requests, stats.queries, stats.hits);
+    let again = (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits);
+    let class = Classes::get(py)?.stats.bind(py);
+    Ok(PyStats(class.call1((fresh.0, fresh.1, fresh.2, again.0, again.1, again.2))?))
+}
+
+/// Events, in order.
+pub(crate) fn events<'py>(py: Python<'py>, events: &[Event]) -> PyResult<PyEvents<'py>> {
+    let objects: Vec<_> = events.iter().map(|each| event(py, each)).collect::<PyResult<_>>()?;
+    Ok(PyEvents(PyTuple::new(py, objects)?.into_any()))
+}
+
+fn event<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyAny>> {
+    let classes = Classes::get(py)?;
+    match event {
+        Event::BlockStored { block_hashes, parent_hash, tokens, block_size, group } => {
+            let hashes = PyTuple::new(py, block_hashes.iter().map(|hash| PyBytes::new(py, hash)))?;
+            let parent = parent_hash.as_ref().map(|hash| PyBytes::new(py, hash));
+            let tokens = PyTuple::new(py, tokens)?;
+            classes.stored.bind(py).call1((hashes, parent, tokens, *block_size, *group))
+        }
+        Event::BlockRemoved { block_hash, group } => {
+            classes.removed.bind(py).call1((PyBytes::new(py, block_hash), *group))
+        }
+        Event::AllBlocksCleared => classes.cleared.bind(py).call0(),
+    }
+}
+
+fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny>> {
+    let classes = Classes::get(py)?;
+    let reason = match refusal.reason {
+        Reason::Later => &classes.later,
+        Reason::Never => &classes.never,
+    };
+    let counts = (refusal.needed, refusal.available, refusal.pending);
+    classes.refused.bind(py).call1((reason, counts.0, counts.1, counts.2))
+}
+
+fn ids<'py>(py: Python<'py>, blocks: &[BlockId]) -> PyResult<Bound<'py, PyTuple>> {
+    PyTuple::new(py, blocks.iter().map(|block| block.0))
+}
