@@ -77,7 +77,7 @@ pub fn append(
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
         let planned = plan_allocation(state, row, &asked);
-        match planned.expect("NOCROSS: check_append has checked every call of the append") {
+        match planned.expect("NOCRASH: check_append has checked every call of the append") {
             Ok(plan) => commit(state, &asked, &plan),
             Err(refused) => {
                 let request = &mut state[row];
