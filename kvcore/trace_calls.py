@@ -4,7 +4,7 @@
 Rules: a verb is the method's name, its words are the arguments in the method's order. A hit is the
 one that the request's last `get_computed_blocks` gave. After each call every invariant is checked.
 What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
-that. Twin: rust/src/trace.rs.
+that. Twin: rust/src/trace_calls.rs.
 
     add_request r0 0-14        add_tokens r0 15-18        remove_request r0
     get_computed_blocks r0     cache_blocks r0 8          append r0=15 r1=7

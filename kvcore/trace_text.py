@@ -3,7 +3,7 @@
 
 Rules: one line says one thing; consecutive commands of one kind (and, for table changes, of one row
 and group) share a line. A content key reads as the tokens of its prefix in parentheses, with
-`@group` behind it in every group but the first. Twin: rust/src/trace.rs.
+`@group` behind it in every group but the first. Twin: rust/src/trace_text.rs.
 """
 
 from __future__ import annotations
