@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine that drives a run through every transition, in any order.
+
+Hypothesis picks rules evenly, so what matters most has rules of its own, some twice, and the rest
+shares `upkeep`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from kvcore import Hit, Request
+from kvcore.values import Status
+from tests.helpers.lockstep import Lockstep, story
+from tests.helpers.worlds import NAMES, allocations, by_status, configs, rarely, tokens
+
+DATA = st.data()
+UPKEEP = ("pin", "unpin", "evict", "reset", "drain", "cache", "cache", "extend", "remove", "remove")
+
+
+def any_known(machine: Machine) -> bool:
+    """Whether there is any request."""
+    return bool(machine.run.state.requests)
+
+
+def any_name_left(machine: Machine) -> bool:
+    """Whether another request can be added."""
+    return any(name not in machine.run.state.requests for name in machine.names)
+
+
+def any_running(machine: Machine) -> bool:
+    """Whether any request holds device blocks."""
+    return bool(by_status(machine.run.state, Status.RUNNING))
+
+
+class Machine(RuleBasedStateMachine):
+    """Calls on a `Lockstep`, which judges each of them."""
+
+    least: ClassVar[int] = 3
+    most: ClassVar[int] = 8
+    longest: ClassVar[int] = 7
+    twin: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = NAMES
+
+    run: Lockstep
+    hits: list[Hit]
+
+    @initialize(data=DATA)
+    def start(self, data: st.DataObject) -> None:
+        config = data.draw(configs(least=self.least, most=self.most))
+        self.run = Lockstep(config, twin=self.twin)
+        self.hits = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            note(story(self.run))
+
+    def known(self) -> list[str]:
+        return sorted(self.run.state.requests)
+
+    def new_name(self, data: st.DataObject) -> str:
+        fresh = [name for name in self.names if name not in self.run.state.requests]
+        repeat = not fresh or data.draw(rarely())
+        return data.draw(st.sampled_from(self.names if repeat else fresh))
+
+    def some(self, data: st.DataObject, *statuses: Status) -> list[str]:
+        names = by_status(self.run.state, *statuses)
+        return data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+
+    @rule(data=DATA)
+    @precondition(any_name_left)
+    def serve(self, data: st.DataObject) -> None:
+        """Add a request and schedule all of it, as an engine does."""
+        name = self.new_name(data)
+        self.run.call("add_request", Request(name, self.prompt(data)))
+        hit = self.run.hit(name)
+        left = len(self.run.state.requests[name].tokens) - hit.num_tokens
+        self.run.call("allocate_slots", name, left, hit)
+
+    def prompt(self, data: st.DataObject) -> list[int]:
+        return data.draw(tokens(self.run.state.config, most=self.longest))
+
+    @rule(data=DATA)
+    @precondition(any_name_left)
+    def add_request(self, data: st.DataObject) -> None:
+        self.run.call("add_request", Request(self.new_name(data), self.prompt(data)))
+
+    def allocate(self, data: st.DataObject) -> None:
+        request_id, count, hit, options = data.draw(allocations(self.run, self.hits))
+        self.run.call("allocate_slots", request_id, count, hit, **options)
+
+    def append(self, data: st.DataObject) -> None:
+        names = self.some(data, Status.RUNNING)
+        values = data.draw(st.lists(st.integers(0, 1), min_size=len(names), max_size=len(names)))
+        self.run.call("append", names, values)
+
+    allocate_any = rule(data=DATA)(precondition(any_known)(allocate))
+    allocate_more = rule(data=DATA)(precondition(any_known)(allocate))
+    append_some = rule(data=DATA)(precondition(any_running)(append))
+    append_more = rule(data=DATA)(precondition(any_running)(append))
+
+    @rule(data=DATA)
+    @precondition(any_running)
+    def free(self, data: st.DataObject) -> None:
+        self.run.call("free", data.draw(st.sampled_from(self.known())))
+
+    @rule(data=DATA)
+    @precondition(any_known)
+    def finish(self, data: st.DataObject) -> None:
+        """Free a request and forget it."""
+        request_id = data.draw(st.sampled_from(self.known()))
+        self.run.call("free", request_id)
+        self.run.call("remove_request", request_id)
+
+    @rule(data=DATA)
+    @precondition(any_running)
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(by_status(self.run.state, Status.RUNNING)))
+        self.run.call("fork", parent, self.new_name(data))
+
+    @rule(data=DATA)
+    @precondition(any_running)
+    def truncate(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(by_status(self.run.state, Status.RUNNING)))
+        most = len(self.run.state.requests[request_id].tokens)
+        self.run.call("truncate", request_id, data.draw(st.integers(0, most)))
+
+    @rule(data=DATA)
+    @precondition(lambda self: any_running(self) and self.run.state.host is not None)
+    def swap_out(self, data: st.DataObject) -> None:
+        self.run.call("swap_out", self.some(data, Status.RUNNING))
+
+    @rule(data=DATA)
+    @precondition(lambda self: bool(by_status(self.run.state, Status.SWAPPED)))
+    def swap_in(self, data: st.DataObject) -> None:
+        self.run.call("swap_in", self.some(data, Status.SWAPPED))
+
+    @rule()
+    @precondition(lambda self: any_running(self) or bool(self.run.state.batch.commands))
+    def take_batch(self) -> None:
+        self.run.call("take_batch")
+
+    @rule(data=DATA, kind=st.sampled_from(UPKEEP))
+    @precondition(any_known)
+    def upkeep(self, data: st.DataObject, kind: str) -> None:
+        state = self.run.state
+        name = data.draw(st.sampled_from(self.known()))
+        blocks = st.lists(st.integers(0, state.config.num_blocks - 1), min_size=1, max_size=2)
+        pinned = sorted(state.device.pins) or [1]
+        match kind:
+            case "pin":
+                self.run.call("pin", data.draw(blocks))
+            case "unpin":
+                self.run.call("unpin", [data.draw(st.sampled_from(pinned))])
+            case "evict":
+                self.run.call("evict_blocks", data.draw(blocks))
+            case "reset":
+                self.run.call("reset_prefix_cache")
+            case "drain":
+                self.run.call("take_events")
+                self.run.call("take_stats")
+            case "cache":
+                most = state.requests[name].num_computed
+                self.run.call("cache_blocks", name, data.draw(st.integers(0, most + 1)))
+            case "extend":
+                self.run.call("add_tokens", name, data.draw(tokens(state.config, most=3)))
+            case "remove":
+                self.run.call("remove_request", name)

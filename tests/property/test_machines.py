@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any calls in any order: contents, counts, tables, owners and events are right, the twin agrees.
+
+Each step is judged by `tests.helpers.lockstep`. Small pools find most; large ones show effects of scale.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+from tests.helpers.machine import Machine
+
+
+class SmallPools(Machine):
+    """Pools of 3 to 8 usable blocks."""
+
+
+class LargePools(Machine):
+    """Pools of 64 to 4096 usable blocks, prompts of up to 200 tokens."""
+
+    least = 64
+    most = 4096
+    longest = 200
+    names = tuple(f"request {number}" for number in range(24))
+
+
+TestSmallPools = SmallPools.TestCase
+TestSmallPools.settings = settings(max_examples=150, stateful_step_count=40)
+TestLargePools = LargePools.TestCase
+TestLargePools.settings = settings(max_examples=15, stateful_step_count=40)
