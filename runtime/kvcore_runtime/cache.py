@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvcore_runtime.cache_errors import InvalidSize, LayerOutOfRange
 from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.memory import allocate
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -112,8 +113,8 @@ def _make_tier(
     fill: float,
 ) -> Tier:
     shape = layout.shape(num_blocks)
-    physical = [shape[axis] for axis in layout.stride_order]
-    storage = torch.full(physical, fill, dtype=layout.dtype, device=device, pin_memory=pin)
+    physical = tuple(shape[axis] for axis in layout.stride_order)
+    storage = allocate(physical, layout.dtype, device, pin=pin, fill=fill)
     places = [layout.stride_order.index(axis) for axis in range(len(shape))]
     word = torch.int64 if layout.piece_size_bytes % 8 == 0 else torch.int16
     num_words = layout.piece_size_bytes // word.itemsize

@@ -85,9 +85,9 @@ def test_copies_move_whole_pages_and_nothing_else(
 
 
 def test_a_run_of_neighbours_is_one_copy() -> None:
-    assert merge_runs([4, 5, 6, 9, 1], [0, 1, 2, 3, 7]) == [(4, 0, 3), (9, 3, 1), (1, 7, 1)]
+    assert merge_runs([4, 5, 6, 9, 1], [0, 1, 2, 3, 7]) == [(1, 7, 1), (4, 0, 3), (9, 3, 1)]
     assert merge_runs([6, 4, 5], [2, 0, 1]) == [(4, 0, 3)]
-    assert merge_runs([5, 4], [0, 1]) == [(5, 0, 1), (4, 1, 1)]
+    assert merge_runs([5, 4], [0, 1]) == [(4, 1, 1), (5, 0, 1)]
     assert merge_runs([], []) == []
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import InvalidLayout, InvalidSize, LayerOutOfRange
 from kvcore_runtime.layout import DTYPES, CacheLayout
+from kvcore_runtime.memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
 
 SIZES: dict[str, Any] = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 5, "block_size": 4}
 
@@ -85,3 +87,16 @@ def test_cache_of_no_blocks_and_layer_past_the_end_are_named() -> None:
         Cache(layout, 1, -2)
     with pytest.raises(LayerOutOfRange, match="layer 3 is not one of the 3 layers 0 to 2"):
         Cache(layout, 1).layer(3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_tier_begins_at_a_huge_page_and_outlives_its_cache(dtype: torch.dtype) -> None:
+    layout = CacheLayout(num_layers=4, num_kv_heads=4, head_dim=64, block_size=16, dtype=dtype)
+    num_blocks = -(-HUGE_BYTES_MIN // layout.page_size_bytes)
+    cache = Cache(layout, num_blocks, guard=True)
+    data = cache.blocks.data
+    del cache
+    assert data.shape == layout.shape(num_blocks)
+    assert data.isnan().all()
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert data.data_ptr() % HUGE_PAGE_BYTES == 0
