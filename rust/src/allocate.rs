@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 //!
-//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing. All groups' hits are touched
-//! before any group allocates, so that no allocation evicts a hit. The computed count advances by hits,
-//! external and new tokens. Full blocks are published by the call that schedules their last token, unless
-//! delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
+//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing. All groups' hits are
+//! touched before any group allocates, so that no allocation evicts a hit. The computed count
+//! advances by hits, external and new tokens. Full blocks are published by the call that schedules
+//! their last token, unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin:
+//! kvcore/allocate.py.
 
 use std::vec::IntoIter;
 
@@ -28,8 +29,8 @@ pub enum Requests<'a> {
 
 /// Schedule the next tokens of a request; returns the blocks that its tables grew by, or a refusal.
 ///
-/// External tokens get blocks that are held and not returned. Fails with UnknownRequest, SwappedOut,
-/// InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits, UnknownBlock,
+/// External tokens get blocks that are held and not returned. Fails with UnknownRequest,
+/// SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits, UnknownBlock,
 /// HitsOnRunningRequest, CachingDisabled.
 pub fn allocate_slots(
     state: &mut State,
@@ -124,8 +125,8 @@ fn check_append(
     Ok(rows)
 }
 
-/// Fails with SwappedOut or BeyondModelLength unless the last of these can grow by a token, once for
-/// each time that it is among them.
+/// Fails with SwappedOut or BeyondModelLength unless the last of these can grow by a token, once
+/// for each time that it is among them.
 fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
     state.check_on_device(row)?;

@@ -2,8 +2,9 @@
 //! Closing the open batch.
 //!
 //! Rules: a taken batch counts as executed, so what it wrote is there for the next one. With
-//! `Duplicates::Merge` a block that was filled although its content was findable is looked up again now:
-//! the table's move to the older block, and the `Free`, open the next batch. Twin: kvcore/batch.py.
+//! `Duplicates::Merge` a block that was filled although its content was findable is looked up again
+//! now: the table's move to the older block, and the `Free`, open the next batch. Twin:
+//! kvcore/batch.py.
 
 use crate::caching::stored;
 use crate::commands::{Batch, Command, close};

@@ -2,10 +2,10 @@
 //! The block pool: owners, keys and the free queue of all blocks of one tier.
 //!
 //! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
-//! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order given,
-//! at the side that the eviction policy names. Keys are opaque bytes: other managers can be built on this
-//! layer alone. The functions at the end check their arguments first; the methods trust theirs.
-//! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/block_pool.py.
+//! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
+//! given, at the side that the eviction policy names. Keys are opaque bytes: other managers can be
+//! built on this layer alone. The functions at the end check their arguments first; the methods
+//! trust theirs. Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/block_pool.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -175,8 +175,8 @@ impl BlockPool {
         self.release([block], effects);
     }
 
-    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the null
-    /// block.
+    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the
+    /// null block.
     pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
         let last = i64::from(self.num_blocks()) - 1;
         if (i64::from(self.first_block)..=last).contains(&block) {
@@ -185,7 +185,8 @@ impl BlockPool {
         Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
     }
 
-    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be pinned.
+    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be
+    /// pinned.
     pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
         let check = |&number: &i64| {
             let block = self.check_block(number)?;
@@ -197,8 +198,8 @@ impl BlockPool {
         blocks.iter().map(check).collect()
     }
 
-    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins that
-    /// the call removes.
+    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
+    /// that the call removes.
     pub fn check_unpins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
         let times = count_each(blocks);
         let check = |&number: &i64| {

@@ -2,10 +2,10 @@
 //! What is findable: publication of full blocks, and its withdrawal.
 //!
 //! Rules: the call that schedules the write of a block's last token publishes the block, so a later
-//! request of the same step may hit it. A key whose block the open batch itself writes is remembered in
-//! the batch's record, since it is withdrawn if the request leaves the batch. With `Duplicates::Merge` a
-//! block whose content is findable already waits for `take_batch` instead. Source: S000-29 to 31,
-//! 41, 42, 49. Twin: kvcore/caching.py.
+//! request of the same step may hit it. A key whose block the open batch itself writes is
+//! remembered in the batch's record, since it is withdrawn if the request leaves the batch. With
+//! `Duplicates::Merge` a block whose content is findable already waits for `take_batch` instead
+//! . Source: S000-29 to 31, 41, 42, 49. Twin: kvcore/caching.py.
 
 use std::sync::Arc;
 

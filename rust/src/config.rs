@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a manager is made for: pool sizes, groups and the options of the core.
 //!
-//! Rules: a configuration that cannot work is refused when it is made, with the numbers that would work.
-//! Options compose; none is a fork of the code. Twin: kvcore/config.py.
+//! Rules: a configuration that cannot work is refused when it is made, with the numbers that would
+//! work. Options compose; none is a fork of the code. Twin: kvcore/config.py.
 
 use crate::errors::Error;
 
@@ -167,7 +167,8 @@ fn check_sizes(config: &Config) -> Result<(), Error> {
         let total = least + u64::from(config.null_block);
         if u64::from(config.num_usable_blocks()) < least {
             let reason = format!(
-                "one request of max_model_len={longest} tokens needs {least} blocks{null}, so {total}"
+                "one request of max_model_len={longest} tokens needs {least} blocks{null}, \
+                 so {total}"
             );
             return Err(refuse("num_blocks", config.num_blocks, reason));
         }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A state from its canonical bytes; the inverse of `encode.rs`.
 //!
-//! Rules: bytes that no state gives fail with DamagedState and the offset, or with InvalidConfig. The
-//! structure is read, its truth is not judged: `kvcore.invariants` does that. Twin: kvcore/decode.py.
+//! Rules: bytes that no state gives fail with DamagedState and the offset, or with InvalidConfig.
+//! The structure is read, its truth is not judged: `kvcore.invariants` does that. Twin:
+//! kvcore/decode.py.
 
 use std::sync::Arc;
 

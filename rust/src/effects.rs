@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What transitions emit: commands for the runtime, events for mirrors of the index.
 //!
-//! Rules: a state's effects gather until its batch or its events are taken; those of the host pool are
-//! silent, since all that concerns the runtime is said by the swaps. Twin: kvcore/effects.py.
+//! Rules: a state's effects gather until its batch or its events are taken; those of the host pool
+//! are silent, since all that concerns the runtime is said by the swaps. Twin: kvcore/effects.py.
 
 use crate::commands::{Command, Commands};
 use crate::events::{Event, removed};

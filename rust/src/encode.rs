@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
 //!
-//! Rules: little-endian; a count stands before what it counts; requests in row order, everything else
-//! in the order that the state gives it. The index is written through each block's key and its rank
-//! among the blocks of that key. Twin: kvcore/encode.py. `decode.rs` is the inverse.
+//! Rules: little-endian; a count stands before what it counts; requests in row order, everything
+//! else in the order that the state gives it. The index is written through each block's key and its
+//! rank among the blocks of that key. Twin: kvcore/encode.py. `decode.rs` is the inverse.
 
 use crate::block_pool::BlockPool;
 use crate::commands::close;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Misuse and corruption, each as a variant of its own.
 //!
-//! Rules: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]: the message
-//! names the thing and the numbers, `fields` holds them for programs, and the state is as it was before
-//! the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, nobody catches it.
-//! Twin: kvcore/errors.py.
+//! Rules: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]: the
+//! message names the thing and the numbers, `fields` holds them for programs, and the state is as
+//! it was before the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, nobody
+//! catches it. Twin: kvcore/errors.py.
 
 use std::fmt;
 
@@ -198,7 +198,8 @@ errors! {
         "request {request} still holds {num_blocks} blocks, free it first";
     /// Other requests count on blocks that this call would leave unwritten.
     HitInOpenBatch { blocks: Vec<i64>, requests: Vec<String> }
-        "blocks {blocks} were published in the open batch and are counted by requests {requests}: free those first, or take the batch";
+        "blocks {blocks} were published in the open batch and are counted by requests {requests}: \
+         free those first, or take the batch";
     /// The configuration has no host blocks.
     NoHostTier { } "there is no host tier: num_host_blocks is 0";
     /// The pool has no such block, or it is the null block.

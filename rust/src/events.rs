@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What happened to the hash index, for routers and stores that mirror it.
 //!
-//! Rules: a stored event names every block of one publication; a removed event comes only when the last
-//! block of that content lost its key. Replaying all events from nothing gives exactly the index.
-//! Twin: kvcore/events.py.
+//! Rules: a stored event names every block of one publication; a removed event comes only when the
+//! last block of that content lost its key. Replaying all events from nothing gives exactly the
+//! index. Twin: kvcore/events.py.
 
 use std::collections::BTreeSet;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fork: a child that shares its parent's blocks (parallel sampling, beam search).
 //!
-//! Rules: commands run before the forward pass, so a copy could not see what the open batch schedules:
-//! the child shares the blocks up to the tokens that the parent had computed before that batch, a partial
-//! tail included, and gets no lookahead. Whoever writes a shared block first gets a copy (`allocate.rs`).
-//! Twin: kvcore/fork.py.
+//! Rules: commands run before the forward pass, so a copy could not see what the open batch
+//! schedules: the child shares the blocks up to the tokens that the parent had computed before that
+//! batch, a partial tail included, and gets no lookahead. Whoever writes a shared block first gets
+//! a copy (`allocate.rs`). Twin: kvcore/fork.py.
 
 use crate::commands::Command;
 use crate::errors::Error;

@@ -2,8 +2,8 @@
 //! The hash index: key to the ordered blocks that hold that content.
 //!
 //! Rules: the block that was published first answers a look-up; when it loses the key the next one
-//! answers (S001-82). A key without blocks has no entry. Most keys have one block, which is kept inside
-//! the map; only duplicates cost an allocation. Twin: kvcore/hash_index.py.
+//! answers (S001-82). A key without blocks has no entry. Most keys have one block, which is kept
+//! inside the map; only duplicates cost an allocation. Twin: kvcore/hash_index.py.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;

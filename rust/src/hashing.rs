@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keys of full blocks: a chain of SHA-256 over an unambiguous encoding.
 //!
-//! Rules: a block's hash covers its parent's hash, its tokens and its tagged extra keys; the key under
-//! which a block is found is that hash and the group, so two groups never share a block. The chain grows
-//! with the request and no block is hashed twice. All integers are little-endian but the group, which is
-//! big-endian as in the field. Twin: kvcore/hashing.py.
+//! Rules: a block's hash covers its parent's hash, its tokens and its tagged extra keys; the key
+//! under which a block is found is that hash and the group, so two groups never share a block. The
+//! chain grows with the request and no block is hashed twice. All integers are little-endian but
+//! the group, which is big-endian as in the field. Twin: kvcore/hashing.py.
 //!
 //! ```text
 //! root       = SHA-256("kvcore root" 0x00 seed)
-//! block hash = SHA-256(parent[32] num_tokens[u32] token[u32]... num_extra[u8] (tag[u8] size[u32] bytes)...)
+//! block hash = SHA-256(parent[32] num_tokens[u32] token[u32]...
+//!                      num_extra[u8] (tag[u8] size[u32] bytes)...)
 //! key        = block hash[32] group[u32]
 //! ```
 

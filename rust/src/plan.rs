@@ -2,10 +2,11 @@
 //! Planning an allocation: every check, and what it would take, before anything changes.
 //!
 //! Rules: a plan that fails or refuses has changed nothing. Slots along a request: computed | hit |
-//! external | new | lookahead; external tokens and lookahead are clipped at the model length, new tokens
-//! are not. A write goes to blocks with one owner and no key: a shared block is replaced (copied if it
-//! holds earlier positions), a keyed one loses its key. Hits in the free queue cost capacity, since they
-//! are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin: kvcore/plan.py.
+//! external | new | lookahead; external tokens and lookahead are clipped at the model length, new
+//! tokens are not. A write goes to blocks with one owner and no key: a shared block is replaced
+//! (copied if it holds earlier positions), a keyed one loses its key. Hits in the free queue cost
+//! capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5.
+//! Twin: kvcore/plan.py.
 
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};

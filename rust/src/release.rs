@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Giving blocks back: free, and leaving the open batch.
 //!
-//! Rules: tail blocks are released first, so that they are evicted first. A request that leaves the open
-//! batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch published
-//! for content it would have written are withdrawn, the computed count falls back, the blocks past it go.
-//! If another request counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug
-//! catalogue, row 72. Twin: kvcore/release.py.
+//! Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
+//! open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
+//! published for content it would have written are withdrawn, the computed count falls back, the
+//! blocks past it go. If another request counts tokens in such a block, the call is misuse. Source:
+//! S000-37, 38; bug catalogue, row 72. Twin: kvcore/release.py.
 
 use std::collections::BTreeSet;
 

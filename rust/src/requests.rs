@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests come, grow and go.
 //!
-//! Rules: a request's tokens and its chain of block hashes grow together, so each full block is hashed
-//! once. A row is given for the life of a request; the row given back last is used first. Without prefix
-//! caching there are no hashes. Twin: kvcore/requests.py.
+//! Rules: a request's tokens and its chain of block hashes grow together, so each full block is
+//! hashed once. A row is given for the life of a request; the row given back last is used first.
+//! Without prefix caching there are no hashes. Twin: kvcore/requests.py.
 
 use std::sync::Arc;
 

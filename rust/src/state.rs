@@ -2,9 +2,9 @@
 //! The state: pools, requests and the open batch.
 //!
 //! Rules: a transition is a function of `&mut State` that checks all it is given before it changes
-//! anything. Per-block data are columns; what can be derived is not stored. A request waits (no tables),
-//! runs (device tables) or is swapped out (host tables); that is read from its tables, not stored. Inside
-//! the twin a request is named by its row. Twin: kvcore/state.py.
+//! anything. Per-block data are columns; what can be derived is not stored. A request waits (no
+//! tables), runs (device tables) or is swapped out (host tables); that is read from its tables, not
+//! stored. Inside the twin a request is named by its row. Twin: kvcore/state.py.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 //! Swap: the blocks of a set of requests move between the device and the host tier.
 //!
 //! Rules: each distinct block of the set is copied once and shared again on the other side; a block
-//! that others hold is copied and stays for them. Swapped out, a request leaves the open batch first;
-//! what is left of it is copied, and with nothing left it waits. On the way in, a block whose content is
-//! findable on the device is a hit, not a copy, unless the open batch published it. Source: design, 7.6;
-//! S003-25 to 28. Twin: kvcore/swap.py.
+//! that others hold is copied and stays for them. Swapped out, a request leaves the open batch
+//! first; what is left of it is copied, and with nothing left it waits. On the way in, a block
+//! whose content is findable on the device is a hit, not a copy, unless the open batch published
+//! it. Source: design, 7.6; S003-25 to 28. Twin: kvcore/swap.py.
 
 use hashbrown::{HashMap, HashSet};
 

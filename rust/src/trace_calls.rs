@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The calls of text traces, made on a state.
 //!
-//! Rules: a verb is the transition's name, its words are the arguments in order. A hit is the one that
-//! the request's last `get_computed_blocks` gave. After each call the state must come back from its
-//! canonical bytes. What a call emitted is read from the open batch, and `take_batch` must hand out
-//! exactly that. The calls are listed in the Python file. Twin: kvcore/trace_calls.py.
+//! Rules: a verb is the transition's name, its words are the arguments in order. A hit is the one
+//! that the request's last `get_computed_blocks` gave. After each call the state must come back
+//! from its canonical bytes. What a call emitted is read from the open batch, and `take_batch` must
+//! hand out exactly that. The calls are listed in the Python file. Twin: kvcore/trace_calls.py.
 
 use std::collections::HashMap;
 

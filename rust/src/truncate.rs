@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Truncate: cut a request's tokens and chain (rejected drafts, rewritten history).
 //!
-//! Rules: a cut request leaves the open batch. Blocks past the cut are released and keep their keys; a
-//! block that the cut goes through keeps its key until it is written again (`allocate.rs`). Source: bug
-//! catalogue, row 7. Twin: kvcore/truncate.py.
+//! Rules: a cut request leaves the open batch. Blocks past the cut are released and keep their
+//! keys; a block that the cut goes through keeps its key until it is written again (`allocate.rs`).
+//! Source: bug catalogue, row 7. Twin: kvcore/truncate.py.
 
 use crate::errors::Error;
 use crate::release::{check_leaving, cut_tables, leave_open_batch};
