@@ -11,7 +11,6 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	echo "$$p" && break; done)
 ARGS ?=
 export VIRTUAL_ENV := $(CURDIR)/.venv
-export PYTHONDONTWRITEBYTECODE := 1
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
