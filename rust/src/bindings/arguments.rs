@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python's arguments in the machine's form, and what had none.
 //!
-//! Rules: an argument that has no machine form (an id that is no str, a number that is none or too big)
-//! does not end the call here, since the twin may have an earlier complaint. A stand-in that the twin is
-//! bound to refuse goes in, and comes back as the argument in the fields of the error.
+//! Rules: an argument that has no machine form (an id that is no str, a number that is none or too
+//! big) does not end the call here, since the twin may have an earlier complaint. A stand-in that
+//! the twin is bound to refuse goes in, and comes back as the argument in the fields of the error.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.BlockPool`: the pool layer's transitions as methods of one pool.
 //!
-//! Rules: as those of `kvcore.block_pool`, with the same values and errors; what they emit gathers until
-//! `commands` hands it out. Keys are `KEY_SIZE` bytes.
+//! Rules: as those of `kvcore.block_pool`, with the same values and errors; what they emit gathers
+//! until `commands` hands it out. Keys are `KEY_SIZE` bytes.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -9,7 +9,8 @@ use pyo3::types::PyModule;
 
 static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
 
-/// The classes of `kvcore.values`, `kvcore.events` and `kvcore.commands`, members of enums included.
+/// The classes of `kvcore.values`, `kvcore.events` and `kvcore.commands`, members of enums
+/// included.
 pub(crate) struct Classes {
     pub(crate) blocks: Py<PyAny>,
     pub(crate) hit: Py<PyAny>,

@@ -1,52 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.Manager`: one state, and the transitions as methods.
+//! `kvcore._rust.Manager`: one state, and how a call reaches it. Its methods are in `methods.rs`.
 //!
-//! Rules: the methods of `kvcore.backend.Backend`, with the same arguments, results and errors. Each
-//! reads its arguments, runs one transition and makes its result; the state is borrowed for the
-//! transition alone, in which no Python runs, so threads take turns.
+//! Rules: a call reads its arguments, runs one transition and makes its result; the state is
+//! borrowed for the transition alone, in which no Python runs, so threads take turns.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
-use crate::allocate::{Requests, append, read_request_ids};
-use crate::bindings::arguments::{
-    BlocksArg, ConfigArg, CountArg, FlagArg, Given, HitArg, IdArg, IdsArg, RequestArg, TokensArg,
-    config, flag, items, listed,
-};
-use crate::bindings::errors::{Wrong, raise};
-use crate::bindings::tokens::read_tokens;
-use crate::bindings::values::{
-    self, PyAdmitted, PyAppended, PyBatch, PyBlocks, PyEvents, PyHit, PyMoved, PyStats, PyStatus,
-    PyVerdict,
-};
-use crate::decode::decode;
-use crate::encode::encode;
+use crate::bindings::arguments::{BlocksArg, Given, IdArg, IdsArg, items};
+use crate::bindings::errors::Wrong;
+use crate::bindings::values::{self, PyBlocks, PyMoved};
 use crate::errors::Error;
-use crate::plan::Asked;
-use crate::state::{RequestState, State, make_state};
+use crate::queries::find_request;
+use crate::state::{RequestState, State};
 use crate::values::Admitted;
-use crate::{
-    allocate, batch, caching, drain, fork, pins, queries, release, requests, swap, truncate,
-};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///
 /// A call that raises has changed nothing. Threads take turns.
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct Manager {
-    state: State,
+    pub(crate) state: State,
     /// One `KVCacheBlocks` for all calls that grow no table.
     no_blocks: Py<PyAny>,
 }
 
 impl Manager {
-    fn of(py: Python<'_>, state: State) -> PyResult<Self> {
+    /// A manager that holds this state.
+    pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config().groups.len())?.0.unbind();
         Ok(Manager { state, no_blocks })
     }
 
     /// Run a transition.
-    fn change<T, E: Into<Wrong>>(
+    pub(crate) fn change<T, E: Into<Wrong>>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
         transition: impl FnOnce(&mut State) -> Result<T, E>,
@@ -56,7 +42,7 @@ impl Manager {
     }
 
     /// Run a transition of one request.
-    fn change_one<T>(
+    pub(crate) fn change_one<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
         transition: impl FnOnce(&mut State, &str) -> Result<T, Error>,
@@ -67,7 +53,7 @@ impl Manager {
     }
 
     /// Run a transition of some blocks.
-    fn change_blocks(
+    pub(crate) fn change_blocks(
         this: &Bound<'_, Self>,
         block_ids: BlocksArg<'_, '_>,
         transition: impl FnOnce(&mut State, &[i64]) -> Result<(), Error>,
@@ -78,7 +64,7 @@ impl Manager {
     }
 
     /// Run a transition of some requests.
-    fn change_all<'py>(
+    pub(crate) fn change_all<'py>(
         this: &Bound<'py, Self>,
         request_ids: IdsArg<'_, 'py>,
         transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<()>, Error>,
@@ -91,7 +77,7 @@ impl Manager {
     }
 
     /// Ask a question.
-    fn ask<T>(
+    pub(crate) fn ask<T>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
         question: impl FnOnce(&State) -> Result<T, Error>,
@@ -101,7 +87,7 @@ impl Manager {
     }
 
     /// Ask a question about one request.
-    fn ask_of<T>(
+    pub(crate) fn ask_of<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
         question: impl FnOnce(&State, &str) -> Result<T, Error>,
@@ -112,332 +98,16 @@ impl Manager {
     }
 
     /// Ask a question to one request.
-    fn ask_one<T>(
+    pub(crate) fn ask_one<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
         question: impl FnOnce(&RequestState) -> T,
     ) -> PyResult<T> {
-        Self::ask_of(this, request_id, |state, name| {
-            queries::find_request(state, name).map(question)
-        })
-    }
-}
-
-#[pymethods]
-impl Manager {
-    /// The empty state of a configuration. Raises InvalidConfig.
-    #[new]
-    #[pyo3(signature = (config, /))]
-    fn new(py: Python<'_>, config: ConfigArg<'_, '_>) -> PyResult<Self> {
-        let config = self::config(config)?;
-        Self::of(py, make_state(config).map_err(|error| raise(py, error))?)
+        Self::ask_of(this, request_id, |state, name| find_request(state, name).map(question))
     }
 
-    /// Make a request known; returns its row.
-    #[pyo3(signature = (request, /))]
-    fn add_request(slf: &Bound<'_, Self>, request: RequestArg<'_, '_>) -> PyResult<u32> {
-        let mut given = Given::default();
-        let id = request.0.getattr("request_id")?;
-        let name = given.name(id.as_borrowed());
-        let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()));
-        let row = Self::change(slf, &given, |state| {
-            requests::check_new_id(state, name)?;
-            Ok::<_, Wrong>(requests::add_request(state, name, &tokens?)?)
-        })?;
-        Ok(row.0)
-    }
-
-    /// Add tokens behind those that a request has.
-    #[pyo3(signature = (request_id, tokens, /))]
-    fn add_tokens(
-        slf: &Bound<'_, Self>,
-        request_id: IdArg<'_, '_>,
-        tokens: TokensArg<'_, '_>,
-    ) -> PyResult<()> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let tokens = read_tokens(tokens);
-        Self::change(slf, &given, |state| {
-            state.request(name)?;
-            Ok::<_, Wrong>(requests::add_tokens(state, name, &tokens?)?)
-        })
-    }
-
-    /// Forget a request that holds no blocks.
-    #[pyo3(signature = (request_id, /))]
-    fn remove_request(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
-        Self::change_one(slf, request_id, requests::remove_request)
-    }
-
-    /// The longest cached prefix that leaves a token to compute. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_computed_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<PyHit<'py>> {
-        let hit = Self::ask_of(slf, request_id, queries::get_computed_blocks)?;
-        values::hit(slf.py(), &hit)
-    }
-
-    /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
-    #[pyo3(signature = (
-        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, full_sequence_must_fit
-    ))]
-    #[allow(clippy::too_many_arguments)] // those of the transition
-    fn allocate_slots<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_new_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        num_lookahead_tokens: CountArg<'_, 'py>,
-        num_external_computed_tokens: CountArg<'_, 'py>,
-        delay_cache_blocks: FlagArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-    ) -> PyResult<PyAdmitted<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let asked = Asked {
-            num_new_tokens: given.count(num_new_tokens)?,
-            hit: given.hit(hit)?,
-            num_lookahead_tokens: given.count(num_lookahead_tokens)?,
-            num_external_computed_tokens: given.count(num_external_computed_tokens)?,
-            delay_cache_blocks: flag(delay_cache_blocks)?,
-            full_sequence_must_fit: flag(full_sequence_must_fit)?,
-        };
-        let change = |state: &mut State| allocate::allocate_slots(state, name, &asked);
-        let outcome = Self::change(slf, &given, change)?;
-        let empty = slf.try_borrow()?.no_blocks.bind(slf.py()).clone();
-        values::admitted(slf.py(), &outcome, PyBlocks(empty))
-    }
-
-    /// What `allocate_slots` would say to the same arguments. Changes nothing.
-    #[pyo3(signature = (
-        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, full_sequence_must_fit
-    ))]
-    #[allow(clippy::too_many_arguments)] // those of the transition
-    fn can_allocate<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_new_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        num_lookahead_tokens: CountArg<'_, 'py>,
-        num_external_computed_tokens: CountArg<'_, 'py>,
-        delay_cache_blocks: FlagArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-    ) -> PyResult<PyVerdict<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let asked = Asked {
-            num_new_tokens: given.count(num_new_tokens)?,
-            hit: given.hit(hit)?,
-            num_lookahead_tokens: given.count(num_lookahead_tokens)?,
-            num_external_computed_tokens: given.count(num_external_computed_tokens)?,
-            delay_cache_blocks: flag(delay_cache_blocks)?,
-            full_sequence_must_fit: flag(full_sequence_must_fit)?,
-        };
-        let question = |state: &State| allocate::can_allocate(state, name, &asked);
-        values::verdict(slf.py(), Self::ask(slf, &given, question)?)
-    }
-
-    /// One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
-    #[pyo3(signature = (requests, tokens, /))]
-    fn append<'py>(
-        slf: &Bound<'py, Self>,
-        requests: TokensArg<'_, 'py>,
-        tokens: TokensArg<'_, 'py>,
-    ) -> PyResult<PyAppended<'py>> {
-        let mut given = Given::default();
-        let tokens_read = read_tokens(tokens);
-        let done = if let Some(ids) = listed(requests.0) {
-            let names = given.names(&ids);
-            Self::change(slf, &given, |state| {
-                Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
-            })?
-        } else {
-            let rows = read_tokens(requests)?;
-            Self::change(slf, &given, |state| match tokens_read {
-                Ok(tokens) => append(state, Requests::Rows(&rows), &tokens).map_err(Wrong::from),
-                Err(wrong) => {
-                    Err(read_request_ids(state, &rows).map_or_else(Wrong::from, |_| wrong.into()))
-                }
-            })?
-        };
-        values::appended(slf.py(), &done)
-    }
-
-    /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
-    #[pyo3(signature = (request_id, num_computed_tokens, /))]
-    fn cache_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_computed_tokens: CountArg<'_, 'py>,
-    ) -> PyResult<()> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let count = given.count(num_computed_tokens)?;
-        Self::change(slf, &given, |state| caching::cache_blocks(state, name, count))
-    }
-
-    /// Give back a request's blocks, tail first; its tokens stay.
-    #[pyo3(signature = (request_id, /))]
-    fn free(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
-        Self::change_one(slf, request_id, release::free)
-    }
-
-    /// Add a child that shares its parent's computed blocks; returns its row.
-    #[pyo3(signature = (parent_id, child_id, /))]
-    fn fork<'py>(
-        slf: &Bound<'py, Self>,
-        parent_id: IdArg<'_, 'py>,
-        child_id: IdArg<'_, 'py>,
-    ) -> PyResult<u32> {
-        let mut given = Given::default();
-        let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
-        Ok(Self::change(slf, &given, |state| fork::fork(state, parent, child))?.0)
-    }
-
-    /// Keep the first num_tokens of a request's tokens.
-    #[pyo3(signature = (request_id, num_tokens, /))]
-    fn truncate<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_tokens: CountArg<'_, 'py>,
-    ) -> PyResult<()> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let count = given.count(num_tokens)?;
-        Self::change(slf, &given, |state| truncate::truncate(state, name, count))
-    }
-
-    /// Move the requests' blocks to the host tier, each distinct block once.
-    #[pyo3(signature = (request_ids, /))]
-    fn swap_out<'py>(
-        slf: &Bound<'py, Self>,
-        request_ids: IdsArg<'_, 'py>,
-    ) -> PyResult<PyMoved<'py>> {
-        Self::change_all(slf, request_ids, swap::swap_out)
-    }
-
-    /// Move swapped requests back to the device.
-    #[pyo3(signature = (request_ids, /))]
-    fn swap_in<'py>(
-        slf: &Bound<'py, Self>,
-        request_ids: IdsArg<'_, 'py>,
-    ) -> PyResult<PyMoved<'py>> {
-        Self::change_all(slf, request_ids, swap::swap_in)
-    }
-
-    /// Hold blocks so that their content stays.
-    #[pyo3(signature = (block_ids, /))]
-    fn pin<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, pins::pin)
-    }
-
-    /// Undo `pin`.
-    #[pyo3(signature = (block_ids, /))]
-    fn unpin<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, pins::unpin)
-    }
-
-    /// Forget the keys of blocks; their owners keep them.
-    #[pyo3(signature = (block_ids, /))]
-    fn evict_blocks<'py>(slf: &Bound<'py, Self>, block_ids: BlocksArg<'_, 'py>) -> PyResult<()> {
-        Self::change_blocks(slf, block_ids, caching::evict_blocks)
-    }
-
-    /// Forget every key; False, and nothing happens, while any block of any tier is used.
-    fn reset_prefix_cache(&mut self) -> bool {
-        caching::reset_prefix_cache(&mut self.state)
-    }
-
-    /// Close and number the open batch.
-    fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
-        let taken = batch::take_batch(&mut slf.try_borrow_mut()?.state);
-        values::batch(slf.py(), &taken)
-    }
-
-    /// Hand out the events since the last call.
-    fn take_events<'py>(slf: &Bound<'py, Self>) -> PyResult<PyEvents<'py>> {
-        let taken = drain::take_events(&mut slf.try_borrow_mut()?.state);
-        values::events(slf.py(), &taken)
-    }
-
-    /// Hand out the look-up statistics since the last call.
-    fn take_stats<'py>(slf: &Bound<'py, Self>) -> PyResult<PyStats<'py>> {
-        let taken = drain::take_stats(&mut slf.try_borrow_mut()?.state);
-        values::stats(slf.py(), &taken)
-    }
-
-    /// The device blocks of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<PyBlocks<'py>> {
-        let held = Self::ask_of(slf, request_id, queries::get_blocks)?;
-        values::blocks(slf.py(), &held.blocks)
-    }
-
-    /// Leading blocks that all requests with device blocks hold, a group. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_num_common_prefix_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<Vec<u32>> {
-        Self::ask_of(slf, request_id, queries::get_num_common_prefix_blocks)
-    }
-
-    /// Tokens of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn num_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_tokens)
-    }
-
-    /// Tokens of a request that are computed or scheduled. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_computed)
-    }
-
-    /// The row of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Ok(Self::ask_of(slf, request_id, State::request)?.0)
-    }
-
-    /// Where a request's blocks are. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
-        let status = Self::ask_one(slf, request_id, RequestState::status)?;
-        values::status(slf.py(), status)
-    }
-
-    /// Device blocks without owner.
-    #[getter]
-    fn num_free_blocks(&self) -> u32 {
-        self.state.device().num_free()
-    }
-
-    /// Host blocks without owner; 0 without a host tier.
-    #[getter]
-    fn num_free_host_blocks(&self) -> u32 {
-        self.state.host().map_or(0, |host| host.num_free())
-    }
-
-    /// The canonical bytes of the state. O(pool).
-    fn encode<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = encode(&slf.try_borrow()?.state);
-        Ok(PyBytes::new(slf.py(), &bytes))
-    }
-
-    /// Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
-    #[pyo3(signature = (data, /))]
-    fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
-        let py = slf.py();
-        let state = decode(data).map_err(|error| raise(py, error))?;
-        *slf.try_borrow_mut()? = Self::of(py, state)?;
-        Ok(())
+    /// The `KVCacheBlocks` of a call that grew no table.
+    pub(crate) fn grown_none<'py>(this: &Bound<'py, Self>) -> PyResult<PyBlocks<'py>> {
+        Ok(PyBlocks(this.try_borrow()?.no_blocks.bind(this.py()).clone()))
     }
 }

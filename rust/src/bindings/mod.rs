@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python bindings of the twin: they convert and delegate, and hold no policy.
 //!
-//! Rules: arguments are read by `arguments` and `tokens`, results made by `values`, errors by `errors`.
-//! Nothing else in the crate knows Python.
+//! Rules: arguments are read by `arguments` and `tokens`, results made by `values`, errors by
+//! `errors`. Nothing else in the crate knows Python.
 
 mod arguments;
 mod block_pool;
@@ -11,6 +11,7 @@ mod errors;
 #[cfg(feature = "stubs")]
 mod hints;
 mod manager;
+mod methods;
 mod tokens;
 mod values;
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tokens as they come from an engine: lists, or buffers of integers.
 //!
-//! Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
-//! contiguous buffer of native integers is copied at once; any other goes through `memoryview.tobytes`.
-//! The format is judged here, since pyo3 takes big-endian formats for native ones. Twin: kvcore/tokens.py.
+//! Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is
+//! guessed. A contiguous buffer of native integers is copied at once; any other goes through
+//! `memoryview.tobytes`. The format is judged here, since pyo3 takes big-endian formats for native
+//! ones. Twin: kvcore/tokens.py.
 
 use std::ffi::CStr;
 
@@ -19,8 +20,8 @@ use crate::errors::Error;
 
 /// The token ids of a list, tuple or buffer.
 ///
-/// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails with
-/// InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
+/// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails
+/// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
 pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Vec<u32>> {
     let tokens = tokens.0;
     let py = tokens.py();
