@@ -91,6 +91,13 @@ def test_a_touched_block_keeps_its_content_and_an_allocated_one_does_not() -> No
     assert poisoned(runtime) == {0, 2, 3, 4}
 
 
+def test_allocating_poisons_what_a_stray_write_left_behind() -> None:
+    runtime = make_runtime()
+    write(runtime, 4)
+    apply(runtime, Allocate(4))
+    assert poisoned(runtime) == {0, 1, 2, 3, 4}
+
+
 def test_commands_run_one_at_a_time_so_that_a_copy_precedes_its_source_s_poison() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1))
