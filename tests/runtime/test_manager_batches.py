@@ -151,7 +151,7 @@ def test_requests_read_their_own_tokens_whatever_the_manager_does(
     backend: Literal["python", "rust"], guard: bool
 ) -> None:
     kinds: Counter[int] = Counter()
-    for seed in range(20):
+    for seed in range(10):
         play = Play(seed, backend, guard)
         for _ in range(25):
             play.step()
