@@ -52,7 +52,8 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge 
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)
-	$(BIN)/python -m benches.run
+	@set -e; for file in benches/*.py; do \
+		echo "== $$file"; $(BIN)/python -m benches.$$(basename "$$file" .py); done
 
 gpu-check: setup ## the tests that need a CUDA device; skips with the reason elsewhere
 	$(BIN)/pytest -m gpu $(ARGS)

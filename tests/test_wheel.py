@@ -2,7 +2,8 @@
 """One abi3 wheel, built once, loads and works in every Python it promises to.
 
 Each interpreter gets a folder of its own, far from the source tree, with the wheel, installed by
-pip from the file alone, and the pure-Python part of the dependencies of this environment; no network.
+pip from the file alone, and the pure-Python part of what kvcore depends on, copied from this
+environment: no network.
 """
 
 from __future__ import annotations
