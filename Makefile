@@ -30,7 +30,9 @@ twin: python-found ## compile the Rust twin into the tree
 	@$(PYTHON) tools/bootstrap.py venv packages twin
 
 demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
-	$(BIN)/kvcore generate --prompts examples/prompts.jsonl --verify $(ARGS)
+	@mkdir -p build
+	$(BIN)/kvcore generate --prompts examples/prompts.jsonl --verify --require-all \
+		--picture build/pool.png $(ARGS)
 
 test: setup ## all tests: Rust, Python, the tiny demo
 	cargo test --locked
@@ -74,5 +76,5 @@ hooks: setup ## check each commit before it is made (git hook that calls make)
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
 clean: ## remove what was built; .venv stays
-	rm -rf target dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf target build dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find kvcore runtime tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +
