@@ -6,8 +6,6 @@ Rules: nothing is decided here. Where the extension is missing, asking for it sa
 
 from __future__ import annotations
 
-from typing import cast
-
 from kvcore.backend import Backend
 from kvcore.config import Config
 from kvcore.errors import BackendMissing
@@ -30,4 +28,4 @@ def make_backend(config: Config) -> Backend:
     if _missing:
         reason = "the extension kvcore._rust is not built; `make twin` builds it"
         raise BackendMissing(backend="'rust'", reason=reason)
-    return cast(Backend, _rust.Manager(config))
+    return _rust.Manager(config)

@@ -56,7 +56,7 @@ def allocate_slots(
 
     def change(draft: Draft) -> KVCacheBlocks | Refused:
         plan = plan_allocation(draft, asked)
-        return plan if isinstance(plan, Refused) else commit(draft, asked, plan)
+        return plan if isinstance(plan, Refused) else commit(draft, plan)
 
     return transition(state, change)
 
@@ -88,7 +88,7 @@ def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outco
             if isinstance(plan, Refused):
                 draft.store(before)
                 return Appended(done, plan)
-            commit(draft, asked, plan)
+            commit(draft, plan)
         return Appended(len(ids))
 
     return transition(state, change)
@@ -122,9 +122,9 @@ def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> Non
             )
 
 
-def commit(draft: Draft, asked: Asked, plan: Plan) -> KVCacheBlocks:
+def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     """Do what a plan says; returns the blocks that the tables grew by."""
-    request = plan.request
+    asked, request = plan.asked, plan.request
     if asked.hit is not None and not any(request.tables):
         draft.stats = draft.stats.observe(
             len(request.tokens), asked.hit.num_tokens, preempted=request.preempted

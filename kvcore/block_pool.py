@@ -12,13 +12,14 @@ rust/src/block_pool.rs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import attrs
 from immutables import Map
 from pyrsistent import PVector, pvector
 
+from kvcore.arguments import read_count, read_int, read_ints
 from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.config import Eviction
 from kvcore.effects import Effects
@@ -213,16 +214,26 @@ class PoolDraft:
             if self.ref_counts[block] == 0 and self.keys[block] is None:
                 raise UnusedBlock(block=block)
 
-    def check_unpins(self, blocks: Iterable[int]) -> None:
+    def check_unpins(self, blocks: Sequence[int]) -> None:
         """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes."""
-        for block, asked in Counter(blocks).items():
-            self.check_block(block)
+        for block, asked in self._count_blocks(blocks):
             if self.pins.get(block, 0) < asked:
                 raise NotPinned(block=block, num_pins=self.pins.get(block, 0), asked=asked)
 
+    def _count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Each block with how often it is named. Raises UnknownBlock at the first that is none."""
+        times = Counter(block for block in blocks if isinstance(block, int))
+        for block in blocks:
+            self.check_block(block)
+            yield block, times[block]
+
 
 def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Give so many blocks from the front of the free queue one owner each; refused as a whole."""
+    """Give so many blocks from the front of the free queue one owner each; refused as a whole.
+
+    Raises InvalidCount.
+    """
+    count = read_count("count", count)
     if count > pool.num_free:
         reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
         return Outcome(pool, (), Refused(reason, count, pool.num_free))
@@ -232,9 +243,11 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
 def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
 
+    ids = read_ints(blocks)
+
     def change(draft: PoolDraft) -> None:
-        draft.check_pins(blocks)
-        for block in blocks:
+        draft.check_pins(ids)
+        for block in ids:
             draft.touch(block)
 
     return _change(pool, change)
@@ -243,19 +256,22 @@ def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
 
+    ids = read_ints(blocks)
+
     def change(draft: PoolDraft) -> None:
-        for block, asked in Counter(blocks).items():
-            draft.check_block(block)
+        for block, asked in draft._count_blocks(ids):
             owners = draft.ref_counts[block] - draft.pins.get(block, 0)
             if owners < asked:
                 raise DoubleFree(block=block, ref_count=owners, asked=asked)
-        draft.release(blocks)
+        draft.release(ids)
 
     return _change(pool, change)
 
 
 def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
     """Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished."""
+
+    block = read_int(block)
 
     def change(draft: PoolDraft) -> None:
         draft.check_block(block)
@@ -270,6 +286,8 @@ def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]
 
 def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
     """Forget a block's key, if it has one. Raises UnknownBlock."""
+
+    block = read_int(block)
 
     def change(draft: PoolDraft) -> None:
         draft.check_block(block)
@@ -287,9 +305,11 @@ def lookup(pool: BlockPool, key: bytes) -> int | None:
 def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
 
+    ids = read_ints(blocks)
+
     def change(draft: PoolDraft) -> None:
-        draft.check_pins(blocks)
-        for block in blocks:
+        draft.check_pins(ids)
+        for block in ids:
             draft.pin(block)
 
     return _change(pool, change)
@@ -298,9 +318,11 @@ def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Undo `pin`. Raises UnknownBlock, NotPinned."""
 
+    ids = read_ints(blocks)
+
     def change(draft: PoolDraft) -> None:
-        draft.check_unpins(blocks)
-        for block in blocks:
+        draft.check_unpins(ids)
+        for block in ids:
             draft.unpin(block)
 
     return _change(pool, change)

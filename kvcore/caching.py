@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from kvcore.errors import BeyondComputed, InvalidCount
+from kvcore.arguments import read_count, read_ints
+from kvcore.errors import BeyondComputed
 from kvcore.events import AllBlocksCleared, BlockStored
 from kvcore.state import BatchRecord, Draft, Merge, Published, RequestState, State, transition
 from kvcore.values import Outcome
@@ -29,23 +30,20 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
 
     def change(draft: Draft) -> None:
         request = draft.on_device(request_id)
-        if num_computed_tokens < 0:
-            raise InvalidCount(name="num_computed_tokens", value=num_computed_tokens, least=0)
-        if num_computed_tokens > request.num_computed:
+        count = read_count("num_computed_tokens", num_computed_tokens)
+        if count > request.num_computed:
             raise BeyondComputed(
-                request=repr(request_id),
-                num_computed=request.num_computed,
-                asked=num_computed_tokens,
+                request=repr(request_id), num_computed=request.num_computed, asked=count
             )
         if draft.config.enable_caching:
-            publish_blocks(draft, request, num_computed_tokens)
+            publish_blocks(draft, request, count)
 
     return transition(state, change)
 
 
 def evict_blocks(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
     """Forget the keys of blocks; owners and places in the free queue stay. Raises UnknownBlock."""
-    blocks = list(block_ids)
+    blocks = read_ints(block_ids)
 
     def change(draft: Draft) -> None:
         for block in blocks:

@@ -48,7 +48,7 @@ class RepeatedRequest(KvcoreError):
 
 
 class EmptyRequestId(KvcoreError):
-    """A request id is a non-empty str."""
+    """A request id is a non-empty str that has a UTF-8 form."""
 
     message = "a request id must be a non-empty str, not {value}"
 

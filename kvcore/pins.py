@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvcore.arguments import read_ints
 from kvcore.state import Draft, State, transition
 from kvcore.values import Outcome
 
@@ -17,7 +18,7 @@ def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
 
     Raises UnknownBlock, UnusedBlock.
     """
-    blocks = list(block_ids)
+    blocks = read_ints(block_ids)
 
     def change(draft: Draft) -> None:
         draft.device.check_pins(blocks)
@@ -29,7 +30,7 @@ def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
 
 def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
     """Undo `pin`. Raises UnknownBlock, NotPinned."""
-    blocks = list(block_ids)
+    blocks = read_ints(block_ids)
 
     def change(draft: Draft) -> None:
         draft.device.check_unpins(blocks)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import attrs
 
+from kvcore.arguments import read_count, read_hit
 from kvcore.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -57,11 +58,13 @@ class Rewrite:
 class Plan:
     """What an allocation will do.
 
-    hits: hit blocks a group. num_total: computed, hit and external tokens. num_scheduled: with the
-    new ones. num_external_blocks: blocks of each group for external tokens. num_grown: blocks that
-    each group's table grows by, behind hits and external ones, preallocation included.
+    asked: the arguments, read. hits: hit blocks a group. num_total: computed, hit and external
+    tokens. num_scheduled: with the new ones. num_external_blocks: blocks of each group for external
+    tokens. num_grown: blocks that each group's table grows by, behind hits and external ones,
+    preallocation included.
     """
 
+    asked: Asked
     request: RequestState
     hits: tuple[tuple[int, ...], ...]
     num_total: int
@@ -77,6 +80,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
     Raises what `allocate_slots` raises.
     """
     request = draft.on_device(asked.request_id)
+    asked = _read_asked(asked)
     hits = check_asked(draft, request, asked)
     limit = draft.config.length_limit
     num_hit_tokens = 0 if asked.hit is None else asked.hit.num_tokens
@@ -96,6 +100,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
         return refused
     external, grown = plan_growth(draft, request, hits, rewrites, (num_total, num_slots))
     return Plan(
+        asked=asked,
         request=request,
         hits=hits,
         num_total=num_total,
@@ -107,11 +112,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
 
 
 def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks a group; raises for counts below zero, nothing to do, and wrong hits."""
-    for name in ("num_new_tokens", "num_lookahead_tokens", "num_external_computed_tokens"):
-        value = getattr(asked, name)
-        if value < 0:
-            raise InvalidCount(name=name, value=value, least=0)
+    """The hit blocks a group; raises for nothing to do, and for wrong hits."""
     if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if asked.hit is None or not any(asked.hit.blocks.blocks):
@@ -218,3 +219,16 @@ def plan_growth(
             grown[group] += more
             spare -= more
     return tuple(external), tuple(grown)
+
+
+def _read_asked(asked: Asked) -> Asked:
+    """The same with ints for counts and ids. Raises InvalidCount."""
+    return attrs.evolve(
+        asked,
+        num_new_tokens=read_count("num_new_tokens", asked.num_new_tokens),
+        num_lookahead_tokens=read_count("num_lookahead_tokens", asked.num_lookahead_tokens),
+        num_external_computed_tokens=read_count(
+            "num_external_computed_tokens", asked.num_external_computed_tokens
+        ),
+        hit=read_hit(asked.hit),
+    )

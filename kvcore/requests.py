@@ -70,10 +70,18 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
 
 def check_new_id(draft: Draft, request_id: str) -> None:
     """Raise EmptyRequestId or RepeatedRequest unless a request of this id can be added."""
-    if not isinstance(request_id, str) or not request_id:
+    if not isinstance(request_id, str) or not request_id or not _is_text(request_id):
         raise EmptyRequestId(value=repr(request_id))
     if request_id in draft.requests:
         raise RepeatedRequest(request=repr(request_id))
+
+
+def _is_text(request_id: str) -> bool:
+    try:
+        request_id.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def empty_request(draft: Draft, request_id: str) -> RequestState:

@@ -7,6 +7,7 @@ Twin: rust/src/bindings/tokens.rs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,10 @@ def _read_buffer(tokens: Any) -> list[int]:
         if isinstance(tokens, Iterable) and not isinstance(tokens, str):
             return list(tokens)
         raise UnsupportedBuffer(format=type(tokens).__name__, dimensions=0) from None
-    if view.ndim != 1 or view.format.lstrip("@=<") not in _INTEGER_FORMATS:
+    code = view.format.lstrip("@=<")
+    if view.ndim != 1 or code not in _INTEGER_FORMATS:
         raise UnsupportedBuffer(format=view.format, dimensions=view.ndim)
-    return view.tolist()
+    if view.format == code:
+        return view.tolist()
+    order, items = view.format.removesuffix(code), len(view)
+    return list(struct.unpack(f"{order}{items}{code}", view.tobytes()))

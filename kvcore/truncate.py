@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 
+from kvcore.arguments import read_int
 from kvcore.errors import BeyondRequest
 from kvcore.release import check_leaving, cut_tables, leave_open_batch
 from kvcore.state import Draft, State, transition
@@ -24,19 +25,21 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
 
     def change(draft: Draft) -> None:
         request = draft.on_device(request_id)
-        if not 1 <= num_tokens <= len(request.tokens):
+        keep = read_int(num_tokens)
+        if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
+            asked = keep if isinstance(keep, int) else repr(keep)
             raise BeyondRequest(
-                request=repr(request_id), num_tokens=len(request.tokens), asked=num_tokens
+                request=repr(request_id), num_tokens=len(request.tokens), asked=asked
             )
         check_leaving(draft, [request])
         leave_open_batch(draft, request)
-        cut_tables(draft, draft.request(request_id), num_tokens)
+        cut_tables(draft, draft.request(request_id), keep)
         request = draft.request(request_id)
-        num_full = num_tokens // draft.config.block_size
+        num_full = keep // draft.config.block_size
         draft.store(
             attrs.evolve(
                 request,
-                tokens=request.tokens[:num_tokens],
+                tokens=request.tokens[:keep],
                 block_hashes=request.block_hashes[:num_full],
             )
         )

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
+
+Rules: what has `__index__` is that int. Anything else goes on to the check that a number would
+meet, and is refused there by name. Twin: none; the twin's
+arguments are read in `rust/src/bindings/arguments.rs`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from kvcore.errors import InvalidCount
+from kvcore.values import Hit, KVCacheBlocks
+
+
+def read_int(value: Any) -> Any:
+    """The int that a value stands for; the value itself where it stands for none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def read_ints(values: Iterable[Any]) -> list[Any]:
+    """The same for each value."""
+    return [read_int(value) for value in values]
+
+
+def read_count(name: str, value: Any, least: int = 0) -> int:
+    """The int that a count stands for. Raises InvalidCount where it is none, or below least."""
+    number = read_int(value)
+    if not isinstance(number, int):
+        raise InvalidCount(name=name, value=repr(value), least=least)
+    if number < least:
+        raise InvalidCount(name=name, value=number, least=least)
+    return number
+
+
+def read_hit(hit: Hit | None) -> Hit | None:
+    """A hit with ints where they can be read; a token count that is none becomes its repr."""
+    if hit is None:
+        return None
+    groups = tuple(tuple(read_ints(blocks)) for blocks in hit.blocks.blocks)
+    num_tokens = read_int(hit.num_tokens)
+    if not isinstance(num_tokens, int):
+        num_tokens = repr(num_tokens)
+    return Hit(KVCacheBlocks(groups), num_tokens)
