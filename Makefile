@@ -27,7 +27,7 @@ setup: python-found ## make .venv: locked packages, compiled twin, runtime, mode
 	@$(PYTHON) tools/bootstrap.py
 
 twin: python-found ## compile the Rust twin into the tree
-	@$(PYTHON) tools/bootstrap.py venv packages twin
+	@$(PYTHON) tools/bootstrap.py twin
 
 demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@mkdir -p build

