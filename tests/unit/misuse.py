@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of bad input: a world, a call that is wrong in it, and the error that it must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from kvcore import KVCacheManager
+from kvcore.calls import Call
+from kvcore.errors import KvcoreError
+from tests.conftest import Backend
+
+World = Callable[[Backend], KVCacheManager]
+
+
+@attrs.frozen
+class Row:
+    """One wrong call. error: with the fields that the raised one must have."""
+
+    world: World
+    call: Call
+    error: KvcoreError
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__} {self.call}"
+
+
+def bad(world: World, error: KvcoreError, name: str, *args: Any, **options: Any) -> Row:
+    """A row; args and options are those of the call of this name."""
+    return Row(world, Call(name, args, options), error)
+
+
+def check_error(raised: KvcoreError, expected: KvcoreError) -> None:
+    """Assert type, fields and message; the message mentions each field."""
+    assert type(raised) is type(expected)
+    assert raised.fields == expected.fields
+    assert str(raised) == str(expected)
+    for value in raised.fields.values():
+        assert str(value) in str(raised)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations that cannot work are refused where they are made, with the number that would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcore import Config, Group, KVCacheManager, _twin
+from kvcore.errors import BackendMissing, InvalidConfig
+from tests.conftest import Backend
+from tests.unit.misuse import check_error
+from tests.unit.stories import add, admit, make
+
+SIZES: list[tuple[dict[str, Any], str, str]] = [
+    # One request needs a block; the null block is one more.
+    ({"num_blocks": 0}, "0", "must be an integer of at least 1"),
+    ({"num_blocks": -1}, "-1", "must be an integer of at least 1"),
+    ({"num_blocks": 1}, "1", "one request needs 1 blocks and the null block, so 2"),
+    ({"num_blocks": 1, "groups": (Group(4), Group(4)), "null_block": False}, "1", "needs 2 blocks"),
+    # 33 tokens in blocks of 16 are three blocks a group.
+    ({"num_blocks": 3, "max_model_len": 33}, "3", "needs 3 blocks and the null block, so 4"),
+    ({"num_blocks": 2, "max_model_len": 33, "null_block": False}, "2", "needs 3 blocks, so 3"),
+    (
+        {"num_blocks": 6, "max_model_len": 33, "groups": (Group(16), Group(16))},
+        "6",
+        "max_model_len=33 tokens needs 6 blocks and the null block, so 7",
+    ),
+    ({"num_blocks": 2**31}, "2147483648", "must be at most 2147483647"),
+    ({"num_blocks": 1.5}, "1.5", "must be an integer"),
+    ({"num_blocks": True}, "True", "must be an integer"),
+    ({"num_blocks": "8"}, "'8'", "must be an integer"),
+]
+
+OPTIONS: list[tuple[str, Any, str]] = [
+    ("num_host_blocks", -1, "must be an integer of at least 0"),
+    ("num_host_blocks", 2**31, "must be at most 2147483647"),
+    ("num_host_blocks", None, "must be an integer of at least 0"),
+    ("num_preallocate_tokens", -1, "must be an integer of at least 0"),
+    ("max_model_len", 0, "must be an integer of at least 1"),
+    ("max_model_len", -5, "must be an integer of at least 1"),
+    ("max_model_len", "8", "must be an integer of at least 1"),
+    ("eviction", "mru", "must be one of lru, uncached_first"),
+    ("eviction", None, "must be one of lru, uncached_first"),
+    ("duplicates", "drop", "must be one of keep, merge"),
+    ("enable_caching", 1, "must be True or False"),
+    ("null_block", "yes", "must be True or False"),
+    ("enable_events", None, "must be True or False"),
+    ("hash_seed", "text", "must be bytes"),
+]
+
+
+@pytest.mark.parametrize(("options", "value", "reason"), SIZES)
+def test_a_pool_that_cannot_hold_one_request_says_how_many_blocks_are_needed(
+    options: dict[str, Any], value: str, reason: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(**options)
+    assert caught.value.fields["field"] == "num_blocks"
+    assert caught.value.fields["value"] == value
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [options for options, _, reason in SIZES if "so " in reason])
+def test_the_pool_of_the_size_that_the_message_names_holds_the_longest_request(
+    options: dict[str, Any], backend: Backend
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(**options)
+    named = int(str(caught.value).rsplit("so ", 1)[1])
+    length = options.get("max_model_len", 16)
+    manager = KVCacheManager(Config(**{**options, "num_blocks": named}), backend)
+    add(manager, "longest", range(length))
+    admit(manager, "longest")
+    assert manager.num_free_blocks == 0
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), OPTIONS)
+def test_an_option_out_of_its_range_is_named_with_its_value(
+    name: str, value: Any, reason: str
+) -> None:
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, 2, **options)
+    check_error(caught.value, InvalidConfig(field=name, value=repr(value), reason=reason))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31, 1.5, True, None])
+def test_a_block_holds_at_least_one_token(size: Any) -> None:
+    expected = InvalidConfig(field="block_size", value=size, reason="must be at least 1")
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, size)
+    check_error(caught.value, expected)
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, groups=(Group(size),))
+    check_error(caught.value, expected)
+
+
+def test_groups_of_different_block_sizes_are_refused_by_their_sizes() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, groups=(Group(4), Group(8), Group(4)))
+    reason = "all groups must have one block size"
+    check_error(caught.value, InvalidConfig(field="groups", value="4, 8, 4", reason=reason))
+
+
+def test_more_groups_than_a_table_has_columns_are_refused() -> None:
+    Config(66, groups=(Group(4),) * 64)
+    with pytest.raises(InvalidConfig, match="at most 64 groups"):
+        Config(66, groups=(Group(4),) * 65)
+
+
+def test_a_config_is_not_changed_after_it_was_checked() -> None:
+    config = Config(8, 2)
+    with pytest.raises(AttributeError):
+        config.num_blocks = 0  # type: ignore[misc] # that is what is tested
+
+
+def test_a_manager_without_length_limit_takes_any_request_and_refuses_by_blocks(
+    backend: Backend,
+) -> None:
+    # Three usable blocks of two tokens: seven tokens need four, which no waiting brings.
+    manager = make(backend, 4)
+    add(manager, "long", range(7))
+    assert manager.can_allocate("long", 6).value == "ok"
+    assert manager.can_allocate("long", 7).value == "never"
+
+
+@pytest.mark.parametrize("name", ["cuda", "Rust", "python "])
+def test_an_unknown_backend_is_named_with_those_that_there_are(name: Any) -> None:
+    with pytest.raises(BackendMissing) as caught:
+        KVCacheManager(Config(8, 2), name)
+    reason = 'the backends are "rust" and "python"'
+    check_error(caught.value, BackendMissing(backend=repr(name), reason=reason))
+
+
+def test_a_missing_twin_is_named_with_what_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_twin, "_missing", True)
+    with pytest.raises(BackendMissing, match=r"'rust' is not available: .*`make twin` builds it"):
+        KVCacheManager(Config(8, 2), "rust")
+
+
+def test_without_the_twin_the_default_is_python_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_twin, "_missing", True)
+    with pytest.warns(RuntimeWarning, match="the slow Python core is used"):
+        assert KVCacheManager(Config(8, 2)).backend == "python"

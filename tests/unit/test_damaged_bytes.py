@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged canonical bytes: a typed error or a state, never another exception, nothing half done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from kvcore import Config, InvariantViolation, KVCacheManager, State
+from kvcore.decode import decode
+from kvcore.encode import MAGIC, encode
+from kvcore.errors import DamagedState, InvalidConfig
+from tests.conftest import Backend
+from tests.unit.stories import add, drop, make, serve, step
+
+
+def busy(backend: Backend) -> KVCacheManager:
+    """A manager whose bytes have all there is: both tiers, pins, a free row, merges, events."""
+    manager = make(
+        backend, 8, num_host_blocks=3, max_model_len=12, enable_events=True, duplicates="merge"
+    )
+    serve(manager, "runs", [0, 1, 2, 3, 4])
+    serve(manager, "swapped", [10, 11])
+    step(manager)
+    manager.swap_out(["swapped"])
+    serve(manager, "gone", [7])
+    drop(manager, "gone")
+    manager.pin([2])
+    step(manager)
+    add(manager, "waits", [0, 1, 2, 3, 12])
+    serve(manager, "twin of runs", [0, 1, 2, 3])
+    manager.evict_blocks([1])
+    manager.fork("runs", "child")
+    manager.append(["child"], [9])
+    return manager
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """The data cut at each place, and with each byte changed in several ways."""
+    for end in range(len(data)):
+        yield data[:end]
+    for place, byte in enumerate(data):
+        for value in {0, 255, byte ^ 1, byte ^ 128, (byte + 1) % 256} - {byte}:
+            yield data[:place] + bytes([value]) + data[place + 1 :]
+
+
+def read(data: bytes) -> State | tuple[type, str]:
+    """The state of bytes, or the type and message of the error."""
+    try:
+        return decode(data)
+    except (DamagedState, InvalidConfig) as error:
+        return type(error), str(error)
+
+
+def restore(manager: KVCacheManager, data: bytes) -> str:
+    """Restore, and say how it ended."""
+    try:
+        manager.restore(data)
+    except (DamagedState, InvalidConfig, InvariantViolation) as error:
+        return str(error)
+    return "restored"
+
+
+def test_bytes_of_a_state_give_that_state_in_both_languages(backend: Backend) -> None:
+    manager = busy(backend)
+    data = manager.encode()
+    assert data == busy("python").encode()
+    assert encode(decode(data)) == data
+    other = make(backend)
+    other.restore(data)
+    assert other.encode() == data
+    assert other.config == manager.config
+    assert step(other) == step(manager)
+
+
+def test_damaged_bytes_are_an_error_or_a_state() -> None:
+    data = busy("python").encode()
+    states = 0
+    for each in damaged(data):
+        result = read(each)
+        if isinstance(result, State):
+            states += 1
+            assert decode(encode(result)) == result
+    assert states > len(data)  # a changed token, hash or count is still a state
+
+
+@pytest.mark.parametrize("backend", ["rust"], indirect=True)
+def test_damaged_bytes_are_the_same_damage_in_both_languages(backend: Backend) -> None:
+    twin, spec = make(backend), make("python")
+    for each in list(damaged(busy("python").encode()))[::3]:
+        assert restore(twin, each) == restore(spec, each)
+
+
+def test_no_damage_leaves_a_manager_half_restored(backend: Backend) -> None:
+    manager = busy(backend)
+    data = manager.encode()
+    reasons = set()
+    for each in list(damaged(data))[::7]:
+        reason = restore(manager, each)
+        reasons.add(re.sub(r"\d+", "n", reason.split(":")[0]))
+        if reason == "restored":
+            manager.restore(data)
+        assert manager.encode() == data
+    # What bytes can be wrong in: cut off, impossible, or well formed and untrue.
+    assert {"not an encoded state", "REF", "REQ-HASH"} <= reasons
+
+
+def test_the_error_says_where_the_bytes_end() -> None:
+    data = busy("python").encode()
+    for end in (len(MAGIC) + 3, len(data) - 1):
+        with pytest.raises(DamagedState) as caught:
+            decode(data[:end])
+        offset = caught.value.fields["offset"]
+        assert isinstance(offset, int)
+        assert offset <= end
+        assert str(offset) in str(caught.value)
+
+
+def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -> None:
+    manager = busy(backend)
+    data = manager.encode()
+    with pytest.raises(DamagedState, match=f"2 bytes too many at byte {len(data)}"):
+        manager.restore(data + b"xx")
+    with pytest.raises(DamagedState, match="the first bytes are not those of a state"):
+        manager.restore(b"kvcore state 9\n" + data[len(MAGIC) :])
+    with pytest.raises(DamagedState, match="bytes are missing at byte 0"):
+        manager.restore(b"")
+    assert manager.encode() == data
+
+
+def test_a_damaged_number_of_blocks_does_not_become_an_allocation(backend: Backend) -> None:
+    data = bytearray(make(backend).encode())
+    data[len(MAGIC) : len(MAGIC) + 4] = (2**31 - 1).to_bytes(4, "little")
+    with pytest.raises(DamagedState, match="2147483647 blocks are missing"):
+        KVCacheManager(Config(4), backend).restore(bytes(data))
