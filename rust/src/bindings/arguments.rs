@@ -147,10 +147,10 @@ impl<'py> Given<'py> {
                 return Ok(Some(number));
             }
             Ok(number) => number < 0,
-            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => value.lt(0)?,
-            Err(_) => return Ok(None),
+            Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => return Ok(None),
+            Err(_) => value.call_method0("__index__")?.lt(0)?,
         };
-        Ok(Some(self.stand_in(negative, value.to_owned())))
+        Ok(Some(self.stand_in(negative, value.call_method0("__index__")?)))
     }
 
     fn stand_in(&mut self, negative: bool, object: Bound<'py, PyAny>) -> i64 {

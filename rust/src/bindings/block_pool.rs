@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::{BlockArg, BlocksArg, Given, eviction};
+use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, eviction};
 use crate::bindings::errors::Wrong;
 use crate::bindings::values::{self, PyBatch, PyTaken};
 use crate::block_pool as pool;
@@ -62,8 +62,15 @@ impl BlockPool {
 
     /// Give so many blocks from the front one owner each; refused as a whole.
     #[pyo3(signature = (count, /))]
-    fn take<'py>(&mut self, py: Python<'py>, count: u32) -> PyResult<PyTaken<'py>> {
-        values::taken(py, &pool::take(&mut self.pool, count, &mut self.effects))
+    fn take<'py>(&mut self, count: CountArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+        let (mut given, py) = (Given::default(), count.0.py());
+        let asked = given.count(count)?;
+        let outcome = self.change(py, &given, |pool, effects| {
+            let invalid = Error::InvalidCount { name: "count", value: asked, least: 0 };
+            let count = u32::try_from(asked).map_err(|_| invalid)?;
+            Ok(pool::take(pool, count, effects))
+        })?;
+        values::taken(py, &outcome)
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
