@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool layer alone: Python's functions and the twin's pool agree call by call."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore import _twin, block_pool
+from kvcore.block_pool import BlockPool, make_pool
+from kvcore.commands import Command
+from kvcore.errors import KvcoreError
+from kvcore.hashing import KEY_SIZE
+
+NUM_BLOCKS = 5
+KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
+
+pytestmark = pytest.mark.skipif(not _twin.available(), reason="kvcore._rust is not built")
+
+ids = st.integers(-1, NUM_BLOCKS)
+several = st.lists(ids, max_size=3)
+keys = st.sampled_from(KEYS)
+names = st.sampled_from(["touch", "release", "pin", "unpin"])
+calls = st.one_of(
+    st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1)),
+    st.tuples(names, several),
+    st.tuples(names, ids.map(lambda block: [block])),
+    st.tuples(st.just("publish"), ids, keys),
+    st.tuples(st.just("unpublish"), ids),
+    st.tuples(st.just("lookup"), keys),
+)
+
+
+class Pure:
+    """Python's pool, driven as the twin's is."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.emitted: list[Command] = []
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Run a transition of the pool layer and keep its state."""
+        if name == "lookup":
+            return block_pool.lookup(self.pool, *args)
+        outcome = getattr(block_pool, name)(self.pool, *args)
+        self.pool = outcome.state
+        self.emitted += outcome.commands
+        return outcome.value
+
+    def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
+        """Owners, keys, free queue and pins."""
+        pool = self.pool
+        pins = [pool.pins.get(block, 0) for block in range(pool.num_blocks)]
+        return list(pool.ref_counts), list(pool.keys), list(pool.queue), pins
+
+
+@given(
+    null_block=st.booleans(),
+    eviction=st.sampled_from(["lru", "uncached_first"]),
+    story=st.lists(calls, max_size=40),
+)
+def test_both_pools_agree_call_by_call(
+    null_block: bool, eviction: Literal["lru", "uncached_first"], story: list[tuple[Any, ...]]
+) -> None:
+    pure = Pure(make_pool(NUM_BLOCKS, null_block=null_block, eviction=eviction))
+    twin = importlib.import_module("kvcore._rust").BlockPool(
+        NUM_BLOCKS, null_block=null_block, eviction=eviction
+    )
+    for name, *args in story:
+        assert answer(pure.call, name, *args) == answer(getattr(twin, name), *args)
+        assert pure.dump() == twin.dump()
+        assert pure.emitted == list(twin.commands())
+        pure.emitted.clear()
+
+
+def answer(call: Any, *args: Any) -> Any:
+    """The value of a call, or its error as class, fields and message."""
+    try:
+        return call(*args)
+    except KvcoreError as error:
+        return type(error), error.fields, str(error)
