@@ -44,7 +44,7 @@ class BlockPool:
         """
         Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
         """
-    def take(self, count: SupportsIndex, /) -> tuple[int, ...] | Refused:
+    def take(self, count: int, /) -> tuple[int, ...] | Refused:
         """
         Give so many blocks from the front one owner each; refused as a whole.
         """
