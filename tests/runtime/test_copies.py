@@ -52,6 +52,7 @@ def assert_pages(tier: Tier, expected: dict[int, torch.Tensor]) -> None:
         assert torch.equal(tier.data[block], page), f"{tier.name} block {block}"
 
 
+@pytest.mark.parametrize("part_bytes", [8, copies.PART_BYTES])
 @pytest.mark.parametrize("threads_bytes_min", [0, 10**9])
 @pytest.mark.parametrize("order", ["block_major", "layer_major"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,9 +62,11 @@ def test_copies_move_whole_pages_and_nothing_else(
     order: Any,
     dim: int,
     threads_bytes_min: int,
+    part_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "THREADS_BYTES_MIN", threads_bytes_min)
+    monkeypatch.setattr(copies, "PART_BYTES", part_bytes)
     cache = make_cache(order, dtype, dim)
     placed = random.Random(3)
     for _ in range(8):
