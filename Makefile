@@ -40,13 +40,14 @@ test: setup ## all tests: Rust, Python, the tiny demo
 
 check: setup ## format, lint, types and stub drift, in both languages
 	cargo fmt --check
-	$(CLIPPY) -- -D warnings
-	$(CLIPPY) --all-features -- -D warnings
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(CLIPPY) -- -D warnings
+	$(CLIPPY) --all-features -- -D warnings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
 	diff -u kvcore/_rust.pyi $(STUBS)/kvcore/_rust.pyi || { echo "stale stub: run make stubs"; exit 1; }
+	$(BIN)/stubtest kvcore._rust --mypy-config-file pyproject.toml
 	@echo "check: all passed"
 
 explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
