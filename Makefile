@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help setup twin demo test check explore bench gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test check explore bench gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
