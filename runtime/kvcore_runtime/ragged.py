@@ -10,7 +10,7 @@ keys (up to its own end, absent ones zero and masked) and is always masked: one 
 therefore one order of additions, however the sequence was cut into steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 import torch
@@ -66,11 +66,11 @@ class RaggedStep:
         lens = torch.tensor(self.query_lens, dtype=torch.int64, device=self.device)
         return lens.cumsum(0) - 1
 
-    def attend(self, q: Tensor, keys_values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def attend(self, q: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Attend every sequence to its own keys.
 
         q: [T, num_heads, head_dim]. keys_values: a sequence's ([seq_len, num_kv_heads, head_dim],
-        the same), any strides. Returns [T, num_heads, head_dim].
+        the same), any strides, taken one after another. Returns [T, num_heads, head_dim].
         """
         attend_one = _attend_tiles if self.invariant else _attend_plain
         queries = torch.split(q, list(self.query_lens))
