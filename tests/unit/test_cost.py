@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of a call does not grow with the pool: counted, never timed.
+
+One story runs over a pool of 64 blocks and one of 65,536, on the Python core. Each call must make
+exactly as many function calls, into Python and into C, and run as many lines. That would not see a
+C function that copies the whole pool, so the memory that a call takes at its peak is bounded as
+well: for each column that it changes a persistent vector copies one path, in the larger pool two
+nodes of 32 pointers longer, while a copy of one column would be 512 KiB. `reset_prefix_cache` is
+O(pool) by design.
+"""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+
+from kvcore import Config, Request, State, make_state, queries
+from kvcore.allocate import can_allocate
+from kvcore.calls import TRANSITIONS
+from kvcore.values import Outcome
+
+T = TypeVar("T")
+SMALL, LARGE = 64, 65_536
+PATH_BYTES_MAX = 16 * 1024
+
+# Every transition but the reset: prompt, hit, decode, fork, copy-on-write, cut, swap, preemption.
+STORY: list[tuple[str, tuple[Any, ...]]] = [
+    ("add_request", (Request("a", list(range(9))),)),
+    ("allocate_slots", ("a", 9)),
+    ("take_batch", ()),
+    ("append", (["a"], [9])),
+    ("take_batch", ()),
+    ("fork", ("a", "b")),
+    ("append", (["a", "b"], [10, 11])),
+    ("take_batch", ()),
+    ("add_tokens", ("b", list(range(50, 60)))),
+    ("allocate_slots", ("b", 10)),
+    ("cache_blocks", ("b", 20)),
+    ("take_batch", ()),
+    ("truncate", ("b", 7)),
+    ("pin", ([1, 2],)),
+    ("swap_out", (["a", "b"],)),
+    ("swap_in", (["a", "b"],)),
+    ("unpin", ([1, 2],)),
+    ("take_batch", ()),
+    ("evict_blocks", ([1, 2, 3],)),
+    ("free", ("a",)),
+    ("remove_request", ("a",)),
+    ("allocate_slots", ("b", 99_999)),
+    ("take_events", ()),
+    ("take_stats", ()),
+    ("free", ("b",)),
+]
+
+QUERIES: dict[str, Callable[[State], object]] = {
+    "get_computed_blocks": lambda state: queries.get_computed_blocks(state, "b"),
+    "get_blocks": lambda state: queries.get_blocks(state, "b"),
+    "get_num_common_prefix_blocks": lambda state: queries.get_num_common_prefix_blocks(state, "b"),
+    "usage": queries.usage,
+    "can_allocate": lambda state: can_allocate(state, "b", 1),
+}
+
+
+def fresh(num_blocks: int) -> State:
+    """An empty state whose both tiers have so many blocks."""
+    config = Config(
+        num_blocks, 2, num_host_blocks=num_blocks, enable_events=True, hash_seed=b"cost"
+    )
+    return make_state(config)
+
+
+def perform(state: State, name: str, args: tuple[Any, ...]) -> State:
+    """The state after one call; misuse leaves it as it is."""
+    try:
+        outcome: Outcome[State, Any] = TRANSITIONS[name](state, *args)
+    except ValueError:
+        return state
+    return outcome.state
+
+
+def count_steps(work: Callable[[], object]) -> Counter[str]:
+    """How often each function is called, of Python and of C, and how many lines Python runs."""
+    counts: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            counts[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            counts[arg.__qualname__] += 1
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
+        if event == "line":
+            counts[f"lines of {frame.f_code.co_qualname}"] += 1
+        return trace
+
+    tracer = sys.gettrace()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(tracer)
+        sys.setprofile(None)
+    return counts
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most memory that is held at once while the work runs, above what there was."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list[tuple[str, T]]:
+    """What the meter says of each call of the story, and of each query at its end."""
+    state = fresh(num_blocks)
+    figures = []
+    for name, args in STORY:
+        # The call is pure, so it can be made twice: once to look, once for its state.
+        figures.append((name, meter(partial(perform, state, name, args))))
+        state = perform(state, name, args)
+    return figures + [(name, meter(partial(query, state))) for name, query in QUERIES.items()]
+
+
+def clear(num_blocks: int) -> Callable[[], object]:
+    """The transition that may walk the pool, on a pool of so many blocks."""
+    return partial(TRANSITIONS["reset_prefix_cache"], fresh(num_blocks))
+
+
+def test_the_story_has_every_transition_but_the_reset() -> None:
+    assert {name for name, _ in STORY} == set(TRANSITIONS) - {"reset_prefix_cache"}
+
+
+def test_a_call_takes_the_same_steps_whatever_the_pool() -> None:
+    measure(SMALL, count_steps)  # what Python caches on a first use is cached now
+    small, large = measure(SMALL, count_steps), measure(LARGE, count_steps)
+    for (name, steps), (_, more) in zip(small, large, strict=True):
+        assert steps, name
+        assert steps == more, f"{name} takes other steps in the larger pool"
+
+
+def test_a_call_copies_paths_and_never_a_column() -> None:
+    small, large = measure(SMALL, peak_bytes), measure(LARGE, peak_bytes)
+    for (name, num_bytes), (_, more) in zip(small, large, strict=True):
+        assert more < num_bytes + PATH_BYTES_MAX, f"{name} takes {num_bytes} and {more} bytes"
+
+
+def test_both_meters_see_what_does_grow_with_the_pool() -> None:
+    assert count_steps(clear(LARGE)).total() > count_steps(clear(SMALL)).total() + LARGE / 2
+    column = fresh(LARGE).device.keys
+    assert peak_bytes(partial(list, column)) >= 8 * LARGE > 16 * PATH_BYTES_MAX
+
+
+def test_a_refusal_takes_no_memory_for_the_blocks_it_asks_for() -> None:
+    state = fresh(LARGE)
+    state = perform(state, "add_request", (Request("a", range(2 * LARGE)),))
+    assert peak_bytes(partial(perform, state, "allocate_slots", ("a", 2 * LARGE))) < PATH_BYTES_MAX
