@@ -30,7 +30,7 @@ class BlockPool:
         """
     def lookup(self, key: bytes, /) -> int | None:
         """
-        The block that answers for a key. Changes nothing.
+        The block that answers for a key. Changes nothing. Raises InvalidKey.
         """
     def pin(self, blocks: Iterable[int], /) -> None:
         """
@@ -38,7 +38,9 @@ class BlockPool:
         """
     def publish(self, block: int, key: bytes, /) -> None:
         """
-        Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished.
+        Make a block with an owner findable.
+
+        Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
     def release(self, blocks: Iterable[int], /) -> None:
         """

@@ -19,7 +19,7 @@ from kvcore.values import Hit, KVCacheBlocks
 def read_int(value: Any) -> Any:
     """The int that a value stands for; the value itself where it stands for none."""
     try:
-        return operator.index(value)
+        return int(operator.index(value))
     except TypeError:
         return value
 

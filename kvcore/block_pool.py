@@ -23,9 +23,17 @@ from kvcore.arguments import read_count, read_int, read_ints
 from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.config import Eviction
 from kvcore.effects import Effects
-from kvcore.errors import AlreadyPublished, DoubleFree, NotPinned, UnknownBlock, UnusedBlock
+from kvcore.errors import (
+    AlreadyPublished,
+    DoubleFree,
+    InvalidKey,
+    NotPinned,
+    UnknownBlock,
+    UnusedBlock,
+)
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 from kvcore.hash_index import HashIndex, HashIndexDraft
+from kvcore.hashing import KEY_SIZE
 from kvcore.values import Outcome, Reason, Refused
 
 T = TypeVar("T")
@@ -269,8 +277,11 @@ def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 
 
 def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
-    """Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished."""
+    """Make a block with an owner findable.
 
+    Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    _check_key(key)
     block = read_int(block)
 
     def change(draft: PoolDraft) -> None:
@@ -297,7 +308,8 @@ def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
 
 
 def lookup(pool: BlockPool, key: bytes) -> int | None:
-    """The block that answers for a key. Does not modify the pool."""
+    """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
+    _check_key(key)
     blocks = pool.index.get(key)
     return None if blocks is None else blocks[0]
 
@@ -333,3 +345,8 @@ def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockP
     draft = PoolDraft(pool, effects)
     value = change(draft)
     return Outcome(draft.freeze(), tuple(effects.commands), value)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != KEY_SIZE:
+        raise InvalidKey(size=len(key), expected=KEY_SIZE)

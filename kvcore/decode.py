@@ -13,7 +13,7 @@ from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool
-from kvcore.commands import KINDS, Batch, Command, Evict
+from kvcore.commands import KINDS, Batch, Command, Evict, close
 from kvcore.config import Config, Group
 from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED
 from kvcore.errors import DamagedState
@@ -223,7 +223,10 @@ def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
     number = source.u64()
     commands = _read_commands(source, number)
     records: dict[str, BatchRecord] = {}
-    for row in source.ids(len(rows)):
+    scheduled = source.ids(len(rows))
+    if scheduled != sorted(set(scheduled)):
+        raise source.damaged("the rows of the open batch do not rise")
+    for row in scheduled:
         request_id = rows[row]
         if request_id is None:
             raise source.damaged("a free row is in the open batch")
@@ -248,7 +251,10 @@ def _read_commands(source: Reader, number: int) -> list[Command]:
     for kind, key in zip(batch.column("kind"), batch.column("b"), strict=True):
         if kind not in KINDS or (kind == Evict.kind and not 0 <= key < num_keys):
             raise source.damaged("a command has no known kind")
-    return list(batch)
+    commands = list(batch)
+    if close(number, commands) != batch:
+        raise source.damaged("commands are not in their canonical form")
+    return commands
 
 
 def _read_event(source: Reader) -> Event:

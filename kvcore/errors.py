@@ -204,6 +204,12 @@ class AlreadyPublished(KvcoreError):
     message = "block {block} already has a key"
 
 
+class InvalidKey(KvcoreError):
+    """Keys have one size, since a batch carries them one after the other."""
+
+    message = "a key has {expected} bytes, not {size}"
+
+
 class DamagedState(KvcoreError):
     """Bytes that are not an encoded state."""
 

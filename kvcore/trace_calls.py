@@ -44,7 +44,7 @@ OPTIONS = {"lookahead": "num_lookahead_tokens", "external": "num_external_comput
 FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
 
 
-class BadCall(ValueError):  # noqa: N818 -- it becomes a TraceError where the line is known
+class BadCall(ValueError):
     """A call whose verb or words cannot be read."""
 
 

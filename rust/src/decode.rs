@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::{BlockPool, make_pool};
-use crate::commands::{Batch, Commands};
+use crate::commands::{Batch, Commands, close};
 use crate::config::{Config, Group};
 use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED};
 use crate::errors::Error;
@@ -264,6 +264,9 @@ fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     state.batch.number = source.u64()?;
     state.effects.commands = read_commands(source, state.batch.number)?;
     let rows = source.ids(state.requests.len() as u32)?;
+    if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(source.damaged("the rows of the open batch do not rise"));
+    }
     for row in rows.into_iter().map(Row) {
         if state.requests[row.index()].is_none() {
             return Err(source.damaged("a free row is in the open batch"));
@@ -291,7 +294,11 @@ fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error
     let batch = Batch { number, buffer, keys };
     let commands = batch.commands();
     let commands = commands.ok_or_else(|| source.damaged("a command has no known kind"))?;
-    Ok(commands.into_iter().collect())
+    let commands = commands.into_iter().collect();
+    if close(number, &commands) != batch {
+        return Err(source.damaged("commands are not in their canonical form"));
+    }
+    Ok(commands)
 }
 
 fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {

@@ -215,6 +215,8 @@ errors! {
     UnusedBlock { block: i64 } "block {block} has neither owner nor key";
     /// A block has at most one key.
     AlreadyPublished { block: i64 } "block {block} already has a key";
+    /// Keys have one size, since a batch carries them one after the other.
+    InvalidKey { size: i64, expected: i64 } "a key has {expected} bytes, not {size}";
     /// Bytes that are not an encoded state.
     DamagedState { reason: String, offset: i64 }
         "not an encoded state: {reason} at byte {offset}";

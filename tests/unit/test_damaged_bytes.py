@@ -82,7 +82,7 @@ def test_damaged_bytes_are_an_error_or_a_state() -> None:
         result = read(each)
         if isinstance(result, State):
             states += 1
-            assert decode(encode(result)) == result
+            assert encode(result) == each
     assert states > len(data)  # a changed token, hash or count is still a state
 
 

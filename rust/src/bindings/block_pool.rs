@@ -4,12 +4,11 @@
 //! Rules: as those of `kvcore.block_pool`, with the same values and errors; what they emit gathers
 //! until `commands` hands it out. Keys are `KEY_SIZE` bytes.
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, eviction};
-use crate::bindings::errors::Wrong;
+use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::values::{self, PyBatch, PyTaken};
 use crate::block_pool as pool;
 use crate::commands::close;
@@ -85,11 +84,13 @@ impl BlockPool {
         self.change_blocks(blocks, pool::release)
     }
 
-    /// Make a block with an owner findable. Raises UnknownBlock, UnusedBlock, AlreadyPublished.
+    /// Make a block with an owner findable.
+    ///
+    /// Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     #[pyo3(signature = (block, key, /))]
     fn publish<'py>(&mut self, block: BlockArg<'_, 'py>, key: &[u8]) -> PyResult<()> {
         let (mut given, py) = (Given::default(), block.0.py());
-        let (id, key) = (given.block(block.0)?, read_key(key)?);
+        let (id, key) = (given.block(block.0)?, read_key(py, key)?);
         self.change(py, &given, |pool, _| pool::publish(pool, id, key))
     }
 
@@ -101,10 +102,10 @@ impl BlockPool {
         self.change(py, &given, |pool, effects| pool::unpublish(pool, id, effects))
     }
 
-    /// The block that answers for a key. Changes nothing.
+    /// The block that answers for a key. Changes nothing. Raises InvalidKey.
     #[pyo3(signature = (key, /))]
-    fn lookup(&self, key: &[u8]) -> PyResult<Option<u32>> {
-        Ok(pool::lookup(&self.pool, &read_key(key)?).map(|block| block.0))
+    fn lookup(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<u32>> {
+        Ok(pool::lookup(&self.pool, &read_key(py, key)?).map(|block| block.0))
     }
 
     /// Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock.
@@ -141,7 +142,7 @@ impl BlockPool {
 
 type Columns<'py> = (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u32>);
 
-fn read_key(key: &[u8]) -> PyResult<Key> {
-    let key = key.try_into().map(Key);
-    key.map_err(|_| PyValueError::new_err(format!("a key has {KEY_SIZE} bytes")))
+fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
+    let (size, expected) = (key.len() as i64, KEY_SIZE as i64);
+    key.try_into().map(Key).map_err(|_| raise(py, Error::InvalidKey { size, expected }))
 }
