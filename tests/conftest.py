@@ -30,13 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(params=["python", "rust"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each backend in turn; a missing twin is skipped, on CI it is a failure."""
-    name: Backend = request.param
-    if name == "rust" and not _twin.available():
+def need_twin() -> None:
+    """Skip where the compiled twin is missing, with the reason; on CI that is a failure."""
+    if not _twin.available():
         reason = "the compiled twin kvcore._rust is not built: `make setup` builds it"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(params=["python", "rust"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn."""
+    name: Backend = request.param
+    if name == "rust":
+        need_twin()
     return name

@@ -7,13 +7,12 @@ world is explored. Say which in the commit that changes one.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from kvcore import Group, _twin
+from kvcore import Group
 from kvcore.actions import World
-from kvcore.explore import Explorer, Report, Watch
+from kvcore.explore import Explorer, Report
+from tests.conftest import need_twin
 from tests.explore.worlds import Parity, world
 
 GROUP = Group(2)
@@ -23,21 +22,12 @@ SWAP_CALLS = ("swap_out", "swap_in")
 
 def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Report:
     """Explore a world on both backends; every goal must be reached somewhere."""
-    report = Explorer(where, twin(where)).run()
+    need_twin()
+    report = Explorer(where, Parity(where)).run()
     assert (report.num_states, report.num_edges) == (num_states, num_edges)
     missing = [goal for goal in goals if not report.goals[goal]]
     assert not missing, f"never reached: {missing}"
     return report
-
-
-def twin(where: World) -> Watch:
-    """The comparison with the compiled twin; its lack is told as the backend fixture tells it."""
-    if not _twin.available():
-        reason = "the compiled twin kvcore._rust is not built: `make setup` builds it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return Parity(where)
 
 
 def test_three_blocks_two_requests_four_tokens_are_right_on_every_edge() -> None:

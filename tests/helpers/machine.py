@@ -170,3 +170,22 @@ class Machine(RuleBasedStateMachine):
                 self.run.call("add_tokens", name, data.draw(tokens(state.config, most=3)))
             case "remove":
                 self.run.call("remove_request", name)
+
+    def anything(self, data: st.DataObject) -> None:
+        """Make one call of any rule that applies, outside Hypothesis's own choice of rules."""
+        ways = [self.add_request, self.serve] if any_name_left(self) else []
+        if any_known(self):
+            ways += [self.allocate, self.finish, self.upkeep_any]
+        if any_running(self):
+            ways += [self.append, self.append, self.free, self.fork, self.truncate, self.take_any]
+            ways += [self.swap_out] if self.run.state.host is not None else []
+        if by_status(self.run.state, Status.SWAPPED):
+            ways.append(self.swap_in)
+        data.draw(st.sampled_from(ways))(data)
+
+    def upkeep_any(self, data: st.DataObject) -> None:
+        self.upkeep(data, data.draw(st.sampled_from(UPKEEP)))
+
+    def take_any(self, data: st.DataObject) -> None:
+        del data
+        self.take_batch()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any calls in any order: contents, counts, tables, owners and events are right, the twin agrees.
 
-Each step is judged by `tests.helpers.lockstep`. Small pools find most; large ones show effects of scale.
+Each step is judged by `tests.helpers.lockstep`. Small pools find most; large ones show effects of
+scale.
 """
 
 from __future__ import annotations

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of the transitions, each on states that random runs lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from kvcore import Refused, Request, queries
+from kvcore.allocate import allocate_slots, can_allocate
+from kvcore.batch import take_batch
+from kvcore.calls import Misuse
+from kvcore.decode import decode
+from kvcore.encode import encode
+from kvcore.release import free
+from kvcore.requests import add_tokens
+from kvcore.state import State
+from kvcore.truncate import truncate
+from kvcore.values import Appended, Status, Verdict
+from tests.helpers.lockstep import Lockstep
+from tests.helpers.machine import Machine
+from tests.helpers.worlds import allocations, by_status, configs
+
+RUNS = st.integers(0, 25)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Lockstep:
+    """A run of the Python core that has made some calls, all rules of the machine allowed."""
+    machine = Machine()
+    machine.run = Lockstep(draw(configs()), twin=False)
+    machine.hits = []
+    data = draw(st.data())
+    for _ in range(draw(RUNS)):
+        machine.anything(data)
+    return machine.run
+
+
+def apart_from_order(state: State) -> dict[str, Any]:
+    """What undoing a call must restore: all but keys, queue order, commands and statistics."""
+    return {
+        "owners": list(state.device.ref_counts),
+        "free": set(state.device.queue),
+        "host": None if state.host is None else list(state.host.ref_counts),
+        "requests": {
+            name: attrs.evolve(each, preempted=False) for name, each in state.requests.items()
+        },
+        "records": state.batch.records,
+    }
+
+
+@given(runs(), st.data())
+def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) -> None:
+    names = by_status(run.state, Status.RUNNING, Status.WAITING)
+    assume(names)
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=4))
+    tokens = data.draw(st.lists(st.integers(0, 1), min_size=len(chosen), max_size=len(chosen)))
+    whole = run.call("append", chosen, tokens)
+    assume(not isinstance(whole, Misuse))
+    state, done, refused = run_before(run), 0, None
+    for name, token in zip(chosen, tokens, strict=True):
+        longer = add_tokens(state, name, [token]).state
+        outcome = allocate_slots(longer, name, 1)
+        if isinstance(outcome.value, Refused):
+            refused = outcome.value
+            break
+        state, done = outcome.state, done + 1
+    assert whole == Appended(done, refused)
+    assert encode(run.state) == encode(state)
+
+
+@given(runs(), st.data())
+def test_free_in_the_open_batch_undoes_allocate_slots(run: Lockstep, data: st.DataObject) -> None:
+    waiting = by_status(run.state, Status.WAITING)
+    assume(waiting)
+    before = run.state
+    name, count, hit, options = data.draw(allocations(run, []))
+    assume(name in waiting)
+    assume(
+        not isinstance(run.call("allocate_slots", name, count, hit, **options), Misuse | Refused)
+    )
+    undone = free(run.state, name).state
+    assert apart_from_order(undone) == apart_from_order(before)
+    kept = set(undone.device.index)
+    assert kept <= set(before.device.index)
+    assert all(block_keys(undone, block) for block in undone.device.index.values())
+
+
+def block_keys(state: State, blocks: tuple[int, ...]) -> bool:
+    """Whether each of these blocks has a key."""
+    return all(state.device.keys[block] is not None for block in blocks)
+
+
+@given(runs(), st.data())
+def test_cutting_nothing_in_the_open_batch_undoes_allocate_slots(
+    run: Lockstep, data: st.DataObject
+) -> None:
+    before = take_batch(run.state).state
+    run.state = before
+    names = by_status(before, Status.RUNNING)
+    assume(names)
+    name = data.draw(st.sampled_from(names))
+    request = before.requests[name]
+    longest = min(len(request.tokens), before.config.length_limit)
+    left = longest - request.num_computed
+    assume(left > 0)
+    outcome = allocate_slots(before, name, data.draw(st.integers(1, left)))
+    assume(not isinstance(outcome.value, Refused))
+    undone = truncate(outcome.state, name, len(request.tokens)).state.requests[name]
+    assert undone.num_computed == request.num_computed
+    assert [len(table) for table in undone.tables] == [
+        min(len(table), before.config.blocks_for(undone.num_computed) // len(request.tables))
+        for table in request.tables
+    ]
+
+
+@given(runs(), st.data())
+def test_can_allocate_says_what_allocate_slots_does(run: Lockstep, data: st.DataObject) -> None:
+    assume(run.state.requests)
+    name, count, hit, options = data.draw(allocations(run, []))
+    before = run.state
+    value = run.call("allocate_slots", name, count, hit, **options)
+    assume(not isinstance(value, Misuse))
+    verdict = can_allocate(before, name, count, hit=hit, **options)
+    expected = Verdict(value.reason.value) if isinstance(value, Refused) else Verdict.OK
+    assert verdict is expected
+
+
+@given(runs())
+def test_queries_leave_the_state_as_it_is(run: Lockstep) -> None:
+    before = encode(run.state)
+    for name in run.state.requests:
+        hit = queries.get_computed_blocks(run.state, name)
+        assert hit.num_tokens < len(run.state.requests[name].tokens)
+        queries.get_blocks(run.state, name)
+        queries.get_num_common_prefix_blocks(run.state, name)
+    queries.usage(run.state)
+    assert encode(run.state) == before
+
+
+@given(runs())
+def test_encoded_state_is_read_back_as_itself(run: Lockstep) -> None:
+    data = encode(run.state)
+    assert decode(data) == run.state
+    assert encode(decode(data)) == data
+
+
+@given(runs())
+def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None:
+    for _ in range(len(run.state.requests)):
+        for name in list(run.state.requests):
+            if not isinstance(run.call("free", name), Misuse):
+                run.call("remove_request", name)
+    for block, count in list(run.state.device.pins.items()):
+        run.call("unpin", [block] * count)
+    state = run.state
+    assert not state.requests
+    assert state.device.num_free == state.device.num_usable
+    assert state.host is None or state.host.num_free == state.host.num_usable
+    assert not state.batch.records
+    run.call("take_batch")
+    assert run.call("reset_prefix_cache") is True
+    assert not run.state.device.index
+
+
+@given(configs(), st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), max_size=12))
+@settings(max_examples=30)
+def test_state_is_the_initial_one_after_requests_have_come_and_gone(
+    config: Any, prompts: list[list[int]]
+) -> None:
+    run = Lockstep(config, twin=False)
+    initial = run.state
+    for number, prompt in enumerate(prompts):
+        name = f"request {number}"
+        run.call("add_request", Request(name, prompt))
+        run.call("allocate_slots", name, len(prompt))
+        run.call("take_batch")
+        run.call("take_events")
+        run.call("free", name)
+        run.call("remove_request", name)
+    run.call("reset_prefix_cache")
+    for _ in range(2):
+        run.call("take_batch")
+    run.call("take_events")
+    run.call("take_stats")
+    state = run.state
+    assert sorted(state.device.queue) == sorted(initial.device.queue)
+    same = attrs.evolve(
+        state,
+        device=attrs.evolve(state.device, queue=initial.device.queue),
+        batch=initial.batch,
+        rows=initial.rows,
+        free_rows=initial.free_rows,
+    )
+    assert same == initial
+    assert len(state.rows) <= 1
+
+
+def run_before(run: Lockstep) -> State:
+    """The state before the last call of a run, by making all but that one again."""
+    again = Lockstep(run.state.config, twin=False)
+    for call in run.calls[:-1]:
+        again.call(call.name, *call.args, **call.options)
+    return again.state
