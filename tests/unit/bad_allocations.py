@@ -72,13 +72,13 @@ def uncached(backend: Backend) -> KVCacheManager:
     return manager
 
 
-def hit(*block_ids: Any, num_tokens: int | None = None) -> Hit:
+def hit(*block_ids: Any, num_tokens: Any = None) -> Hit:
     """A hit of these blocks in the one group, by default with the tokens that they hold."""
     held = 2 * len(block_ids)
     return Hit(KVCacheBlocks((block_ids,)), held if num_tokens is None else num_tokens)
 
 
-def wrong_hit(num_blocks: int, num_tokens: int, given: Hit) -> Row:
+def wrong_hit(num_blocks: int, num_tokens: int | str, given: Hit) -> Row:
     """A hit for "waits" that counts so many blocks and tokens, which do not fit."""
     error = WrongHit(request="'waits'", num_blocks=num_blocks, num_tokens=num_tokens)
     return bad(two_prefixes, error, "allocate_slots", "waits", 1, given)
@@ -90,13 +90,13 @@ def stale(world: World, block: int, position: int, given: Hit) -> Row:
     return bad(world, error, "allocate_slots", "waits", 1, given)
 
 
-def count(error: KvcoreError, num_new_tokens: int, **options: Any) -> Row:
+def count(error: KvcoreError, num_new_tokens: Any, **options: Any) -> Row:
     """Wrong counts for "waits" of `crowd`, which has 5 tokens, of a model that takes 8."""
     return bad(crowd, error, "allocate_slots", "waits", num_new_tokens, **options)
 
 
-def below_zero(name: str, value: int) -> KvcoreError:
-    """The error for a count that is negative."""
+def below_zero(name: str, value: object) -> KvcoreError:
+    """The error for a count that is negative, or no number."""
     return InvalidCount(name=name, value=value, least=0)
 
 
@@ -108,6 +108,19 @@ COUNTS = [
     count(below_zero("num_new_tokens", -(10**30)), -(10**30)),
     count(below_zero("num_lookahead_tokens", -2), 1, num_lookahead_tokens=-2),
     count(below_zero("num_external_computed_tokens", -3), 1, num_external_computed_tokens=-3),
+    *(
+        row
+        for value in ("x", None, 1.5)
+        for row in (
+            count(below_zero("num_new_tokens", repr(value)), value),
+            count(below_zero("num_lookahead_tokens", repr(value)), 1, num_lookahead_tokens=value),
+            count(
+                below_zero("num_external_computed_tokens", repr(value)),
+                1,
+                num_external_computed_tokens=value,
+            ),
+        )
+    ),
 ]
 
 
@@ -167,6 +180,7 @@ HITS = [
     wrong_hit(2, 0, hit(1, 2, num_tokens=0)),
     wrong_hit(1, -2, hit(1, num_tokens=-2)),
     wrong_hit(0, 2, hit(num_tokens=2)),
+    wrong_hit(1, "'x'", hit(1, num_tokens="x")),
     wrong_hit(1, 2, Hit(KVCacheBlocks(((1,), (1,))), 2)),
     wrong_hit(0, 2, Hit(KVCacheBlocks(()), 2)),
     # Three blocks are six tokens, the request has five; a hit must leave one to compute.

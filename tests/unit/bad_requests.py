@@ -98,7 +98,7 @@ REPEATED = [
 
 NAMELESS = [
     row
-    for value in ("", None, 7, b"name", ("name",))
+    for value in ("", None, 7, b"name", ("name",), "half a pair: \ud800")
     for row in (
         bad(crowd, EmptyRequestId(value=repr(value)), "add_request", Request(value, [1])),  # type: ignore[arg-type] # that is what is tested
         bad(crowd, EmptyRequestId(value=repr(value)), "fork", "runs", value),
@@ -189,6 +189,26 @@ CUTS = [
             asked,
         )
         for asked in (0, -1, 6, 10**30, -(10**30))
+    ),
+    *(
+        bad(
+            crowd,
+            BeyondRequest(request="'runs'", num_tokens=5, asked=repr(asked)),
+            "truncate",
+            "runs",
+            asked,
+        )
+        for asked in ("3", None, 1.5)
+    ),
+    *(
+        bad(
+            crowd,
+            InvalidCount(name="num_computed_tokens", value=repr(asked), least=0),
+            "cache_blocks",
+            "runs",
+            asked,
+        )
+        for asked in ("3", None, 1.5)
     ),
     *(
         bad(

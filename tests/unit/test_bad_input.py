@@ -29,7 +29,7 @@ WITHOUT_ARGUMENTS = {"reset_prefix_cache", "take_batch", "take_events", "take_st
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py
 # and test_damaged_bytes.py; a TraceError is that of the trace reader.
 ELSEWHERE = {"InvalidConfig", "DamagedState", "BackendMissing", "TraceError"}
-POOL_LAYER = {"DoubleFree", "AlreadyPublished"}
+POOL_LAYER = {"AlreadyPublished", "DoubleFree", "InvalidKey"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

@@ -18,6 +18,7 @@ from kvcore.block_pool import BlockPool
 from kvcore.errors import (
     AlreadyPublished,
     DoubleFree,
+    InvalidKey,
     KvcoreError,
     NotPinned,
     UnknownBlock,
@@ -110,6 +111,9 @@ BAD: list[tuple[str, tuple[Any, ...], KvcoreError]] = [
     ("publish", (0, KEY), AlreadyPublished(block=0)),
     ("publish", (2, OTHER_KEY), UnusedBlock(block=2)),
     ("publish", (4, OTHER_KEY), unknown(4)),
+    ("publish", (1, b"short"), InvalidKey(size=5, expected=36)),
+    ("publish", (1, KEY + b"\0"), InvalidKey(size=37, expected=36)),
+    ("lookup", (b"",), InvalidKey(size=0, expected=36)),
     ("unpublish", (4,), unknown(4)),
     ("unpublish", (-1,), unknown(-1)),
 ]
