@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of the manager costs from Python, a block or a request, and whether the pool's size matters.
+"""What a call of the manager costs from Python, and whether the pool's size matters.
 
-Run: python benches/python_api.py [--rounds 5]. Cases alternate inside each round and the least of the
-rounds is kept, in CPU time of this thread, because machines are noisy; only the ratios mean something.
+Run: python benches/python_api.py [--rounds 5]. Cases alternate inside each round and the least of
+the rounds is kept, in CPU time of this thread, because machines are noisy; only the ratios mean
+something.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import array
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from kvcore import Config, KVCacheManager, Request
 
@@ -18,7 +20,7 @@ BLOCK_SIZE = 16
 SMALL_POOL, LARGE_POOL = 16_384, 1_048_576
 RUNNING = 1024
 PROMPT_BLOCKS = 64
-BACKENDS = ("rust", "python")
+BACKENDS: tuple[Literal["rust", "python"], ...] = ("rust", "python")
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -50,7 +52,8 @@ def measure_prompts(manager: KVCacheManager, count: int) -> dict[str, float]:
 
     blocks = count * PROMPT_BLOCKS
     result = {
-        "add_request, a block": seconds(lambda: [manager.add_request(r) for r in requests]) / blocks,
+        "add_request, a block": seconds(lambda: [manager.add_request(r) for r in requests])
+        / blocks,
         "look up and allocate, a block": seconds(allocate) / blocks,
         "take_batch, a block": seconds(manager.take_batch) / blocks,
         "free, a block": seconds(free) / blocks,

@@ -111,13 +111,16 @@ WRONG_CALLS = [
     call("append", ["a"] * 6, [1] * 6),
     call("remove_request", "a"),
     call("restore", b"kvcore"),
-    *(call("allocate_slots", "c", count) for count in ("1", None, 1.0, [], Index(-1), Index(FAR))),
+    *(
+        call("allocate_slots", "c", count)
+        for count in ("1", None, 1.0, list[int](), Index(-1), Index(FAR))
+    ),
     *(call("can_allocate", "c", 1, num_lookahead_tokens=count) for count in ("1", 1.0)),
     *(call("cache_blocks", "a", count) for count in ("1", 1.0)),
     *(call("truncate", "a", count) for count in ("1", 1.0)),
     *(
         call(name, [1, wrong])
-        for wrong in ([], Index(0), Index(FAR))
+        for wrong in (list[int](), Index(0), Index(FAR))
         for name in ("pin", "unpin", "evict_blocks")
     ),
     *(call("add_request", Request(name, [1])) for name in ("\ud800", "a\udfff")),
