@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the twin's transitions cost, a block or a request, in a small and in a large pool.
 //!
-//! Run: `cargo bench --bench transitions`; `-- --test` runs each once. Every case works on one state
-//! that lives through the whole run, so caches and tables are warm as in an engine; only the named
-//! call is timed.
+//! Run: `cargo bench --bench transitions`; `-- --test` runs each once. Every case works on one
+//! state that lives through the whole run, so caches and tables are warm as in an engine; only the
+//! named call is timed.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

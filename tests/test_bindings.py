@@ -18,6 +18,8 @@ from kvcore.values import Appended, PrefixCacheStats, Refused, Status, Verdict
 
 FAR = 10**30
 """No machine integer."""
+WRONG_NAMES: tuple[Any, ...] = ("", "a", None, 3.5)
+"""No new request has one of these ids."""
 
 pytestmark = pytest.mark.skipif(not _twin.available(), reason="kvcore._rust is not built")
 
@@ -86,7 +88,7 @@ WRONG_CALLS = [
     *(call("status", name) for name in ("", None, ("a",))),
     *(call("fork", "a", name) for name in ("", "b", None, 7)),
     *(call("fork", *names) for names in (("x", ""), (7, None), ("", None), ("d", "e"))),
-    *(call("add_request", Request(name, [1])) for name in ("", "a", None, 3.5)),  # type: ignore[arg-type]
+    *(call("add_request", Request(name, [1])) for name in WRONG_NAMES),
     *(call("allocate_slots", "c", count) for count in (-1, 0, 2, 9, FAR, -FAR, 2**63)),
     *(call("can_allocate", "c", count) for count in (-1, 0, 2, 9, FAR, -FAR, -(2**63))),
     call("allocate_slots", "c", 1, num_lookahead_tokens=-FAR),
