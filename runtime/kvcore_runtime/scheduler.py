@@ -105,14 +105,15 @@ class Scheduler:
 
     def _swap_in(self) -> None:
         """Bring back swapped sequences, oldest first, while each that runs can grow by a block."""
-        config = self._manager.config
+        manager = self._manager
         while self.swapped:
             oldest = self.swapped[0]
+            cached = manager.get_computed_blocks(oldest.sequence_id).num_tokens
+            copied = manager.config.blocks_for(oldest.num_tokens - cached)
             spare = len(self.running) + 1
-            needed = config.blocks_for(oldest.num_tokens) + spare
-            if self.running and needed > self._manager.num_free_blocks:
+            if self.running and copied + spare > manager.num_free_blocks:
                 return
-            if isinstance(self._manager.swap_in([oldest.sequence_id]), Refused):
+            if isinstance(manager.swap_in([oldest.sequence_id]), Refused):
                 return
             insort(self.running, self.swapped.pop(0), key=_age)
 

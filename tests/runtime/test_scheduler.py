@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stories of the scheduler with a handful of blocks of four tokens, to be followed on paper."""
+
+import pytest
+from kvcore_runtime.sampling import Sampling
+from kvcore_runtime.scheduler import Preemption, Preemptions, Scheduler
+from kvcore_runtime.sequence import GenerationRequest, Sequence
+
+from kvcore import Config, KVCacheManager, Request, Status
+from tests.conftest import Backend
+
+
+class World:
+    """A manager, a scheduler over it, and sequences that begin with distinct tokens."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        token_budget: int = 100,
+        preemption: Preemption = "swap",
+    ) -> None:
+        config = Config(num_blocks, 4, num_host_blocks=num_host_blocks, null_block=False)
+        self.manager = KVCacheManager(config, backend)
+        self.scheduler = Scheduler(self.manager, token_budget=token_budget, preemption=preemption)
+        self.num_arrived = 0
+
+    def sequence(self, name: str, num_tokens: int) -> Sequence:
+        """A sequence that the manager knows and that nobody has queued."""
+        self.num_arrived += 1
+        first = 1000 * self.num_arrived
+        prompt = tuple(range(first, first + num_tokens))
+        request = GenerationRequest(request_id=name, prompt=prompt, sampling=Sampling())
+        row = self.manager.add_request(Request(name, prompt))
+        return Sequence(request, arrival=self.num_arrived, row=row)
+
+    def running(self, name: str, num_tokens: int, *, computed: int) -> Sequence:
+        """The same, with blocks for so many tokens, all decoding if that is the whole prompt."""
+        sequence = self.sequence(name, num_tokens)
+        assert self.manager.allocate_slots(name, computed)
+        self.manager.take_batch()
+        if computed == num_tokens:
+            sequence.generated.append(7)
+            sequence.pending = True
+        self.scheduler.add_running(sequence)
+        return sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        """Let a sequence finish."""
+        self.scheduler.remove(sequence)
+        self.manager.free(sequence.sequence_id)
+        self.manager.remove_request(sequence.sequence_id)
+
+    def step(self) -> list[tuple[str, int, int]]:
+        """Schedule a step and take its batch; (name, start, end) of its chunks."""
+        chunks = self.scheduler.schedule()
+        self.manager.take_batch()
+        self.manager.check()
+        return [(each.sequence.sequence_id, each.start, each.end) for each in chunks]
+
+
+def test_decoding_comes_first_then_chunks_then_new_ones(backend: Backend) -> None:
+    world = World(backend, num_blocks=10, token_budget=6)
+    world.running("prompt", 10, computed=4)
+    world.running("decoding", 3, computed=3)
+    world.scheduler.add(world.sequence("new", 3))
+    # One token decodes, five of the six left of the prompt fill the budget.
+    assert world.step() == [("decoding", 3, 4), ("prompt", 4, 9)]
+    # The prompt's last token, then all three of the new one.
+    assert world.step() == [("prompt", 9, 10), ("new", 0, 3)]
+
+
+def test_the_youngest_is_swapped_for_an_older_one(backend: Backend) -> None:
+    world = World(backend, num_blocks=3, num_host_blocks=1)
+    world.running("old", 4, computed=4)
+    world.running("middle", 3, computed=3)
+    young = world.running("young", 3, computed=3)
+    assert world.step() == [("old", 4, 5), ("middle", 3, 4)]
+    assert world.scheduler.preemptions == Preemptions(by_swap=1)
+    assert world.manager.status("young") is Status.SWAPPED
+    assert world.scheduler.swapped == [young]
+    assert young.pending, "its newest token waits with it"
+
+
+@pytest.mark.parametrize(("num_host_blocks", "preemption"), [(0, "swap"), (1, "recompute")])
+def test_without_room_or_wish_to_swap_it_is_recomputed(
+    backend: Backend, num_host_blocks: int, preemption: Preemption
+) -> None:
+    world = World(backend, num_blocks=2, num_host_blocks=num_host_blocks, preemption=preemption)
+    world.running("old", 4, computed=4)
+    young = world.running("young", 3, computed=3)
+    assert world.step() == [("old", 4, 5)]
+    assert world.scheduler.preemptions == Preemptions(by_recompute=1)
+    assert world.manager.status("young") is Status.WAITING
+    assert world.manager.num_tokens("young") == 4, "its newest token is to be computed too"
+    assert not young.pending
+    assert world.scheduler.waiting == [young]
+
+
+def test_who_is_scheduled_already_is_no_victim(backend: Backend) -> None:
+    world = World(backend, num_blocks=3)
+    world.running("old", 12, computed=4)
+    world.running("young", 4, computed=4)
+    # "young" decodes first and takes the last block; "old" finds none and keeps its own.
+    assert world.step() == [("young", 4, 5)]
+    assert world.scheduler.preemptions == Preemptions()
+    assert world.manager.num_computed_tokens("old") == 4
+
+
+def test_the_oldest_gets_on_when_all_are_full(backend: Backend) -> None:
+    world = World(backend, num_blocks=3)
+    for name in ("old", "middle", "young"):
+        world.running(name, 4, computed=4)
+    # "young" gives way for "old"; then "middle" finds nobody younger, and waits with its block.
+    assert world.step() == [("old", 4, 5)]
+    assert [each.sequence_id for each in world.scheduler.running] == ["old", "middle"]
+
+
+def test_who_was_swapped_comes_back_only_where_all_can_grow(backend: Backend) -> None:
+    world = World(backend, num_blocks=5, num_host_blocks=2)
+    old = world.running("old", 8, computed=8)
+    middle = world.running("middle", 3, computed=3)
+    young = world.running("young", 5, computed=5)
+    assert world.step() == [("old", 8, 9), ("middle", 3, 4)]
+    assert world.scheduler.swapped == [young]
+    world.leave(middle)
+    old.pending = False  # it computes nothing for a while
+    # Two blocks are free and would take "young" in, with nothing left for either to grow.
+    world.scheduler.add(world.sequence("new", 1))
+    assert world.step() == []
+    world.leave(old)
+    assert world.step() == [("young", 5, 6), ("new", 0, 1)]
+
+
+def test_a_step_computes_no_more_than_its_budget(backend: Backend) -> None:
+    world = World(backend, num_blocks=9, token_budget=2)
+    for name in ("old", "middle", "young"):
+        world.running(name, 4, computed=4)
+    world.scheduler.add(world.sequence("new", 1))
+    assert world.step() == [("old", 4, 5), ("middle", 4, 5)]
+
+
+def test_a_new_one_is_admitted_only_if_all_of_it_fits(backend: Backend) -> None:
+    world = World(backend, num_blocks=3, token_budget=4)
+    world.running("old", 3, computed=3)
+    world.scheduler.add(world.sequence("long", 9))
+    world.scheduler.add(world.sequence("short", 1))
+    # The first chunk of "long" would fit, all of it does not; "short" does not overtake it.
+    assert world.step() == [("old", 3, 4)]
