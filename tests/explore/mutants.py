@@ -395,14 +395,14 @@ def m_hash_without_parent(patcher: pytest.MonkeyPatch) -> None:
 
 
 @mutant(BASIC, "ATOMIC-FAIL")
-def m_refused_append_keeps_its_token(patcher: pytest.MonkeyPatch) -> None:
-    def refuse_late(draft: Draft, asked: Any) -> Any:
+def m_refusal_counts_a_lookup(patcher: pytest.MonkeyPatch) -> None:
+    def refuse_counted(draft: Draft, asked: Any) -> Any:
         planned = plan.plan_allocation(draft, asked)
         if isinstance(planned, Refused):
             draft.stats = draft.stats.observe(1, 0, preempted=False)
         return planned
 
-    patcher.setattr(allocate, "plan_allocation", refuse_late)
+    patcher.setattr(allocate, "plan_allocation", refuse_counted)
 
 
 @mutant(BASIC, "RESET")

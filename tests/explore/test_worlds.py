@@ -46,7 +46,7 @@ def test_swapping_is_right_on_every_edge() -> None:
 
 def test_merging_duplicates_is_right_on_every_edge_of_two_calls_a_batch() -> None:
     where = world(2, 2, 2, duplicates="merge", calls_per_batch=2)
-    report = explore(where, 0, 0, "Evict", "sharing", "CopyOnWrite", "merge")
+    report = explore(where, 199, 8929, "Evict", "sharing", "CopyOnWrite", "merge")
     assert not report.goals["duplicates"]
 
 

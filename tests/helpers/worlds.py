@@ -60,10 +60,15 @@ def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
 
 
 @st.composite
-def allocations(draw: st.DrawFn, run: Lockstep, stale: list[Hit]) -> tuple[Any, ...]:
-    """Arguments and options of `allocate_slots`, legal more often than not."""
+def allocations(
+    draw: st.DrawFn, run: Lockstep, stale: list[Hit], names: list[str] | None = None
+) -> tuple[Any, ...]:
+    """Arguments and options of `allocate_slots`, legal more often than not.
+
+    names: requests to choose from, all unless given.
+    """
     state = run.state
-    request_id = draw(st.sampled_from(sorted(state.requests)))
+    request_id = draw(st.sampled_from(names or sorted(state.requests)))
     request = state.requests[request_id]
     options: dict[str, Any] = {}
     hit: Hit | None = None

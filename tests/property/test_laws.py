@@ -29,13 +29,14 @@ RUNS = st.integers(0, 25)
 
 @st.composite
 def runs(draw: st.DrawFn) -> Lockstep:
-    """A run of the Python core that has made some calls, all rules of the machine allowed."""
+    """A run of the Python core after some calls of any rules; its request "fresh" waits."""
     machine = Machine()
     machine.run = Lockstep(draw(configs()), twin=False)
     machine.hits = []
     data = draw(st.data())
     for _ in range(draw(RUNS)):
         machine.anything(data)
+    machine.run.call("add_request", Request("fresh", [0, 1, 0]))
     return machine.run
 
 
@@ -55,7 +56,6 @@ def apart_from_order(state: State) -> dict[str, Any]:
 @given(runs(), st.data())
 def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) -> None:
     names = by_status(run.state, Status.RUNNING, Status.WAITING)
-    assume(names)
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=4))
     tokens = data.draw(st.lists(st.integers(0, 1), min_size=len(chosen), max_size=len(chosen)))
     whole = run.call("append", chosen, tokens)
@@ -75,10 +75,8 @@ def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) 
 @given(runs(), st.data())
 def test_free_in_the_open_batch_undoes_allocate_slots(run: Lockstep, data: st.DataObject) -> None:
     waiting = by_status(run.state, Status.WAITING)
-    assume(waiting)
     before = run.state
-    name, count, hit, options = data.draw(allocations(run, []))
-    assume(name in waiting)
+    name, count, hit, options = data.draw(allocations(run, [], waiting))
     assume(
         not isinstance(run.call("allocate_slots", name, count, hit, **options), Misuse | Refused)
     )
@@ -94,20 +92,24 @@ def block_keys(state: State, blocks: tuple[int, ...]) -> bool:
     return all(state.device.keys[block] is not None for block in blocks)
 
 
+def left(state: State, name: str) -> int:
+    """Tokens of a request that can still be scheduled."""
+    request = state.requests[name]
+    return min(len(request.tokens), state.config.length_limit) - request.num_computed
+
+
 @given(runs(), st.data())
 def test_cutting_nothing_in_the_open_batch_undoes_allocate_slots(
     run: Lockstep, data: st.DataObject
 ) -> None:
+    run.call("allocate_slots", "fresh", 1)
     before = take_batch(run.state).state
-    run.state = before
-    names = by_status(before, Status.RUNNING)
+    lefts = {name: left(before, name) for name in by_status(before, Status.RUNNING)}
+    names = [name for name, count in lefts.items() if count]
     assume(names)
     name = data.draw(st.sampled_from(names))
     request = before.requests[name]
-    longest = min(len(request.tokens), before.config.length_limit)
-    left = longest - request.num_computed
-    assume(left > 0)
-    outcome = allocate_slots(before, name, data.draw(st.integers(1, left)))
+    outcome = allocate_slots(before, name, data.draw(st.integers(1, lefts[name])))
     assume(not isinstance(outcome.value, Refused))
     undone = truncate(outcome.state, name, len(request.tokens)).state.requests[name]
     assert undone.num_computed == request.num_computed
@@ -119,7 +121,6 @@ def test_cutting_nothing_in_the_open_batch_undoes_allocate_slots(
 
 @given(runs(), st.data())
 def test_can_allocate_says_what_allocate_slots_does(run: Lockstep, data: st.DataObject) -> None:
-    assume(run.state.requests)
     name, count, hit, options = data.draw(allocations(run, []))
     before = run.state
     value = run.call("allocate_slots", name, count, hit, **options)

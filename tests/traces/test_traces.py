@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcore import trace
+from kvcore.calls import TRANSITIONS
 from kvcore.errors import TraceError
 from kvcore.trace_text import read_tokens, write_tokens
 from tests.conftest import Backend
@@ -36,6 +37,11 @@ def test_trace_gives_its_outcomes(
 def test_every_trace_explains_itself_before_its_first_call() -> None:
     for path in TRACES:
         assert path.read_text(encoding="utf-8").startswith("# "), path.name
+
+
+def test_every_transition_has_a_story() -> None:
+    told = {call.verb for path in TRACES for call in trace.read_trace(path).calls}
+    assert told >= set(TRANSITIONS)
 
 
 @pytest.mark.parametrize(
