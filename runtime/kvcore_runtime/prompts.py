@@ -10,7 +10,7 @@ Fields, all but the first two optional:
                  as in `sampling.Sampling`; what is left out comes from the command line
 
 Rules: a file is read whole and checked before anything runs. Lines of white space are skipped;
-anything else that is wrong raises PromptsError with file, line and one sentence.
+anything else that is wrong is refused with file, line and one sentence.
 """
 
 import json

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from kvcore_runtime import generate
+from kvcore_runtime.job import TINY_PROMPTS
 from kvcore_runtime.prompts import read_prompts
 from kvcore_runtime.sampling import Sampling
 
@@ -49,7 +50,7 @@ def test_the_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) ->
     assert last.startswith("verified: 12 answers equal to a contiguous cache's, ")
 
 
-@pytest.mark.parametrize("path", [EXAMPLES, generate.TINY_PROMPTS], ids=["examples", "tiny"])
+@pytest.mark.parametrize("path", [EXAMPLES, TINY_PROMPTS], ids=["examples", "tiny"])
 def test_committed_prompts_hold_what_the_demo_shows(path: Path) -> None:
     prompts = read_prompts(path, Sampling())
     assert sum(len(each.turns) for each in prompts) >= (12 if path == EXAMPLES else 8)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from kvcore_runtime import generate
 from kvcore_runtime.contiguous import Generation, generate_reference
+from kvcore_runtime.model import tiny_model
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
 
@@ -223,6 +225,20 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
     assert (frames[start][left] == FIRST_REQUEST + 2).any()
     assert (frames[start] == CACHED).any()
     assert all(life is Life.RUNNING for lives in record.lives for life in lives.values())
+
+
+def test_a_model_moves_to_a_device_whole() -> None:
+    model = tiny_model(invariant=True)
+    placed = generate.place_model(model, torch.device("meta"))
+    assert placed.invariant
+    assert placed.config == model.config
+    assert placed.weights.head is placed.weights.embedding
+    tensors = [placed.weights.norm, placed.weights.embedding]
+    tensors += [
+        getattr(each, f.name) for each in placed.weights.layers for f in attrs.fields(type(each))
+    ]
+    assert {each.device.type for each in tensors} == {"meta"}
+    assert generate.place_model(model, torch.device("cpu")) is model
 
 
 def test_the_command_is_found_by_its_entry_point(
