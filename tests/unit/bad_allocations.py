@@ -34,14 +34,15 @@ def long_prompts(backend: Backend) -> KVCacheManager:
 
 
 def two_prefixes(backend: Backend) -> KVCacheManager:
-    """Cached: blocks 1, 2 for tokens 0 to 3, block 4 for 5, 6. "waits" has the tokens 0 to 4.
+    """Cached: blocks 1, 2 for tokens 0 to 3, block 4 for 5, 6.
 
-    Block 3 is used and has no key, blocks 5 to 9 are unused.
+    "waits" has the tokens 0 to 4, "even" 0 to 3. Block 3 is used and has no key, blocks 5 to 9 are unused.
     """
     manager = make(backend)
     serve(manager, "first", [0, 1, 2, 3, 4])
     serve(manager, "second", [5, 6])
     add(manager, "waits", [0, 1, 2, 3, 4])
+    add(manager, "even", [0, 1, 2, 3])
     step(manager)
     return manager
 
@@ -185,6 +186,15 @@ HITS = [
     wrong_hit(0, 2, Hit(KVCacheBlocks(()), 2)),
     # Three blocks are six tokens, the request has five; a hit must leave one to compute.
     wrong_hit(3, 6, hit(1, 2, 3)),
+    # Nor may it be the whole request.
+    bad(
+        two_prefixes,
+        WrongHit(request="'even'", num_blocks=2, num_tokens=4),
+        "allocate_slots",
+        "even",
+        1,
+        hit(1, 2),
+    ),
     stale(two_prefixes, 4, 0, hit(4)),
     stale(two_prefixes, 2, 0, hit(2)),
     stale(two_prefixes, 2, 0, hit(2, 1)),

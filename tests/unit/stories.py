@@ -68,8 +68,14 @@ def owners(manager: KVCacheManager, block: int) -> int:
 
 
 def step(manager: KVCacheManager) -> list[Command]:
-    """Close the open batch, as an engine does before its forward pass; returns its commands."""
-    return list(manager.take_batch())
+    """Close the open batch, as an engine does before its forward pass; returns its commands.
+
+    Asserts every invariant before and after.
+    """
+    manager.check()
+    commands = list(manager.take_batch())
+    manager.check()
+    return commands
 
 
 @contextmanager

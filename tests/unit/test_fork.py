@@ -88,6 +88,19 @@ def test_a_child_does_not_share_what_the_open_batch_schedules(backend: Backend) 
     assert (manager.num_tokens("b"), manager.num_computed_tokens("b")) == (5, 4)
 
 
+def test_a_child_publishes_what_it_computes_itself(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", [0, 1, 2])
+    step(manager)
+    manager.append(["a"], [3])  # fills block 2, which is published with this batch
+    manager.fork("a", "b")
+    step(manager)
+    assert (blocks(manager, "b"), manager.num_computed_tokens("b")) == ([1, 2], 3)
+    # The child has the fourth token to compute too: in a copy, of the same content in the end.
+    manager.allocate_slots("b", 1)
+    assert (blocks(manager, "b"), keyed(manager)) == ([1, 3], [1, 2, 3])
+
+
 def test_the_child_of_a_parent_that_computed_nothing_waits(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [0, 1, 2])

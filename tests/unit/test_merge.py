@@ -70,6 +70,21 @@ def test_a_request_that_left_the_batch_is_not_merged(manager: KVCacheManager) ->
     drop(manager, "b")
 
 
+def test_a_block_whose_last_token_was_not_computed_after_all_is_not_merged(
+    manager: KVCacheManager,
+) -> None:
+    serve(manager, "b", [0, 1, 2])
+    step(manager)
+    manager.append(["b"], [3])
+    manager.truncate("b", 4)  # leaves the batch: three tokens are computed, the fourth is not
+    step(manager)
+    assert (blocks(manager, "b"), manager.num_computed_tokens("b")) == ([1, 3], 3)
+    # Computed in the next batch, it is merged by that.
+    manager.allocate_slots("b", 1)
+    step(manager)
+    assert blocks(manager, "b") == [1, 2]
+
+
 def test_a_request_of_the_same_name_has_nothing_to_do_with_it(manager: KVCacheManager) -> None:
     serve(manager, "b", [0, 1, 2, 3])
     drop(manager, "b")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import Free, KVCacheManager, Touch
+from kvcore import Allocate, Free, Group, KVCacheManager, SetTable, Touch, Zero
 from tests.conftest import Backend
-from tests.unit.stories import blocks, drop, keyed, make, owners, queue, serve, step
+from tests.unit.stories import add, blocks, drop, keyed, make, owners, queue, serve, step
 
 
 @pytest.fixture
@@ -69,6 +69,22 @@ def test_a_pinned_block_is_not_written_by_its_request(manager: KVCacheManager) -
     assert blocks(manager, "a") == [1, 3]
     manager.unpin([2])
     assert queue(manager) == [4, 5, 2]
+
+
+def test_a_pinned_block_of_which_nothing_is_to_be_kept_is_replaced_without_a_copy(
+    backend: Backend,
+) -> None:
+    for zero in (False, True):
+        manager = make(backend, groups=(Group(2, zero_new_blocks=zero),))
+        add(manager, "a", [0, 1])
+        manager.allocate_slots("a", 2, num_lookahead_tokens=1)
+        step(manager)
+        assert blocks(manager, "a") == [1, 2]
+        manager.pin([2])
+        # The next token is the first of block 2, so the fresh block is new like any other.
+        manager.append(["a"], [2])
+        zeroed = [Zero(3)] if zero else []
+        assert step(manager) == [Allocate(3), *zeroed, SetTable(0, 0, 1, 3)]
 
 
 def test_pins_hold_back_a_reset(manager: KVCacheManager) -> None:

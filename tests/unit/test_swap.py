@@ -10,6 +10,7 @@ import pytest
 
 from kvcore import (
     Allocate,
+    BlockStored,
     CutTable,
     Free,
     KVCacheManager,
@@ -105,6 +106,51 @@ def test_what_a_set_of_requests_shares_is_copied_once_and_shared_again(backend: 
     assert copies_back == [SwapIn(0, 5), SwapIn(1, 6), SwapIn(3, 7), SwapIn(2, 8)]
     assert (blocks(manager, "a"), blocks(manager, "b")) == ([5, 6, 8], [5, 6, 7])
     assert [owners(manager, block) for block in (5, 6, 7, 8)] == [2, 2, 1, 1]
+
+
+def test_what_two_share_in_the_host_tier_stays_until_both_are_back(backend: Backend) -> None:
+    manager = make(backend, num_host_blocks=4, enable_caching=False)
+    serve(manager, "a", [0, 1, 2, 3])
+    step(manager)
+    manager.fork("a", "b")
+    manager.swap_out(["a", "b"])
+    assert manager.num_free_host_blocks == 2
+    manager.swap_in(["a"])
+    step(manager)
+    assert manager.num_free_host_blocks == 2
+    manager.swap_in(["b"])
+    step(manager)
+    assert manager.num_free_host_blocks == 4
+
+
+def test_two_blocks_of_one_content_come_back_as_one(backend: Backend) -> None:
+    manager = make(backend, num_host_blocks=4)
+    assert (serve(manager, "a", [0, 1]), serve(manager, "b", [0, 1])) == ([1], [2])
+    step(manager)
+    manager.swap_out(["a", "b"])
+    step(manager)
+    manager.swap_in(["a", "b"])
+    # Both find the older block, which leaves the free queue once and has two owners.
+    assert step(manager) == [Touch(1), SetTable(0, 0, 0, 1), SetTable(1, 0, 0, 1)]
+    assert owners(manager, 1) == 2
+
+
+def test_a_block_that_came_back_by_copy_is_published_again_and_a_hit_is_not(
+    backend: Backend,
+) -> None:
+    manager = make(backend, num_host_blocks=4, enable_events=True)
+    serve(manager, "a", [0, 1, 2, 3])
+    step(manager)
+    manager.swap_out(["a"])
+    manager.evict_blocks([1])
+    step(manager)
+    manager.take_events()
+    manager.swap_in(["a"])
+    assert blocks(manager, "a") == [3, 2]  # the first is a copy, the second was findable
+    manager.append(["a"], [4])
+    first, _ = manager.state().requests["a"].block_hashes
+    assert manager.take_events() == [BlockStored((first,), None, (0, 1), 2, 0)]
+    step(manager)
 
 
 def test_a_block_that_another_request_holds_is_copied_and_stays(backend: Backend) -> None:
