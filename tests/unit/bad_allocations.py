@@ -36,7 +36,8 @@ def long_prompts(backend: Backend) -> KVCacheManager:
 def two_prefixes(backend: Backend) -> KVCacheManager:
     """Cached: blocks 1, 2 for tokens 0 to 3, block 4 for 5, 6.
 
-    "waits" has the tokens 0 to 4, "even" 0 to 3. Block 3 is used and has no key, blocks 5 to 9 are unused.
+    "waits" has the tokens 0 to 4, "even" 0 to 3. Block 3 is used and has no key, blocks
+    5 to 9 are unused.
     """
     manager = make(backend)
     serve(manager, "first", [0, 1, 2, 3, 4])
