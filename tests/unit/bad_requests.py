@@ -96,11 +96,12 @@ REPEATED = [
     bad(crowd, RepeatedRequest(request="'swapped'"), "swap_in", ["swapped", "swapped"]),
 ]
 
+NO_NAMES: list[Any] = ["", None, 7, b"name", ("name",), "half a pair: \ud800"]
 NAMELESS = [
     row
-    for value in ("", None, 7, b"name", ("name",), "half a pair: \ud800")
+    for value in NO_NAMES
     for row in (
-        bad(crowd, EmptyRequestId(value=repr(value)), "add_request", Request(value, [1])),  # type: ignore[arg-type] # that is what is tested
+        bad(crowd, EmptyRequestId(value=repr(value)), "add_request", Request(value, [1])),
         bad(crowd, EmptyRequestId(value=repr(value)), "fork", "runs", value),
     )
 ]
