@@ -8,7 +8,7 @@ not here: the text traces catch those (`test_mutants.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -26,81 +26,27 @@ from kvcore import (
     swap,
     truncate,
 )
-from kvcore.actions import World
 from kvcore.block_pool import PoolDraft
-from kvcore.commands import Command, CopyOnWrite, CutTable, Free, SwapIn, SwapOut, Touch
+from kvcore.commands import CopyOnWrite, CutTable, Free, SwapIn, SwapOut, Touch
 from kvcore.effects import Effects
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.hash_index import HashIndexDraft
 from kvcore.hashing import hash_block
 from kvcore.state import Draft, RequestState
 from kvcore.values import Refused
+from tests.explore.seeding import MUTANTS, after, mutant, put, without
 from tests.explore.worlds import world
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+__all__ = ["BASIC", "MUTANTS"]
 
 BASIC = world(2, 2, 3, enable_events=True)
 ONE = world(2, 1, 4, enable_events=True)
-THREE = world(3, 2, 4, enable_events=True)
 NULL = world(3, 1, 2, null_block=True)
 CUT = world(2, 2, 3, "truncate", enable_events=True)
 SWAP = world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2)
 PAIRS = world(2, 2, 3, "truncate", calls_per_batch=2)
 TRIPLES = world(3, 2, 3, calls_per_batch=3, without=("append", "remove_request"))
 SWAP_TRIPLES = world(1, 2, 2, "swap_out", "swap_in", num_host_blocks=1, calls_per_batch=3)
-
-
-@attrs.frozen
-class Mutant:
-    """A seeded bug, where it shows, and what must find it."""
-
-    name: str
-    patch: Patch
-    world: World
-    broken: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(where: World, *broken: str) -> Callable[[Patch], Patch]:
-    """Add a patch to the mutants."""
-
-    def add(patch: Patch) -> Patch:
-        MUTANTS.append(Mutant(patch.__name__, patch, where, broken))
-        return patch
-
-    return add
-
-
-def without(patcher: pytest.MonkeyPatch, *kinds: type[Command]) -> None:
-    """Keep commands of these kinds out of batches."""
-    emit = Effects.emit
-
-    def emit_some(self: Effects, command: Command) -> None:
-        if not isinstance(command, kinds):
-            emit(self, command)
-
-    patcher.setattr(Effects, "emit", emit_some)
-
-
-def after(patcher: pytest.MonkeyPatch, name: str, change: Callable[[Any, Any, Any], Any]) -> None:
-    """Change the state that a transition gives: change(before, after, request id)."""
-    transition = calls.TRANSITIONS[name]
-
-    def changed(before: Any, *args: Any, **options: Any) -> Any:
-        outcome = transition(before, *args, **options)
-        return attrs.evolve(outcome, state=change(before, outcome.state, args[0]))
-
-    patcher.setitem(calls.TRANSITIONS, name, changed)
-
-
-def put(where: Any, request: RequestState) -> Any:
-    """A state with a request's form in the place of its old one."""
-    return attrs.evolve(where, requests=where.requests.set(request.request_id, request))
 
 
 @mutant(BASIC, "PARTITION")

@@ -15,7 +15,8 @@ from kvcore.errors import TraceError
 from kvcore.explore import EDGE_PROPERTIES, Broken, Explorer
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.invariants import PROPERTIES
-from tests.explore.mutants import BASIC, MUTANTS, Mutant
+from tests.explore.mutants import BASIC, MUTANTS
+from tests.explore.seeding import Mutant
 
 TRACES = Path(__file__).parents[1] / "traces"
 LONGEST_STORY = 8

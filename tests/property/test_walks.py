@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long random walks through worlds that are too large to explore, judged call by call.
+
+The calls are those of the explorer, each kind as likely as the others, with batches taken now and
+then. A failure names its seed and the calls that lead to it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from kvcore import Config, Group
+from kvcore.actions import BASIC_CALLS, World, actions
+from kvcore.calls import perform
+from kvcore.canonical import Chains
+from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Touch
+from kvcore.explore import note
+from tests.helpers.lockstep import Lockstep, story
+
+CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks"}
+CONFIGS = [
+    Config(6, 2, num_host_blocks=4, null_block=False, enable_events=True),
+    Config(7, 3, num_host_blocks=6, duplicates="merge", enable_events=True),
+    Config(9, 2, num_host_blocks=8, eviction="uncached_first", num_preallocate_tokens=2),
+    Config(13, num_host_blocks=12, groups=(Group(2, zero_new_blocks=True),) * 2),
+]
+NUM_STEPS = 600
+GOALS = {each.__name__ for each in (CopyOnWrite, SwapIn, SwapOut, Touch)} | {
+    *("sharing", "duplicates", "refused later", "truncate", "Evict"),
+}
+
+
+def walk(config: Config, seed: int) -> Counter[str]:
+    """Make random calls; what they reached."""
+    dice = random.Random(seed)
+    world = World(config=config, num_requests=4, num_tokens=9, num_prompt=5, calls=CALLS)
+    run, chains = Lockstep(config), Chains(config.block_size)
+    goals: Counter[str] = Counter()
+    try:
+        for _ in range(NUM_STEPS):
+            step(run, world, chains, dice, goals)
+    except AssertionError as error:
+        error.add_note(f"seed {seed}, {config}, after\n{story(run)}")
+        raise
+    return goals
+
+
+def step(
+    run: Lockstep, world: World, chains: Chains, dice: random.Random, goals: Counter[str]
+) -> None:
+    """Make one random call, or take the batch."""
+    if not dice.randrange(4):
+        run.call("take_batch")
+        run.call("take_events")
+        return
+    possible = list(actions(world, run.state, chains))
+    name = dice.choice(sorted({call.name for call in possible}))
+    call = dice.choice([each for each in possible if each.name == name])
+    note(goals, call, perform(run.state, call))
+    run.call(call.name, *call.args, **call.options)
+    chains.learn(run.state)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["plain", "merge", "uncached_first", "groups"])
+@pytest.mark.parametrize("seed", range(4))
+def test_long_walk_is_right_at_every_call(config: Config, seed: int) -> None:
+    walk(config, seed)
+
+
+def test_walks_reach_all_that_matters() -> None:
+    goals = sum((walk(CONFIGS[0], seed) for seed in range(4)), Counter())
+    assert {name for name in GOALS if not goals[name]} == set()
