@@ -123,12 +123,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measurements a line")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens a prompt")
     parser.add_argument("--max-tokens", type=int, default=24, help="tokens an answer")
-    parser.add_argument("--threads", type=int, help="of torch; its own choice by default")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     given = parser.parse_args()
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
+    torch.set_num_threads(given.threads)
     model = tiny_model(config=smollm2_shape())
     for number in BATCHES:
         requests = make_requests(number, given.prompt_tokens, given.max_tokens)

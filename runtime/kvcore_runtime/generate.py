@@ -72,8 +72,7 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
 
     Raises ModelNotFound, UnsupportedModel.
     """
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
+    torch.set_num_threads(job.threads)
     if job.model == "tiny":
         return place_model(tiny_model(invariant=job.verify), job.device), ByteTokenizer()
     file = open_gguf(find_smollm2())

@@ -98,7 +98,7 @@ def format_table(summary: Summary) -> str:
         "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
         "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
         "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, {s.steps} steps)",
-        "manager": f"{s.manager_share:.1%} of the time, {s.manager_us_per_step:.0f} us a step "
+        "manager": f"{s.manager_share:.2%} of the time, {s.manager_us_per_step:.0f} us a step "
         f"({s.backend})",
     }
     width = max(map(len, rows))

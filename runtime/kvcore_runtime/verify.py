@@ -17,7 +17,7 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.model import Llama
 from kvcore_runtime.sampling import derive_seed
 
-GROUP = 16
+GROUP = 32
 """Answers computed in one lock-step batch; bounds the memory of the contiguous caches."""
 
 
