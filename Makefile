@@ -33,8 +33,11 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@mkdir -p build
 	$(BIN)/kvcore generate --prompts examples/prompts.jsonl --verify --require-all \
 		--picture build/pool.png $(ARGS)
+	@echo "and the tiny random model, bit for bit:"
+	@$(BIN)/kvcore generate --tiny --verify > build/tiny.txt || { cat build/tiny.txt; exit 1; }
+	@tail -n 1 build/tiny.txt
 
-test: setup ## all tests: Rust, Python, the tiny demo
+test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from kvcore.errors import InvalidCount
+from kvcore.errors import InvalidCount, WrongArgument
 from kvcore.values import Hit, KVCacheBlocks
 
 
@@ -48,3 +48,23 @@ def read_hit(hit: Hit | None) -> Hit | None:
     if not isinstance(num_tokens, int):
         num_tokens = repr(num_tokens)
     return Hit(KVCacheBlocks(groups), num_tokens)
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raise WrongArgument unless a value is of this kind."""
+    if not isinstance(value, kind):
+        raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(value))
+
+
+def check_hit_kind(hit: Any) -> None:
+    """Raise WrongArgument unless a value is a `Hit` over `KVCacheBlocks`, or None."""
+    if hit is not None:
+        check_kind("hit", hit, Hit)
+        check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
+
+
+def read_list(name: str, values: Any) -> list[Any]:
+    """The items of a list of ids. Raises WrongArgument for a str, and for what has no items."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise WrongArgument(name=name, expected="a list of ids", value=repr(values))
+    return list(values)

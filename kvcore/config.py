@@ -121,7 +121,8 @@ def _check_sizes(config: Config) -> None:
     null = " and the null block" if config.null_block else ""
     least = len(config.groups)
     if config.num_usable_blocks < least:
-        reason = f"one request needs {least} blocks{null}, so {least + int(config.null_block)}"
+        blocks = "1 block" if least == 1 else f"{least} blocks"
+        reason = f"one request needs {blocks}{null}, so {least + int(config.null_block)}"
         _refuse(config, "num_blocks", reason)
     if config.max_model_len is not None:
         least = config.blocks_for(config.max_model_len)

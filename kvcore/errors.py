@@ -29,6 +29,12 @@ def _rebuild(kind: type[KvcoreError], fields: dict[str, object]) -> KvcoreError:
     return kind(**fields)
 
 
+class WrongArgument(KvcoreError):
+    """An argument of another kind than the call takes."""
+
+    message = "{name} must be {expected}, not {value}"
+
+
 class InvalidConfig(KvcoreError):
     """A configuration that cannot work."""
 
@@ -104,7 +110,7 @@ class BeyondComputed(KvcoreError):
 class BeyondRequest(KvcoreError):
     """A cut lies outside the request."""
 
-    message = "request {request} has {num_tokens} tokens, cannot be cut to {asked}"
+    message = "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1"
 
 
 class HitsOnRunningRequest(KvcoreError):

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from kvcore import _twin, decode, invariants
+from kvcore.arguments import check_hit_kind, check_kind, read_list
 from kvcore.backend import Backend, PythonBackend
 from kvcore.commands import Batch
 from kvcore.config import Config
-from kvcore.errors import BackendMissing
+from kvcore.errors import BackendMissing, WrongArgument
 from kvcore.events import Event
 from kvcore.state import State
 from kvcore.values import (
@@ -39,12 +40,18 @@ class KVCacheManager:
     """
 
     def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
+        check_kind("config", config, Config)
         self.config = config
         self.backend = backend or _default_backend()
         self._core = _make_backend(config, self.backend)
 
+    def __repr__(self) -> str:
+        free, usable = self.num_free_blocks, self.config.num_usable_blocks
+        return f"<KVCacheManager {self.backend}: {free} of {usable} blocks free>"
+
     def add_request(self, request: Request) -> int:
         """Make a request known; returns its row, which stays until `remove_request`."""
+        check_kind("request", request, Request)
         return self._core.add_request(request)
 
     def add_tokens(self, request_id: str, tokens: Any) -> None:
@@ -74,6 +81,7 @@ class KVCacheManager:
 
         See `kvcore.allocate.allocate_slots` for the arguments and errors.
         """
+        check_hit_kind(hit)
         return self._core.allocate_slots(
             request_id,
             num_new_tokens,
@@ -96,6 +104,7 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
     ) -> Verdict:
         """What `allocate_slots` would say to the same arguments. Changes nothing."""
+        check_hit_kind(hit)
         return self._core.can_allocate(
             request_id,
             num_new_tokens,
@@ -109,8 +118,13 @@ class KVCacheManager:
     def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
         """One token and one slot more for each request, in order, in one call.
 
-        requests: ids, or rows as a buffer of integers. tokens: as many ids.
+        requests: a list of ids, or rows as a buffer of integers; one that is named twice gets two
+        tokens. tokens: as many ids. Misuse anywhere in the list is raised before anything is done.
         """
+        if requests is None or isinstance(requests, str):
+            raise WrongArgument(
+                name="requests", expected="a list of ids or a buffer of rows", value=repr(requests)
+            )
         return self._core.append(requests, tokens)
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
@@ -118,7 +132,10 @@ class KVCacheManager:
         self._core.cache_blocks(request_id, num_computed_tokens)
 
     def free(self, request_id: str) -> None:
-        """Give back a request's blocks, tail first; its tokens stay."""
+        """Give back a request's blocks, tail first; its tokens stay.
+
+        A request that holds nothing is left as it is.
+        """
         self._core.free(request_id)
 
     def fork(self, parent_id: str, child_id: str) -> int:
@@ -131,23 +148,23 @@ class KVCacheManager:
 
     def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
         """Move the requests' blocks to the host tier, each distinct block once."""
-        return self._core.swap_out(list(request_ids))
+        return self._core.swap_out(read_list("request_ids", request_ids))
 
     def swap_in(self, request_ids: Iterable[str]) -> Refused | None:
         """Move swapped requests back to the device."""
-        return self._core.swap_in(list(request_ids))
+        return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:
         """Hold blocks so that their content stays."""
-        self._core.pin(list(block_ids))
+        self._core.pin(read_list("block_ids", block_ids))
 
     def unpin(self, block_ids: Iterable[int]) -> None:
         """Undo `pin`."""
-        self._core.unpin(list(block_ids))
+        self._core.unpin(read_list("block_ids", block_ids))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them."""
-        self._core.evict_blocks(list(block_ids))
+        self._core.evict_blocks(read_list("block_ids", block_ids))
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key; False, and nothing happens, while any block of any tier is used."""
@@ -213,10 +230,11 @@ class KVCacheManager:
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Put the state of canonical bytes in place.
+        """Put the state of canonical bytes in place of this manager's.
 
         Raises DamagedState, InvalidConfig, and InvariantViolation for bytes that no run gives.
         """
+        check_kind("data", data, bytes)
         state = decode.decode(data)
         invariants.check(state)
         self._core.restore(data)

@@ -27,6 +27,7 @@ PYTHON_ONLY = {
     ("decode.py", "u8"): "every byte of the format is a flag or a choice",
     ("errors.py", "BackendMissing"): "the twin is not missing where it runs",
     ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
+    ("errors.py", "WrongArgument"): "raised before a call reaches either language",
     ("free_queue.py", "FreeQueueDraft"): DRAFT,
     ("free_queue.py", "freeze"): DRAFT,
     ("hash_index.py", "HashIndexDraft"): DRAFT,

@@ -3,7 +3,7 @@
 
 A step (`Engine.step`) is: let the scheduler fill the manager's open batch; take the batch; apply
 it to the cache; run the forward pass over the block tables; sample. One batch, one forward pass,
-in this order: with `max_in_flight=0` a taken batch counts as executed.
+in this order: a taken batch counts as executed.
 
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
 then, so the children share all of it, the partial last block too, and the manager copies that

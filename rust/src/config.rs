@@ -159,7 +159,8 @@ fn check_sizes(config: &Config) -> Result<(), Error> {
     let least = config.groups.len() as u64;
     let total = least + u64::from(config.null_block);
     if u64::from(config.num_usable_blocks()) < least {
-        let reason = format!("one request needs {least} blocks{null}, so {total}");
+        let blocks = if least == 1 { "1 block".to_owned() } else { format!("{least} blocks") };
+        let reason = format!("one request needs {blocks}{null}, so {total}");
         return Err(refuse("num_blocks", config.num_blocks, reason));
     }
     if let Some(longest) = config.max_model_len {

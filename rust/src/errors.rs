@@ -174,7 +174,7 @@ errors! {
         "request {request} has {num_computed} computed tokens, asked to cache {asked}";
     /// A cut lies outside the request.
     BeyondRequest { request: String, num_tokens: i64, asked: i64 }
-        "request {request} has {num_tokens} tokens, cannot be cut to {asked}";
+        "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1";
     /// Only a request that holds nothing can bring hits.
     HitsOnRunningRequest { request: String, num_blocks: i64 }
         "request {request} already holds blocks and brings {num_blocks} hit blocks";

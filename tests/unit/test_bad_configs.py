@@ -17,7 +17,7 @@ SIZES: list[tuple[dict[str, Any], str, str]] = [
     # One request needs a block; the null block is one more.
     ({"num_blocks": 0}, "0", "must be an integer of at least 1"),
     ({"num_blocks": -1}, "-1", "must be an integer of at least 1"),
-    ({"num_blocks": 1}, "1", "one request needs 1 blocks and the null block, so 2"),
+    ({"num_blocks": 1}, "1", "one request needs 1 block and the null block, so 2"),
     ({"num_blocks": 1, "groups": (Group(4), Group(4)), "null_block": False}, "1", "needs 2 blocks"),
     # 33 tokens in blocks of 16 are three blocks a group.
     ({"num_blocks": 3, "max_model_len": 33}, "3", "needs 3 blocks and the null block, so 4"),

@@ -28,7 +28,7 @@ ALLOCATIONS = [row for row in ROWS if row.call.name == "allocate_slots"]
 WITHOUT_ARGUMENTS = {"reset_prefix_cache", "take_batch", "take_events", "take_stats"}
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py
 # and test_damaged_bytes.py; a TraceError is that of the trace reader.
-ELSEWHERE = {"InvalidConfig", "DamagedState", "BackendMissing", "TraceError"}
+ELSEWHERE = {"InvalidConfig", "DamagedState", "BackendMissing", "TraceError", "WrongArgument"}
 POOL_LAYER = {"AlreadyPublished", "DoubleFree", "InvalidKey"}
 
 
