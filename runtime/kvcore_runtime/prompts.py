@@ -10,9 +10,11 @@ Fields, all but the first two optional:
                  as in `sampling.Sampling`; what is left out comes from the command line
 
 Rules: a file is read whole and checked before anything runs. Lines of white space are skipped;
-anything else that is wrong is refused with file, line and one sentence.
+anything else that is wrong is refused with file, line and one sentence. A byte order mark at the
+start of a file is skipped.
 """
 
+import codecs
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.sampling import Sampling
 
 NUM_SAMPLES_MAX = 64
+INTEGER_MAX = 2**63 - 1
 SAMPLING_FIELDS: dict[str, tuple[type, ...]] = {
     "max_tokens": (int,),
     "temperature": (int, float),
@@ -74,7 +77,7 @@ def read_prompts(path: Path, defaults: Sampling) -> list[Prompt]:
     defaults: how to sample where a line does not say. Raises PromptsError.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise PromptsError(path=path, line=None, reason=error.strerror or str(error)) from None
     prompts: dict[str, Prompt] = {}
@@ -138,6 +141,8 @@ def _fields(line: bytes) -> dict[str, Any]:
         raise _Wrong(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
         raise _Wrong(f"not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError:  # the interpreter's limit on the digits of an integer
+        raise _Wrong("not a prompt: a number has too many digits") from None
     except RecursionError:
         raise _Wrong("not a prompt: nested too deeply") from None
     _require(isinstance(fields, dict), "not a JSON object")
@@ -169,6 +174,10 @@ def _number(fields: Mapping[str, Any], name: str, kinds: tuple[type, ...], defau
     good = isinstance(value, kinds) and not isinstance(value, bool)
     kind = "a number" if float in kinds else "an integer"
     _require(good, f"{name!r} is {value!r}, expected {kind}")
+    _require(
+        not isinstance(value, int) or abs(value) <= INTEGER_MAX,
+        f"{name!r} is an integer of more than 64 bits",
+    )
     return value
 
 

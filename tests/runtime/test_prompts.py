@@ -46,6 +46,18 @@ def test_a_line_says_what_to_ask_and_how(tmp_path: Path) -> None:
         (b"[" * 100_000, "not a prompt: nested too deeply"),
         (b'["b"]', "not a JSON object"),
         (
+            b'{"id": "b", "turns": ["x"], "seed": ' + b"9" * 5000 + b"}",
+            "not a prompt: a number has too many digits",
+        ),
+        (
+            b'{"id": "b", "turns": ["x"], "temperature": 1' + b"0" * 400 + b"}",
+            "'temperature' is an integer of more than 64 bits",
+        ),
+        (
+            b'{"id": "b", "turns": ["x"], "top_k": 9223372036854775808}',
+            "'top_k' is an integer of more than 64 bits",
+        ),
+        (
             b'{"id": "b", "turns": ["x"], "temprature": 1}',
             f"unknown field 'temprature'; the fields are {', '.join(FIELDS)}",
         ),
@@ -99,6 +111,15 @@ def test_a_broken_line_is_named_with_its_place(tmp_path: Path, line: bytes, reas
     with pytest.raises(PromptsError) as caught:
         read_prompts(path, DEFAULTS)
     assert str(caught.value) == f"{path}, line 3: {reason}"
+
+
+def test_a_byte_order_mark_is_skipped_at_the_start_only(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    (prompt,) = read_prompts(write(tmp_path, mark + GOOD), DEFAULTS)
+    assert prompt.prompt_id == "a"
+    path = write(tmp_path, GOOD, mark + GOOD)
+    with pytest.raises(PromptsError, match=r"line 2: not JSON: "):
+        read_prompts(path, DEFAULTS)
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
