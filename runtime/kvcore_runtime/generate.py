@@ -3,7 +3,8 @@
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
 codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
-was wrong. Progress goes to stderr, results to stdout.
+was wrong. Progress goes to stderr where that is a
+terminal, results to stdout.
 """
 
 import json
@@ -22,7 +23,14 @@ from kvcore_runtime.job import Job, read_job
 from kvcore_runtime.model import LayerWeights, Llama, LlamaWeights, tiny_model
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import PoolRecord
-from kvcore_runtime.report import Summary, as_json, format_answers, format_table, summarise
+from kvcore_runtime.report import (
+    Summary,
+    as_json,
+    format_answers,
+    format_count,
+    format_table,
+    summarise,
+)
 from kvcore_runtime.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.verify import (
     NotVerified,
@@ -59,11 +67,12 @@ def main(argv: list[str]) -> int:
     if job.picture is not None and record is not None:
         draw(job, record, summary)
     if not job.as_json and verified is not None and failure is None:
-        print(f"verified: {', '.join(f'{count} {name}' for name, count in verified.items())}")
-    if failure is not None:
-        print(f"kvcore generate: NOT verified: {failure}", file=sys.stderr)
+        counts = (format_count(count, name) for name, count in verified.items())
+        print(f"verified: {', '.join(counts)}")
     for refusal in held.refusals:
         print(f"kvcore generate: {refusal.reason}", file=sys.stderr)
+    if failure is not None:
+        print(f"kvcore generate: NOT verified: {failure}", file=sys.stderr)
     return 1 if failure is not None or held.refusals else 0
 
 
@@ -76,7 +85,7 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
     if job.model == "tiny":
         return place_model(tiny_model(invariant=job.verify), job.device), ByteTokenizer()
     file = open_gguf(find_smollm2())
-    with tqdm(desc="loading", unit="layer", leave=False) as bar:
+    with tqdm(desc="loading", unit="layer", leave=False, disable=None) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
@@ -96,7 +105,7 @@ def make_engine(job: Job, model: Llama, tokenizer: Tokenizer) -> tuple[Engine, P
 def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:
     """Hold all conversations, under a progress bar."""
     total = sum(len(each.turns) * each.num_samples for each in job.prompts)
-    with tqdm(desc="answering", total=total, unit="answer") as bar:
+    with tqdm(desc="answering", total=total, unit="answer", disable=None) as bar:
 
         def show(held: Held) -> None:
             bar.set_postfix_str(
@@ -114,7 +123,8 @@ def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[st
     counts: dict[str, Any] = {}
     verify_drained(engine)
     if job.verify:
-        with tqdm(desc="verifying", total=len(held.answers), unit="answer") as bar:
+        total = len(held.answers)
+        with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
 
             def show(num_answers: int) -> None:
                 bar.update(num_answers)
@@ -124,16 +134,19 @@ def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[st
             )
         counts |= _name_counts(done)
     if job.require_all:
-        counts |= verify_pressure(engine)
+        counts |= verify_pressure(engine, refused=bool(held.refusals))
     return counts or None
 
 
 def draw(job: Job, record: PoolRecord, summary: Summary) -> None:
-    """Write the picture and say where."""
+    """Write the picture and say where; without a step there is nothing to draw."""
     assert job.picture is not None
+    if summary.steps == 0:
+        print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)
+        return
     title = (
         f"Block pool over time: {summary.num_blocks} blocks of {summary.block_size} tokens, "
-        f"{summary.num_answers} answers in {summary.steps} steps"
+        f"{format_count(summary.num_answers, 'answers')} in {format_count(summary.steps, 'steps')}"
     )
     draw_pool(record, job.picture, title=title, first_block=int(job.config.null_block))
     print(f"picture: {job.picture}", file=sys.stderr)

@@ -89,7 +89,7 @@ def format_table(summary: Summary) -> str:
         "tokens reused": f"{s.prompt_tokens_reused} ({reused:.0%}), "
         f"{s.recompute_tokens_reused} more after preemption",
         "tokens computed": f"{s.computed_tokens}",
-        "tokens generated": f"{s.generated_tokens} in {s.num_answers} answers",
+        "tokens generated": f"{s.generated_tokens} in {format_count(s.num_answers, 'answers')}",
         "evictions": f"{s.evictions}",
         "copies on write": f"{s.copies_on_write}",
         "blocks swapped": f"{s.blocks_swapped_out} out, {s.blocks_swapped_in} in",
@@ -97,12 +97,22 @@ def format_table(summary: Summary) -> str:
         f"{s.preemptions_by_recompute} by recompute",
         "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
         "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
-        "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, {s.steps} steps)",
+        "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, "
+        f"{format_count(s.steps, 'steps')})",
         "manager": f"{s.manager_share:.2%} of the time, {s.manager_us_per_step:.0f} us a step "
         f"({s.backend})",
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def format_count(count: int, name: str) -> str:
+    """A number and what it counts. name: begins with a plural, as in "copies on write"."""
+    if count != 1:
+        return f"{count} {name}"
+    noun, space, rest = name.partition(" ")
+    one = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+    return f"1 {one}{space}{rest}"
 
 
 def format_answers(held: Held, prompts: Sequence[Prompt]) -> str:

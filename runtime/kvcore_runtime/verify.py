@@ -19,6 +19,8 @@ from kvcore_runtime.sampling import derive_seed
 
 GROUP = 32
 """Answers computed in one lock-step batch; bounds the memory of the contiguous caches."""
+SWAPS = ("blocks swapped out", "blocks swapped in", "preemptions by swap")
+"""What cannot happen without a host tier."""
 
 
 class NotVerified(KvcoreRuntimeError):
@@ -88,10 +90,11 @@ def verify_drained(engine: Engine) -> None:
             )
 
 
-def verify_pressure(engine: Engine) -> dict[str, int]:
+def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
     """How often each thing happened that a small pool must bring about; at least once each.
 
-    Raises NotVerified and names what did not happen.
+    refused: whether a prompt never fitted; then the pool is not said to be too large. Raises
+    NotVerified and names what did not happen, and why where that is known.
     """
     metrics, preemptions = engine.metrics, engine.scheduler.preemptions
     happened = {
@@ -104,9 +107,14 @@ def verify_pressure(engine: Engine) -> dict[str, int]:
     }
     missing = [name for name, count in happened.items() if count == 0]
     if missing:
-        raise NotVerified(
-            f"there were no {', no '.join(missing)}: the pool is too large, or the prompts too few"
-        )
+        unexplained, reasons = missing, []
+        if engine.manager.config.num_host_blocks == 0:
+            unexplained = [name for name in missing if name not in SWAPS]
+            reasons = ["there is no host tier to swap to"]
+        if unexplained and not refused:
+            reasons.append("the pool is too large, or the prompts too few")
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        raise NotVerified(f"there were no {', no '.join(missing)}{why}")
     return happened
 
 

@@ -15,6 +15,7 @@ from kvcore_runtime.contiguous import Generation, generate_reference
 from kvcore_runtime.model import tiny_model
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
+from kvcore_runtime.report import format_count
 
 from kvcore import _twin, cli
 
@@ -69,7 +70,8 @@ def test_answers_come_as_json_with_figures_and_proof(
 
 def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate.main(call(prompts)) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == "", "no bars where stderr is no terminal"
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
         *("preemptions", "pool in use", "speed", "manager", "verified: 4 answers"),
@@ -85,6 +87,46 @@ def test_a_pool_without_pressure_fails_where_pressure_is_required(
     captured = capsys.readouterr()
     assert "verified:" not in captured.out
     assert "NOT verified: there were no evictions, no blocks swapped out" in captured.err
+    assert captured.err.endswith(": the pool is too large, or the prompts too few\n")
+
+
+def test_refusals_come_first_and_explain_a_lack_of_pressure(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "pool.png"
+    argv = ["--tiny", "--backend", "python", "--num-blocks", "3", "--picture", str(picture)]
+    assert generate.main(argv) == 1
+    err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kvcore")]
+    assert err[0] == "kvcore generate: no picture: there was no step to draw"
+    assert len(err) > 2
+    assert all(line.endswith(" blocks, there are 2") for line in err[1:-1])
+    assert err[-1].startswith("kvcore generate: NOT verified: there were no evictions, no copies")
+    assert err[-1].endswith(", no preemptions by recompute")
+    assert not picture.exists()
+
+
+def test_a_missing_host_tier_explains_missing_swaps(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--tiny", "--backend", "python", "--host-blocks", "0", "--no-verify"]
+    assert generate.main(argv) == 1
+    sentence = (
+        "there were no blocks swapped out, no blocks swapped in, no preemptions by swap: "
+        "there is no host tier to swap to"
+    )
+    assert capsys.readouterr().err.endswith(f"kvcore generate: NOT verified: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "text"),
+    [
+        (1, "preemptions by swap", "1 preemption by swap"),
+        (1, "copies on write", "1 copy on write"),
+        (1, "tokens", "1 token"),
+        (2, "preemptions by swap", "2 preemptions by swap"),
+        (0, "copies on write", "0 copies on write"),
+    ],
+)
+def test_one_is_not_many(count: int, name: str, text: str) -> None:
+    assert format_count(count, name) == text
 
 
 @pytest.mark.parametrize("part", ["tokens", "logits"])
