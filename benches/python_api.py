@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import gc
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -106,6 +107,7 @@ def main() -> None:
         for backend in BACKENDS
         for pool in (SMALL_POOL, LARGE_POOL)
     }
+    gc.disable()  # else it walks the Python core's million blocks: see docs/decisions.md
     best: dict[tuple[str, int], dict[str, float]] = {case: {} for case in managers}
     for _ in range(rounds):
         for case, manager in managers.items():
