@@ -70,6 +70,8 @@ def read_job(argv: list[str]) -> Job:
     Raises KvcoreError or KvcoreRuntimeError.
     """
     given = _make_parser().parse_args(argv)
+    if given.tiny and given.model not in (None, "tiny"):
+        raise WrongCall(f"--tiny with --model {given.model}: --tiny stands for the tiny model")
     preset = TINY if given.tiny else DEFAULTS
     for name, value in preset.items():
         if getattr(given, name) is None:
@@ -111,6 +113,8 @@ def read_job(argv: list[str]) -> Job:
 def _check_picture(path: Path) -> None:
     if path.is_dir():
         raise WrongCall(f"--picture {path}: that is a directory")
+    if path.suffix.lower() != ".png":
+        raise WrongCall(f"--picture {path}: expected a name that ends in .png")
     if not path.absolute().parent.is_dir():
         raise WrongCall(f"--picture {path}: there is no such directory")
 
@@ -136,43 +140,82 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="one JSON object a line")
     parser.add_argument("--tiny", action="store_true", help="random model, own prompts, seconds")
-    parser.add_argument("--model", choices=("smollm2", "tiny"), help="default: smollm2")
+    parser.add_argument(
+        "--model", choices=("smollm2", "tiny"), help="default: smollm2; with --tiny: tiny"
+    )
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="default: cpu")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="of torch; default: half the cores"
+        "--threads", type=int, metavar="N", help="of torch; default: half the cores; with --tiny: 1"
     )
     pool = parser.add_argument_group("pool")
-    pool.add_argument("--num-blocks", type=int, metavar="N", help="device blocks, with block 0")
-    pool.add_argument("--block-size", type=int, metavar="N", default=16, help="tokens a block")
-    pool.add_argument("--host-blocks", type=int, metavar="N", help="blocks to swap to")
+    pool.add_argument(
+        "--num-blocks",
+        type=int,
+        metavar="N",
+        help=_default("num_blocks", "device blocks, with block 0"),
+    )
+    pool.add_argument(
+        "--block-size", type=int, metavar="N", default=16, help="tokens a block; default: 16"
+    )
+    pool.add_argument(
+        "--host-blocks", type=int, metavar="N", help=_default("host_blocks", "blocks to swap to")
+    )
     pool.add_argument("--backend", choices=("rust", "python"), help="default: rust where built")
     pool.add_argument("--guard", action="store_true", help="check every read of a block")
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--token-budget", type=int, metavar="N", help="tokens a step at most")
+    engine.add_argument(
+        "--token-budget",
+        type=int,
+        metavar="N",
+        help=_default("token_budget", "tokens a step at most"),
+    )
     engine.add_argument(
         "--preempt",
         choices=("swap", "recompute"),
         default="swap",
-        help="how the youngest gives way; swap recomputes where the host tier is full",
+        help="how the youngest gives way; swap (default) recomputes where the host tier is full",
     )
+    _add_sampling(parser)
+    _add_results(parser)
+    return parser
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling, where a prompt does not say")
-    sampling.add_argument("--max-tokens", type=int, metavar="N", help="tokens an answer at most")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0: greedy")
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all")
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    sampling.add_argument("--seed", type=int, default=0, metavar="S")
+    sampling.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=_default("max_tokens", "tokens an answer at most"),
+    )
+    sampling.add_argument(
+        "--temperature", type=float, metavar="T", help=_default("temperature", "0: greedy")
+    )
+    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all; default: 0")
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="1: all; default: 1.0"
+    )
+    sampling.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
     results = parser.add_argument_group("results")
     results.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="invariant mode, and every answer again from a contiguous cache",
+        help="invariant mode, and every answer again from a contiguous cache; default: on",
     )
     results.add_argument(
         "--require-all",
         action=argparse.BooleanOptionalAction,
-        help="fail unless eviction, copy-on-write, swap and both preemptions happened",
+        help="fail unless eviction, copy-on-write, swap and both preemptions happened; "
+        "default: on with --tiny only",
     )
     results.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the pool over time")
     results.add_argument("--json", action="store_true", help="answers and figures as JSON")
-    return parser
+
+
+def _default(name: str, meaning: str) -> str:
+    """The help of an option whose default depends on --tiny."""
+    return f"{meaning}; default: {DEFAULTS[name]}; with --tiny: {TINY[name]}"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from kvcore_runtime import generate
 from kvcore_runtime.contiguous import Generation, generate_reference
+from kvcore_runtime.job import DEFAULTS, TINY
 from kvcore_runtime.model import tiny_model
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
@@ -179,6 +180,12 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
         (["--device", "meta"], "--device meta: expected cpu or cuda"),
         (["--picture", "."], "--picture .: that is a directory"),
         (["--picture", "no/such/a.png"], "--picture no/such/a.png: there is no such directory"),
+        (["--picture", "pool.foo"], "--picture pool.foo: expected a name that ends in .png"),
+        (["--picture", "pool"], "--picture pool: expected a name that ends in .png"),
+        (
+            ["--tiny", "--model", "smollm2"],
+            "--tiny with --model smollm2: --tiny stands for the tiny model",
+        ),
     ],
 )
 def test_a_wrong_call_is_one_sentence_and_nothing_else(
@@ -207,6 +214,16 @@ def test_without_prompts_the_call_says_what_is_missing(
 ) -> None:
     assert generate.main([]) == 2
     assert "--prompts FILE is needed" in capsys.readouterr().err
+
+
+def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        generate.main(["--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name in ("num_blocks", "host_blocks", "token_budget", "max_tokens", "temperature"):
+        assert f"; default: {DEFAULTS[name]}; with --tiny: {TINY[name]}" in text
+    assert "from a contiguous cache; default: on" in text
 
 
 def test_a_missing_model_package_is_named(
@@ -241,7 +258,10 @@ def test_a_picture_is_drawn(
 
 
 def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
-    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[PoolRecord] = []
 
@@ -250,7 +270,7 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
         draw_pool(record, path, title=title, first_block=first_block)
 
     monkeypatch.setattr(generate, "draw_pool", keep)
-    argv = call(prompts, "--picture", "/dev/null", "--no-verify")
+    argv = call(prompts, "--picture", str(tmp_path / "pool.png"), "--no-verify")
     assert generate.main(argv) == 0
     del capsys
     (record,) = records
