@@ -108,7 +108,9 @@ def _mix(word: int) -> int:
 
 def _draw(logits: Tensor, sampling: Sampling, number: float) -> int:
     """Invert the cumulative distribution at number, likeliest token first."""
-    scaled = logits.to("cpu", torch.float64) / sampling.temperature
+    exact = logits.to("cpu", torch.float64)
+    # The softmax is that of the distances from the likeliest, which no small temperature overflows.
+    scaled = (exact - exact.max()) / sampling.temperature
     ordered, token_ids = scaled.sort(descending=True, stable=True)
     if sampling.top_k:
         ordered = ordered[: sampling.top_k]

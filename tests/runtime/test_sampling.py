@@ -31,6 +31,10 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert draws(Sampling(), 3) == {1: 3}
 
 
+def test_the_smallest_temperature_takes_the_likeliest_too() -> None:
+    assert draws(Sampling(temperature=5e-324, seed=3), 50) == {1: 50}
+
+
 def test_a_token_does_not_depend_on_its_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(6, 50)
