@@ -11,6 +11,7 @@ O(pool) by design.
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections import Counter
@@ -98,7 +99,8 @@ def count_steps(work: Callable[[], object]) -> Counter[str]:
             counts[f"lines of {frame.f_code.co_qualname}"] += 1
         return trace
 
-    tracer = sys.gettrace()
+    tracer, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # a collection in between runs callbacks that are not the call's steps
     sys.setprofile(profile)
     sys.settrace(trace)
     try:
@@ -106,6 +108,8 @@ def count_steps(work: Callable[[], object]) -> Counter[str]:
     finally:
         sys.settrace(tracer)
         sys.setprofile(None)
+        if collects:
+            gc.enable()
     return counts
 
 
