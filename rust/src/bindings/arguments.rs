@@ -12,7 +12,7 @@ use pyo3::types::{PyList, PyTuple};
 use crate::bindings::errors::raise;
 use crate::config::{Config, Duplicates, Eviction, Group};
 use crate::errors::Error;
-use crate::plan::AskedHit;
+use crate::plan::{Asked, AskedHit};
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
 const FAR: i64 = 1 << 61;
@@ -124,6 +124,24 @@ impl<'py> Given<'py> {
         Ok(Some(AskedHit { blocks, num_tokens }))
     }
 
+    /// An allocation: its new, lookahead and external tokens, its hit, whether its caching is
+    /// delayed and whether the full sequence must fit.
+    pub(crate) fn asked(
+        &mut self,
+        (new, lookahead, external): (CountArg<'_, 'py>, CountArg<'_, 'py>, CountArg<'_, 'py>),
+        hit: HitArg<'_, 'py>,
+        (delay, full): (FlagArg<'_, 'py>, FlagArg<'_, 'py>),
+    ) -> PyResult<Asked> {
+        Ok(Asked {
+            num_new_tokens: self.count(new)?,
+            hit: self.hit(hit)?,
+            num_lookahead_tokens: self.count(lookahead)?,
+            num_external_computed_tokens: self.count(external)?,
+            delay_cache_blocks: flag(delay)?,
+            full_sequence_must_fit: flag(full)?,
+        })
+    }
+
     /// The first id that is no name.
     pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
         self.unnamed.as_ref()
@@ -162,7 +180,7 @@ impl<'py> Given<'py> {
 }
 
 /// Whether an object is true.
-pub(crate) fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
+fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
     object.0.is_truthy()
 }
 

@@ -12,7 +12,7 @@ use crate::allocate::{Requests, allocate_slots, append, can_allocate, read_reque
 use crate::batch::take_batch;
 use crate::bindings::arguments::{
     self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HitArg, IdArg, IdsArg, RequestArg,
-    TokensArg, flag, listed,
+    TokensArg, listed,
 };
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::manager::Manager;
@@ -27,7 +27,6 @@ use crate::drain::{take_events, take_stats};
 use crate::encode::encode;
 use crate::fork::fork;
 use crate::pins::{pin, unpin};
-use crate::plan::Asked;
 use crate::queries::{get_blocks, get_computed_blocks, get_num_common_prefix_blocks};
 use crate::release::free;
 use crate::requests::{add_request, add_tokens, check_new_id, remove_request};
@@ -109,14 +108,11 @@ impl Manager {
     ) -> PyResult<PyAdmitted<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let asked = Asked {
-            num_new_tokens: given.count(num_new_tokens)?,
-            hit: given.hit(hit)?,
-            num_lookahead_tokens: given.count(num_lookahead_tokens)?,
-            num_external_computed_tokens: given.count(num_external_computed_tokens)?,
-            delay_cache_blocks: flag(delay_cache_blocks)?,
-            full_sequence_must_fit: flag(full_sequence_must_fit)?,
-        };
+        let asked = given.asked(
+            (num_new_tokens, num_lookahead_tokens, num_external_computed_tokens),
+            hit,
+            (delay_cache_blocks, full_sequence_must_fit),
+        )?;
         let change = |state: &mut State| allocate_slots(state, name, &asked);
         let outcome = Self::change(slf, &given, change)?;
         values::admitted(slf.py(), &outcome, Self::grown_none(slf)?)
@@ -140,14 +136,11 @@ impl Manager {
     ) -> PyResult<PyVerdict<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let asked = Asked {
-            num_new_tokens: given.count(num_new_tokens)?,
-            hit: given.hit(hit)?,
-            num_lookahead_tokens: given.count(num_lookahead_tokens)?,
-            num_external_computed_tokens: given.count(num_external_computed_tokens)?,
-            delay_cache_blocks: flag(delay_cache_blocks)?,
-            full_sequence_must_fit: flag(full_sequence_must_fit)?,
-        };
+        let asked = given.asked(
+            (num_new_tokens, num_lookahead_tokens, num_external_computed_tokens),
+            hit,
+            (delay_cache_blocks, full_sequence_must_fit),
+        )?;
         let question = |state: &State| can_allocate(state, name, &asked);
         values::verdict(slf.py(), Self::ask(slf, &given, question)?)
     }
