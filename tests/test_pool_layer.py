@@ -10,16 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import _twin, block_pool
+from kvcore import block_pool
 from kvcore.block_pool import BlockPool, make_pool
 from kvcore.commands import Command
 from kvcore.errors import KvcoreError
 from kvcore.hashing import KEY_SIZE
+from tests.conftest import need_twin
 
 NUM_BLOCKS = 5
 KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
 
-pytestmark = pytest.mark.skipif(not _twin.available(), reason="kvcore._rust is not built")
+
+@pytest.fixture(autouse=True, scope="module")
+def twin() -> None:
+    """All of it is about the twin; without it CI fails, a developer skips."""
+    need_twin()
+
 
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(ids, max_size=3)
