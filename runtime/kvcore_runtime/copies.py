@@ -3,11 +3,10 @@
 
 Rules: the copies of one call run in any order, so no block may be written twice, or written and
 read (CMD-COPYSET). On the CPU runs of consecutive (source, target) ids become one slice copy, all
-else one copy a page, through numpy views of the same memory: a numpy copy costs about 0.5 us beside
-the bytes, a torch one 3 us, an index operation of torch moves less than a third
-(benches/copies.py). Long runs go through torch, which may use its threads. On a GPU a call is one
-kernel launch; swaps of larger pages are left to the copy engines, one transfer a run. Nothing here
-synchronises.
+else one copy a page, through numpy views of the same memory, whose calls cost less beside the bytes
+than torch's (benches/copies.py has the ratios to one contiguous copy). Long runs go through torch,
+which may use its threads. On a GPU a call is one kernel launch; swaps of larger pages are left to
+the copy engines, one transfer a run. Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvcore_runtime.cache_errors import BlockOutOfRange, CopyHazard, LayoutMisma
 
 # From here torch's threads are worth the longer call.
 THREADS_BYTES_MIN = 1024 * 1024
-# A larger page is copied in parts of this size: as one piece it is a tenth slower.
+# A larger page is copied in parts of this size, which is faster than one piece.
 PART_BYTES = 512 * 1024
 # Up to here one kernel over pinned memory beats one transfer a page (vLLM's swap_blocks_triton).
 KERNEL_SWAP_BYTES_MAX = 28 * 1024
