@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of all tests: Hypothesis profiles, the backends, and the rewriting of traces."""
+"""Settings of all tests: Hypothesis profiles, backends, facts shown, the rewriting of traces."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the real outcomes into tests/traces: commit only what you understand",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note on each test the numbers of its `seed` markers, for whoever reads its report."""
+    for item in items:
+        for marker in item.iter_markers("seed"):
+            item.user_properties += (("seed", number) for number in marker.args)
 
 
 def need_twin() -> None:
