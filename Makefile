@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test check explore bench gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore bench gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -40,6 +40,9 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
+
+conformance: setup ## the facts of the specification, which tests show each, and whether they pass
+	$(BIN)/python -m tools.conformance $(ARGS)
 
 check: setup ## format, lint, types and stub drift, in both languages
 	cargo fmt --check

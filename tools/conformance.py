@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of facts: which tests show each fact of the specification, and with what verdict.
+
+Rules: a test names the facts that it shows (`@pytest.mark.seed("S000-15")`); the facts and their
+words are `tests/conformance/facts.toml`. A fact is shown if all its tests pass, and in both
+backends unless `facts.toml` says that its code exists once. `python -m tools.conformance` runs the
+marked tests and prints the table; it fails on a number without test or verdict, on a failing or
+unknown one, on too many that do not apply, and on a decision without its line in
+`docs/decisions.md`. `--list` prints the tests instead, by reading the files alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FACTS = ROOT / "tests" / "conformance" / "facts.toml"
+DECISIONS = ROOT / "docs" / "decisions.md"
+
+NUMBERS = tuple(
+    f"{seed}-{number:02d}"
+    for seed, last in (("S000", 61), ("S001", 85), ("S004", 22))
+    for number in range(1, last + 1)
+)
+CONFLICTS = tuple(f"X-{number:02d}" for number in range(1, 15))
+NEVER_APPLY = ("S004-17", "S004-20", "S004-21", "S004-22")
+MAX_NOT_APPLYING = 12
+BACKENDS = frozenset({"python", "rust"})
+
+WORDS_MAX = 72
+REFERENCE = re.compile(r"\b(?:S000-\d\d|S001-\d\d|S004-\d\d|X-\d\d)\b")
+LEGACY = re.compile(r"S001-\d\d|S004-(?:0[5-9]|10)")
+OLDER = re.compile(r"S00[14]-\d\d")
+
+
+@attrs.frozen
+class Facts:
+    """What `facts.toml` says.
+
+    words: each fact in a few words. legacy: facts of an older release's form, and what takes its
+    place. does_not_apply: with the reason. once: facts of code that exists in one language, with
+    the part that holds it. quirks: facts about a quirk or defect of the original.
+    """
+
+    words: Mapping[str, str]
+    legacy: Mapping[str, str] = attrs.field(factory=dict)
+    does_not_apply: Mapping[str, str] = attrs.field(factory=dict)
+    once: Mapping[str, str] = attrs.field(factory=dict)
+    quirks: Sequence[str] = ()
+
+
+@attrs.frozen
+class Result:
+    """One run of one test: the fact that it shows, on which backend, and how it ended."""
+
+    number: str
+    test: str
+    outcome: str
+    backend: str | None = None
+
+
+@attrs.frozen
+class Line:
+    """A line of the table. bad: the run fails because of it."""
+
+    number: str
+    words: str
+    num_tests: int
+    verdict: str
+    bad: bool
+
+
+def read_facts(path: Path = FACTS) -> Facts:
+    """The facts of a file."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    quirks = tables.pop("quirks")["numbers"]
+    once = {number: part for part, numbers in tables.pop("once").items() for number in numbers}
+    return Facts(once=once, quirks=quirks, **tables)
+
+
+def complaints(facts: Facts, decisions: str) -> list[str]:
+    """What is wrong with the facts themselves, and with the text that settles their conflicts."""
+    found = [f"{each} is not in facts.toml" for each in NUMBERS if each not in facts.words]
+    named = {*facts.words, *facts.legacy, *facts.does_not_apply, *facts.once, *facts.quirks}
+    found += [f"{each} in facts.toml is no fact" for each in sorted(named - set(NUMBERS))]
+    found += [
+        f"{number} has {len(words)} characters, at most {WORDS_MAX} are a few words"
+        for number, words in facts.words.items()
+        if not 0 < len(words) <= WORDS_MAX
+    ]
+    found += [
+        f"{each} cannot be legacy: it is no fact of an older release's form"
+        for each in facts.legacy
+        if not LEGACY.fullmatch(each)
+    ]
+    found += [
+        f"{number} cannot be said not to apply: nothing newer is named that supersedes it"
+        for number, reason in facts.does_not_apply.items()
+        if number not in NEVER_APPLY and not _supersedes(number, reason)
+    ]
+    if len(facts.does_not_apply) > MAX_NOT_APPLYING:
+        count = len(facts.does_not_apply)
+        found.append(f"{count} facts are said not to apply, at most {MAX_NOT_APPLYING} may")
+    settled = set(REFERENCE.findall(decisions))
+    found += [
+        f"{each} has no line in docs/decisions.md"
+        for each in (*CONFLICTS, *facts.quirks)
+        if each not in settled
+    ]
+    return found
+
+
+def _supersedes(number: str, reason: str) -> bool:
+    return bool(OLDER.fullmatch(number)) and bool(set(REFERENCE.findall(reason)) - {number})
+
+
+def judge(facts: Facts, results: Iterable[Result]) -> list[Line]:
+    """The table: one line a fact, then one for each number that is none."""
+    by_number: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_number[result.number].append(result)
+    lines = []
+    for number in NUMBERS:
+        verdict, bad = _verdict(facts, number, by_number[number])
+        words = facts.words.get(number, "")
+        num_tests = len({each.test for each in by_number[number]})
+        lines.append(Line(number, words, num_tests, verdict, bad))
+    for number in sorted(set(by_number) - set(NUMBERS)):
+        tests = {each.test for each in by_number[number]}
+        lines.append(Line(number, min(tests), len(tests), "unknown", True))
+    return lines
+
+
+def _verdict(facts: Facts, number: str, results: Sequence[Result]) -> tuple[str, bool]:
+    failed = sorted({each.test for each in results if each.outcome == "failed"})
+    if failed:
+        return f"fail: {', '.join(failed)}", True
+    passed = [each for each in results if each.outcome == "passed"]
+    if number in facts.does_not_apply:
+        if results:
+            return "said not to apply, but has tests", True
+        return f"does not apply: {facts.does_not_apply[number]}", False
+    if not passed:
+        return "missing" if not results else "missing: its tests were skipped", True
+    lacking = BACKENDS - {each.backend for each in passed}
+    if lacking and number not in facts.once:
+        return f"missing on {' and '.join(sorted(lacking))}", True
+    if number in facts.legacy:
+        return f"legacy: {facts.legacy[number]}", False
+    return "pass", False
+
+
+def table(lines: Sequence[Line]) -> str:
+    """The lines as text, with closing counts."""
+    wide = max(len(line.words) for line in lines)
+    rows = [
+        f"{line.number:7}  {line.words:{wide}}  {line.num_tests:5}  {line.verdict}"
+        for line in lines
+    ]
+    heading = f"{'number':7}  {'fact':{wide}}  tests  verdict"
+    kinds = Counter(line.verdict.partition(":")[0].partition(" on ")[0] for line in lines)
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    bad = sum(line.bad for line in lines)
+    closing = f"{len(lines)} numbers: {counts}; {bad} to mend"
+    return "\n".join([heading, *rows, "", closing])
+
+
+def marks(files: Iterable[Path]) -> list[tuple[str, str]]:
+    """Number and place of each `pytest.mark.seed(...)` in Python files, without running them.
+
+    Raises ValueError for a number that is not written out.
+    """
+    found: list[tuple[str, str]] = []
+    for path in files:
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found += [(number, f"{name}:{line}") for number, line in _numbers(node, name)]
+    return found
+
+
+def _numbers(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "pytest.mark.seed":
+        return
+    for argument in node.args:
+        if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
+            raise ValueError(f"{name}:{node.lineno} does not write its numbers out")
+        yield argument.value, node.lineno
+
+
+def files_of_tests() -> list[Path]:
+    """The files that may hold marks."""
+    return sorted((ROOT / "tests").rglob("*.py"))
+
+
+class Recorder:
+    """A pytest plugin that runs the marked tests alone and keeps how each ended."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self._backends: dict[str, str | None] = {}
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leave out what has no `seed` marker; note the backend of what has."""
+        unmarked = [item for item in items if item.get_closest_marker("seed") is None]
+        items[:] = [item for item in items if item.get_closest_marker("seed") is not None]
+        config.hook.pytest_deselected(items=unmarked)
+        for item in items:
+            parameters = getattr(getattr(item, "callspec", None), "params", {})
+            self._backends[item.nodeid] = _backend(parameters)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the outcome of the call, or of what kept it from being called."""
+        if report.when != "call" and report.outcome == "passed":
+            return
+        test = report.nodeid.partition("[")[0]
+        backend = self._backends[report.nodeid]
+        for name, number in report.user_properties:
+            if name == "seed":
+                self.results.append(Result(str(number), test, report.outcome, backend))
+
+
+def _backend(parameters: Mapping[str, Any]) -> str | None:
+    names = (each for each in parameters.values() if isinstance(each, str) and each in BACKENDS)
+    return next(names, None)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the marked tests and print the table; 0 if every fact has its verdict."""
+    if list(arguments) == ["--list"]:
+        for number, place in sorted(marks(files_of_tests())):
+            print(number, place)
+        return 0
+    recorder = Recorder()
+    files = sorted({place.partition(":")[0] for _, place in marks(files_of_tests())})
+    code = pytest.main(["--quiet", "-r", "fE", *arguments, *files], plugins=[recorder])
+    facts = read_facts()
+    lines = judge(facts, recorder.results)
+    wrong = complaints(facts, DECISIONS.read_text(encoding="utf-8"))
+    print(table(lines))
+    settled = len(CONFLICTS) + len(facts.quirks)
+    print("\n".join(wrong) or f"docs/decisions.md settles all {settled} conflicts and quirks")
+    if code != pytest.ExitCode.OK:
+        print(f"pytest ended with {code!r}")
+    return int(bool(wrong) or any(line.bad for line in lines) or code != pytest.ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
