@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extra keys: what decides a block's content besides its tokens.
+
+Rules: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that it has
+tokens in, a cache salt the first block, from which the chain carries it on. A block's keys come in
+the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so that equal
+values of two kinds differ. A media item that ends where a block starts is not in it (X-08); one
+that is carries its offset from the block's start, negative if it began before. Nothing is kept
+between blocks: a block's items are found by bisection. Twin: rust/src/extra_keys.rs.
+
+    1 LoRA         size of name[u32] name path
+    2 media        offset from the block's start[i32] identifier
+    3 cache salt   salt
+    4 embeddings   SHA-256 of the bytes of the block's rows
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvcore.errors import CountMismatch, InvalidExtraKey, UnsortedMedia, WrongArgument
+
+if TYPE_CHECKING:
+    from kvcore.values import Request
+
+ExtraKey = tuple[int, bytes]
+"""Tag and value."""
+
+LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS = 1, 2, 3, 4
+MAX_EXTRA_KEYS = 255
+MAX_MEDIA = MAX_EXTRA_KEYS - 3
+"""Media items in one block, beside one key of each other kind."""
+TEXT = "a non-empty str"
+NO_ROWS = hashlib.sha256(b"").digest()
+"""The digest of the embeddings of a block behind the prompt."""
+
+
+def _read_integer(name: str, value: Any, least: int) -> int:
+    """The int that a value stands for. Raises InvalidExtraKey outside [least, 2**32)."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not least <= number < 2**32:
+        expected = f"an integer in [{least}, 2**32)"
+        raise InvalidExtraKey(name=name, expected=expected, value=repr(value))
+    return number
+
+
+def _read_offset(value: Any) -> int:
+    return _read_integer("the offset of a media item", value, 0)
+
+
+def _read_length(value: Any) -> int:
+    return _read_integer("the length of a media item", value, 1)
+
+
+def _read_row_size(value: Any) -> int:
+    return _read_integer("bytes_per_token", value, 1)
+
+
+def _read_bytes(data: Any) -> bytes:
+    try:
+        return data if isinstance(data, bytes) else memoryview(data).tobytes()
+    except TypeError:
+        name, expected = "the data of prompt embeddings", "a buffer of bytes"
+        raise InvalidExtraKey(name=name, expected=expected, value=repr(data)) from None
+
+
+@attrs.frozen
+class LoRA:
+    """An adapter: its name, and where its weights come from. Raises InvalidExtraKey."""
+
+    name: str
+    path: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        _check_text("the name of a LoRA adapter", self.name)
+        if self.path != "":
+            _check_text("the path of a LoRA adapter", self.path)
+
+
+@attrs.frozen
+class MediaItem:
+    """An image, sound or video: a digest of its content, and where its tokens stand in the prompt.
+
+    offset: position of its first token. length: its tokens, at least one. Raises InvalidExtraKey.
+    """
+
+    identifier: str
+    offset: int = attrs.field(converter=_read_offset)
+    length: int = attrs.field(converter=_read_length)
+
+    def __attrs_post_init__(self) -> None:
+        _check_text("the identifier of a media item", self.identifier)
+
+
+@attrs.frozen
+class PromptEmbeds:
+    """Embeddings that stand for a prompt's tokens, one row a token.
+
+    data: the rows one after the other, a buffer of any format, of which a copy is kept.
+    bytes_per_token: bytes of a row. Raises InvalidExtraKey.
+    """
+
+    data: bytes = attrs.field(converter=_read_bytes, repr=False)
+    bytes_per_token: int = attrs.field(converter=_read_row_size)
+
+
+@attrs.frozen
+class ExtraKeys:
+    """The extra keys of a request, checked.
+
+    embeds: SHA-256 of the rows of each hash block of the prompt, a last partial one included; empty
+    where the prompt is not given as embeddings.
+    """
+
+    lora: LoRA | None = None
+    media: tuple[MediaItem, ...] = ()
+    cache_salt: str | None = None
+    embeds: tuple[bytes, ...] = ()
+
+    def of_block(self, start: int, end: int, block_size: int) -> tuple[ExtraKey, ...]:
+        """The keys of the block of tokens [start, end), in order.
+
+        block_size: tokens a hash block, of which this is one, or several as a coarser block: that
+        has the digests of all of them.
+        """
+        keys: list[ExtraKey] = []
+        if self.lora is not None:
+            name = self.lora.name.encode()
+            keys.append((LORA, struct.pack("<I", len(name)) + name + self.lora.path.encode()))
+        first = bisect_right(self.media, start, key=lambda item: item.offset + item.length)
+        for item in self.media[first:]:
+            if item.offset >= end:
+                break
+            offset = struct.pack("<i", item.offset - start)
+            keys.append((MEDIA, offset + item.identifier.encode()))
+        if self.cache_salt is not None and start == 0:
+            keys.append((CACHE_SALT, self.cache_salt.encode()))
+        if self.embeds:
+            for position in range(start // block_size, end // block_size):
+                known = position < len(self.embeds)
+                keys.append((PROMPT_EMBEDS, self.embeds[position] if known else NO_ROWS))
+        return tuple(keys)
+
+
+NO_EXTRA_KEYS = ExtraKeys()
+
+
+def check_kinds(request: Request) -> None:
+    """Raise WrongArgument unless each part of a request's extra keys is of its kind."""
+    if not isinstance(request.media, Sequence) or isinstance(request.media, str):
+        raise WrongArgument(
+            name="media", expected="a sequence of MediaItem", value=repr(request.media)
+        )
+    parts: list[tuple[str, Any, type]] = [("media", item, MediaItem) for item in request.media]
+    parts.append(("lora", request.lora, LoRA))
+    parts.append(("prompt_embeds", request.prompt_embeds, PromptEmbeds))
+    for name, part, kind in parts:
+        if not isinstance(part, kind) and (name == "media" or part is not None):
+            raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(part))
+
+
+def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> ExtraKeys:
+    """The extra keys of a request whose prompt has so many tokens.
+
+    Raises InvalidExtraKey for an empty salt and for more media items in a block than its hash can
+    count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,
+    CountMismatch for embeddings of another size than the prompt's.
+    """
+    if request.cache_salt is not None:
+        _check_text("cache_salt", request.cache_salt)
+    media = tuple(request.media)
+    _check_media(request.request_id, media, num_tokens, hash_block_size)
+    embeds: tuple[bytes, ...] = ()
+    if request.prompt_embeds is not None:
+        data, row = request.prompt_embeds.data, request.prompt_embeds.bytes_per_token
+        if len(data) != num_tokens * row:
+            raise CountMismatch(
+                request=repr(request.request_id),
+                name="bytes of prompt embeddings",
+                given=len(data),
+                expected=num_tokens * row,
+            )
+        step = hash_block_size * row
+        parts = (data[first : first + step] for first in range(0, len(data), step))
+        embeds = tuple(hashlib.sha256(part).digest() for part in parts)
+    return ExtraKeys(request.lora, media, request.cache_salt, embeds)
+
+
+def _check_media(
+    request_id: str, media: Sequence[MediaItem], num_tokens: int, block_size: int
+) -> None:
+    first = 0
+    for position, item in enumerate(media):
+        end = item.offset + item.length
+        if item.offset < first or end > num_tokens:
+            raise UnsortedMedia(
+                request=repr(request_id),
+                position=position,
+                offset=item.offset,
+                length=item.length,
+                first=first,
+                num_tokens=num_tokens,
+            )
+        first = end
+    for position, (item, later) in enumerate(zip(media, media[MAX_MEDIA:], strict=False)):
+        if later.offset // block_size == (item.offset + item.length - 1) // block_size:
+            expected = f"at most {MAX_MEDIA} items in a block"
+            count = f"{MAX_MEDIA + 1} from item {position} on"
+            raise InvalidExtraKey(name="media", expected=expected, value=count)
+
+
+def _check_text(name: str, value: Any) -> None:
+    """Raise InvalidExtraKey unless a value is a non-empty str that has a UTF-8 form."""
+    try:
+        if isinstance(value, str) and value.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidExtraKey(name=name, expected=TEXT, value=repr(value))
