@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager's caching is worth over time: recent hit rate, and how long blocks live.
+
+Rules: nothing here is asked by a transition; both classes read what a manager hands out anyway,
+`take_stats` and the commands of each batch, so they decide nothing. Clocks are handed in. Source:
+S001-21 to S001-26 with X-09, S000-61. Twin: none; no step waits for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from kvcore.arguments import check_kind, read_count
+from kvcore.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
+from kvcore.errors import WrongArgument
+from kvcore.values import PrefixCacheStats
+
+MAX_RECENT_REQUESTS = 1000
+MAX_REUSE_GAPS = 4
+
+
+class PrefixCachingMetrics:
+    """Hit rate over the most recent requests, from what `take_stats` gives.
+
+    max_recent_requests: an update leaves when the requests of those behind it reach this number;
+    the newest stays however large it is. Preempted requests do not count: that they find their own
+    blocks again says nothing about sharing. Raises InvalidCount.
+    """
+
+    def __init__(self, max_recent_requests: int = MAX_RECENT_REQUESTS) -> None:
+        self.max_recent_requests = read_count("max_recent_requests", max_recent_requests, 1)
+        self.query_queue: deque[tuple[int, int, int]] = deque()
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"<PrefixCachingMetrics: {self.hit_rate:.3f} over {self.aggregated_requests}>"
+
+    def reset(self) -> None:
+        """Forget every update."""
+        self.query_queue.clear()
+        self.aggregated_requests = 0
+        self.aggregated_query_total = 0
+        self.aggregated_query_hit = 0
+
+    def observe(self, stats: PrefixCacheStats) -> None:
+        """Add an update: requests, queried tokens, hit tokens.
+
+        An update with `reset` forgets the others first; one without requests adds nothing. Raises
+        WrongArgument.
+        """
+        check_kind("stats", stats, PrefixCacheStats)
+        if stats.reset:
+            self.reset()
+        if stats.requests == 0:
+            return
+        self._count(stats.requests, stats.queries, stats.hits)
+        self.query_queue.append((stats.requests, stats.queries, stats.hits))
+        while self.aggregated_requests > self.max_recent_requests and len(self.query_queue) > 1:
+            requests, queries, hits = self.query_queue.popleft()
+            self._count(-requests, -queries, -hits)
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over queried tokens, 0.0 without queries."""
+        if self.aggregated_query_total == 0:
+            return 0.0
+        return self.aggregated_query_hit / self.aggregated_query_total
+
+    def _count(self, requests: int, queries: int, hits: int) -> None:
+        self.aggregated_requests += requests
+        self.aggregated_query_total += queries
+        self.aggregated_query_hit += hits
+
+
+@attrs.frozen
+class BlockLife:
+    """One content of one block, from the block's allocation to the content's eviction.
+
+    seconds: of that whole time. idle_seconds: from the last owner's leaving to the eviction.
+    reuse_gaps: seconds from use to use, the newest MAX_REUSE_GAPS.
+    """
+
+    block: int
+    seconds: float
+    idle_seconds: float
+    reuse_gaps: tuple[float, ...]
+
+
+@attrs.define
+class _Watched:
+    born: float
+    used: float
+    freed: float
+    gaps: deque[float] = attrs.field(factory=lambda: deque(maxlen=MAX_REUSE_GAPS))
+
+
+class BlockObserver:
+    """Lives of device blocks, sampled, from the commands of a manager's batches.
+
+    A life begins with `Allocate`. It is used again when the block leaves the free queue or is put
+    into a table, once for each time of the clock. It ends with the eviction of a block without
+    owner, and is handed out then; contents that are forgotten otherwise (a reset, a block in use, a
+    block freed without content) end unseen. sample_rate: share of lives that are followed, above
+    0.0 to 1.0; seed: of the choice. Raises WrongArgument.
+    """
+
+    def __init__(self, sample_rate: float = 0.01, seed: int = 0) -> None:
+        is_number = isinstance(sample_rate, int | float) and not isinstance(sample_rate, bool)
+        if not is_number or not 0.0 < sample_rate <= 1.0:
+            expected = "a number above 0.0, at most 1.0"
+            raise WrongArgument(name="sample_rate", expected=expected, value=repr(sample_rate))
+        self.sample_rate = sample_rate
+        self._random = random.Random(seed)
+        self._watched: dict[int, _Watched] = {}
+        self._idle: set[int] = set()
+        self._ended: list[BlockLife] = []
+        self._now = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"<BlockObserver: {len(self._watched)} blocks, {len(self._ended)} lives to take>"
+
+    def observe(self, commands: Iterable[Command], now: float) -> None:
+        """Follow the commands of a batch.
+
+        now: seconds of a clock that does not go back. Raises WrongArgument.
+        """
+        if not now >= self._now:
+            expected = f"a time of at least {self._now}"
+            raise WrongArgument(name="now", expected=expected, value=repr(now))
+        self._now = now
+        for command in commands:
+            match command:
+                case Allocate(block):
+                    self._begin(block)
+                case Touch(block) | SetTable(_, _, _, block):
+                    self._use(block)
+                case Free(block, cached):
+                    self._release(block, cached)
+                case Evict(block, _):
+                    self._evict(block)
+                case EvictAll():
+                    self._watched.clear()
+                    self._idle.clear()
+
+    def take_lives(self) -> list[BlockLife]:
+        """Hand out the lives that ended since the last call, in order of their end."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _begin(self, block: int) -> None:
+        self._forget(block)
+        if self._random.random() < self.sample_rate:
+            self._watched[block] = _Watched(self._now, self._now, self._now)
+
+    def _use(self, block: int) -> None:
+        self._idle.discard(block)
+        watched = self._watched.get(block)
+        if watched is not None and watched.used != self._now:
+            watched.gaps.append(self._now - watched.used)
+            watched.used = self._now
+
+    def _release(self, block: int, cached: bool) -> None:
+        if not cached:
+            self._forget(block)
+        elif block in self._watched:
+            self._watched[block].freed = self._now
+            self._idle.add(block)
+
+    def _evict(self, block: int) -> None:
+        watched = self._watched.get(block)
+        if watched is not None and block in self._idle:
+            seconds, idle = self._now - watched.born, self._now - watched.freed
+            self._ended.append(BlockLife(block, seconds, idle, tuple(watched.gaps)))
+        self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        self._watched.pop(block, None)
+        self._idle.discard(block)
