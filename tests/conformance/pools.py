@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool layer of either language, driven alike: Python's pure functions, the twin's pool."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kvcore import Command, _twin, block_pool
+from kvcore.hashing import KEY_SIZE
+from tests.conftest import Backend
+from tests.test_pool_layer import Pure
+
+KEYS = [bytes([number]) * KEY_SIZE for number in range(4)]
+
+
+class Pool(Protocol):
+    """A pool that keeps its newest state."""
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Make a transition or query of the pool layer by its name."""
+
+    def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
+        """Owners and key of each block, the free queue from its head, pins of each block."""
+
+    def commands(self) -> list[Command]:
+        """The commands since the last call."""
+
+
+class _PurePool(Pure):
+    """Python's pool."""
+
+    def commands(self) -> list[Command]:
+        emitted, self.emitted = self.emitted, []
+        return emitted
+
+
+class _TwinPool:
+    """The twin's pool."""
+
+    def __init__(self, num_blocks: int, **options: Any) -> None:
+        self._pool = _twin._rust.BlockPool(num_blocks, **options)  # type: ignore[attr-defined] # tests only
+
+    def call(self, name: str, *args: Any) -> Any:
+        return getattr(self._pool, name)(*args)
+
+    def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
+        dumped: tuple[list[int], list[bytes | None], list[int], list[int]] = self._pool.dump()
+        return dumped
+
+    def commands(self) -> list[Command]:
+        return list(self._pool.commands())
+
+
+def make_pool(backend: Backend, num_blocks: int, **options: Any) -> Pool:
+    """A fresh pool, its blocks in the queue in the order of their ids."""
+    if backend == "python":
+        return _PurePool(block_pool.make_pool(num_blocks, **options))
+    return _TwinPool(num_blocks, **options)
+
+
+def owners(pool: Pool) -> list[int]:
+    """How many hold each block."""
+    return pool.dump()[0]
+
+
+def keys(pool: Pool) -> list[bytes | None]:
+    """The key of each block."""
+    return pool.dump()[1]
+
+
+def queue(pool: Pool) -> list[int]:
+    """The free blocks from the head of the queue to its tail."""
+    return pool.dump()[2]
+
+
+def cached(backend: Backend, num_blocks: int, order: list[int]) -> Pool:
+    """A pool whose blocks were all used once and freed in this order, each with a key of its own.
+
+    Block n has the key KEYS[n].
+    """
+    pool = make_pool(backend, num_blocks)
+    pool.call("take", num_blocks)
+    for block in range(num_blocks):
+        pool.call("publish", block, KEYS[block])
+    pool.call("release", order)
+    pool.commands()
+    return pool
