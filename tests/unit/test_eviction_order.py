@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvcore import Allocate, Evict, Free
 from tests.conftest import Backend
 from tests.unit.stories import (
@@ -19,6 +21,7 @@ from tests.unit.stories import (
 )
 
 
+@pytest.mark.seed("S001-11")
 def test_a_fresh_pool_gives_its_lowest_blocks_first(backend: Backend) -> None:
     manager = make(backend, 6)
     assert queue(manager) == [1, 2, 3, 4, 5]
@@ -32,6 +35,7 @@ def test_without_a_null_block_the_first_block_is_zero(backend: Backend) -> None:
     assert queue(manager) == [2, 3]
 
 
+@pytest.mark.seed("S000-37", "S001-12", "S004-12")
 def test_the_tail_of_a_freed_request_leaves_before_its_prefix(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -41,6 +45,7 @@ def test_the_tail_of_a_freed_request_leaves_before_its_prefix(backend: Backend) 
     assert step(manager)[:3] == [Free(3, False), Free(2, True), Free(1, True)]
 
 
+@pytest.mark.seed("S001-12", "S004-12")
 def test_what_was_freed_first_leaves_first(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1])
@@ -57,6 +62,7 @@ def test_what_was_freed_first_leaves_first(backend: Backend) -> None:
     assert queue(manager) == [4, 5, 1, 3, 2]
 
 
+@pytest.mark.seed("S000-35", "S004-08")
 def test_taking_a_cached_block_forgets_its_key(backend: Backend) -> None:
     manager = make(backend, 3)
     serve(manager, "a", [0, 1, 2])
@@ -72,6 +78,7 @@ def test_taking_a_cached_block_forgets_its_key(backend: Backend) -> None:
     assert manager.get_computed_blocks("c").num_tokens == 0
 
 
+@pytest.mark.seed("S000-41")
 def test_forgetting_a_key_leaves_the_block_where_it_is(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -105,6 +112,7 @@ def test_of_several_uncached_blocks_the_one_freed_last_leaves_first(backend: Bac
     assert queue(manager) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.seed("S000-37")
 def test_blocks_without_caching_are_freed_tail_first_too(backend: Backend) -> None:
     manager = make(backend, 6, enable_caching=False)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -112,6 +120,7 @@ def test_blocks_without_caching_are_freed_tail_first_too(backend: Backend) -> No
     assert queue(manager) == [4, 5, 3, 2, 1]
 
 
+@pytest.mark.seed("S004-19")
 def test_the_worked_example_of_the_design_that_all_managers_follow(backend: Backend) -> None:
     """Ten blocks of four tokens, no null block; source: S004-19."""
     manager = make(backend, 10, 4, null_block=False)

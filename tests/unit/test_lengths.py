@@ -23,6 +23,7 @@ def manager(backend: Backend) -> KVCacheManager:
     return made
 
 
+@pytest.mark.seed("S001-73")
 def test_a_longer_request_is_computed_up_to_the_model_length(manager: KVCacheManager) -> None:
     grown = manager.allocate_slots("long", 8)
     assert grown == KVCacheBlocks(((1, 2, 3, 4),))
@@ -33,6 +34,7 @@ def test_a_longer_request_is_computed_up_to_the_model_length(manager: KVCacheMan
     assert keyed(manager) == [1, 2, 3, 4]
 
 
+@pytest.mark.seed("S000-14", "S001-73")
 def test_lookahead_is_clipped_at_the_model_length(manager: KVCacheManager) -> None:
     # Seven tokens and a hundred of lookahead are eight slots: four blocks.
     manager.allocate_slots("long", 7, num_lookahead_tokens=100)
@@ -43,6 +45,7 @@ def test_lookahead_is_clipped_at_the_model_length(manager: KVCacheManager) -> No
     assert manager.allocate_slots("long", 1, num_lookahead_tokens=10**12) == KVCacheBlocks(((),))
 
 
+@pytest.mark.seed("S000-07", "S000-17", "S000-26")
 def test_external_tokens_are_clipped_at_the_model_length(manager: KVCacheManager) -> None:
     # All the model takes comes from elsewhere; those blocks are held and not returned.
     grown = manager.allocate_slots("long", 0, num_external_computed_tokens=100)
@@ -59,6 +62,7 @@ def test_new_tokens_behind_external_ones_are_not_clipped(manager: KVCacheManager
     assert manager.allocate_slots("long", 1, num_external_computed_tokens=7)
 
 
+@pytest.mark.seed("S000-02", "S000-26")
 def test_external_tokens_lie_between_hits_and_new_ones(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 90])
     step(manager)
@@ -72,6 +76,7 @@ def test_external_tokens_lie_between_hits_and_new_ones(manager: KVCacheManager) 
     assert manager.num_computed_tokens("long") == 6
 
 
+@pytest.mark.seed("S000-09", "S000-13")
 def test_the_whole_sequence_is_judged_at_the_model_length(backend: Backend) -> None:
     # Four usable blocks hold the eight tokens that the model takes of the ten.
     manager = make(backend, 5, max_model_len=8)
@@ -84,6 +89,7 @@ def test_the_whole_sequence_is_judged_at_the_model_length(backend: Backend) -> N
     )
 
 
+@pytest.mark.seed("S000-54", "S001-77")
 def test_a_hit_is_never_longer_than_what_leaves_a_token_to_compute(
     manager: KVCacheManager,
 ) -> None:

@@ -84,6 +84,7 @@ def growth(backend: Backend, num_requests: int) -> int:
     return resident_bytes() - before
 
 
+@pytest.mark.seed("S004-02", "S004-03")
 def test_the_state_of_a_drained_manager_does_not_remember_how_many_came(backend: Backend) -> None:
     manager = small(backend)
     done = waves(manager, 0, 50)
@@ -99,6 +100,7 @@ def test_the_state_of_a_drained_manager_does_not_remember_how_many_came(backend:
     assert (list(state.rows), sorted(state.free_rows)) == ([None] * WAVE, list(range(WAVE)))
 
 
+@pytest.mark.seed("S004-02")
 @PYTHON
 def test_python_objects_of_gone_requests_are_gone(backend: Backend) -> None:
     manager = small(backend)
@@ -117,6 +119,7 @@ def test_python_objects_of_gone_requests_are_gone(backend: Backend) -> None:
     assert after - before < 40_000
 
 
+@pytest.mark.seed("S004-02")
 @RUST
 @NEEDS_STATM
 def test_twenty_thousand_requests_leave_no_memory_behind_in_rust(backend: Backend) -> None:

@@ -6,11 +6,14 @@ Source: S004-06, 07, 18.
 
 from __future__ import annotations
 
+import pytest
+
 from kvcore import KVCacheBlocks, Reason, Refused
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, blocks, drop, make, queue, serve, step
 
 
+@pytest.mark.seed("S004-06", "S004-07")
 def test_a_request_that_grows_takes_its_spare_room_with_it(backend: Backend) -> None:
     manager = make(backend, num_preallocate_tokens=3)  # two blocks of two tokens
     add(manager, "a", [0])
@@ -24,6 +27,7 @@ def test_a_request_that_grows_takes_its_spare_room_with_it(backend: Backend) -> 
     assert blocks(manager, "a") == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.seed("S004-07")
 def test_spare_room_is_only_what_is_free(backend: Backend) -> None:
     manager = make(backend, 4, num_preallocate_tokens=8)
     # One block is needed, four would be spare, two are there.
@@ -31,6 +35,7 @@ def test_spare_room_is_only_what_is_free(backend: Backend) -> None:
     assert manager.num_free_blocks == 0
 
 
+@pytest.mark.seed("S004-07")
 def test_a_request_is_never_refused_for_its_spare_room(backend: Backend) -> None:
     manager = make(backend, 3, num_preallocate_tokens=8)
     assert serve(manager, "a", [0, 1, 2]) == [1, 2]
@@ -39,12 +44,14 @@ def test_a_request_is_never_refused_for_its_spare_room(backend: Backend) -> None
     assert manager.allocate_slots("b", 1) == Refused(Reason.LATER, needed=1, available=0)
 
 
+@pytest.mark.seed("S004-07")
 def test_spare_room_ends_at_the_model_length(backend: Backend) -> None:
     manager = make(backend, num_preallocate_tokens=100, max_model_len=5)
     # Five tokens are three blocks; nobody needs a fourth.
     assert serve(manager, "a", [0]) == [1, 2, 3]
 
 
+@pytest.mark.seed("S004-07")
 def test_a_request_that_finds_room_takes_no_more(backend: Backend) -> None:
     manager = make(backend, num_preallocate_tokens=2)
     serve(manager, "a", [0])
@@ -71,6 +78,7 @@ def test_a_child_shares_no_spare_room(backend: Backend) -> None:
     assert blocks(manager, "b") == [1, 2]
 
 
+@pytest.mark.seed("S004-18")
 def test_the_sequence_that_the_first_manager_with_preallocation_was_tested_by(
     backend: Backend,
 ) -> None:

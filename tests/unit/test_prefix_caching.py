@@ -6,6 +6,8 @@ Blocks hold two tokens; block 0 is the null block, so a fresh pool gives 1, 2, 3
 
 from __future__ import annotations
 
+import pytest
+
 from kvcore import EvictAll, Group, Hit, KVCacheBlocks, Status
 from tests.conftest import Backend
 from tests.unit.stories import (
@@ -23,6 +25,7 @@ from tests.unit.stories import (
 )
 
 
+@pytest.mark.seed("S000-08", "S000-54", "S004-08", "S004-13")
 def test_a_prompt_that_was_served_before_finds_its_full_blocks(backend: Backend) -> None:
     manager = make(backend)
     assert serve(manager, "a", [0, 1, 2, 3, 4]) == [1, 2, 3]
@@ -37,6 +40,7 @@ def test_a_prompt_that_was_served_before_finds_its_full_blocks(backend: Backend)
     assert manager.num_computed_tokens("b") == 5
 
 
+@pytest.mark.seed("S000-54", "S001-77")
 def test_a_full_hit_leaves_the_last_block_to_compute(backend: Backend) -> None:
     # At least one token must be computed, or there are no logits: of 4 tokens, 3 may be hits, and
     # those hold one full block.
@@ -56,12 +60,14 @@ def test_a_block_is_found_only_under_the_whole_history_before_it(backend: Backen
         assert manager.get_computed_blocks(request_id).num_tokens == 0
 
 
+@pytest.mark.seed("S004-09")
 def test_a_request_hits_what_another_schedules_in_the_same_step(backend: Backend) -> None:
     manager = make(backend)
     assert serve(manager, "a", [0, 1, 2]) == [1, 2]
     assert serve(manager, "b", [0, 1, 3]) == [1, 3]
 
 
+@pytest.mark.seed("S000-32")
 def test_a_partial_block_and_lookahead_are_not_cached(backend: Backend) -> None:
     manager = make(backend)
     add(manager, "a", [0, 1, 2, 3, 4])
@@ -72,6 +78,7 @@ def test_a_partial_block_and_lookahead_are_not_cached(backend: Backend) -> None:
     assert keyed(manager) == [1]
 
 
+@pytest.mark.seed("S000-31", "S004-05", "S004-10")
 def test_blocks_are_cached_chunk_by_chunk(backend: Backend) -> None:
     manager = make(backend)
     add(manager, "a", [0, 1, 2, 3, 4])
@@ -81,6 +88,7 @@ def test_blocks_are_cached_chunk_by_chunk(backend: Backend) -> None:
     assert (blocks(manager, "a"), keyed(manager)) == ([1, 2, 3], [1, 2])
 
 
+@pytest.mark.seed("S004-10")
 def test_generated_tokens_are_cached_like_those_of_a_prompt(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [0])
@@ -91,6 +99,7 @@ def test_generated_tokens_are_cached_like_those_of_a_prompt(backend: Backend) ->
     assert manager.get_computed_blocks("b").blocks == KVCacheBlocks(((1,),))
 
 
+@pytest.mark.seed("S000-29", "S000-49")
 def test_delayed_blocks_are_cached_when_the_engine_says_so(backend: Backend) -> None:
     manager = make(backend)
     add(manager, "a", [0, 1, 2, 3, 4])
@@ -104,6 +113,7 @@ def test_delayed_blocks_are_cached_when_the_engine_says_so(backend: Backend) -> 
         manager.cache_blocks("a", 5)
 
 
+@pytest.mark.seed("S000-23", "S004-01", "S004-04")
 def test_a_hit_takes_its_blocks_out_of_the_middle_of_the_free_queue(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -125,6 +135,7 @@ def test_the_search_ends_at_the_first_block_that_is_not_found(backend: Backend) 
     assert manager.get_computed_blocks("b") == Hit(KVCacheBlocks(((),)), 0)
 
 
+@pytest.mark.seed("S001-82", "S004-14", "S004-15")
 def test_of_two_blocks_with_one_content_the_older_answers_until_it_is_gone(
     backend: Backend,
 ) -> None:
@@ -141,6 +152,7 @@ def test_of_two_blocks_with_one_content_the_older_answers_until_it_is_gone(
     assert manager.get_computed_blocks("c").blocks == KVCacheBlocks(((1,),))
 
 
+@pytest.mark.seed("S000-58")
 def test_a_hit_needs_the_block_of_every_group(backend: Backend) -> None:
     manager = make(backend, groups=(Group(2), Group(2)))
     add(manager, "a", [0, 1, 2])
@@ -153,6 +165,7 @@ def test_a_hit_needs_the_block_of_every_group(backend: Backend) -> None:
     assert manager.get_computed_blocks("b") == Hit(KVCacheBlocks(((), ())), 0)
 
 
+@pytest.mark.seed("S000-29", "S000-49", "S000-54")
 def test_without_caching_nothing_is_found_and_nothing_has_a_key(backend: Backend) -> None:
     manager = make(backend, enable_caching=False)
     serve(manager, "a", [0, 1, 2])
@@ -162,6 +175,7 @@ def test_without_caching_nothing_is_found_and_nothing_has_a_key(backend: Backend
     assert serve(manager, "b", [0, 1, 2]) == [3, 4]
 
 
+@pytest.mark.seed("S001-75")
 def test_a_preempted_request_finds_its_own_blocks_again(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -171,6 +185,7 @@ def test_a_preempted_request_finds_its_own_blocks_again(backend: Backend) -> Non
     assert manager.get_computed_blocks("a") == Hit(KVCacheBlocks(((1, 2),)), 4)
 
 
+@pytest.mark.seed("S000-42", "S001-84")
 def test_reset_forgets_every_key_once_nothing_is_used(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -186,6 +201,7 @@ def test_reset_forgets_every_key_once_nothing_is_used(backend: Backend) -> None:
     assert manager.get_computed_blocks("a").num_tokens == 0
 
 
+@pytest.mark.seed("S000-42")
 def test_reset_is_refused_while_the_host_tier_is_used(backend: Backend) -> None:
     manager = make(backend, num_host_blocks=2)
     serve(manager, "a", [0, 1])

@@ -22,6 +22,7 @@ def manager(backend: Backend) -> KVCacheManager:
     return made
 
 
+@pytest.mark.seed("S000-45", "S004-13")
 def test_no_query_changes_the_state(manager: KVCacheManager) -> None:
     add(manager, "c", [0, 1, 2])
     with unchanged(manager):
@@ -40,6 +41,7 @@ def test_no_query_changes_the_state(manager: KVCacheManager) -> None:
         assert (manager.num_free_blocks, manager.num_free_host_blocks) == (5, 4)
 
 
+@pytest.mark.seed("S000-56", "S001-84")
 def test_usage_leaves_the_null_block_out(manager: KVCacheManager, backend: Backend) -> None:
     # Four of nine usable blocks; an idle pool is at zero.
     assert manager.usage == pytest.approx(4 / 9)
@@ -51,6 +53,7 @@ def test_usage_leaves_the_null_block_out(manager: KVCacheManager, backend: Backe
     assert usage(make_state(Config(4, null_block=False))) == 0.0
 
 
+@pytest.mark.seed("S000-43", "S001-85")
 def test_the_common_prefix_is_what_every_request_with_blocks_holds(
     manager: KVCacheManager,
 ) -> None:
@@ -66,6 +69,7 @@ def test_the_common_prefix_is_what_every_request_with_blocks_holds(
     assert manager.get_num_common_prefix_blocks("a") == [0]
 
 
+@pytest.mark.seed("S000-43")
 def test_alone_all_blocks_of_a_request_are_common(manager: KVCacheManager) -> None:
     manager.swap_out(["b"])
     assert manager.get_num_common_prefix_blocks("a") == [3]
@@ -82,6 +86,7 @@ def test_a_status_follows_the_blocks(manager: KVCacheManager) -> None:
     assert manager.status("a") is Status.WAITING
 
 
+@pytest.mark.seed("S000-48", "S000-52")
 def test_blocks_come_as_one_list_a_group(backend: Backend) -> None:
     manager = make(backend, groups=(Group(2), Group(2)))
     serve(manager, "a", [0, 1, 2])
@@ -121,6 +126,7 @@ def test_an_empty_manager_has_everything_free(backend: Backend) -> None:
     manager.check()
 
 
+@pytest.mark.seed("S000-37")
 def test_freeing_what_holds_nothing_is_no_change(manager: KVCacheManager) -> None:
     add(manager, "c", [1])
     with unchanged(manager):

@@ -49,6 +49,7 @@ def ask(manager: KVCacheManager, request_id: str, count: int, **options: Any) ->
     return None
 
 
+@pytest.mark.seed("S000-01", "S000-18", "S001-71")
 def test_what_does_not_fit_now_is_refused_by_the_numbers(manager: KVCacheManager) -> None:
     add(manager, "b", range(50, 56))
     # Five tokens are three blocks, two are free.
@@ -93,18 +94,21 @@ def test_a_refusal_is_false_and_what_fits_is_true(manager: KVCacheManager) -> No
     assert bool(grown)
 
 
+@pytest.mark.seed("S000-02", "S000-32")
 def test_lookahead_needs_blocks_like_any_slot(manager: KVCacheManager) -> None:
     add(manager, "b", range(50, 56))
     assert ask(manager, "b", 4, num_lookahead_tokens=1) == Refused(LATER, 3, 2)
     assert ask(manager, "b", 3, num_lookahead_tokens=1) is None
 
 
+@pytest.mark.seed("S000-02")
 def test_external_tokens_need_blocks_like_any_slot(manager: KVCacheManager) -> None:
     add(manager, "b", range(50, 56))
     assert ask(manager, "b", 1, num_external_computed_tokens=4) == Refused(LATER, 3, 2)
     assert ask(manager, "b", 1, num_external_computed_tokens=3) is None
 
 
+@pytest.mark.seed("S000-19")
 def test_hits_that_are_in_use_cost_nothing(manager: KVCacheManager) -> None:
     serve(manager, "b", [60])
     # One block is free: a hit of block 1 and one new block fit.
@@ -113,6 +117,7 @@ def test_hits_that_are_in_use_cost_nothing(manager: KVCacheManager) -> None:
     assert blocks(manager, "c") == [1, 4]
 
 
+@pytest.mark.seed("S000-19", "S001-72")
 def test_hits_in_the_free_queue_cost_what_they_take_out_of_it(manager: KVCacheManager) -> None:
     serve(manager, "b", [60, 61, 62])
     manager.free("a")
@@ -126,6 +131,7 @@ def test_hits_in_the_free_queue_cost_what_they_take_out_of_it(manager: KVCacheMa
     assert blocks(manager, "c") == [1, 2]
 
 
+@pytest.mark.seed("S000-09", "S000-10")
 def test_the_whole_sequence_can_be_asked_to_fit(manager: KVCacheManager) -> None:
     add(manager, "b", range(50, 56))
     # The first chunk needs one block, all six tokens three.

@@ -29,6 +29,7 @@ def hashes(manager: KVCacheManager, request_id: str) -> tuple[bytes, ...]:
     return tuple(manager.state().requests[request_id].block_hashes)
 
 
+@pytest.mark.seed("S000-55")
 def test_look_ups_are_counted_in_tokens_with_the_allocation_that_uses_them(
     manager: KVCacheManager,
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_refused_look_up_is_not_counted(backend: Backend) -> None:
     assert manager.take_stats() == PrefixCacheStats()
 
 
+@pytest.mark.seed("S000-55")
 def test_preempted_requests_are_counted_apart(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2])
     step(manager)
@@ -80,6 +82,7 @@ def test_preempted_requests_are_counted_apart(manager: KVCacheManager) -> None:
     assert expected.hit_rate == 0.0
 
 
+@pytest.mark.seed("S000-46", "S000-47")
 def test_a_publication_is_one_event_with_all_its_blocks(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2, 3, 4])
     first, second = hashes(manager, "a")
@@ -87,6 +90,7 @@ def test_a_publication_is_one_event_with_all_its_blocks(manager: KVCacheManager)
     assert manager.take_events() == []
 
 
+@pytest.mark.seed("S000-31", "S000-47")
 def test_the_next_chunk_names_the_block_that_it_continues(manager: KVCacheManager) -> None:
     add(manager, "a", [0, 1, 2, 3, 4])
     manager.allocate_slots("a", 3)
@@ -98,6 +102,7 @@ def test_the_next_chunk_names_the_block_that_it_continues(manager: KVCacheManage
     ]
 
 
+@pytest.mark.seed("S000-27", "S000-47")
 def test_hits_are_not_announced_again(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2])
     manager.take_events()
@@ -106,6 +111,7 @@ def test_hits_are_not_announced_again(manager: KVCacheManager) -> None:
     assert manager.take_events() == [BlockStored((second,), first, (7, 8), 2, 0)]
 
 
+@pytest.mark.seed("S000-47")
 def test_a_content_is_removed_with_its_last_block(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1])
     serve(manager, "b", [0, 1])  # a full hit is computed again: a second block
@@ -117,6 +123,7 @@ def test_a_content_is_removed_with_its_last_block(manager: KVCacheManager) -> No
     assert manager.take_events() == [BlockRemoved(only, 0)]
 
 
+@pytest.mark.seed("S000-35", "S000-47")
 def test_reuse_of_a_block_removes_what_it_held(backend: Backend) -> None:
     manager = make(backend, 3, enable_events=True)
     serve(manager, "a", [0, 1])
@@ -142,6 +149,7 @@ def test_what_leaves_the_open_batch_is_removed_again(manager: KVCacheManager) ->
     ]
 
 
+@pytest.mark.seed("S000-42", "S000-47")
 def test_a_reset_is_one_event_and_a_mirror_is_empty_after_it(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2, 3])
     step(manager)
@@ -155,6 +163,7 @@ def test_a_reset_is_one_event_and_a_mirror_is_empty_after_it(manager: KVCacheMan
     assert replay([*events, *cleared]) == set()
 
 
+@pytest.mark.seed("S000-49")
 def test_delayed_blocks_are_announced_when_they_are_cached(manager: KVCacheManager) -> None:
     add(manager, "a", [0, 1, 2])
     manager.allocate_slots("a", 3, delay_cache_blocks=True)
@@ -177,6 +186,7 @@ def test_a_merged_block_is_announced_only_where_it_takes_over(backend: Backend) 
     assert manager.take_events() == [stored]
 
 
+@pytest.mark.seed("S000-46")
 def test_events_are_made_only_where_they_are_asked_for(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [0, 1])
