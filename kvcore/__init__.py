@@ -22,9 +22,12 @@ from kvcore.commands import (
     Touch,
     Zero,
 )
-from kvcore.config import Config, Group
+from kvcore.config import Config
 from kvcore.errors import InvariantViolation, KvcoreError
+from kvcore.event_log import Events
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.groups import Group
 from kvcore.manager import KVCacheManager
 from kvcore.state import State, make_state
 from kvcore.values import (
@@ -52,6 +55,7 @@ __all__ = [
     "CopyOnWrite",
     "CutTable",
     "Event",
+    "Events",
     "Evict",
     "EvictAll",
     "Free",
@@ -61,8 +65,11 @@ __all__ = [
     "KVCacheBlocks",
     "KVCacheManager",
     "KvcoreError",
+    "LoRA",
+    "MediaItem",
     "Outcome",
     "PrefixCacheStats",
+    "PromptEmbeds",
     "Reason",
     "Refused",
     "Request",

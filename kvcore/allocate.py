@@ -14,14 +14,16 @@ from typing import Any
 
 import attrs
 
+from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import CopyOnWrite, SetTable, Zero
 from kvcore.errors import BeyondModelLength, LengthMismatch, UnknownRequest
-from kvcore.plan import Asked, Plan, Rewrite, plan_allocation
-from kvcore.requests import extend
-from kvcore.state import BatchRecord, Draft, RequestState, State, Table, transition
+from kvcore.plan import Growth, Plan, Refusal, Rewrite, plan_allocation
+from kvcore.requests import check_no_drafts, extend
+from kvcore.state import NULL_BLOCK, BatchRecord, Draft, RequestState, State, Table, transition
 from kvcore.tokens import read_tokens
 from kvcore.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
+from kvcore.window import apply_trims
 
 
 def allocate_slots(
@@ -33,16 +35,20 @@ def allocate_slots(
     num_lookahead_tokens: int = 0,
     num_external_computed_tokens: int = 0,
     delay_cache_blocks: bool = False,
+    num_encoder_tokens: int = 0,
     full_sequence_must_fit: bool = False,
+    reserved_blocks: int = 0,
 ) -> Outcome[State, KVCacheBlocks | Refused]:
     """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
     refusal.
 
     hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
     are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
-    full_sequence_must_fit: refuse unless all the request's tokens would fit now. Raises
-    UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits,
-    UnknownBlock, HitsOnRunningRequest, CachingDisabled.
+    num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless all the
+    request's tokens would fit now. reserved_blocks: leave so many free. A refusal keeps the window
+    trim. Raises UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
+    DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest,
+    CachingDisabled.
     """
     asked = Asked(
         request_id=request_id,
@@ -51,12 +57,17 @@ def allocate_slots(
         num_lookahead_tokens=num_lookahead_tokens,
         num_external_computed_tokens=num_external_computed_tokens,
         delay_cache_blocks=delay_cache_blocks,
+        num_encoder_tokens=num_encoder_tokens,
         full_sequence_must_fit=full_sequence_must_fit,
+        reserved_blocks=reserved_blocks,
     )
 
     def change(draft: Draft) -> KVCacheBlocks | Refused:
         plan = plan_allocation(draft, asked)
-        return plan if isinstance(plan, Refused) else commit(draft, plan)
+        if isinstance(plan, Refusal):
+            draft.store(apply_trims(draft, plan.request, plan.trims))
+            return plan.refused
+        return commit(draft, plan)
 
     return transition(state, change)
 
@@ -66,14 +77,15 @@ def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: 
     draft = Draft(state)
     asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
     plan = plan_allocation(draft, asked)
-    return Verdict(plan.reason.value) if isinstance(plan, Refused) else Verdict.OK
+    return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 
 
 def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
     """Add one token to each request and schedule one slot for each, in order.
 
     request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
-    untouched. Raises UnknownRequest, SwappedOut, LengthMismatch, InvalidToken, BeyondModelLength.
+    untouched, but for the refused one's window trim. Raises UnknownRequest, SwappedOut,
+    LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
     """
 
     def change(draft: Draft) -> Appended:
@@ -85,9 +97,9 @@ def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outco
             draft.store(extend(draft, before, [token]))
             asked = Asked(request_id=request_id, num_new_tokens=1)
             plan = plan_allocation(draft, asked)
-            if isinstance(plan, Refused):
-                draft.store(before)
-                return Appended(done, plan)
+            if isinstance(plan, Refusal):
+                draft.store(apply_trims(draft, before, plan.trims))
+                return Appended(done, plan.refused)
             commit(draft, plan)
         return Appended(len(ids))
 
@@ -114,6 +126,7 @@ def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> Non
     times: dict[str, int] = {}
     for request_id in request_ids:
         request = draft.on_device(request_id)
+        check_no_drafts(request)
         times[request_id] = times.get(request_id, 0) + 1
         asked = request.num_computed + times[request_id]
         if asked > draft.config.length_limit:
@@ -126,25 +139,25 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     """Do what a plan says; returns the blocks that the tables grew by."""
     asked, request = plan.asked, plan.request
     if asked.hit is not None and not any(request.tables):
+        queries = 0 if request.skip_reading else len(request.tokens)
         draft.stats = draft.stats.observe(
-            len(request.tokens), asked.hit.num_tokens, preempted=request.preempted
+            queries, asked.hit.num_tokens, preempted=request.preempted
         )
     if request.request_id not in draft.records:
         record = BatchRecord(request.num_computed)
         draft.records = draft.records.set(request.request_id, record)
+    request = apply_trims(draft, request, plan.trims)
     tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
     num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
-    num_fresh += sum(plan.num_external_blocks) + sum(plan.num_grown)
+    num_fresh += sum(each.external + each.grown for each in plan.growth)
     fresh = iter(draft.device.take(num_fresh))
     for rewrite in plan.rewrites:
         table = tables[rewrite.group]
         tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
     grown = []
-    for group in range(len(tables)):
-        external = plan.num_external_blocks[group]
-        count = external + plan.num_grown[group]
-        tables[group], blocks = grow(draft, request, group, tables[group], fresh, count)
-        grown.append(blocks[external:])
+    for group, growth in enumerate(plan.growth):
+        tables[group], blocks = grow(draft, request, group, tables[group], growth, fresh)
+        grown.append(blocks)
     num_cached = tuple(
         len(hits) if hits else cached
         for hits, cached in zip(plan.hits, request.num_cached, strict=True)
@@ -157,7 +170,7 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     )
     draft.store(request)
     if draft.config.enable_caching and not asked.delay_cache_blocks:
-        publish_blocks(draft, request, plan.num_scheduled)
+        publish_blocks(draft, request, request.num_accepted)
     return KVCacheBlocks(tuple(grown))
 
 
@@ -165,7 +178,8 @@ def attach_hits(draft: Draft, request: RequestState, group: int, hits: tuple[int
     """Add the request as an owner of its hits, at the start of its table."""
     table = request.tables[group]
     for position, block in enumerate(hits):
-        draft.device.touch(block)
+        if not draft.is_null(block):
+            draft.device.touch(block)
         draft.effects.emit(SetTable(request.row, group, position, block))
     return table.extend(hits)
 
@@ -181,8 +195,8 @@ def apply_rewrite(
     target = next(fresh)
     if rewrite.copied:
         draft.effects.emit(CopyOnWrite(block, target))
-    elif draft.config.groups[rewrite.group].zero_new_blocks:
-        draft.effects.emit(Zero(target))
+    else:
+        use_fresh(draft, rewrite.group, target)
     draft.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
     draft.device.release([block])
     return table.set(rewrite.position, target)
@@ -193,13 +207,26 @@ def grow(
     request: RequestState,
     group: int,
     table: Table,
+    growth: Growth,
     fresh: Iterator[int],
-    count: int,
 ) -> tuple[Table, tuple[int, ...]]:
-    """Put so many fresh blocks at the end of a table; returns it and them."""
-    blocks = tuple(next(fresh) for _ in range(count))
+    """Put null blocks and fresh ones at the end of a table; returns it, and those behind the
+    external ones.
+    """
+    blocks = [NULL_BLOCK] * growth.nulls
+    blocks += (next(fresh) for _ in range(growth.external + growth.grown))
     for offset, block in enumerate(blocks):
-        if draft.config.groups[group].zero_new_blocks:
-            draft.effects.emit(Zero(block))
+        if offset >= growth.nulls:
+            use_fresh(draft, group, block)
         draft.effects.emit(SetTable(request.row, group, len(table) + offset, block))
-    return table.extend(blocks), blocks
+    return table.extend(blocks), tuple(blocks[growth.nulls + growth.external :])
+
+
+def use_fresh(draft: Draft, group: int, block: int) -> None:
+    """Zero a block that nothing fills, where its group asks for it, and record it as new."""
+    kind = draft.config.groups[group]
+    if kind.zero_new_blocks:
+        draft.effects.emit(Zero(block))
+    if draft.config.record_new_blocks and kind.kind in ("full_attention", "mla"):
+        new = draft.new_blocks
+        draft.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from kvcore import allocate, batch, caching, drain, fork, pins, queries, release, requests
+from kvcore import allocate, batch, caching, drain, fork, pins, queries, release, requests, window
 from kvcore import decode as decoding
 from kvcore import encode as encoding
+from kvcore import rewind as rewinding
 from kvcore import swap as swapping
 from kvcore import truncate as truncating
 from kvcore.commands import Batch
 from kvcore.config import Config
-from kvcore.events import Event
+from kvcore.event_log import Events
 from kvcore.state import State, make_state
 from kvcore.values import (
     Appended,
@@ -39,23 +40,30 @@ class Backend(Protocol):
     # fmt: off
     def add_request(self, request: Request, /) -> int: ...
     def add_tokens(self, request_id: str, tokens: Any, /) -> None: ...
+    def add_block_hashes(self, request_id: str, hashes: Sequence[bytes], /) -> None: ...
+    def add_drafts(self, request_id: str, tokens: Any, /) -> None: ...
+    def accept(self, request_id: str, num_accepted: int, /) -> None: ...
     def remove_request(self, request_id: str, /) -> None: ...
     def get_computed_blocks(self, request_id: str, /) -> Hit: ...
     def allocate_slots(
         self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *,
         num_lookahead_tokens: int, num_external_computed_tokens: int,
-        delay_cache_blocks: bool, full_sequence_must_fit: bool,
+        delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool,
+        reserved_blocks: int,
     ) -> KVCacheBlocks | Refused: ...
     def can_allocate(
         self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *,
         num_lookahead_tokens: int, num_external_computed_tokens: int,
-        delay_cache_blocks: bool, full_sequence_must_fit: bool,
+        delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool,
+        reserved_blocks: int,
     ) -> Verdict: ...
     def append(self, requests: Any, tokens: Any, /) -> Appended: ...
     def cache_blocks(self, request_id: str, num_computed_tokens: int, /) -> None: ...
     def free(self, request_id: str, /) -> None: ...
     def fork(self, parent_id: str, child_id: str, /) -> int: ...
     def truncate(self, request_id: str, num_tokens: int, /) -> None: ...
+    def rewind(self, request_ids: list[str], num_computed_tokens: int, /) -> None: ...
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int, /) -> None: ...
     def swap_out(self, request_ids: list[str], /) -> Refused | None: ...
     def swap_in(self, request_ids: list[str], /) -> Refused | None: ...
     def pin(self, block_ids: Sequence[int], /) -> None: ...
@@ -63,11 +71,15 @@ class Backend(Protocol):
     def evict_blocks(self, block_ids: Sequence[int], /) -> None: ...
     def reset_prefix_cache(self) -> bool: ...
     def take_batch(self) -> Batch: ...
-    def take_events(self) -> Sequence[Event]: ...
+    def take_events(self) -> Events: ...
     def take_stats(self) -> PrefixCacheStats: ...
+    def take_new_block_ids(self) -> list[int]: ...
+    def new_step_starts(self) -> None: ...
     def get_blocks(self, request_id: str, /) -> KVCacheBlocks: ...
     def get_num_common_prefix_blocks(self, request_id: str, /) -> list[int]: ...
     def num_tokens(self, request_id: str, /) -> int: ...
+    def has_key(self, block: int, /) -> bool: ...
+    def num_draft_tokens(self, request_id: str, /) -> int: ...
     def num_computed_tokens(self, request_id: str, /) -> int: ...
     def get_row(self, request_id: str, /) -> int: ...
     def status(self, request_id: str, /) -> Status: ...
@@ -103,6 +115,15 @@ class PythonBackend:
     def remove_request(self, request_id: str) -> None:
         self._keep(requests.remove_request(self._state, request_id))
 
+    def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        self._keep(requests.add_block_hashes(self._state, request_id, hashes))
+
+    def add_drafts(self, request_id: str, tokens: Any) -> None:
+        self._keep(requests.add_drafts(self._state, request_id, tokens))
+
+    def accept(self, request_id: str, num_accepted: int) -> None:
+        self._keep(requests.accept(self._state, request_id, num_accepted))
+
     def get_computed_blocks(self, request_id: str) -> Hit:
         return queries.get_computed_blocks(self._state, request_id)
 
@@ -133,6 +154,12 @@ class PythonBackend:
     def truncate(self, request_id: str, num_tokens: int) -> None:
         self._keep(truncating.truncate(self._state, request_id, num_tokens))
 
+    def rewind(self, request_ids: list[str], num_computed_tokens: int) -> None:
+        self._keep(rewinding.rewind(self._state, request_ids, num_computed_tokens))
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        self._keep(window.remove_skipped_blocks(self._state, request_id, total_computed_tokens))
+
     def swap_out(self, request_ids: list[str]) -> Refused | None:
         return self._keep(swapping.swap_out(self._state, request_ids))
 
@@ -154,11 +181,17 @@ class PythonBackend:
     def take_batch(self) -> Batch:
         return self._keep(batch.take_batch(self._state))
 
-    def take_events(self) -> Sequence[Event]:
+    def take_events(self) -> Events:
         return self._keep(drain.take_events(self._state))
 
     def take_stats(self) -> PrefixCacheStats:
         return self._keep(drain.take_stats(self._state))
+
+    def take_new_block_ids(self) -> list[int]:
+        return self._keep(drain.take_new_block_ids(self._state))
+
+    def new_step_starts(self) -> None:
+        self._keep(drain.new_step_starts(self._state))
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         return queries.get_blocks(self._state, request_id)
@@ -168,6 +201,12 @@ class PythonBackend:
 
     def num_tokens(self, request_id: str) -> int:
         return len(queries.find_request(self._state, request_id).tokens)
+
+    def has_key(self, block: int) -> bool:
+        return queries.has_key(self._state, block)
+
+    def num_draft_tokens(self, request_id: str) -> int:
+        return len(queries.find_request(self._state, request_id).drafts)
 
     def num_computed_tokens(self, request_id: str) -> int:
         return queries.find_request(self._state, request_id).num_computed

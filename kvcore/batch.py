@@ -36,9 +36,12 @@ def _merge(draft: Draft, merge: Merge) -> None:
     if request is None or len(request.tables[merge.group]) <= merge.position:
         return
     table = request.tables[merge.group]
-    computed = request.num_computed >= (merge.position + 1) * draft.config.block_size
+    size = draft.config.groups[merge.group].block_size
+    computed = request.num_accepted >= (merge.position + 1) * size
     same = table[merge.position] == merge.block and draft.device.keys[merge.block] is None
-    if not computed or not same or request.key(merge.position, merge.group) != merge.key:
+    if not computed or not same or merge.position >= request.num_hashed(draft.config, merge.group):
+        return
+    if request.key(draft.config, merge.group, merge.position) != merge.key:
         return
     older = draft.device.index.first(merge.key)
     if older is None:

@@ -36,7 +36,7 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
                 request=repr(request_id), num_computed=request.num_computed, asked=count
             )
         if draft.config.enable_caching:
-            publish_blocks(draft, request, count)
+            publish_blocks(draft, request, min(count, len(request.tokens)))
 
     return transition(state, change)
 
@@ -63,6 +63,7 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
     def change(draft: Draft) -> bool:
         draft.device.clear_index()
         draft.effects.announce(AllBlocksCleared())
+        draft.stats = attrs.evolve(draft.stats, reset=True)
         return True
 
     return transition(state, change)
@@ -70,34 +71,35 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
 
 def publish_blocks(draft: Draft, request: RequestState, num_tokens: int) -> None:
     """Publish the full blocks up to so many tokens that are not yet; stores the request."""
-    size = draft.config.block_size
-    num_full = num_tokens // size
-    for group in range(len(request.tables)):
+    num_cached = []
+    for index, group in enumerate(draft.config.groups):
+        cached = request.num_cached[index]
+        num_full = min(num_tokens // group.block_size, request.num_hashed(draft.config, index))
         run: list[int] = []
-        for position in range(request.num_cached[group], num_full):
-            if _publish_block(draft, request, group, position):
+        for position in range(cached, num_full):
+            if _publish_block(draft, request, index, position):
                 run.append(position)
             else:
-                _announce_stored(draft, request, group, run)
+                _announce_stored(draft, request, index, run)
                 run = []
-        _announce_stored(draft, request, group, run)
-    num_cached = tuple(max(cached, num_full) for cached in request.num_cached)
-    draft.store(attrs.evolve(request, num_cached=num_cached))
+        _announce_stored(draft, request, index, run)
+        num_cached.append(max(cached, num_full))
+    draft.store(attrs.evolve(request, num_cached=tuple(num_cached)))
 
 
 def _publish_block(draft: Draft, request: RequestState, group: int, position: int) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
     block = request.tables[group][position]
-    key = request.key(position, group)
-    if draft.device.keys[block] is not None:
+    if draft.is_null(block) or draft.device.keys[block] is not None:
         return False
+    key = request.key(draft.config, group, position)
     if draft.config.duplicates == "merge" and draft.device.index.first(key) is not None:
         merge = Merge(request.request_id, group, position, block, key)
         draft.batch = attrs.evolve(draft.batch, merges=(*draft.batch.merges, merge))
         return False
     draft.device.publish(block, key)
     record = draft.records.get(request.request_id)
-    written = (position + 1) * draft.config.block_size
+    written = (position + 1) * draft.config.groups[group].block_size
     if record is not None and written > record.num_computed_before:
         published = (*record.published, Published(group, position, block, key))
         record = BatchRecord(record.num_computed_before, published)
@@ -112,11 +114,15 @@ def _announce_stored(draft: Draft, request: RequestState, group: int, run: list[
 
 def stored(draft: Draft, request: RequestState, group: int, first: int, end: int) -> BlockStored:
     """The event that a request's blocks from position first up to end became findable."""
-    size = draft.config.block_size
+    size, scale = draft.config.groups[group].block_size, draft.config.scale(group)
+    hashes, keys, fine = request.block_hashes, request.extra_keys, draft.config.hash_block_size
+    extra = [keys.of_block(each * size, (each + 1) * size, fine) for each in range(first, end)]
     return BlockStored(
-        block_hashes=tuple(request.block_hashes[first:end]),
-        parent_hash=request.block_hashes[first - 1] if first else None,
+        block_hashes=tuple(hashes[(each + 1) * scale - 1] for each in range(first, end)),
+        parent_hash=hashes[first * scale - 1] if first else None,
         tokens=tuple(request.tokens[first * size : end * size]),
         block_size=size,
         group=group,
+        lora_name=None if keys.lora is None else keys.lora.name,
+        extra_keys=tuple(extra) if any(extra) else (),
     )

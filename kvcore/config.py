@@ -7,12 +7,15 @@ work. Options compose; none is a fork of the code. Twin: rust/src/config.rs.
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from kvcore.errors import InvalidConfig
+from kvcore.errors import GroupsDoNotFit, InvalidConfig
+from kvcore.groups import Group, admission_cap
+from kvcore.hashing import HASHINGS, Hashing
 
 Eviction = Literal["lru", "uncached_first"]
 Duplicates = Literal["keep", "merge"]
@@ -23,19 +26,7 @@ NO_LIMIT = 2**31 - 1
 
 _EVICTIONS = ("lru", "uncached_first")
 _DUPLICATES = ("keep", "merge")
-_PROCESS_SEED = os.urandom(32)
-
-
-@attrs.frozen
-class Group:
-    """Layers that share block size and retention rule; here full attention.
-
-    block_size: tokens a block. zero_new_blocks: a `Zero` follows each `Allocate` that no copy
-    fills.
-    """
-
-    block_size: int = 16
-    zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
+_PROCESS_SEED = os.urandom(32).hex().encode()
 
 
 @attrs.frozen
@@ -45,9 +36,15 @@ class Config:
     num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for
     the one default group; `groups` replaces it. num_host_blocks: blocks of the host tier, 0 for
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
-    request. eviction: which freed block leaves first. duplicates: whether a second block of one
-    content stays. num_preallocate_tokens: room added behind a request when it grows. hash_seed:
-    root of the key chains, random per process unless given. Raises InvalidConfig.
+    request. max_num_batched_tokens: most tokens that one step computes of a request, None for
+    max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
+    leaves first. duplicates: whether a second block of one content stays. num_preallocate_tokens:
+    room added behind a request when it grows. watermark_blocks: blocks that an admission leaves
+    free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
+    `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
+    hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", which an attacker can make collide.
+    hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
+    sha256_cbor. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -55,20 +52,30 @@ class Config:
     groups: tuple[Group, ...] = attrs.field(default=(), kw_only=True)
     num_host_blocks: int = attrs.field(default=0, kw_only=True)
     max_model_len: int | None = attrs.field(default=None, kw_only=True)
+    max_num_batched_tokens: int | None = attrs.field(default=None, kw_only=True)
     enable_caching: bool = attrs.field(default=True, kw_only=True)
     null_block: bool = attrs.field(default=True, kw_only=True)
     eviction: Eviction = attrs.field(default="lru", kw_only=True)
     duplicates: Duplicates = attrs.field(default="keep", kw_only=True)
     num_preallocate_tokens: int = attrs.field(default=0, kw_only=True)
+    watermark_blocks: int = attrs.field(default=0, kw_only=True)
+    use_eagle: bool = attrs.field(default=False, kw_only=True)
     enable_events: bool = attrs.field(default=False, kw_only=True)
+    record_new_blocks: bool = attrs.field(default=False, kw_only=True)
+    hashing: Hashing = attrs.field(default="sha256", kw_only=True)
     hash_seed: bytes = attrs.field(default=_PROCESS_SEED, kw_only=True, repr=False)
+    hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
+    hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         _check_options(self)
         if not self.groups:
             object.__setattr__(self, "groups", (Group(self.block_size),))
         _check_groups(self)
-        object.__setattr__(self, "block_size", self.groups[0].block_size)
+        sizes = [group.block_size for group in self.groups]
+        object.__setattr__(self, "block_size", sizes[0])
+        object.__setattr__(self, "hash_block_size", math.gcd(*sizes))
+        object.__setattr__(self, "hit_alignment", math.lcm(*sizes))
         _check_sizes(self)
 
     @property
@@ -81,39 +88,75 @@ class Config:
         """Longest request in tokens, as a number."""
         return NO_LIMIT if self.max_model_len is None else self.max_model_len
 
+    def scale(self, group: int) -> int:
+        """Hashed blocks in one block of a group: hashes are made at the groups' common divisor."""
+        return self.groups[group].block_size // self.hash_block_size
+
+    def drops_last_hit(self, group: int) -> bool:
+        """Whether a hit leaves this group's last matched block to be computed."""
+        flagged = any(each.eagle for each in self.groups)
+        return self.use_eagle and (self.groups[group].eagle or not flagged)
+
+    def cap(self, group: int) -> int | None:
+        """Most blocks that a request holds at once in a group, None where it keeps everything."""
+        limit = self.length_limit
+        return admission_cap(self.groups[group], self.max_num_batched_tokens or limit, limit)
+
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that one request of so many tokens holds over all groups."""
-        return sum(-(-num_tokens // group.block_size) for group in self.groups)
+        """Most blocks that one request holds over all groups on its way to so many tokens."""
+        total = 0
+        for index, group in enumerate(self.groups):
+            blocks, cap = -(-num_tokens // group.block_size), self.cap(index)
+            if not group.is_cross:
+                total += blocks if cap is None else min(blocks, cap)
+        return total
 
 
 def _check_options(config: Config) -> None:
-    for name in ("enable_caching", "null_block", "enable_events"):
+    flags = ("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks")
+    for name in flags:
         if not isinstance(getattr(config, name), bool):
             _refuse(config, name, "must be True or False")
-    if config.eviction not in _EVICTIONS:
-        _refuse(config, "eviction", f"must be one of {', '.join(_EVICTIONS)}")
-    if config.duplicates not in _DUPLICATES:
-        _refuse(config, "duplicates", f"must be one of {', '.join(_DUPLICATES)}")
+    choices = {"eviction": _EVICTIONS, "duplicates": _DUPLICATES, "hashing": HASHINGS}
+    for name, values in choices.items():
+        if getattr(config, name) not in values:
+            _refuse(config, name, f"must be one of {', '.join(values)}")
     if not isinstance(config.hash_seed, bytes):
         _refuse(config, "hash_seed", "must be bytes")
-    _check_count(config, "num_host_blocks", 0)
-    _check_count(config, "num_preallocate_tokens", 0)
-    if config.max_model_len is not None:
-        _check_count(config, "max_model_len", 1)
+    if config.hashing == "sha256_cbor" and not _is_text(config.hash_seed):
+        _refuse(config, "hash_seed", "must be UTF-8 text for sha256_cbor")
+    for name in ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks"):
+        _check_count(config, name, 0)
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        if getattr(config, name) is not None:
+            _check_count(config, name, 1)
 
 
 def _check_groups(config: Config) -> None:
     if len(config.groups) > MAX_GROUPS:
         _refuse(config, "groups", f"at most {MAX_GROUPS} groups")
+    pages = [(index, group.page_bytes) for index, group in enumerate(config.groups)]
+    said = [(index, size) for index, size in pages if size is not None]
+    if len({size for _, size in said}) > 1:
+        raise GroupsDoNotFit(
+            groups=", ".join(str(index) for index, _ in said),
+            sizes=", ".join(str(size) for _, size in said),
+        )
+    kinds = ", ".join(group.kind for group in config.groups)
     for group in config.groups:
-        size = group.block_size
-        if not _is_int(size) or not 1 <= size <= MAX_BLOCKS:
-            raise InvalidConfig(field="block_size", value=size, reason="must be at least 1")
-        if size != config.groups[0].block_size:
-            sizes = ", ".join(str(each.block_size) for each in config.groups)
-            raise InvalidConfig(
-                field="groups", value=sizes, reason="all groups must have one block size"
-            )
+        reason = None
+        if group.is_windowed and not config.null_block:
+            reason = "a group with a window needs the null block"
+        if group.is_cross and config.enable_caching:
+            reason = "cross-attention blocks are never cached: set enable_caching=False"
+        if group.eagle and not config.use_eagle:
+            reason = "a group is flagged eagle, and use_eagle is off"
+        if reason is not None:
+            raise InvalidConfig(field="groups", value=kinds, reason=reason)
+    if math.lcm(*(group.block_size for group in config.groups)) > MAX_BLOCKS:
+        sizes = ", ".join(str(group.block_size) for group in config.groups)
+        reason = f"the least common multiple of the block sizes must be at most {MAX_BLOCKS}"
+        raise InvalidConfig(field="groups", value=sizes, reason=reason)
 
 
 def _check_sizes(config: Config) -> None:
@@ -136,14 +179,18 @@ def _check_sizes(config: Config) -> None:
 
 def _check_count(config: Config, name: str, least: int) -> None:
     value = getattr(config, name)
-    if not _is_int(value) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         _refuse(config, name, f"must be an integer of at least {least}")
     if value > MAX_BLOCKS:
         _refuse(config, name, f"must be at most {MAX_BLOCKS}")
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_text(seed: bytes) -> bool:
+    try:
+        seed.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _refuse(config: Config, name: str, reason: str) -> None:

@@ -14,14 +14,34 @@ from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool
 from kvcore.commands import KINDS, Batch, Command, Evict, close
-from kvcore.config import Config, Group
-from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED
-from kvcore.errors import DamagedState
+from kvcore.config import Config
+from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, REMOVED, STORED
+from kvcore.errors import DamagedState, InvalidExtraKey
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem
 from kvcore.free_queue import make_free_queue
-from kvcore.hashing import HASH_SIZE, KEY_SIZE
-from kvcore.state import BatchRecord, Merge, OpenBatch, Published, RequestState, State
+from kvcore.groups import KINDS as GROUP_KINDS
+from kvcore.groups import Group
+from kvcore.hashing import HASH_SIZE, HASHINGS, KEY_SIZE
+from kvcore.state import (
+    NO_HOST_BLOCK,
+    BatchRecord,
+    Merge,
+    OpenBatch,
+    Published,
+    RequestState,
+    State,
+)
 from kvcore.values import PrefixCacheStats
+
+COUNTS = (
+    "requests",
+    "queries",
+    "hits",
+    "preempted_requests",
+    "preempted_queries",
+    "preempted_hits",
+)
 
 
 class Reader:
@@ -97,6 +117,10 @@ class Reader:
         except UnicodeDecodeError:
             raise self.damaged("a name is not UTF-8") from None
 
+    def text(self) -> str | None:
+        """A flag, and the text where there is one. Raises DamagedState."""
+        return self.name() if self.flag() else None
+
     def hashes(self) -> list[bytes]:
         """A count and so many block hashes."""
         joined = self.take(self.u32() * HASH_SIZE)
@@ -123,8 +147,10 @@ def decode(data: bytes) -> State:
             requests[request.request_id] = request
     free_rows = source.ids(len(rows))
     batch = _read_batch(source, rows)
-    events = [_read_event(source) for _ in range(source.u32())]
-    stats = PrefixCacheStats(*(source.u64() for _ in range(6)))
+    events = [read_event(source) for _ in range(source.u32())]
+    counts = {name: source.u64() for name in COUNTS}
+    stats = PrefixCacheStats(**counts, reset=source.flag())
+    new_blocks = tuple(pvector(source.ids(config.num_blocks)) for _ in config.groups)
     if source.offset != len(data):
         raise source.damaged(f"{len(data) - source.offset} bytes too many")
     return State(
@@ -137,12 +163,13 @@ def decode(data: bytes) -> State:
         batch=batch,
         events=pvector(events),
         stats=stats,
+        new_blocks=new_blocks,
     )
 
 
 def _read_config(source: Reader) -> Config:
     num_blocks = source.u32()
-    groups = tuple(Group(source.u32(), zero_new_blocks=source.flag()) for _ in range(source.u32()))
+    groups = tuple(_read_group(source) for _ in range(source.u32()))
     if not groups:
         raise source.damaged("there is no group")
     return Config(
@@ -150,13 +177,29 @@ def _read_config(source: Reader) -> Config:
         groups=groups,
         num_host_blocks=source.u32(),
         max_model_len=source.u32() or None,
+        max_num_batched_tokens=source.u32() or None,
         enable_caching=source.flag(),
         null_block=source.flag(),
         eviction=EVICTIONS[source.choice(len(EVICTIONS))],
         duplicates=DUPLICATES[source.choice(len(DUPLICATES))],
+        hashing=HASHINGS[source.choice(len(HASHINGS))],
         num_preallocate_tokens=source.u32(),
+        watermark_blocks=source.u32(),
+        use_eagle=source.flag(),
         enable_events=source.flag(),
+        record_new_blocks=source.flag(),
         hash_seed=source.sized(),
+    )
+
+
+def _read_group(source: Reader) -> Group:
+    return Group(
+        source.u32(),
+        kind=GROUP_KINDS[source.choice(len(GROUP_KINDS))],
+        window=source.u32() or None,
+        eagle=source.flag(),
+        zero_new_blocks=source.flag(),
+        page_bytes=source.u64() or None,
     )
 
 
@@ -195,8 +238,10 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
 
 def _read_request(source: Reader, config: Config, row: int) -> RequestState:
     request_id = source.name()
-    tokens = pvector(source.numbers())
+    tokens, drafts = pvector(source.numbers()), pvector(source.numbers())
     block_hashes = pvector(source.hashes())
+    own_hashes, skip_reading = source.flag(), source.flag()
+    extra_keys = _read_extra_keys(source)
     num_computed = source.u32()
     tables: list[PVector[int]] = []
     num_cached: list[int] = []
@@ -205,18 +250,38 @@ def _read_request(source: Reader, config: Config, row: int) -> RequestState:
         num_cached.append(source.u32())
     host_tables: list[PVector[int]] = []
     if source.flag():
-        host_tables = [pvector(source.ids(config.num_host_blocks)) for _ in config.groups]
+        host_tables = [_read_host_table(source, config) for _ in config.groups]
     return RequestState(
         request_id=request_id,
         row=row,
         tokens=tokens,
+        drafts=drafts,
         block_hashes=block_hashes,
+        own_hashes=own_hashes,
+        skip_reading=skip_reading,
+        extra_keys=extra_keys,
         num_computed=num_computed,
         tables=tuple(tables),
         num_cached=tuple(num_cached),
         host_tables=tuple(host_tables),
         preempted=source.flag(),
     )
+
+
+def _read_host_table(source: Reader, config: Config) -> PVector[int]:
+    blocks = source.numbers()
+    if any(block >= config.num_host_blocks and block != NO_BLOCK for block in blocks):
+        raise source.damaged(f"an id is not below {config.num_host_blocks}")
+    return pvector(NO_HOST_BLOCK if block == NO_BLOCK else block for block in blocks)
+
+
+def _read_extra_keys(source: Reader) -> ExtraKeys:
+    try:
+        lora = LoRA(source.name(), source.name()) if source.flag() else None
+        media = [MediaItem(source.name(), source.u32(), source.u32()) for _ in range(source.u32())]
+    except InvalidExtraKey:
+        raise source.damaged("an extra key that no request has") from None
+    return ExtraKeys(lora, tuple(media), source.text(), tuple(source.hashes()))
 
 
 def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
@@ -257,7 +322,8 @@ def _read_commands(source: Reader, number: int) -> list[Command]:
     return commands
 
 
-def _read_event(source: Reader) -> Event:
+def read_event(source: Reader) -> Event:
+    """The event of the next bytes. Raises DamagedState."""
     kind = source.choice(3)
     if kind == STORED:
         hashes = tuple(source.hashes())
@@ -265,8 +331,15 @@ def _read_event(source: Reader) -> Event:
         if parent is not None and len(parent) != HASH_SIZE:
             raise source.damaged("a parent is no hash")
         tokens = tuple(source.numbers())
-        return BlockStored(hashes, parent, tokens, source.u32(), source.u32())
+        size, group, lora = source.u32(), source.u32(), source.text()
+        marked = hashes if source.flag() else ()
+        extra = [tuple(_read_extra_key(source) for _ in range(source.u8())) for _ in marked]
+        return BlockStored(hashes, parent, tokens, size, group, lora, tuple(extra))
     if kind == REMOVED:
         return BlockRemoved(source.take(HASH_SIZE), source.u32())
     assert kind == CLEARED
     return AllBlocksCleared()
+
+
+def _read_extra_key(source: Reader) -> ExtraKey:
+    return (source.u8(), source.sized())

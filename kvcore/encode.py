@@ -15,19 +15,24 @@ from kvcore.block_pool import BlockPool
 from kvcore.commands import close
 from kvcore.config import Config, Duplicates, Eviction
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvcore.state import OpenBatch, RequestState, State
+from kvcore.extra_keys import ExtraKeys
+from kvcore.groups import KINDS
+from kvcore.hashing import HASHINGS
+from kvcore.state import NO_HOST_BLOCK, OpenBatch, RequestState, State
 
-MAGIC = b"kvcore state 1\n"
+MAGIC = b"kvcore state 2\n"
 EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 STORED, REMOVED, CLEARED = 0, 1, 2
+NO_BLOCK = 2**32 - 1
+"""Stands for the null block in host tables."""
 
 
 class Writer:
     """Bytes that are being written."""
 
-    def __init__(self) -> None:
-        self.data = bytearray(MAGIC)
+    def __init__(self, start: bytes = MAGIC) -> None:
+        self.data = bytearray(start)
 
     def u8(self, value: int) -> None:
         """One byte."""
@@ -40,6 +45,12 @@ class Writer:
     def u64(self, value: int) -> None:
         """Eight bytes."""
         self.data += value.to_bytes(8, "little")
+
+    def text(self, value: str | None) -> None:
+        """A flag, and the text where there is one."""
+        self.u8(value is not None)
+        if value is not None:
+            self.sized(value.encode())
 
     def numbers(self, values: Iterable[int]) -> None:
         """A count and so many u32."""
@@ -68,12 +79,15 @@ def encode(state: State) -> bytes:
     _write_batch(out, state, state.batch)
     out.u32(len(state.events))
     for event in state.events:
-        _write_event(out, event)
+        write_event(out, event)
     stats = state.stats
     for value in (stats.requests, stats.queries, stats.hits):
         out.u64(value)
     for value in (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits):
         out.u64(value)
+    out.u8(stats.reset)
+    for blocks in state.new_blocks:
+        out.numbers(blocks)
     return bytes(out.data)
 
 
@@ -82,15 +96,24 @@ def _write_config(out: Writer, config: Config) -> None:
     out.u32(len(config.groups))
     for group in config.groups:
         out.u32(group.block_size)
+        out.u8(KINDS.index(group.kind))
+        out.u32(group.window or 0)
+        out.u8(group.eagle)
         out.u8(group.zero_new_blocks)
+        out.u64(group.page_bytes or 0)
     out.u32(config.num_host_blocks)
     out.u32(config.max_model_len or 0)
+    out.u32(config.max_num_batched_tokens or 0)
     out.u8(config.enable_caching)
     out.u8(config.null_block)
     out.u8(EVICTIONS.index(config.eviction))
     out.u8(DUPLICATES.index(config.duplicates))
+    out.u8(HASHINGS.index(config.hashing))
     out.u32(config.num_preallocate_tokens)
+    out.u32(config.watermark_blocks)
+    out.u8(config.use_eagle)
     out.u8(config.enable_events)
+    out.u8(config.record_new_blocks)
     out.sized(config.hash_seed)
 
 
@@ -110,16 +133,35 @@ def _write_pool(out: Writer, pool: BlockPool) -> None:
 def _write_request(out: Writer, request: RequestState) -> None:
     out.sized(request.request_id.encode())
     out.numbers(request.tokens)
+    out.numbers(request.drafts)
     out.u32(len(request.block_hashes))
     out.data += b"".join(request.block_hashes)
+    out.u8(request.own_hashes)
+    out.u8(request.skip_reading)
+    _write_extra_keys(out, request.extra_keys)
     out.u32(request.num_computed)
     for table, num_cached in zip(request.tables, request.num_cached, strict=True):
         out.numbers(table)
         out.u32(num_cached)
     out.u8(bool(request.host_tables))
     for table in request.host_tables:
-        out.numbers(table)
+        out.numbers(NO_BLOCK if block == NO_HOST_BLOCK else block for block in table)
     out.u8(request.preempted)
+
+
+def _write_extra_keys(out: Writer, extra_keys: ExtraKeys) -> None:
+    out.u8(extra_keys.lora is not None)
+    if extra_keys.lora is not None:
+        out.sized(extra_keys.lora.name.encode())
+        out.sized(extra_keys.lora.path.encode())
+    out.u32(len(extra_keys.media))
+    for item in extra_keys.media:
+        out.sized(item.identifier.encode())
+        out.u32(item.offset)
+        out.u32(item.length)
+    out.text(extra_keys.cache_salt)
+    out.u32(len(extra_keys.embeds))
+    out.data += b"".join(extra_keys.embeds)
 
 
 def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
@@ -145,7 +187,8 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
         out.sized(merge.key)
 
 
-def _write_event(out: Writer, event: Event) -> None:
+def write_event(out: Writer, event: Event) -> None:
+    """The bytes of one event."""
     match event:
         case BlockStored():
             out.u8(STORED)
@@ -155,6 +198,13 @@ def _write_event(out: Writer, event: Event) -> None:
             out.numbers(event.tokens)
             out.u32(event.block_size)
             out.u32(event.group)
+            out.text(event.lora_name)
+            out.u8(bool(event.extra_keys))
+            for keys in event.extra_keys:
+                out.u8(len(keys))
+                for tag, value in keys:
+                    out.u8(tag)
+                    out.sized(value)
         case BlockRemoved():
             out.u8(REMOVED)
             out.data += event.block_hash

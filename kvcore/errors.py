@@ -41,6 +41,12 @@ class InvalidConfig(KvcoreError):
     message = "config {field}={value}: {reason}"
 
 
+class GroupsDoNotFit(KvcoreError):
+    """One pool has one page size, so that any block can serve any group."""
+
+    message = "groups {groups} have blocks of {sizes} bytes: one pool has one size of block"
+
+
 class UnknownRequest(KvcoreError):
     """No request of this id (or row) is known."""
 
@@ -102,9 +108,50 @@ class BeyondModelLength(KvcoreError):
 
 
 class BeyondComputed(KvcoreError):
-    """Only computed tokens can be published."""
+    """The call names more tokens than were computed."""
 
-    message = "request {request} has {num_computed} computed tokens, asked to cache {asked}"
+    message = "request {request} has {num_computed} computed tokens, the call names {asked}"
+
+
+class WrongBlockHashes(KvcoreError):
+    """Hashes that an engine hands in are of one size, and one for each full block at most."""
+
+    message = "request {request} is given {num_hashes} block hashes: {reason}"
+
+
+class DraftsPending(KvcoreError):
+    """Draft tokens were not yet accepted or dropped."""
+
+    message = "request {request} has {num_drafts} draft tokens, accept or drop them first"
+
+
+class BeyondDrafts(KvcoreError):
+    """Only drafts that were scheduled can be accepted."""
+
+    message = "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}"
+
+
+class InOpenBatch(KvcoreError):
+    """What the open batch schedules is not written yet."""
+
+    message = "{thing} is written in the open batch: take the batch first"
+
+
+class HeldByOthers(KvcoreError):
+    """Other requests count tokens in blocks that were not written."""
+
+    message = (
+        "blocks {blocks} are counted by requests {requests} too: name those in the same call, "
+        "or free them first"
+    )
+
+
+class NoEncoderGroup(KvcoreError):
+    """Encoder tokens need a cross-attention group."""
+
+    message = (
+        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention"
+    )
 
 
 class BeyondRequest(KvcoreError):
@@ -232,6 +279,27 @@ class BackendMissing(KvcoreError):
     """The compiled twin is not installed, or the backend has no such name."""
 
     message = "backend {backend} is not available: {reason}"
+
+
+class InvalidExtraKey(KvcoreError):
+    """A part of a block's extra keys that no key can be made of."""
+
+    message = "{name} must be {expected}, not {value}"
+
+
+class UnsortedMedia(KvcoreError):
+    """Media items stand in the prompt one behind the other."""
+
+    message = (
+        "request {request}: media item {position} takes {length} tokens from {offset} on, "
+        "must lie within tokens {first} to {num_tokens}"
+    )
+
+
+class CountMismatch(KvcoreError):
+    """Two parts of one request do not have the sizes that belong together."""
+
+    message = "request {request} is given {given} {name}, must be {expected}"
 
 
 class InvariantViolation(AssertionError):

@@ -12,7 +12,10 @@ from collections.abc import Iterable
 
 import attrs
 
+from kvcore.extra_keys import ExtraKey
 from kvcore.hashing import HASH_SIZE, make_key
+
+DEVICE_MEDIUM = "GPU"
 
 
 @attrs.frozen
@@ -20,7 +23,8 @@ class BlockStored:
     """Consecutive blocks of one request became findable.
 
     block_hashes: in chain order. parent_hash: of the block before the first, None at the start.
-    tokens: of all the blocks, in order.
+    tokens: of all the blocks, in order. extra_keys: (tag, value) pairs, one tuple a block; empty
+    where no block has any.
     """
 
     block_hashes: tuple[bytes, ...]
@@ -28,6 +32,9 @@ class BlockStored:
     tokens: tuple[int, ...]
     block_size: int
     group: int
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
+    medium: str = DEVICE_MEDIUM
 
 
 @attrs.frozen
@@ -36,6 +43,7 @@ class BlockRemoved:
 
     block_hash: bytes
     group: int
+    medium: str = DEVICE_MEDIUM
 
 
 @attrs.frozen

@@ -151,6 +151,20 @@ class ExtraKeys:
                 keys.append((PROMPT_EMBEDS, self.embeds[position] if known else NO_ROWS))
         return tuple(keys)
 
+    def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
+        """The keys of a prompt that is cut to so many tokens.
+
+        Media behind the cut go. The digest of a block that the cut goes through stays, so that its
+        key is one that no other prompt has.
+        """
+        media = tuple(
+            attrs.evolve(item, length=min(item.length, num_tokens - item.offset))
+            for item in self.media
+            if item.offset < num_tokens
+        )
+        embeds = self.embeds[: -(-num_tokens // block_size)]
+        return attrs.evolve(self, media=media, embeds=embeds)
+
 
 NO_EXTRA_KEYS = ExtraKeys()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import attrs
 
 from kvcore.commands import SetTable
-from kvcore.requests import check_new_id, empty_request
+from kvcore.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.state import Draft, State, transition
 from kvcore.values import Outcome
 
@@ -20,30 +20,35 @@ from kvcore.values import Outcome
 def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
     """Add a child with its parent's tokens, hashes and computed blocks; value: its row.
 
-    Raises UnknownRequest, SwappedOut, EmptyRequestId, RepeatedRequest.
+    Raises UnknownRequest, SwappedOut, EmptyRequestId, RepeatedRequest, DraftsPending.
     """
 
     def change(draft: Draft) -> int:
         parent = draft.on_device(parent_id)
         check_new_id(draft, child_id)
-        record = draft.records.get(parent_id)
-        computed = parent.num_computed if record is None else record.num_computed_before
-        size = draft.config.block_size
-        num_shared = -(-computed // size)
+        check_drafts_settled(parent)
+        computed = draft.num_settled(parent)
         child = empty_request(draft, child_id)
-        tables = tuple(table[:num_shared] for table in parent.tables)
-        for group, table in enumerate(tables):
+        tables, num_cached = [], []
+        for index, group in enumerate(draft.config.groups):
+            table = parent.tables[index]
+            table = table[: draft.num_kept(index, table, computed)]
             for position, block in enumerate(table):
-                draft.device.touch(block)
-                draft.effects.emit(SetTable(child.row, group, position, block))
+                if not draft.is_null(block):
+                    draft.device.touch(block)
+                draft.effects.emit(SetTable(child.row, index, position, block))
+            tables.append(table)
+            num_cached.append(min(parent.num_cached[index], computed // group.block_size))
         draft.store(
             attrs.evolve(
-                child,
-                tokens=parent.tokens,
-                block_hashes=parent.block_hashes,
+                parent,
+                request_id=child.request_id,
+                row=child.row,
+                drafts=child.drafts,
                 num_computed=computed,
-                tables=tables,
-                num_cached=tuple(min(cached, computed // size) for cached in parent.num_cached),
+                tables=tuple(tables),
+                num_cached=tuple(num_cached),
+                preempted=False,
             )
         )
         return child.row

@@ -178,7 +178,7 @@ def published_content(state: State) -> Iterator[str]:
         for group, table in enumerate(request.tables):
             for position in range(min(num_full, len(table))):
                 key = state.device.keys[table[position]]
-                if key is not None and key != request.key(position, group):
+                if key is not None and key != request.key(state.config, group, position):
                     yield f"{_name(request)}: block {table[position]} has another content's key"
 
 

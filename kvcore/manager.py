@@ -18,7 +18,7 @@ from kvcore.backend import Backend, PythonBackend
 from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.errors import BackendMissing, WrongArgument
-from kvcore.events import Event
+from kvcore.event_log import Events
 from kvcore.state import State
 from kvcore.values import (
     Appended,
@@ -58,6 +58,18 @@ class KVCacheManager:
         """Add tokens behind those that a request has."""
         self._core.add_tokens(request_id, tokens)
 
+    def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Add the engine's hashes of the next full blocks of a request that brought its own."""
+        self._core.add_block_hashes(request_id, read_list("hashes", hashes))
+
+    def add_drafts(self, request_id: str, tokens: Any) -> None:
+        """Put guessed tokens behind those of a request, in place of the guesses before."""
+        self._core.add_drafts(request_id, tokens)
+
+    def accept(self, request_id: str, num_accepted: int) -> None:
+        """Make the first scheduled drafts tokens of the request and drop the others."""
+        self._core.accept(request_id, num_accepted)
+
     def remove_request(self, request_id: str) -> None:
         """Forget a request that holds no blocks."""
         self._core.remove_request(request_id)
@@ -75,7 +87,9 @@ class KVCacheManager:
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the blocks that its tables grew by.
 
@@ -89,7 +103,9 @@ class KVCacheManager:
             num_lookahead_tokens=num_lookahead_tokens,
             num_external_computed_tokens=num_external_computed_tokens,
             delay_cache_blocks=delay_cache_blocks,
+            num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
         )
 
     def can_allocate(
@@ -101,7 +117,9 @@ class KVCacheManager:
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
     ) -> Verdict:
         """What `allocate_slots` would say to the same arguments. Changes nothing."""
         check_hit_kind(hit)
@@ -112,7 +130,9 @@ class KVCacheManager:
             num_lookahead_tokens=num_lookahead_tokens,
             num_external_computed_tokens=num_external_computed_tokens,
             delay_cache_blocks=delay_cache_blocks,
+            num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
         )
 
     def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
@@ -146,6 +166,14 @@ class KVCacheManager:
         """Keep the first num_tokens of a request's tokens."""
         self._core.truncate(request_id, num_tokens)
 
+    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int) -> None:
+        """Take back what requests count past so many tokens, since a load did not bring it."""
+        self._core.rewind(read_list("request_ids", request_ids), num_computed_tokens)
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Give back the blocks that no query at so many tokens or later sees."""
+        self._core.remove_skipped_blocks(request_id, total_computed_tokens)
+
     def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
         """Move the requests' blocks to the host tier, each distinct block once."""
         return self._core.swap_out(read_list("request_ids", request_ids))
@@ -174,13 +202,21 @@ class KVCacheManager:
         """Close and number the open batch."""
         return self._core.take_batch()
 
-    def take_events(self) -> list[Event]:
-        """Hand out the events since the last call."""
-        return list(self._core.take_events())
+    def take_events(self) -> Events:
+        """Hand out the events since the last call; their objects are made when they are read."""
+        return self._core.take_events()
 
     def take_stats(self) -> PrefixCacheStats:
         """Hand out the look-up statistics since the last call."""
         return self._core.take_stats()
+
+    def take_new_block_ids(self) -> list[int]:
+        """Hand out the blocks that full-attention groups got since the last call, for zeroing."""
+        return self._core.take_new_block_ids()
+
+    def new_step_starts(self) -> None:
+        """Say that a scheduling step begins."""
+        self._core.new_step_starts()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The device blocks of a request. Changes nothing."""
@@ -188,7 +224,11 @@ class KVCacheManager:
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The device blocks of a request as one list a group. Changes nothing."""
-        return self._core.get_blocks(request_id).get_block_ids()
+        return tuple(list(ids) for ids in self._core.get_blocks(request_id).blocks)
+
+    def has_key(self, block: int) -> bool:
+        """Whether a block is findable; the null block counts as such. Changes nothing."""
+        return self._core.has_key(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Leading blocks that all requests with device blocks hold, a group. Changes nothing."""
@@ -197,6 +237,10 @@ class KVCacheManager:
     def num_tokens(self, request_id: str) -> int:
         """Tokens of a request. Changes nothing."""
         return self._core.num_tokens(request_id)
+
+    def num_draft_tokens(self, request_id: str) -> int:
+        """Draft tokens of a request. Changes nothing."""
+        return self._core.num_draft_tokens(request_id)
 
     def num_computed_tokens(self, request_id: str) -> int:
         """Tokens of a request that are computed or scheduled. Changes nothing."""

@@ -3,9 +3,11 @@
 
 Rules: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit |
 external | new | lookahead; external tokens and lookahead are clipped at the model length, new
-tokens are not. A write goes to blocks with one owner and no key: a shared block is replaced (copied
-if it holds earlier positions), a keyed one loses its key. Hits in the free queue cost capacity,
-since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin:
+tokens are not. What no query from the first external or new token on sees is trimmed before the fit
+is judged, and stays trimmed when the step is refused (X-05); the full-sequence gate is judged
+before that. A write goes to blocks with one owner and no key: a shared block is replaced (copied if
+it holds earlier positions), a keyed one loses its key. Hits in the free queue cost capacity, since
+they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin:
 rust/src/plan.rs.
 """
 
@@ -13,31 +15,11 @@ from __future__ import annotations
 
 import attrs
 
-from kvcore.arguments import read_count, read_hit
-from kvcore.errors import (
-    BeyondModelLength,
-    CachingDisabled,
-    HitsOnRunningRequest,
-    InvalidCount,
-    StaleHits,
-    TooManyTokens,
-    WrongHit,
-)
+from kvcore.asked import Asked, check_asked, read_asked
+from kvcore.groups import skipped_blocks
 from kvcore.state import Draft, RequestState
-from kvcore.values import Hit, Reason, Refused
-
-
-@attrs.frozen(kw_only=True)
-class Asked:
-    """The arguments of one allocation, by the names of `allocate_slots`."""
-
-    request_id: str
-    num_new_tokens: int
-    hit: Hit | None = None
-    num_lookahead_tokens: int = 0
-    num_external_computed_tokens: int = 0
-    delay_cache_blocks: bool = False
-    full_sequence_must_fit: bool = False
+from kvcore.values import Reason, Refused
+from kvcore.window import Trim, num_freed, plan_trims, visible_from
 
 
 @attrs.frozen(kw_only=True)
@@ -55,180 +37,232 @@ class Rewrite:
 
 
 @attrs.frozen(kw_only=True)
+class Growth:
+    """How one group's table grows behind the hits.
+
+    nulls: positions that are skipped already. external: blocks for external tokens. grown: blocks
+    behind those, preallocation included.
+    """
+
+    nulls: int
+    external: int
+    grown: int
+
+
+@attrs.frozen(kw_only=True)
 class Plan:
     """What an allocation will do.
 
-    asked: the arguments, read. hits: hit blocks a group. num_total: computed, hit and external
-    tokens. num_scheduled: with the new ones. num_external_blocks: blocks of each group for external
-    tokens. num_grown: blocks that each group's table grows by, behind hits and external ones,
-    preallocation included.
+    asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
+    num_scheduled: computed, hit, external and new tokens. growth: one a group.
     """
 
     asked: Asked
     request: RequestState
     hits: tuple[tuple[int, ...], ...]
-    num_total: int
     num_scheduled: int
+    trims: tuple[Trim, ...]
     rewrites: tuple[Rewrite, ...]
-    num_external_blocks: tuple[int, ...]
-    num_grown: tuple[int, ...]
+    growth: tuple[Growth, ...]
 
 
-def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refused:
+@attrs.frozen(kw_only=True)
+class Refusal:
+    """An allocation that does not fit, and the trim that it leaves behind."""
+
+    refused: Refused
+    request: RequestState
+    trims: tuple[Trim, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Tokens of an allocation.
+
+    local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
+    with lookahead. seen_from: the first query that the trim must leave its window.
+    """
+
+    local: int
+    total: int
+    scheduled: int
+    slots: int
+    seen_from: int
+
+
+def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
     """The plan of an allocation, or its refusal. Changes nothing.
 
     Raises what `allocate_slots` raises.
     """
     request = draft.on_device(asked.request_id)
-    asked = _read_asked(asked)
+    asked = read_asked(asked)
     hits = check_asked(draft, request, asked)
-    limit = draft.config.length_limit
-    num_hit_tokens = 0 if asked.hit is None else asked.hit.num_tokens
-    num_local = request.num_computed + num_hit_tokens
-    num_total = min(num_local + asked.num_external_computed_tokens, limit)
-    num_scheduled = num_total + asked.num_new_tokens
-    check_length(draft, request, num_total, num_scheduled)
-    num_slots = min(num_scheduled + asked.num_lookahead_tokens, limit)
-    rewrites = plan_rewrites(draft, request, num_local, num_slots)
+    lengths = measure(draft, request, asked)
+    hits = tuple(needed_hits(draft, group, blocks, lengths) for group, blocks in enumerate(hits))
+    rewrites = plan_rewrites(draft, request, lengths)
+    reserve = asked.reserved_blocks
+    if not any(request.tables):
+        reserve += draft.config.watermark_blocks
+    queued = sum(
+        draft.device.ref_counts[b] == 0 for ids in hits for b in ids if not draft.is_null(b)
+    )
+    fixed = queued + sum(rewrite.shared for rewrite in rewrites)
     if asked.full_sequence_must_fit:
-        num_full = max(num_slots, min(len(request.tokens), limit))
-        refused = refuse(draft, request, hits, rewrites, num_full)
+        needed, most = gate_need(draft, request, asked, hits, lengths)
+        refused = refuse(draft, fixed + needed, draft.device.num_free, most, reserve)
         if refused is not None:
-            return refused
-    refused = refuse(draft, request, hits, rewrites, num_slots)
+            return Refusal(refused=refused, request=request)
+    trims = plan_trims(draft, request, lengths.seen_from)
+    available = draft.device.num_free + num_freed(draft, request, trims)
+    growth = plan_growth(draft, request, asked, hits, lengths)
+    needed = fixed + sum(each.external + each.grown for each in growth)
+    refused = refuse(draft, needed, available, step_most(draft, asked, lengths), reserve)
     if refused is not None:
-        return refused
-    external, grown = plan_growth(draft, request, hits, rewrites, (num_total, num_slots))
+        return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
         asked=asked,
         request=request,
         hits=hits,
-        num_total=num_total,
-        num_scheduled=num_scheduled,
+        num_scheduled=lengths.scheduled,
+        trims=trims,
         rewrites=rewrites,
-        num_external_blocks=external,
-        num_grown=grown,
+        growth=preallocate(draft, request, hits, growth, available - needed - reserve),
     )
 
 
-def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:
-    """The hit blocks a group; raises for nothing to do, and for wrong hits."""
-    if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
-        raise InvalidCount(name="num_new_tokens", value=0, least=1)
-    if asked.hit is None or not any(asked.hit.blocks.blocks):
-        if asked.hit is not None and asked.hit.num_tokens:
-            raise WrongHit(
-                request=repr(asked.request_id), num_blocks=0, num_tokens=asked.hit.num_tokens
-            )
-        return ((),) * len(request.tables)
-    check_hit(draft, request, asked.hit)
-    return asked.hit.blocks.blocks
+def measure(draft: Draft, request: RequestState, asked: Asked) -> Lengths:
+    """The tokens of an allocation that was checked."""
+    limit = draft.config.length_limit
+    local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
+    total = min(local + asked.num_external_computed_tokens, limit)
+    scheduled = total + asked.num_new_tokens
+    return Lengths(
+        local=local,
+        total=total,
+        scheduled=scheduled,
+        slots=min(scheduled + asked.num_lookahead_tokens, limit),
+        seen_from=visible_from(draft, request, total),
+    )
 
 
-def check_hit(draft: Draft, request: RequestState, hit: Hit) -> None:
-    """Raise unless the hit is a prefix of the request that the pool still holds under its keys."""
-    groups = hit.blocks.blocks
-    name, num_blocks = repr(request.request_id), max(len(blocks) for blocks in groups)
-    if not draft.config.enable_caching:
-        raise CachingDisabled(request=name, num_blocks=num_blocks)
-    if any(request.tables):
-        raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
-    num_tokens = num_blocks * draft.config.block_size
-    fits = len(groups) == len(request.tables) and num_tokens == hit.num_tokens
-    fits = fits and all(len(blocks) == num_blocks for blocks in groups)
-    if not fits or num_tokens >= len(request.tokens):
-        raise WrongHit(request=name, num_blocks=num_blocks, num_tokens=hit.num_tokens)
-    for group, blocks in enumerate(groups):
-        for position, block in enumerate(blocks):
-            draft.device.check_block(block)
-            if draft.device.keys[block] != request.key(position, group):
-                raise StaleHits(request=name, block=block, position=position)
+def needed_hits(
+    draft: Draft, group: int, blocks: tuple[int, ...], lengths: Lengths
+) -> tuple[int, ...]:
+    """The hit blocks of a group, the null block for those that no query sees."""
+    skipped = min(len(blocks), skipped_blocks(draft.config.groups[group], lengths.seen_from))
+    return (0,) * skipped + blocks[skipped:]
 
 
-def check_length(draft: Draft, request: RequestState, num_total: int, num_scheduled: int) -> None:
-    """Raise unless the request has the tokens and the model takes them."""
-    name = repr(request.request_id)
-    if num_scheduled > draft.config.length_limit:
-        raise BeyondModelLength(
-            request=name, asked=num_scheduled, max_model_len=draft.config.length_limit
-        )
-    if max(num_total, num_scheduled) > len(request.tokens):
-        raise TooManyTokens(request=name, num_tokens=len(request.tokens), asked=num_scheduled)
-
-
-def plan_rewrites(draft: Draft, request: RequestState, start: int, end: int) -> tuple[Rewrite, ...]:
-    """The blocks that a write at positions [start, end) finds shared or keyed, in table order."""
+def plan_rewrites(draft: Draft, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
+    """The blocks that the write of the new slots finds shared or keyed, in table order."""
     rewrites = []
-    size = draft.config.block_size
-    for group, table in enumerate(request.tables):
-        for position in range(start // size, min(len(table), -(-end // size))):
+    for index, group in enumerate(draft.config.groups):
+        if group.is_cross:
+            continue
+        size, table = group.block_size, request.tables[index]
+        first = max(lengths.local // size, skipped_blocks(group, lengths.seen_from))
+        for position in range(first, min(len(table), -(-lengths.slots // size))):
             block = table[position]
             shared = draft.device.ref_counts[block] > 1
             if shared or draft.device.keys[block] is not None:
-                copied = shared and start > position * size
+                copied = shared and lengths.local > position * size
                 rewrites.append(
-                    Rewrite(group=group, position=position, shared=shared, copied=copied)
+                    Rewrite(group=index, position=position, shared=shared, copied=copied)
                 )
     return tuple(rewrites)
-
-
-def refuse(
-    draft: Draft,
-    request: RequestState,
-    hits: tuple[tuple[int, ...], ...],
-    rewrites: tuple[Rewrite, ...],
-    num_slots: int,
-) -> Refused | None:
-    """The refusal of so many slots, None where they fit."""
-    num_blocks = -(-num_slots // draft.config.block_size)
-    needed = sum(rewrite.shared for rewrite in rewrites)
-    for table, blocks in zip(request.tables, hits, strict=True):
-        needed += max(0, num_blocks - len(table) - len(blocks))
-        needed += sum(draft.device.ref_counts[block] == 0 for block in blocks)
-    available = draft.device.num_free
-    if needed <= available:
-        return None
-    never = num_blocks * len(request.tables) > draft.device.num_usable
-    return Refused(Reason.NEVER if never else Reason.LATER, needed, available)
 
 
 def plan_growth(
     draft: Draft,
     request: RequestState,
+    asked: Asked,
     hits: tuple[tuple[int, ...], ...],
-    rewrites: tuple[Rewrite, ...],
-    tokens: tuple[int, int],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """External and grown blocks a group, for (num_total, num_slots) tokens that fit."""
-    size = draft.config.block_size
-    num_total, num_slots = tokens
-    external, grown = [], []
-    for table, blocks in zip(request.tables, hits, strict=True):
-        held = len(table) + len(blocks)
-        external.append(max(0, -(-num_total // size) - held))
-        grown.append(max(0, -(-num_slots // size) - held - external[-1]))
-    in_queue = sum(draft.device.ref_counts[block] == 0 for blocks in hits for block in blocks)
-    spare = draft.device.num_free - in_queue - sum(rewrite.shared for rewrite in rewrites)
-    spare -= sum(external) + sum(grown)
-    extra = -(-draft.config.num_preallocate_tokens // size)
-    most = -(-draft.config.length_limit // size)
-    for group, table in enumerate(request.tables):
-        held = len(table) + len(hits[group]) + external[group] + grown[group]
-        if len(table) == 0 or grown[group]:
-            more = max(0, min(extra, spare, most - held))
-            grown[group] += more
+    lengths: Lengths,
+) -> tuple[Growth, ...]:
+    """What each table grows by, without preallocation."""
+    growth = []
+    for index, group in enumerate(draft.config.groups):
+        size, held = group.block_size, len(request.tables[index]) + len(hits[index])
+        if group.is_cross:
+            grown = max(0, -(-asked.num_encoder_tokens // size) - held)
+            growth.append(Growth(nulls=0, external=0, grown=grown))
+            continue
+        num_total = -(-lengths.total // size)
+        nulls = max(0, min(skipped_blocks(group, lengths.seen_from), num_total) - held)
+        external = max(0, num_total - held - nulls)
+        grown = max(0, -(-lengths.slots // size) - held - nulls - external)
+        growth.append(Growth(nulls=nulls, external=external, grown=grown))
+    return tuple(growth)
+
+
+def gate_need(
+    draft: Draft,
+    request: RequestState,
+    asked: Asked,
+    hits: tuple[tuple[int, ...], ...],
+    lengths: Lengths,
+) -> tuple[int, int]:
+    """Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+
+    A windowed group recycles what falls behind its window, so its need is capped.
+    """
+    num_full = max(lengths.slots, min(len(request.tokens), draft.config.length_limit))
+    needed = most = 0
+    for index, group in enumerate(draft.config.groups):
+        held = [*request.tables[index], *hits[index]]
+        num_tokens = asked.num_encoder_tokens if group.is_cross else num_full
+        blocks, cap = -(-num_tokens // group.block_size), draft.config.cap(index)
+        fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
+        if cap is not None:
+            live = sum(not draft.is_null(block) for block in held)
+            blocks, fresh = min(blocks, cap), min(fresh, max(0, cap - live))
+        needed += fresh
+        most += blocks
+    return needed, most
+
+
+def step_most(draft: Draft, asked: Asked, lengths: Lengths) -> int:
+    """Blocks that the request would hold after this call."""
+    most = 0
+    for group in draft.config.groups:
+        if group.is_cross:
+            most += -(-asked.num_encoder_tokens // group.block_size)
+        else:
+            most += -(-lengths.slots // group.block_size) - skipped_blocks(group, lengths.total)
+    return most
+
+
+def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Refused | None:
+    """The refusal of so many blocks where so many are to stay free, None where they fit.
+
+    most: what the call holds of an empty pool.
+    """
+    if needed + reserve <= available:
+        return None
+    never = most + reserve > draft.device.num_usable
+    return Refused(Reason.NEVER if never else Reason.LATER, needed, max(0, available - reserve))
+
+
+def preallocate(
+    draft: Draft,
+    request: RequestState,
+    hits: tuple[tuple[int, ...], ...],
+    growth: tuple[Growth, ...],
+    spare: int,
+) -> tuple[Growth, ...]:
+    """The growth with room for more tokens, as far as spare blocks go (S004-07)."""
+    if not draft.config.num_preallocate_tokens:
+        return growth
+    roomier = []
+    for index, (group, each) in enumerate(zip(draft.config.groups, growth, strict=True)):
+        table = request.tables[index]
+        held = len(table) + len(hits[index]) + each.nulls + each.external + each.grown
+        more = 0
+        if not group.is_cross and (len(table) == 0 or each.grown):
+            extra = -(-draft.config.num_preallocate_tokens // group.block_size)
+            room = -(-draft.config.length_limit // group.block_size) - held
+            more = max(0, min(extra, spare, room))
             spare -= more
-    return tuple(external), tuple(grown)
-
-
-def _read_asked(asked: Asked) -> Asked:
-    """The same with ints for counts and ids. Raises InvalidCount."""
-    return attrs.evolve(
-        asked,
-        num_new_tokens=read_count("num_new_tokens", asked.num_new_tokens),
-        num_lookahead_tokens=read_count("num_lookahead_tokens", asked.num_lookahead_tokens),
-        num_external_computed_tokens=read_count(
-            "num_external_computed_tokens", asked.num_external_computed_tokens
-        ),
-        hit=read_hit(asked.hit),
-    )
+        roomier.append(attrs.evolve(each, grown=each.grown + more))
+    return tuple(roomier)

@@ -6,7 +6,9 @@ Source: S000-43, 48, 54, 56. Twin: rust/src/queries.rs.
 
 from __future__ import annotations
 
-from kvcore.errors import UnknownRequest
+from kvcore.arguments import read_int
+from kvcore.errors import UnknownBlock, UnknownRequest
+from kvcore.hits import longest_hit
 from kvcore.state import RequestState, State
 from kvcore.values import Hit, KVCacheBlocks
 
@@ -24,17 +26,7 @@ def get_computed_blocks(state: State, request_id: str) -> Hit:
 
     Nothing where caching is off. Raises UnknownRequest.
     """
-    request = find_request(state, request_id)
-    num_groups = len(request.tables)
-    found: list[tuple[int, ...]] = []
-    most = (len(request.tokens) - 1) // state.config.block_size
-    for position in range(min(most, len(request.block_hashes))):
-        entries = [state.device.index.get(request.key(position, g)) for g in range(num_groups)]
-        if any(entry is None for entry in entries):
-            break
-        found.append(tuple(entry[0] for entry in entries if entry is not None))
-    groups = tuple(tuple(blocks[group] for blocks in found) for group in range(num_groups))
-    return Hit(KVCacheBlocks(groups), len(found) * state.config.block_size)
+    return longest_hit(state, find_request(state, request_id))
 
 
 def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
@@ -49,20 +41,33 @@ def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
 def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
     """Leading blocks of a request that every request with device blocks holds, a group.
 
+    0 for groups that are windowed or cross-attention, and where caching is off.
+
     Raises UnknownRequest.
     """
     request = find_request(state, request_id)
     holders = sum(any(each.tables) for each in state.requests.values())
     common = []
-    for table in request.tables:
+    for group, table in zip(state.config.groups, request.tables, strict=True):
         count = 0
-        for block in table:
+        counted = state.config.enable_caching and not (group.is_windowed or group.is_cross)
+        for block in table if counted else ():
             pins = state.device.pins.get(block, 0)
             if state.device.ref_counts[block] - pins != holders:
                 break
             count += 1
         common.append(count)
     return common
+
+
+def has_key(state: State, block: int) -> bool:
+    """Whether a device block is findable; the null block counts as such. Raises UnknownBlock."""
+    pool, number = state.device, read_int(block)
+    if isinstance(number, int) and 0 <= number < pool.first_block:
+        return True
+    if not isinstance(number, int) or not 0 <= number < pool.num_blocks:
+        raise UnknownBlock(block=number, first=pool.first_block, last=pool.num_blocks - 1)
+    return pool.keys[number] is not None
 
 
 def usage(state: State) -> float:

@@ -4,17 +4,19 @@
 Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
 open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 published for content it would have written are withdrawn, the computed count falls back, the blocks
-past it go. If another request counts tokens in such a block, the call is misuse. Source: S000-37,
-38; bug catalogue, row 72. Twin: rust/src/release.rs.
+past it go. A cut to a count whose window was given back starts the request anew. If another request
+counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug catalogue, row 72. Twin:
+rust/src/release.rs.
 """
 
 from __future__ import annotations
 
 import attrs
+from pyrsistent import pvector
 
 from kvcore.commands import CutTable
 from kvcore.errors import HitInOpenBatch
-from kvcore.state import Draft, RequestState, State, transition
+from kvcore.state import NO_HOST_BLOCK, Draft, RequestState, State, transition
 from kvcore.values import Outcome
 
 
@@ -50,7 +52,7 @@ def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
         for item in record.published if record is not None else ():
             if draft.device.ref_counts[item.block] < 2:
                 continue
-            end = (item.position + 1) * draft.config.block_size
+            end = (item.position + 1) * draft.config.groups[item.group].block_size
             for other_id in draft.records:
                 other = draft.requests[other_id]
                 table = other.tables[item.group]
@@ -81,22 +83,30 @@ def leave_open_batch(draft: Draft, request: RequestState) -> None:
 def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
     """Keep the blocks of so many tokens, release the rest tail first, and store the request.
 
-    The computed count falls to num_tokens where it is above.
+    Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
+    where the window that it needs was given back.
     """
-    size = draft.config.block_size
-    keep = -(-num_tokens // size)
-    tables = []
-    for group, table in enumerate(request.tables):
+    num_computed = min(request.num_accepted, num_tokens)
+    if draft.resumable(request, num_computed) < num_computed:
+        num_computed = num_tokens = 0
+    tables, num_cached = [], []
+    for index, group in enumerate(draft.config.groups):
+        table = request.tables[index]
+        keep = draft.num_kept(index, table, num_tokens)
         if len(table) > keep:
-            draft.device.release(table[keep:][::-1])
-            draft.effects.emit(CutTable(request.row, group, keep))
+            held = (block for block in table[keep:][::-1] if not draft.is_null(block))
+            draft.device.release(list(held))
+            draft.effects.emit(CutTable(request.row, index, keep))
             table = table[:keep]
         tables.append(table)
-    num_computed = min(request.num_computed, num_tokens)
-    num_cached = tuple(min(cached, num_computed // size) for cached in request.num_cached)
+        num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
     draft.store(
         attrs.evolve(
-            request, tables=tuple(tables), num_computed=num_computed, num_cached=num_cached
+            request,
+            drafts=pvector(),
+            tables=tuple(tables),
+            num_computed=num_computed,
+            num_cached=tuple(num_cached),
         )
     )
 
@@ -105,5 +115,5 @@ def release_host(draft: Draft, request: RequestState) -> None:
     """Give back a request's host blocks, tail first; it waits again."""
     host = draft.host_tier()
     for table in request.host_tables:
-        host.release(table[::-1])
+        host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
     draft.store(attrs.evolve(request, host_tables=(), num_computed=0))

@@ -23,29 +23,41 @@ from kvcore.config import Config
 from kvcore.effects import Effects
 from kvcore.errors import NoHostTier, RepeatedRequest, SwappedOut, UnknownRequest
 from kvcore.events import Event
+from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.groups import skipped_blocks
 from kvcore.hashing import make_key, root_hash
 from kvcore.values import Outcome, PrefixCacheStats, Status
 
 T = TypeVar("T")
 Table = PVector[int]
 
+NULL_BLOCK = 0
+NO_HOST_BLOCK = -1
+
 
 @attrs.frozen
 class RequestState:
     """A request as the manager knows it.
 
-    row: stable row of its block tables. block_hashes: of its full blocks, grown with the tokens.
-    tables: device block ids, one table a group. num_cached: leading blocks of each table that need
-    no publication any more. host_tables: the same in the host tier while swapped out, else empty.
+    row: stable row of its block tables. tokens: accepted ones. drafts: guessed ones behind them.
+    block_hashes: of its full blocks, at the config's hash_block_size; grown with the tokens, or
+    handed in (own_hashes). tables: device block ids, one table a group; no longer needed ones are
+    the null block. num_cached: leading blocks of each table that need no publication any more.
+    host_tables: the same as tables in the host tier while swapped out, else empty; NO_HOST_BLOCK
+    where the null block was.
     """
 
     request_id: str
     row: int
-    tokens: PVector[int]
-    block_hashes: PVector[bytes]
-    num_computed: int
-    tables: tuple[Table, ...]
     num_cached: tuple[int, ...]
+    tables: tuple[Table, ...]
+    tokens: PVector[int] = attrs.field(factory=pvector)
+    drafts: PVector[int] = attrs.field(factory=pvector)
+    block_hashes: PVector[bytes] = attrs.field(factory=pvector)
+    own_hashes: bool = False
+    skip_reading: bool = False
+    extra_keys: ExtraKeys = NO_EXTRA_KEYS
+    num_computed: int = 0
     host_tables: tuple[Table, ...] = ()
     preempted: bool = False
 
@@ -56,9 +68,19 @@ class RequestState:
             return Status.SWAPPED
         return Status.RUNNING if any(self.tables) else Status.WAITING
 
-    def key(self, position: int, group: int) -> bytes:
-        """The key of the full block at a position."""
-        return make_key(self.block_hashes[position], group)
+    @property
+    def num_accepted(self) -> int:
+        """Computed tokens that are no drafts."""
+        return min(self.num_computed, len(self.tokens))
+
+    def num_hashed(self, config: Config, group: int) -> int:
+        """Leading blocks of a group's table that have a hash."""
+        return len(self.block_hashes) // config.scale(group)
+
+    def key(self, config: Config, group: int, position: int) -> bytes:
+        """The key of a full block: the hash of its last hashed part covers what is before."""
+        last = (position + 1) * config.scale(group) - 1
+        return make_key(self.block_hashes[last], group)
 
 
 @attrs.frozen
@@ -109,7 +131,7 @@ class State:
     """Everything that a manager knows.
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
-    order in which they were given back. events: not yet drained.
+    order in which they were given back. events, new_blocks (a group): not yet drained.
     """
 
     config: Config
@@ -121,6 +143,7 @@ class State:
     batch: OpenBatch
     events: PVector[Event]
     stats: PrefixCacheStats
+    new_blocks: tuple[PVector[int], ...]
 
 
 def make_state(config: Config) -> State:
@@ -136,6 +159,7 @@ def make_state(config: Config) -> State:
         batch=OpenBatch(0),
         events=pvector(),
         stats=PrefixCacheStats(),
+        new_blocks=(pvector(),) * len(config.groups),
     )
 
 
@@ -143,8 +167,8 @@ class Draft:
     """A state inside a transition: changed in place, frozen at the end."""
 
     __slots__ = (
-        *("batch", "config", "device", "effects", "free_rows", "host", "records"),
-        *("requests", "rows", "state", "stats"),
+        *("batch", "config", "device", "effects", "free_rows", "host", "new_blocks"),
+        *("records", "requests", "rows", "state", "stats"),
     )
 
     def __init__(self, state: State) -> None:
@@ -159,6 +183,7 @@ class Draft:
         self.batch = state.batch
         self.records = state.batch.records
         self.stats = state.stats
+        self.new_blocks = state.new_blocks
 
     def freeze(self) -> State:
         """The state after the transition."""
@@ -178,6 +203,7 @@ class Draft:
             batch,
             self.state.events.extend(self.effects.events),
             self.stats,
+            self.new_blocks,
         )
 
     def request(self, request_id: str) -> RequestState:
@@ -215,9 +241,39 @@ class Draft:
             raise NoHostTier
         return self.host
 
-    def parent_hash(self, request: RequestState, position: int) -> bytes:
-        """The hash that the block at a position continues."""
-        return request.block_hashes[position - 1] if position else root_hash(self.config.hash_seed)
+    def parent_hash(self, request: RequestState, num_hashed: int) -> bytes:
+        """The hash that the next block continues behind so many hashed ones."""
+        if num_hashed:
+            return request.block_hashes[num_hashed - 1]
+        return root_hash(self.config.hash_seed, self.config.hashing)
+
+    def is_null(self, block: int) -> bool:
+        """Whether a table's entry is the null block."""
+        return block < self.device.first_block
+
+    def num_settled(self, request: RequestState) -> int:
+        """Tokens that the request had computed before the open batch, drafts aside; 0 where the
+        window that they need was given back since.
+        """
+        record = self.records.get(request.request_id)
+        num_tokens = request.num_accepted if record is None else record.num_computed_before
+        return self.resumable(request, num_tokens)
+
+    def resumable(self, request: RequestState, num_tokens: int) -> int:
+        """So many tokens, or 0 where a group gave back blocks that the next query would see."""
+        for group, table in zip(self.config.groups, request.tables, strict=True):
+            first = skipped_blocks(group, num_tokens)
+            needed = group.is_windowed and first * group.block_size < num_tokens
+            if needed and first < len(table) and self.is_null(table[first]):
+                return 0
+        return num_tokens
+
+    def num_kept(self, group: int, table: Table, num_tokens: int) -> int:
+        """Blocks of a table that so many tokens need: all of the encoder's, unless none are."""
+        kind = self.config.groups[group]
+        if kind.is_cross:
+            return len(table) if num_tokens else 0
+        return min(len(table), -(-num_tokens // kind.block_size))
 
 
 def transition(state: State, change: Callable[[Draft], T]) -> Outcome[State, T]:

@@ -19,7 +19,14 @@ from kvcore.block_pool import PoolDraft
 from kvcore.commands import SetTable, SwapIn, SwapOut
 from kvcore.errors import NotRunning, NotSwapped
 from kvcore.release import check_leaving, cut_tables, leave_open_batch, release_host
-from kvcore.state import Draft, RequestState, State, transition
+from kvcore.state import (
+    NO_HOST_BLOCK,
+    NULL_BLOCK,
+    Draft,
+    RequestState,
+    State,
+    transition,
+)
 from kvcore.values import Outcome, Reason, Refused, Status
 
 
@@ -70,27 +77,28 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
         found = set(hits.values()) - {None}
         in_queue = sum(draft.device.ref_counts[block] == 0 for block in found if block is not None)
         num_copied = sum(block is None for block in hits.values())
-        if num_copied + in_queue > draft.device.num_free:
-            return refuse(draft.device, num_copied + in_queue)
+        needed, watermark = num_copied + in_queue, draft.config.watermark_blocks
+        if needed + watermark > draft.device.num_free:
+            return refuse(draft.device, needed, watermark)
         move_in(draft, requests, hits)
         return None
 
     return transition(state, change)
 
 
-def refuse(pool: PoolDraft, needed: int) -> Refused:
-    """The refusal of so many blocks of a pool."""
-    never = needed > pool.num_usable
-    return Refused(Reason.NEVER if never else Reason.LATER, needed, pool.num_free)
+def refuse(pool: PoolDraft, needed: int, watermark: int = 0) -> Refused:
+    """The refusal of so many blocks of a pool that keeps so many free."""
+    never = needed + watermark > pool.num_usable
+    available = max(0, pool.num_free - watermark)
+    return Refused(Reason.NEVER if never else Reason.LATER, needed, available)
 
 
 def kept(draft: Draft, request: RequestState) -> Iterator[int]:
     """The blocks of a request that hold tokens computed before the open batch, in table order."""
-    record = draft.records.get(request.request_id)
-    num_tokens = request.num_computed if record is None else record.num_computed_before
-    num_blocks = -(-num_tokens // draft.config.block_size)
-    for table in request.tables:
-        yield from table[:num_blocks]
+    num_tokens = draft.num_settled(request)
+    for group, table in enumerate(request.tables):
+        held = table[: draft.num_kept(group, table, num_tokens)]
+        yield from (block for block in held if not draft.is_null(block))
 
 
 def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> None:
@@ -99,21 +107,21 @@ def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> N
     owned: set[int] = set()
     for request_id in request_ids:
         request = draft.request(request_id)
-        num_blocks = -(-request.num_computed // draft.config.block_size)
+        num_computed = draft.num_settled(request)
         tables = []
-        for table in request.tables:
-            ids = [targets[block] for block in table[:num_blocks]]
+        for group, table in enumerate(request.tables):
+            held = table[: draft.num_kept(group, table, num_computed)]
+            ids = [NO_HOST_BLOCK if draft.is_null(block) else targets[block] for block in held]
             for block in ids:
                 if block in owned:
                     host.touch(block)
-                owned.add(block)
+                if block != NO_HOST_BLOCK:
+                    owned.add(block)
             tables.append(pvector(ids))
         cut_tables(draft, request, 0)
         moved = draft.request(request_id)
-        if request.num_computed:
-            moved = attrs.evolve(
-                moved, num_computed=request.num_computed, host_tables=tuple(tables)
-            )
+        if num_computed:
+            moved = attrs.evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = attrs.evolve(moved, preempted=True)
         draft.store(moved)
@@ -124,13 +132,17 @@ def find_hits(draft: Draft, requests: list[RequestState]) -> dict[int, int | Non
     unwritten = {item.block for record in draft.records.values() for item in record.published}
     hits: dict[int, int | None] = {}
     for request in requests:
-        num_full = request.num_computed // draft.config.block_size
-        for group, table in enumerate(request.host_tables):
-            for position, host_block in enumerate(table):
+        for index, group in enumerate(draft.config.groups):
+            num_full = request.num_computed // group.block_size
+            num_full = min(num_full, request.num_hashed(draft.config, index))
+            for position, host_block in enumerate(request.host_tables[index]):
+                if host_block == NO_HOST_BLOCK:
+                    continue
                 hits.setdefault(host_block, None)
                 if not draft.config.enable_caching or position >= num_full:
                     continue
-                block = draft.device.index.first(request.key(position, group))
+                key = request.key(draft.config, index, position)
+                block = draft.device.index.first(key)
                 if block is not None and block not in unwritten:
                     hits[host_block] = block
     return hits
@@ -151,15 +163,15 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
         for group, table in enumerate(request.host_tables):
             ids = []
             for position, host_block in enumerate(table):
-                block = hits[host_block]
-                block = copies[host_block] if block is None else block
+                block = place(host_block, hits, copies)
                 if block in owned:
                     draft.device.touch(block)
-                owned.add(block)
+                if not draft.is_null(block):
+                    owned.add(block)
                 ids.append(block)
                 draft.effects.emit(SetTable(request.row, group, position, block))
             tables.append(pvector(ids))
-            num_cached.append(num_published(draft, request, ids))
+            num_cached.append(num_published(draft, request, group, ids))
         release_host(draft, request)
         back = attrs.evolve(
             draft.request(request.request_id),
@@ -170,10 +182,19 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
         draft.store(back)
 
 
-def num_published(draft: Draft, request: RequestState, blocks: list[int]) -> int:
-    """Leading full blocks that are findable already."""
-    num_full = request.num_computed // draft.config.block_size
-    for position in range(num_full):
-        if draft.device.keys[blocks[position]] is None:
+def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) -> int:
+    """The device block that a host block's content is found in."""
+    if host_block == NO_HOST_BLOCK:
+        return NULL_BLOCK
+    block = hits[host_block]
+    return copies[host_block] if block is None else block
+
+
+def num_published(draft: Draft, request: RequestState, group: int, blocks: list[int]) -> int:
+    """Leading full blocks that are findable already, or no longer needed."""
+    num_full = request.num_computed // draft.config.groups[group].block_size
+    for position in range(min(num_full, len(blocks))):
+        block = blocks[position]
+        if not draft.is_null(block) and draft.device.keys[block] is None:
             return position
-    return num_full
+    return min(num_full, len(blocks))

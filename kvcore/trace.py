@@ -29,8 +29,9 @@ from typing import Any, Literal
 
 import attrs
 
-from kvcore.config import Config, Group
+from kvcore.config import Config
 from kvcore.errors import KvcoreError, TraceError
+from kvcore.groups import Group
 from kvcore.trace_calls import BadCall, Runner
 
 YES_NO = {"yes": True, "no": False}

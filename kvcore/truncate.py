@@ -35,12 +35,13 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
         leave_open_batch(draft, request)
         cut_tables(draft, draft.request(request_id), keep)
         request = draft.request(request_id)
-        num_full = keep // draft.config.block_size
+        num_hashed = keep // draft.config.hash_block_size
         draft.store(
             attrs.evolve(
                 request,
                 tokens=request.tokens[:keep],
-                block_hashes=request.block_hashes[:num_full],
+                block_hashes=request.block_hashes[:num_hashed],
+                extra_keys=request.extra_keys.cut(keep, draft.config.hash_block_size),
             )
         )
 

@@ -8,12 +8,13 @@ condition. Twin: rust/src/values.rs.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import attrs
 
 from kvcore.commands import Command
+from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -49,16 +50,25 @@ class Request:
     """A request as an engine hands it in.
 
     tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the
-    CPU, bytes); the buffer's item format decides the width.
+    CPU, bytes); the buffer's item format decides the width. lora, media (sorted by offset, apart),
+    cache_salt, prompt_embeds: what the request's keys hold besides its tokens. block_hashes: the
+    engine's own hashes of full blocks, 32 bytes each, in order; None: kvcore hashes.
+    skip_reading_prefix_cache: never hit, but publish.
     """
 
     request_id: str
     tokens: Any
+    lora: LoRA | None = attrs.field(default=None, kw_only=True)
+    media: Sequence[MediaItem] = attrs.field(default=(), kw_only=True)
+    cache_salt: str | None = attrs.field(default=None, kw_only=True)
+    prompt_embeds: PromptEmbeds | None = attrs.field(default=None, kw_only=True)
+    block_hashes: Sequence[bytes] | None = attrs.field(default=None, kw_only=True)
+    skip_reading_prefix_cache: bool = attrs.field(default=False, kw_only=True)
 
 
 @attrs.frozen
 class KVCacheBlocks:
-    """Block ids, one tuple a group, in table order."""
+    """Block ids, one tuple a group, in table order; 0 is the null block where there is one."""
 
     blocks: tuple[tuple[int, ...], ...]
 
@@ -67,9 +77,23 @@ class KVCacheBlocks:
         pairs = zip(self.blocks, other.blocks, strict=True)
         return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs))
 
-    def get_block_ids(self) -> tuple[list[int], ...]:
-        """The ids as one list a group."""
+    @overload
+    def get_block_ids(self, allow_none: Literal[False] = False) -> tuple[list[int], ...]: ...
+    @overload
+    def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
+    def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
+        """The ids as one list a group; None where that is allowed and no group has any."""
+        if allow_none and not any(self.blocks):
+            return None
         return tuple(list(ids) for ids in self.blocks)
+
+    def get_unhashed_block_ids(self, has_key: Callable[[int], bool]) -> tuple[list[int], ...]:
+        """The ids of the blocks without a key, one list a group; has_key: of the manager."""
+        return tuple([block for block in ids if not has_key(block)] for ids in self.blocks)
+
+    def new_empty(self) -> KVCacheBlocks:
+        """No blocks, in as many groups."""
+        return KVCacheBlocks(((),) * len(self.blocks))
 
 
 @attrs.frozen
@@ -112,7 +136,8 @@ class Appended:
 class PrefixCacheStats:
     """Look-ups since the last `take_stats`, counted with the allocation that used them.
 
-    queries and hits are tokens. Requests that were preempted before are counted apart.
+    queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
+    cache was reset meanwhile.
     """
 
     requests: int = 0
@@ -121,6 +146,7 @@ class PrefixCacheStats:
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+    reset: bool = False
 
     @property
     def hit_rate(self) -> float:

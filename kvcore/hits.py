@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The longest cached prefix of a request, over all groups at once.
+
+Rules: every group resumes at the same token, so the length is a multiple of all block sizes, and
+the largest at which each group finds what its next query would see: full attention the whole
+prefix, a sliding window the blocks before the length (one at least), a chunk those from its start.
+Where a group drops its last hit, the block behind the length must be found too. One group's miss
+shortens the length for all, until none does. Source: S000-54, 57, 58; S001-79, 81. Twin:
+rust/src/hits.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.config import Config
+from kvcore.groups import skipped_blocks
+from kvcore.state import NULL_BLOCK, RequestState, State
+from kvcore.values import Hit, KVCacheBlocks
+
+
+def longest_hit(state: State, request: RequestState) -> Hit:
+    """The longest hit that leaves at least one token to compute; nothing where caching is off."""
+    config = state.config
+    length = 0
+    if config.enable_caching and not request.skip_reading:
+        most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+        length = most // config.hit_alignment * config.hit_alignment
+        length = common_length(state, request, length, most)
+    return Hit(KVCacheBlocks(hit_blocks(state, request, length)), length)
+
+
+def common_length(state: State, request: RequestState, length: int, most: int) -> int:
+    """The largest length up to this one that every group finds; most: of tokens that may match."""
+    order = sorted(
+        range(len(state.config.groups)), key=lambda g: state.config.groups[g].is_windowed
+    )
+    agreed = 0
+    group = 0
+    while agreed < len(order) and length:
+        found = group_length(state, request, order[group], length, most)
+        agreed = agreed + 1 if found == length else 1
+        length = found
+        group = (group + 1) % len(order)
+    return length
+
+
+def group_length(state: State, request: RequestState, group: int, length: int, most: int) -> int:
+    """The largest length up to this one that one group finds."""
+    config = state.config
+    size = config.groups[group].block_size
+    dropped = int(config.drops_last_hit(group))
+    while length:
+        missing = first_missing(state, request, group, needed(config, group, length, most))
+        if missing is None:
+            return length
+        found = max(0, missing - dropped) * size
+        length = found // config.hit_alignment * config.hit_alignment
+        if not config.groups[group].is_windowed:
+            return length
+    return 0
+
+
+def needed(config: Config, group: int, length: int, most: int) -> Iterable[int]:
+    """The positions that a group must find to resume at a length, in the order to look."""
+    kind = config.groups[group]
+    size = kind.block_size
+    end = length // size + int(config.drops_last_hit(group))
+    first = min(skipped_blocks(kind, length), end)
+    if kind.kind == "sliding_window":
+        first = min(first, length // size - 1)
+    if end * size > most:
+        return range(end - 1, end)
+    return range(end - 1, first - 1, -1) if kind.kind == "sliding_window" else range(first, end)
+
+
+def first_missing(
+    state: State, request: RequestState, group: int, positions: Iterable[int]
+) -> int | None:
+    """The first of these positions whose block is not findable."""
+    num_hashed = request.num_hashed(state.config, group)
+    for position in positions:
+        if position >= num_hashed:
+            return position
+        if state.device.index.get(request.key(state.config, group, position)) is None:
+            return position
+    return None
+
+
+def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[int, ...], ...]:
+    """The blocks of a hit a group; the null block where no query sees one."""
+    groups = []
+    for index, group in enumerate(state.config.groups):
+        num_blocks = 0 if group.is_cross else length // group.block_size
+        first = min(skipped_blocks(group, length), num_blocks)
+        keys = (request.key(state.config, index, place) for place in range(first, num_blocks))
+        found = [state.device.index[key][0] for key in keys]
+        groups.append((NULL_BLOCK,) * first + tuple(found))
+    return tuple(groups)
