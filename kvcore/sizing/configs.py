@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cache configurations: one group, several groups, and the same for all workers.
+
+Rules: a model of one kind gives one group. A model of several kinds gives several groups
+(`make_grouped_config`), or one where its windows and chunks are kept as full attention
+(`get_kv_cache_config`). What a request needs is judged after such a change, on the layers as they
+will be kept: judged before it, a model passes with the need of its windows and then lacks the
+blocks for one full request. No call changes its argument. Source: S001-58 to 70.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from kvcore.sizing.errors import (
+    GroupCountDiffers,
+    GroupKindDiffers,
+    GroupLayersDiffer,
+    MixedSpecs,
+    NoLayers,
+)
+from kvcore.sizing.grouping import group_layers
+from kvcore.sizing.layout import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    block_bytes,
+    blocks_per_request,
+    create_kv_cache_group_specs,
+    make_layout,
+)
+from kvcore.sizing.memory import Specs, check_enough_kv_cache_memory, check_need
+from kvcore.sizing.specs import FullAttentionSpec, LayerSpec, Limits, WindowedSpec
+
+
+def is_kv_cache_type_uniform(specs: Specs) -> bool:
+    """Whether blocks of all layers are alike; False without layers."""
+    return len({spec.type_id for spec in specs.values()}) == 1
+
+
+def unify_hybrid_kv_cache_specs(specs: Specs) -> dict[str, LayerSpec]:
+    """The layers with windows and chunks as full attention, if the model has full attention too.
+
+    Without a layer of full attention they stay as they are. Does not modify specs.
+    """
+    if not any(isinstance(spec, FullAttentionSpec) for spec in specs.values()):
+        return dict(specs)
+    return {name: _as_full(spec) for name, spec in specs.items()}
+
+
+def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
+    """One group of all layers; as many blocks as fit, or `limits.num_blocks`.
+
+    Does not check that a request fits. Raises NoLayers, SpecsDiffer.
+    """
+    if not specs:
+        raise NoLayers
+    groups = create_kv_cache_group_specs(specs, [tuple(specs)])
+    return make_layout(groups, _num_blocks(groups, available_bytes, limits))
+
+
+def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
+    """One group for a model of one kind, or of full attention with windows kept as such.
+
+    Raises NoLayers, NoCacheMemory, NotEnoughMemory, MixedSpecs.
+    """
+    unified = unify_hybrid_kv_cache_specs(specs)
+    check_enough_kv_cache_memory(unified, available_bytes, limits)
+    if not is_kv_cache_type_uniform(unified):
+        kinds = sorted({spec.type_id for spec in unified.values()})
+        raise MixedSpecs(count=len(kinds), type_ids=", ".join(kinds))
+    return make_uniform_config(unified, available_bytes, limits)
+
+
+def make_grouped_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
+    """Groups of equal blocks over one pool, each kind with its own rule; see grouping.py.
+
+    Raises NoLayers, GroupsDoNotFit, NoCacheMemory, NotEnoughMemory.
+    """
+    groups = group_layers(specs)
+    check_need(lambda probe: request_bytes(groups, probe), available_bytes, limits)
+    return make_layout(groups, _num_blocks(groups, available_bytes, limits))
+
+
+def request_bytes(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
+    """Bytes of the blocks that one request of the longest length holds, and of the null block."""
+    blocks = blocks_per_request(groups, limits) + int(limits.null_block)
+    return blocks * block_bytes(groups)
+
+
+def unify_kv_cache_configs(
+    configs: Sequence[KVCacheConfig], *, same_layers: bool = True
+) -> tuple[KVCacheConfig, ...]:
+    """The workers' configurations for one manager: groups in one order, the fewest blocks of all.
+
+    Groups are ordered by type id; those of one type keep their order. Tensors keep their sizes: a
+    worker with more memory uses the first blocks. same_layers: False for the stages of a pipeline,
+    whose layers differ. Does not modify configs.
+    Raises GroupCountDiffers, GroupKindDiffers, GroupLayersDiffer.
+    """
+    if not configs:
+        return ()
+    num_blocks = min(config.num_blocks for config in configs)
+    unified = tuple(
+        attrs.evolve(
+            config,
+            num_blocks=num_blocks,
+            groups=tuple(sorted(config.groups, key=lambda group: group.spec.type_id)),
+        )
+        for config in configs
+    )
+    for rank, config in enumerate(unified[1:], 1):
+        _check_alike(rank, config.groups, unified[0].groups, same_layers)
+    return unified
+
+
+def _check_alike(
+    rank: int,
+    groups: tuple[KVCacheGroupSpec, ...],
+    expected: tuple[KVCacheGroupSpec, ...],
+    same_layers: bool,
+) -> None:
+    if len(groups) != len(expected):
+        raise GroupCountDiffers(
+            rank=rank,
+            count=len(groups),
+            type_ids=_type_ids(groups),
+            expected=len(expected),
+            first=_type_ids(expected),
+        )
+    for index, (group, first) in enumerate(zip(groups, expected, strict=True)):
+        if group.spec != first.spec:
+            raise GroupKindDiffers(
+                rank=rank, group=index, spec=str(group.spec), first=str(first.spec)
+            )
+        names, first_names = set(group.layer_names), set(first.layer_names)
+        if same_layers and names != first_names:
+            raise GroupLayersDiffer(
+                rank=rank,
+                group=index,
+                missing=_listed(first_names - names),
+                extra=_listed(names - first_names),
+            )
+
+
+def _num_blocks(groups: Sequence[KVCacheGroupSpec], available_bytes: int, limits: Limits) -> int:
+    if limits.num_blocks is not None:
+        return limits.num_blocks
+    return max(available_bytes // block_bytes(groups), 0)
+
+
+def _as_full(spec: LayerSpec) -> LayerSpec:
+    if not isinstance(spec, WindowedSpec):
+        return spec
+    return FullAttentionSpec(
+        block_size=spec.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        dtype=spec.dtype,
+        use_mla=spec.use_mla,
+    )
+
+
+def _type_ids(groups: Sequence[KVCacheGroupSpec]) -> str:
+    return ", ".join(group.spec.type_id for group in groups)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of one worker: its groups, its blocks and the tensors that hold them.
+
+Rules: a block of the pool has one slot for each layer of a group, and every group's block has the
+same size in bytes, so that any block can serve any group. A tensor is one slot of all blocks;
+layers of different groups in the same slot share it. A group with fewer layers than slots leaves
+the rest empty. Values are frozen: no call changes its argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.config import Config
+from kvcore.errors import GroupsDoNotFit
+from kvcore.groups import Group
+from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, UnknownLayer
+from kvcore.sizing.memory import Specs
+from kvcore.sizing.specs import LayerSpec, Limits, blocks_of
+
+
+@attrs.frozen
+class KVCacheGroupSpec:
+    """Layers that share one block table."""
+
+    layer_names: tuple[str, ...]
+    spec: LayerSpec
+
+
+@attrs.frozen
+class KVCacheTensor:
+    """One slot of all blocks. shared_by: the layers that have it, of different groups."""
+
+    size_bytes: int
+    shared_by: tuple[str, ...]
+
+
+@attrs.frozen
+class KVCacheConfig:
+    """What a worker allocates and a manager is made for."""
+
+    num_blocks: int
+    tensors: tuple[KVCacheTensor, ...]
+    groups: tuple[KVCacheGroupSpec, ...]
+
+    @property
+    def num_slots(self) -> int:
+        """Layers that a block has room for."""
+        return num_slots(self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all its slots."""
+        return block_bytes(self.groups)
+
+
+def create_kv_cache_group_specs(
+    specs: Specs, grouped_layer_names: Sequence[Sequence[str]]
+) -> tuple[KVCacheGroupSpec, ...]:
+    """One group for each list of layer names, in order.
+
+    Raises EmptyGroup, UnknownLayer, SpecsDiffer.
+    """
+    return tuple(
+        KVCacheGroupSpec(tuple(names), _common_spec(specs, number, names))
+        for number, names in enumerate(grouped_layer_names)
+    )
+
+
+def make_layout(groups: Sequence[KVCacheGroupSpec], num_blocks: int) -> KVCacheConfig:
+    """Blocks and tensors for groups whose blocks have one size.
+
+    Raises NoLayers, GroupsDoNotFit.
+    """
+    if not groups:
+        raise NoLayers
+    check_pages(groups)
+    size_bytes = groups[0].spec.page_bytes * num_blocks
+    tensors = []
+    for slot in range(num_slots(groups)):
+        names = (group.layer_names[slot : slot + 1] for group in groups)
+        tensors.append(KVCacheTensor(size_bytes, tuple(name for found in names for name in found)))
+    return KVCacheConfig(num_blocks, tuple(tensors), tuple(groups))
+
+
+def check_pages(groups: Sequence[KVCacheGroupSpec]) -> None:
+    """Raise GroupsDoNotFit unless all layers have one page size."""
+    pages = [group.spec.page_bytes for group in groups]
+    if len(set(pages)) > 1:
+        names = ", ".join(f"{index} ({each.spec.type_id})" for index, each in enumerate(groups))
+        raise GroupsDoNotFit(groups=names, sizes=", ".join(str(page) for page in pages))
+
+
+def num_slots(groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Layers of the largest group."""
+    return max(len(group.layer_names) for group in groups)
+
+
+def block_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Bytes of one block of the pool."""
+    return num_slots(groups) * groups[0].spec.page_bytes
+
+
+def blocks_per_request(groups: Sequence[KVCacheGroupSpec], limits: Limits) -> int:
+    """Most blocks that one request holds on its way to the longest length, over all groups.
+
+    A windowed group holds no more than its tokens fill, so this is at most the sum of what the
+    layers reserve (`max_blocks`). Cross-attention counts with all its encoder tokens.
+    """
+    total = 0
+    for group in groups:
+        most = group.spec.max_blocks(limits)
+        if group.spec.window is not None:
+            most = min(most, blocks_of(limits.max_model_len, group.spec.block_size))
+        total += most
+    return total
+
+
+def usable_blocks(config: KVCacheConfig, limits: Limits) -> int:
+    """Blocks that can hold tokens."""
+    return max(config.num_blocks - int(limits.null_block), 0)
+
+
+def max_concurrency(config: KVCacheConfig, limits: Limits) -> float:
+    """Requests of the longest length that fit at once, with the fraction.
+
+    One group of full attention: its tokens over the longest length. Else: blocks over the blocks of
+    one request.
+    """
+    blocks = usable_blocks(config, limits)
+    if len(config.groups) == 1 and config.groups[0].spec.keeps_all:
+        return blocks * config.groups[0].spec.block_size / limits.max_model_len
+    return blocks / blocks_per_request(config.groups, limits)
+
+
+def num_cache_tokens(config: KVCacheConfig, limits: Limits) -> int:
+    """Tokens that the blocks hold: with windows, those of requests of the longest length."""
+    blocks = usable_blocks(config, limits)
+    if len(config.groups) == 1 and config.groups[0].spec.keeps_all:
+        return blocks * config.groups[0].spec.block_size
+    return blocks * limits.max_model_len // blocks_per_request(config.groups, limits)
+
+
+def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -> Config:
+    """The configuration of a `KVCacheManager` for these groups and blocks.
+
+    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does.
+    """
+    groups = tuple(
+        Group(
+            group.spec.block_size,
+            kind=group.spec.kind,
+            window=group.spec.window,
+            page_bytes=config.block_bytes,
+        )
+        for group in config.groups
+    )
+    return Config(
+        config.num_blocks,
+        groups=groups,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        null_block=limits.null_block,
+        **options,
+    )
+
+
+def _common_spec(specs: Specs, number: int, names: Sequence[str]) -> LayerSpec:
+    if not names:
+        raise EmptyGroup(group=number)
+    for name in names:
+        if name not in specs:
+            raise UnknownLayer(group=number, layer=name)
+        if specs[name] != specs[names[0]]:
+            raise SpecsDiffer(
+                group=number,
+                layer=name,
+                spec=str(specs[name]),
+                first_layer=names[0],
+                first=str(specs[names[0]]),
+            )
+    return specs[names[0]]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the cache of one full-length request fits, and the longest that does.
+
+Rules: need grows with the length, so the longest length that fits is found by binary search between
+1 and the configured one. A search is only made for a request that does not fit, and changes
+nothing. Source: S001-48 to 56.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from kvcore.sizing.errors import NoCacheMemory, NoLayers, NotEnoughMemory
+from kvcore.sizing.specs import LayerSpec, Limits
+from kvcore.sizing.units import format_gib
+
+Specs = Mapping[str, LayerSpec]
+"""The layers of a model by name, in the model's order."""
+
+
+def max_request_bytes(specs: Specs, limits: Limits) -> int:
+    """Bytes to reserve for one request of the longest length, summed over the layers.
+
+    With `limits.null_block`, one block of every layer more.
+    """
+    null = sum(spec.page_bytes for spec in specs.values()) if limits.null_block else 0
+    return null + sum(spec.max_bytes(limits) for spec in specs.values())
+
+
+def longest_length(need: Callable[[Limits], int], available: int, limits: Limits) -> int:
+    """The greatest length up to `limits.max_model_len` whose need is available; 0 if none is.
+
+    need: amount for one request under these limits, which does not fall as the length grows.
+    """
+    low, high, longest = 1, limits.max_model_len, 0
+    while low <= high:  # at most log2 of the length
+        middle = (low + high) // 2
+        if need(attrs.evolve(limits, max_model_len=middle)) <= available:
+            longest, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return longest
+
+
+def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -> int:
+    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token."""
+    return longest_length(lambda probe: max_request_bytes(specs, probe), available_bytes, limits)
+
+
+def check_enough_kv_cache_memory(specs: Specs, available_bytes: int, limits: Limits) -> None:
+    """Raise NoLayers, NoCacheMemory, or NotEnoughMemory unless one full-length request fits."""
+    if not specs:
+        raise NoLayers
+    check_need(lambda probe: max_request_bytes(specs, probe), available_bytes, limits)
+
+
+def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limits) -> None:
+    """Raise unless what one request of full length needs, in bytes, is available.
+
+    Raises NoCacheMemory, and NotEnoughMemory with the longest length that fits, if any does.
+    """
+    if available_bytes <= 0:
+        raise NoCacheMemory(available=available_bytes)
+    needed_bytes = need(limits)
+    if needed_bytes <= available_bytes:
+        return
+    longest = longest_length(need, available_bytes, limits)
+    hint = f"; the longest request that fits has {longest} tokens" if longest else ""
+    raise NotEnoughMemory(
+        max_model_len=limits.max_model_len,
+        needed=format_gib(needed_bytes),
+        available=format_gib(available_bytes),
+        hint=hint,
+        needed_bytes=needed_bytes,
+        available_bytes=available_bytes,
+        longest_model_len=longest,
+    )

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cache's size depends on, read from a Hugging Face config.json.
+
+Rules: shapes as transformers names them. What is missing, no model's value, or contradicts another
+field is an error that names field and file; the only defaults are those of the model's own family.
+Models that keep something else than keys and values (state-space layers, an indexer) are refused:
+a size without it would be wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from kvcore.groups import Kind
+from kvcore.sizing.errors import (
+    HeadsDoNotSplit,
+    InvalidField,
+    MissingField,
+    UnknownDtype,
+    UnsupportedModel,
+)
+from kvcore.sizing.fields import Fields, read_fields
+from kvcore.sizing.patterns import read_kinds, read_window
+from kvcore.sizing.specs import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LayerSpec,
+    SlidingWindowSpec,
+    check_count,
+)
+from kvcore.sizing.units import read_dtype
+
+MAX_LAYERS = 4096
+MAX_HEADS = 2**16
+
+_HEAD_DIM_OF = {"gpt_oss": 64, "qwen3": 128}
+_GEMMA_HEAD_DIM = 256
+_GEMMA3 = ("gemma3", "gemma3_text")
+_GEMMA3_HEADS, _GEMMA3_KV_HEADS = 8, 4
+
+_STATE = "state-space and linear attention layers are not sized"
+_SHAPES = "layers with shapes of their own are not sized"
+_UNSUPPORTED = {
+    "attn_layer_period": _STATE,
+    "attn_type_list": _STATE,
+    "block_types": _STATE,
+    "hybrid_override_pattern": _STATE,
+    "layers_block_type": _STATE,
+    "linear_attn_config": _STATE,
+    "linear_num_value_heads": _STATE,
+    "mamba_d_ssm": _STATE,
+    "mamba_d_state": _STATE,
+    "ssm_cfg": _STATE,
+    "state_size": _STATE,
+    "global_head_dim": _SHAPES,
+    "hybrid_layer_pattern": _SHAPES,
+    "swa_head_dim": _SHAPES,
+    "index_head_dim": "the indexer's own cache is not sized",
+}
+
+
+@attrs.frozen
+class Layer:
+    """One layer's cache in the whole model, before it is split over devices."""
+
+    kind: Kind
+    num_kv_heads: int
+    head_size: int
+    window: int | None
+
+
+@attrs.frozen
+class Model:
+    """A model's cache. dtype: the weights', None where the file does not say it."""
+
+    file: str
+    model_type: str
+    layers: tuple[Layer, ...]
+    num_heads: int
+    dtype: str | None
+    max_position_embeddings: int | None
+
+
+def read_model(path: str | Path) -> Model:
+    """The model that a config.json describes.
+
+    Raises UnreadableModel, MissingField, InvalidField, ContradictoryFields, UnsupportedModel.
+    """
+    fields = read_fields(path)
+    _check_supported(fields)
+    family = fields.find_text("model_type") or "unknown"
+    num_layers = fields.count("num_hidden_layers", "it counts the layers", most=MAX_LAYERS)
+    num_heads = _read_num_heads(fields, family)
+    kinds = read_kinds(fields, num_layers)
+    if fields.has("kv_lora_rank"):
+        layers = _latent_layers(fields, kinds)
+    else:
+        num_kv_heads = _read_num_kv_heads(fields, family, num_heads)
+        head_size = _read_head_size(fields, family, num_heads)
+        layers = tuple(
+            Layer(kind, num_kv_heads, head_size, read_window(fields, kind)) for kind in kinds
+        )
+    num_shared = fields.find_count("num_kv_shared_layers", least=0) or 0
+    if num_shared >= num_layers:
+        reason = f"{num_shared} of {num_layers} layers would share another's cache"
+        raise fields.contradiction("num_kv_shared_layers", "num_hidden_layers", reason)
+    return Model(
+        file=fields.file,
+        model_type=family,
+        layers=layers[: num_layers - num_shared],
+        num_heads=num_heads,
+        dtype=_read_dtype(fields),
+        max_position_embeddings=fields.find_count("max_position_embeddings"),
+    )
+
+
+def make_layer_specs(
+    model: Model, *, block_size: int = 16, dtype: str | None = None, tensor_parallel: int = 1
+) -> dict[str, LayerSpec]:
+    """The layers as one device keeps them, named `layers.0` and so on.
+
+    dtype: of the cache, the weights' if None. tensor_parallel: devices that share the heads; a
+    device keeps a copy where there are fewer heads than devices, and of a latent vector always.
+    Raises HeadsDoNotSplit, MissingField, InvalidField, UnknownDtype, InvalidCount.
+    """
+    check_count("tensor_parallel", tensor_parallel)
+    kept = _cache_dtype(model, dtype)
+    if model.num_heads % tensor_parallel:
+        raise HeadsDoNotSplit(
+            num_heads=model.num_heads, heads="attention heads", tensor_parallel=tensor_parallel
+        )
+    return {
+        f"layers.{index}": _layer_spec(layer, block_size, kept, tensor_parallel)
+        for index, layer in enumerate(model.layers)
+    }
+
+
+def _cache_dtype(model: Model, dtype: str | None) -> str:
+    if dtype is not None:
+        return read_dtype(dtype)
+    if model.dtype is None:
+        reason = "it is the cache's number format unless another is given"
+        raise MissingField(file=model.file, field="torch_dtype", reason=reason)
+    try:
+        return read_dtype(model.dtype)
+    except UnknownDtype as error:
+        raise InvalidField(
+            file=model.file,
+            field="torch_dtype",
+            value=model.dtype,
+            expected=f"one of {error.fields['known']}, or another must be given",
+        ) from error
+
+
+def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int) -> LayerSpec:
+    if layer.kind == "mla":
+        return FullAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=layer.num_kv_heads,
+            head_size=layer.head_size,
+            dtype=dtype,
+            use_mla=True,
+        )
+    heads = _heads_a_device(layer.num_kv_heads, tensor_parallel)
+    if layer.window is None:
+        return FullAttentionSpec(
+            block_size=block_size, num_kv_heads=heads, head_size=layer.head_size, dtype=dtype
+        )
+    kind = SlidingWindowSpec if layer.kind == "sliding_window" else ChunkedLocalSpec
+    return kind(
+        block_size=block_size,
+        num_kv_heads=heads,
+        head_size=layer.head_size,
+        dtype=dtype,
+        window=layer.window,
+    )
+
+
+def _heads_a_device(num_kv_heads: int, tensor_parallel: int) -> int:
+    fewer, more = sorted((num_kv_heads, tensor_parallel))
+    if more % fewer:
+        raise HeadsDoNotSplit(
+            num_heads=num_kv_heads, heads="key-value heads", tensor_parallel=tensor_parallel
+        )
+    return max(num_kv_heads // tensor_parallel, 1)
+
+
+def _latent_layers(fields: Fields, kinds: tuple[Kind, ...]) -> tuple[Layer, ...]:
+    rank = fields.count("kv_lora_rank", "MLA keeps it")
+    rope = fields.count("qk_rope_head_dim", "MLA keeps it beside kv_lora_rank")
+    if set(kinds) != {"full_attention"}:
+        windowed = "layer_types" if fields.has("layer_types") else "sliding_window"
+        if "chunked_local" in kinds:
+            windowed = "attention_chunk_size"
+        raise fields.contradiction("kv_lora_rank", windowed, "MLA has no window")
+    return tuple(Layer("mla", 1, rank + rope, None) for _ in kinds)
+
+
+def _read_num_heads(fields: Fields, family: str) -> int:
+    found = fields.find_count("num_attention_heads", most=MAX_HEADS)
+    if found is None and family in _GEMMA3:
+        return _GEMMA3_HEADS
+    reason = "heads and their size follow from it"
+    return found or fields.count("num_attention_heads", reason, most=MAX_HEADS)
+
+
+def _read_num_kv_heads(fields: Fields, family: str, num_heads: int) -> int:
+    default = _GEMMA3_KV_HEADS if family in _GEMMA3 else num_heads
+    found = fields.find_count("num_key_value_heads", most=MAX_HEADS) or default
+    if num_heads % found:
+        reason = f"{found} does not divide {num_heads}"
+        raise fields.contradiction("num_key_value_heads", "num_attention_heads", reason)
+    return found
+
+
+def _read_head_size(fields: Fields, family: str, num_heads: int) -> int:
+    default = _GEMMA_HEAD_DIM if family.startswith("gemma") else _HEAD_DIM_OF.get(family)
+    found = fields.find_count("head_dim", most=MAX_HEADS) or default
+    if found is not None:
+        return found
+    hidden_size = fields.count("hidden_size", "without head_dim, a head's size follows from it")
+    if hidden_size % num_heads:
+        reason = f"{num_heads} heads do not divide {hidden_size}, and there is no head_dim"
+        raise fields.contradiction("hidden_size", "num_attention_heads", reason)
+    return hidden_size // num_heads
+
+
+def _read_dtype(fields: Fields) -> str | None:
+    old, new = fields.find_text("torch_dtype"), fields.find_text("dtype")
+    if old is not None and new is not None and old != new:
+        raise fields.contradiction("torch_dtype", "dtype", f"{old} and {new}")
+    said = new or old
+    return None if said is None else said.removeprefix("torch.")
+
+
+def _check_supported(fields: Fields) -> None:
+    for name, reason in _UNSUPPORTED.items():
+        if fields.has(name):
+            value = repr(fields.values[name])
+            raise UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)
+    if fields.find_flag("is_encoder_decoder"):
+        reason = "models with an encoder are sized from specs, not from a file"
+        raise UnsupportedModel(
+            file=fields.file, field="is_encoder_decoder", value="true", reason=reason
+        )

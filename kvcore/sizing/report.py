@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's cache comes to in a given memory, for people and for programs.
+
+Rules: the report is the arithmetic of the manager itself: its groups, its null block, and what it
+lets a request hold. A request that does not fit is an answer here, no error. Sizes are those of one
+device.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import attrs
+
+from kvcore.sizing.configs import request_bytes, unify_hybrid_kv_cache_specs
+from kvcore.sizing.grouping import group_layers
+from kvcore.sizing.layout import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    blocks_per_request,
+    make_layout,
+    num_cache_tokens,
+    usable_blocks,
+)
+from kvcore.sizing.memory import longest_length
+from kvcore.sizing.models import Model, make_layer_specs
+from kvcore.sizing.specs import Limits
+from kvcore.sizing.units import format_gib
+
+
+@attrs.frozen(kw_only=True)
+class SizeReport:
+    """A model's cache in so much memory.
+
+    longest_model_len: the longest request that fits, at most `limits.max_model_len`; 0 if none.
+    """
+
+    model: Model
+    config: KVCacheConfig
+    limits: Limits
+    memory_bytes: int
+    tensor_parallel: int
+    longest_model_len: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether one request of full length fits."""
+        return self.longest_model_len == self.limits.max_model_len
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Most blocks that one request of full length holds."""
+        return blocks_per_request(self.config.groups, self.limits)
+
+    @property
+    def num_full_requests(self) -> int:
+        """Requests of full length that fit at once."""
+        return usable_blocks(self.config, self.limits) // self.blocks_per_request
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(len(each.layer_names) * each.spec.token_bytes for each in self.config.groups)
+
+    @property
+    def lasting_token_bytes(self) -> int:
+        """Bytes of one token in the layers that keep it when every window has passed it."""
+        return sum(
+            len(each.layer_names) * each.spec.token_bytes
+            for each in self.config.groups
+            if each.spec.keeps_all
+        )
+
+
+def size_model(
+    model: Model,
+    memory_bytes: int,
+    limits: Limits,
+    *,
+    block_size: int = 16,
+    dtype: str | None = None,
+    tensor_parallel: int = 1,
+    windows: bool = True,
+) -> SizeReport:
+    """The report for a model.
+
+    memory_bytes: for the cache, on each device. windows: False to keep windows and chunks as full
+    attention in a model that has both. Raises what `make_layer_specs` and `group_layers` raise.
+    """
+    specs = make_layer_specs(
+        model, block_size=block_size, dtype=dtype, tensor_parallel=tensor_parallel
+    )
+    groups = group_layers(specs if windows else unify_hybrid_kv_cache_specs(specs))
+    config = make_layout(groups, memory_bytes // make_layout(groups, 0).block_bytes)
+    return SizeReport(
+        model=model,
+        config=config,
+        limits=limits,
+        memory_bytes=memory_bytes,
+        tensor_parallel=tensor_parallel,
+        longest_model_len=longest_length(
+            lambda probe: request_bytes(groups, probe), memory_bytes, limits
+        ),
+    )
+
+
+def to_json(report: SizeReport) -> dict[str, Any]:
+    """The report as plain data."""
+    config, limits = report.config, report.limits
+    return {
+        "file": report.model.file,
+        "model_type": report.model.model_type,
+        "num_layers": len(report.model.layers),
+        "dtype": config.groups[0].spec.dtype,
+        "tensor_parallel": report.tensor_parallel,
+        "groups": [
+            {
+                "kind": group.spec.kind,
+                "window": group.spec.window,
+                "num_layers": len(group.layer_names),
+                "num_empty_slots": config.num_slots - len(group.layer_names),
+                "block_size": group.spec.block_size,
+                "layer_names": list(group.layer_names),
+            }
+            for group in config.groups
+        ],
+        "token_bytes": report.token_bytes,
+        "lasting_token_bytes": report.lasting_token_bytes,
+        "block_bytes": config.block_bytes,
+        "memory_bytes": report.memory_bytes,
+        "num_blocks": config.num_blocks,
+        "num_usable_blocks": usable_blocks(config, limits),
+        "num_tokens": num_cache_tokens(config, limits),
+        "max_model_len": limits.max_model_len,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "blocks_per_request": report.blocks_per_request,
+        "request_bytes": request_bytes(config.groups, limits),
+        "num_full_requests": report.num_full_requests,
+        "fits": report.fits,
+        "longest_model_len": report.longest_model_len,
+    }
+
+
+def to_text(report: SizeReport) -> str:
+    """The report as lines for people."""
+    lines = [("model", _model_line(report))]
+    if report.tensor_parallel > 1:
+        lines.append(("devices", _devices_line(report)))
+    lines += _group_lines(report.config)
+    lines += _size_lines(report)
+    return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _model_line(report: SizeReport) -> str:
+    dtype = report.config.groups[0].spec.dtype
+    num_layers = len(report.model.layers)
+    kept = f"{_count(num_layers, 'layer')}, cache in {dtype}"
+    return f"{report.model.model_type}: {kept} ({report.model.file})"
+
+
+def _devices_line(report: SizeReport) -> str:
+    spec, layer = report.config.groups[0].spec, report.model.layers[0]
+    if spec.use_mla:
+        part = "the whole latent vector"
+    else:
+        part = f"{spec.num_kv_heads} of {_count(layer.num_kv_heads, 'key-value head')}"
+    return f"{report.tensor_parallel}, each with {part}; sizes below are of one device"
+
+
+def _group_lines(config: KVCacheConfig) -> list[tuple[str, str]]:
+    lines = []
+    for spec, alike in groupby(config.groups, key=lambda group: group.spec):
+        groups: list[KVCacheGroupSpec] = list(alike)
+        num_layers = sum(len(group.layer_names) for group in groups)
+        num_empty = len(groups) * config.num_slots - num_layers
+        window = "" if spec.window is None else f" of {_count(spec.window, 'token')}"
+        text = f"{spec.kind}{window}: {_count(num_layers, 'layer')}"
+        if num_empty:
+            text += f", {_count(num_empty, 'slot')} left empty"
+        text += f", blocks of {_count(spec.block_size, 'token')}"
+        lines.append((_count(len(groups), "group"), text))
+    return lines
+
+
+def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
+    config, limits = report.config, report.limits
+    token = _count(report.token_bytes, "byte")
+    if report.lasting_token_bytes != report.token_bytes:
+        token += f", {report.lasting_token_bytes:,} once every window has passed it"
+    page = config.groups[0].spec.page_bytes
+    slots = _count(config.num_slots, "layer")
+    blocks = _count(config.num_blocks, "block")
+    if limits.null_block:
+        blocks += (
+            f", of which {usable_blocks(config, limits):,} hold tokens (one is the null block)"
+        )
+    length = _count(limits.max_model_len, "token")
+    lines = [
+        ("a token", token),
+        ("a block", f"{_count(config.block_bytes, 'byte')}: {slots} of {page:,}"),
+        ("memory", f"{format_gib(report.memory_bytes)}: {blocks}"),
+        ("tokens", f"{num_cache_tokens(config, limits):,}"),
+        ("a request", f"{_count(report.blocks_per_request, 'block')} for {length}{_steps(report)}"),
+    ]
+    own_length = report.model.max_position_embeddings
+    if own_length is not None and own_length < limits.max_model_len:
+        lines.append(("note", f"the model itself was made for {_count(own_length, 'token')}"))
+    if report.fits:
+        return [*lines, ("fits", f"{_count(report.num_full_requests, 'request')} of {length}")]
+    needed = format_gib(request_bytes(config.groups, limits))
+    longest = "not even one token would"
+    if report.longest_model_len:
+        longest = f"the longest that would has {_count(report.longest_model_len, 'token')}"
+    return [*lines, ("too small", f"a request of {length} needs {needed}; {longest}")]
+
+
+def _steps(report: SizeReport) -> str:
+    batched = report.limits.max_num_batched_tokens
+    if batched is None or all(group.spec.window is None for group in report.config.groups):
+        return ""
+    return f", at most {batched:,} of them computed in one step"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a layer keeps its cache: frozen values that know their sizes in bytes.
+
+Rules: a page is what one block takes in one layer. What a request can hold at once follows from its
+kind alone: full attention and MLA keep everything, a window and a chunk keep what the next query
+can still see and what one step adds, cross-attention keeps the encoder's tokens. Sizes are exact
+integers; a spec that cannot work is refused when it is made.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from kvcore.errors import InvalidCount, WrongArgument
+from kvcore.groups import Kind
+from kvcore.sizing.errors import WindowOnLatent
+from kvcore.sizing.units import DTYPE_BYTES, read_dtype
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What bounds one request, and what is set for the pool.
+
+    max_model_len: longest request in tokens. max_num_batched_tokens: most tokens that one step
+    adds, as many as the longest request if None. num_blocks: blocks of the pool, whatever the
+    memory would give. null_block: count the block that a `kvcore.Config` sets aside for positions
+    out of every window. Raises InvalidCount, WrongArgument.
+    """
+
+    max_model_len: int
+    max_num_batched_tokens: int | None = None
+    num_blocks: int | None = None
+    null_block: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_count("max_model_len", self.max_model_len)
+        if self.max_num_batched_tokens is not None:
+            check_count("max_num_batched_tokens", self.max_num_batched_tokens)
+        if self.num_blocks is not None:
+            check_count("num_blocks", self.num_blocks)
+
+    def max_tokens_with(self, num_kept: int) -> int:
+        """Most tokens that a request holds which keeps so many and computes one step more."""
+        batched = self.max_num_batched_tokens
+        step = self.max_model_len if batched is None else batched
+        return min(num_kept + step, self.max_model_len)
+
+
+@attrs.frozen(kw_only=True)
+class LayerSpec:
+    """One layer's cache.
+
+    block_size: tokens a block. num_kv_heads, head_size: of what one device keeps. dtype: a key of
+    `DTYPE_BYTES`. use_mla: one latent vector a token instead of a key and a value a head.
+    Raises InvalidCount, WrongArgument, UnknownDtype.
+    """
+
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    use_mla: bool = False
+
+    name: ClassVar[Kind]
+    keeps_all: ClassVar[bool] = False
+    """Whether a request's blocks grow with its length without bound."""
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("block_size", "num_kv_heads", "head_size"):
+            check_count(name, getattr(self, name))
+        object.__setattr__(self, "dtype", read_dtype(self.dtype))
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of a `kvcore.Group` of such layers."""
+        return self.name
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a query sees, or tokens a chunk; None without such a bound."""
+        return None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        vectors = 1 if self.use_mla else 2
+        return vectors * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.block_size * self.token_bytes
+
+    @property
+    def type_id(self) -> str:
+        """Text that is equal where blocks of two layers are alike."""
+        return f"{self.kind}_{self.block_size}_{self.page_bytes}"
+
+    def max_blocks(self, limits: Limits) -> int:
+        """Blocks to reserve for one request of the longest length."""
+        return blocks_of(limits.max_model_len, self.block_size)
+
+    def max_bytes(self, limits: Limits) -> int:
+        """Bytes to reserve for one request of the longest length."""
+        return self.max_blocks(limits) * self.page_bytes
+
+
+@attrs.frozen(kw_only=True)
+class FullAttentionSpec(LayerSpec):
+    """Every query sees all tokens before it; with `use_mla` as latent vectors."""
+
+    name: ClassVar[Kind] = "full_attention"
+    keeps_all: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of a `kvcore.Group` of such layers."""
+        return "mla" if self.use_mla else self.name
+
+
+@attrs.frozen(kw_only=True)
+class WindowedSpec(LayerSpec):
+    """What a sliding window and a chunk have in common. Raises WindowOnLatent too."""
+
+    window: int
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("window", self.window)
+        if self.use_mla:
+            raise WindowOnLatent(kind=self.kind, window=self.window)
+
+    @property
+    def type_id(self) -> str:
+        """Text that is equal where blocks of two layers are alike."""
+        return f"{self.kind}_{self.window}_{self.block_size}_{self.page_bytes}"
+
+
+@attrs.frozen(kw_only=True)
+class SlidingWindowSpec(WindowedSpec):
+    """A query sees `window` tokens, itself included."""
+
+    name: ClassVar[Kind] = "sliding_window"
+
+    def max_blocks(self, limits: Limits) -> int:
+        """The window before a step, the step, and one block: a window may start within one."""
+        return blocks_of(limits.max_tokens_with(self.window - 1), self.block_size) + 1
+
+
+@attrs.frozen(kw_only=True)
+class ChunkedLocalSpec(WindowedSpec):
+    """A query sees what is before it in its chunk of `window` tokens."""
+
+    name: ClassVar[Kind] = "chunked_local"
+
+    def max_blocks(self, limits: Limits) -> int:
+        """The chunk before a step and the step."""
+        return blocks_of(limits.max_tokens_with(self.window), self.block_size)
+
+
+@attrs.frozen(kw_only=True)
+class CrossAttentionSpec(LayerSpec):
+    """A query sees the encoder's tokens, at most `max_encoder_tokens` a request."""
+
+    max_encoder_tokens: int
+
+    name: ClassVar[Kind] = "cross_attention"
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("max_encoder_tokens", self.max_encoder_tokens)
+
+    def max_blocks(self, limits: Limits) -> int:  # noqa: ARG002 - the length bounds the decoder
+        """The encoder's tokens, whatever the request's length."""
+        return blocks_of(self.max_encoder_tokens, self.block_size)
+
+
+def blocks_of(num_tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens take."""
+    return -(-num_tokens // block_size)
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise WrongArgument unless an integer, InvalidCount if below `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise WrongArgument(name=name, expected="an integer", value=repr(value))
+    if value < least:
+        raise InvalidCount(name=name, value=value, least=least)

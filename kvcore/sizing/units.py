@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Amounts of memory and number formats, as people write them.
+
+Rules: sizes are exact integers of bytes; text is rounded only when it is shown. `GiB` is 2**30 and
+`GB` is 10**9; a unit that could mean either (`80G`) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from kvcore.sizing.errors import InvalidMemory, UnknownDtype
+
+GIB = 2**30
+MAX_MEMORY_BYTES = 2**50
+"""A PiB on one device is a slip of the pen."""
+
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+_SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    unit: size
+    for power, letter in enumerate("kmgt", 1)
+    for unit, size in ((f"{letter}ib", 2 ** (10 * power)), (f"{letter}b", 10 ** (3 * power)))
+}
+_AMOUNT = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)", re.ASCII)
+
+
+def read_dtype(text: str) -> str:
+    """The full name of a number format. Raises UnknownDtype."""
+    name = _SHORT.get(text.lower(), text.lower())
+    if name not in DTYPE_BYTES:
+        raise UnknownDtype(value=text, known=", ".join(DTYPE_BYTES))
+    return name
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of an amount like `80GiB`, `80 GB`, `512MiB` or `1073741824`, rounded down.
+
+    Raises InvalidMemory: no amount, an unknown unit, less than a byte, more than a PiB.
+    """
+    found = _AMOUNT.fullmatch(text.strip().lower())
+    if found is None:
+        raise InvalidMemory(value=repr(text), reason="must be a number and a unit, like 80GiB")
+    sign, number, unit = found.groups()
+    if unit not in _UNITS:
+        reason = f"unit {unit} is none of bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        raise InvalidMemory(value=repr(text), reason=reason)
+    size = int(Decimal(number) * _UNITS[unit])
+    if sign == "-" or size < 1:
+        raise InvalidMemory(value=repr(text), reason="must be at least 1 byte")
+    if size > MAX_MEMORY_BYTES:
+        raise InvalidMemory(value=repr(text), reason="must be at most 1024 TiB")
+    return size
+
+
+def format_gib(num_bytes: int) -> str:
+    """Bytes as GiB with two decimals."""
+    return f"{num_bytes / GIB:.2f} GiB"
