@@ -19,7 +19,9 @@ rust/src/trace.rs.
       = 3 4 5 6 7 8 9
 
 (The explanations on the right are not part of the format.) A key reads as the tokens of its whole
-prefix, so `Evict 1(0-7)` needs no hash. The calls are listed in `trace_calls.py`.
+prefix, so `Evict 1(0-7)` needs no hash. Several groups read
+`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
+calls are listed in `trace_calls.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import attrs
 
 from kvcore.config import Config
 from kvcore.errors import KvcoreError, TraceError
-from kvcore.groups import Group
+from kvcore.groups import KINDS, Group
 from kvcore.trace_calls import BadCall, Runner
 
 YES_NO = {"yes": True, "no": False}
@@ -128,13 +130,28 @@ def _parse_config(words: list[str], source: str, line: int) -> Config:
         if not equals:
             raise TraceError(source=source, line=line, reason=f"{word!r} is not name=value")
         options[name] = YES_NO[value] if value in YES_NO else _number_or_name(value)
-    zero = options.pop("zero_new_blocks", False)
-    group = Group(options.pop("block_size", 16), zero_new_blocks=zero)
-    options["groups"] = (group,) * options.pop("num_groups", 1)
     try:
+        size, groups = options.pop("block_size", 16), options.pop("groups", None)
+        words = [f"full_attention:{size}"] if groups is None else groups.split(",")
+        options["groups"] = tuple(_parse_group(word) for word in words)
         return Config(**options)
-    except (KvcoreError, TypeError) as error:
+    except (KvcoreError, TypeError, ValueError) as error:
         raise TraceError(source=source, line=line, reason=str(error)) from error
+
+
+def _parse_group(word: str) -> Group:
+    text, *flags = word.split("+")
+    kind, size, *window = text.split(":")
+    unknown = set(flags) - {"eagle", "zero"}
+    if kind not in KINDS or len(window) > 1 or unknown:
+        raise ValueError(f"{word!r} is not kind:block_size[:window][+eagle][+zero]")
+    return Group(
+        int(size),
+        kind=kind,
+        window=int(window[0]) if window else None,
+        eagle="eagle" in flags,
+        zero_new_blocks="zero" in flags,
+    )
 
 
 def _number_or_name(value: str) -> int | str:

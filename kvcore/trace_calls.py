@@ -6,17 +6,22 @@ one that the request's last `get_computed_blocks` gave. After each call every in
 What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
 that. Twin: rust/src/trace_calls.rs.
 
-    add_request r0 0-14        add_tokens r0 15-18        remove_request r0
-    get_computed_blocks r0     cache_blocks r0 8          append r0=15 r1=7
-    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [delay] [whole]      and can_allocate
+    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [skip]
+    add_tokens r0 15-18        remove_request r0          append r0=15 r1=7
+    add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
+    get_computed_blocks r0     cache_blocks r0 8          remove_skipped_blocks r0 8
+    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [whole]
+    can_allocate               with the same words
     free r0                    fork r0 r1                 truncate r0 5
     swap_out r0 r1             swap_in r0 r1              pin 3 4
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
     take_batch                 take_events                take_stats
+    take_new_block_ids         new_step_starts
     queue, host_queue          free queues, front first
     owners, keys               blocks that have any, by id
     table r0                   host_table r0              computed r0
     status r0                  row r0                     common r0
+    drafts r0
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from typing import Any, Literal
 from kvcore.block_pool import BlockPool
 from kvcore.config import Config
 from kvcore.errors import KvcoreError
+from kvcore.extra_keys import LoRA, MediaItem
 from kvcore.manager import KVCacheManager
 from kvcore.state import State
 from kvcore.trace_text import (
@@ -40,7 +46,12 @@ from kvcore.trace_text import (
 )
 from kvcore.values import Hit, KVCacheBlocks, Request
 
-OPTIONS = {"lookahead": "num_lookahead_tokens", "external": "num_external_computed_tokens"}
+OPTIONS = {
+    "lookahead": "num_lookahead_tokens",
+    "external": "num_external_computed_tokens",
+    "encoder": "num_encoder_tokens",
+    "reserved": "reserved_blocks",
+}
 FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
 
 
@@ -81,14 +92,40 @@ class Runner:
         events = after.events[len(before.events) :]
         return write_commands(commands, self._names) + write_events(events, self._names)
 
-    def add_request(self, request_id: str, tokens: str) -> str:
-        return f"row {self.manager.add_request(Request(request_id, read_tokens(tokens)))}"
+    def add_request(self, request_id: str, tokens: str, *words: str) -> str:
+        options: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name == "lora":
+                options["lora"] = LoRA(value)
+            elif name == "media":
+                options["media"] = [_read_media(item) for item in value.split(",")]
+            elif name == "salt":
+                options["cache_salt"] = value
+            elif word == "skip":
+                options["skip_reading_prefix_cache"] = True
+            else:
+                raise KeyError(word)
+        request = Request(request_id, read_tokens(tokens), **options)
+        return f"row {self.manager.add_request(request)}"
 
     def add_tokens(self, request_id: str, tokens: str) -> None:
         self.manager.add_tokens(request_id, read_tokens(tokens))
 
     def remove_request(self, request_id: str) -> None:
         self.manager.remove_request(request_id)
+
+    def add_drafts(self, request_id: str, tokens: str) -> None:
+        self.manager.add_drafts(request_id, read_tokens(tokens))
+
+    def accept(self, request_id: str, count: str) -> None:
+        self.manager.accept(request_id, int(count))
+
+    def rewind(self, count: str, *request_ids: str) -> None:
+        self.manager.rewind(request_ids, int(count))
+
+    def remove_skipped_blocks(self, request_id: str, count: str) -> None:
+        self.manager.remove_skipped_blocks(request_id, int(count))
 
     def get_computed_blocks(self, request_id: str) -> Hit:
         self._hits[request_id] = self.manager.get_computed_blocks(request_id)
@@ -164,6 +201,12 @@ class Runner:
     def take_stats(self) -> object:
         return self.manager.take_stats()
 
+    def take_new_block_ids(self) -> str:
+        return write_ids(self.manager.take_new_block_ids())
+
+    def new_step_starts(self) -> None:
+        self.manager.new_step_starts()
+
     def queue(self) -> str:
         return write_ids(self.manager.state().device.queue)
 
@@ -194,6 +237,9 @@ class Runner:
     def computed(self, request_id: str) -> int:
         return self.manager.num_computed_tokens(request_id)
 
+    def drafts(self, request_id: str) -> int:
+        return self.manager.num_draft_tokens(request_id)
+
     def status(self, request_id: str) -> str:
         return self.manager.status(request_id).value
 
@@ -202,6 +248,12 @@ class Runner:
 
     def common(self, request_id: str) -> str:
         return write_ids(self.manager.get_num_common_prefix_blocks(request_id))
+
+
+def _read_media(word: str) -> MediaItem:
+    identifier, _, place = word.partition("@")
+    offset, _, length = place.partition("+")
+    return MediaItem(identifier, int(offset), int(length))
 
 
 CALLS: dict[str, Callable[..., object]] = {

@@ -2,8 +2,9 @@
 """How traces write tokens, keys, commands, events and values.
 
 Rules: one line says one thing; consecutive commands of one kind (and, for table changes, of one row
-and group) share a line. A content key reads as the tokens of its prefix in parentheses, with
-`@group` behind it in every group but the first. Twin: rust/src/trace_text.rs.
+and group) share a line. A content key reads as the tokens of its prefix in parentheses, its extra
+keys behind them after `;`, and `@group` behind that in every group but the first. Twin:
+rust/src/trace_text.rs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import groupby
 from kvcore.commands import Command, CopyOnWrite, CutTable, Evict, Free, SetTable, SwapIn, SwapOut
 from kvcore.errors import KvcoreError
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.extra_keys import ExtraKeys
 from kvcore.hashing import HASH_SIZE
 from kvcore.state import State
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
@@ -27,11 +29,12 @@ class Names:
 
     def learn(self, state: State) -> None:
         """Take in the hashes of all requests of a state."""
-        size = state.config.block_size
+        size = state.config.hash_block_size
         for request in state.requests.values():
             for position, block_hash in enumerate(request.block_hashes):
                 prefix = request.tokens[: (position + 1) * size]
-                self._prefixes.setdefault(block_hash, f"({write_tokens(prefix)})")
+                marks = write_marks(request.extra_keys, len(prefix))
+                self._prefixes.setdefault(block_hash, f"({write_tokens(prefix)}{marks})")
 
     def block_hash(self, block_hash: bytes) -> str:
         """The prefix of a block hash."""
@@ -59,6 +62,16 @@ def write_tokens(tokens: Sequence[int]) -> str:
         values = [token for _, token in run]
         parts.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
     return ",".join(parts)
+
+
+def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
+    """The extra keys of a prefix, each behind `;`."""
+    marks = [] if extra_keys.lora is None else [f"lora={extra_keys.lora.name}"]
+    media = (item for item in extra_keys.media if item.offset < num_tokens)
+    marks += (f"media={item.identifier}@{item.offset}+{item.length}" for item in media)
+    if extra_keys.cache_salt is not None:
+        marks.append(f"salt={extra_keys.cache_salt}")
+    return "".join(f";{mark}" for mark in marks)
 
 
 def write_ids(ids: Iterable[int]) -> str:
