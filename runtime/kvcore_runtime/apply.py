@@ -29,6 +29,7 @@ from kvcore_runtime.segments import (
     run_segments,
 )
 from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.visibility import Visibility
 
 KIND, SEGMENT, A, B, _, D = range(len(COLUMNS))
 _COPYING = torch.tensor(COPYING, dtype=torch.int32)
@@ -39,18 +40,26 @@ _KNOWN = torch.tensor(sorted(KINDS), dtype=torch.int32)
 class Runtime:
     """One cache and its tables, and the number of the batch that is next.
 
-    next_number: the first batch to come; a new manager's is 0.
+    kept: what each cache group keeps for a query, everything if not said; guard mode takes what is
+    behind for not read. next_number: the first batch to come; a new manager's is 0.
     """
 
-    def __init__(self, cache: Cache, tables: BlockTables, *, next_number: int = 0) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        tables: BlockTables,
+        *,
+        kept: Sequence[Visibility] = (),
+        next_number: int = 0,
+    ) -> None:
         self.cache = cache
         self.tables = tables
         self.next_number = next_number
-        self.guard = Guard(cache) if cache.guard else None
+        self.guard = Guard(cache, kept) if cache.guard else None
 
     @property
     def slots(self) -> Tensor:
-        """The persistent slot mapping, [max_tokens] int32; `tables.slot_mapping` fills it."""
+        """The persistent slot mappings, [num_groups, max_tokens] int32; `tables` fills them."""
         return self.tables.slots
 
     def apply(self, batch: Batch, run: Run = run_segments) -> None:
@@ -74,24 +83,35 @@ class Runtime:
         self.next_number += 1
 
     def check_reads(
-        self, rows: Sequence[int], lengths: Sequence[int], requests: Sequence[str]
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
     ) -> None:
         """In guard mode check what the forward pass of the last batch will read; else do nothing.
 
-        lengths: tokens of each row, this step's included. Raises StaleRead.
+        starts: the first position of each row that the step computes. lengths: tokens of each row,
+        this step's included. Raises StaleRead.
         """
         if self.guard is not None:
-            self.guard.check_reads(self.tables, rows, lengths, requests, self.next_number - 1)
+            last = self.next_number - 1
+            self.guard.check_reads(self.tables, rows, starts, lengths, requests, last)
 
     def check_content(
-        self, rows: Sequence[int], lengths: Sequence[int], requests: Sequence[str]
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
     ) -> None:
         """In guard mode check that the forward pass of the last batch left no slot unwritten.
 
-        Raises StaleRead.
+        Arguments as for `check_reads`. Raises StaleRead.
         """
         if self.guard is not None:
-            self.guard.check_content(self.tables, rows, lengths, requests, self.next_number - 1)
+            last = self.next_number - 1
+            self.guard.check_content(self.tables, rows, starts, lengths, requests, last)
 
     def _run_guarded(self, guard: Guard, columns: Tensor, number: int) -> None:
         for kind, segment, a, b, _, _ in columns.t().tolist():

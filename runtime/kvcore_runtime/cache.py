@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache tensors: one device tier, one host tier, both in one layout.
 
-Rules: a tier is allocated once and never moves, so that views, graphs and transfers may keep its
-address. The host tier is pinned where the device is a GPU. With guard mode on, storage starts as
-NaN (guard.py says what follows); otherwise it starts as zeros. Block 0 may be kvcore's null block:
-nothing here treats it apart.
+Rules: blocks of all cache groups come from one pool; a block's page holds as many layers and tokens
+as its group says, which take the same bytes in every group. A tier is allocated once and never
+moves, so that views, graphs and transfers may keep its address. The host tier is pinned where the
+device is a GPU. With guard mode on, storage starts as NaN (guard.py says what follows); otherwise
+it starts as zeros. Block 0 may be kvcore's null block: nothing here treats it apart.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
-from kvcore_runtime.cache_errors import InvalidSize, LayerOutOfRange
+from kvcore_runtime.cache_errors import GroupOutOfRange, InvalidSize, LayerOutOfRange
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.memory import allocate
 
@@ -44,11 +46,34 @@ class Tier:
         return self.pieces.shape[2] * self.pieces.element_size()
 
 
+class GroupLayers:
+    """The device blocks as one cache group sees them.
+
+    data: [num_blocks, *layout.page_shape], a view. layout: of the group's blocks.
+    """
+
+    def __init__(self, blocks: Tensor, layout: CacheLayout) -> None:
+        self.layout = layout
+        shape = layout.shape(blocks.shape[0])
+        self.data = blocks if tuple(blocks.shape) == shape else blocks.view(shape)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, as strided views that may be written.
+
+        Each is [num_blocks, block_size, num_kv_heads, head_dim]. Raises LayerOutOfRange.
+        """
+        if not 0 <= layer < self.layout.num_layers:
+            count = self.layout.num_layers
+            raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
+        return self.data[:, layer, 0], self.data[:, layer, 1]
+
+
 class Cache:
     """Device and host tier of one pool of blocks.
 
-    num_blocks: device blocks, the null block included. num_host_blocks: 0 for no host tier.
-    Raises InvalidSize.
+    layout: of the blocks of group 0. num_blocks: device blocks, the null block included.
+    num_host_blocks: 0 for no host tier. groups: (layers, tokens a block) of every group, one of all
+    the layout's layers if not said. Raises InvalidSize, InvalidLayout.
     """
 
     def __init__(
@@ -58,6 +83,8 @@ class Cache:
         num_host_blocks: int = 0,
         device: torch.device | str = "cpu",
         guard: bool = False,
+        *,
+        groups: Sequence[tuple[int, int]] = (),
     ) -> None:
         _check_size("num_blocks", num_blocks, 1)
         _check_size("num_host_blocks", num_host_blocks, 0)
@@ -71,6 +98,9 @@ class Cache:
         pin = on_gpu and num_host_blocks > 0
         self.host_blocks = _make_tier("host", layout, num_host_blocks, host, pin, fill)
         self._side_stream: torch.cuda.Stream | None = None
+        shapes = groups or [(layout.num_layers, layout.block_size)]
+        layouts = [layout.regrouped(*each) for each in shapes]
+        self.groups = tuple(GroupLayers(self.blocks.data, each) for each in layouts)
 
     @property
     def num_blocks(self) -> int:
@@ -82,15 +112,15 @@ class Cache:
         """Host blocks."""
         return self.host_blocks.num_blocks
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, as strided views that may be written.
+    def layer(self, layer: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer of a group; see `GroupLayers.layer`.
 
-        Each is [num_blocks, block_size, num_kv_heads, head_dim]. Raises LayerOutOfRange.
+        Raises GroupOutOfRange, LayerOutOfRange.
         """
-        if not 0 <= layer < self.layout.num_layers:
-            count = self.layout.num_layers
-            raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
-        return self.blocks.data[:, layer, 0], self.blocks.data[:, layer, 1]
+        if not 0 <= group < len(self.groups):
+            count = len(self.groups)
+            raise GroupOutOfRange(group=group, num_groups=count, last=count - 1)
+        return self.groups[group].layer(layer)
 
     def side_stream(self) -> torch.cuda.Stream:
         """The stream that swaps run on, beside the current one; only where the device is a GPU."""

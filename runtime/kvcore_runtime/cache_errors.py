@@ -41,10 +41,31 @@ class InvalidSize(CacheError):
     message = "{name}={value} must be an integer of at least {least}"
 
 
+class GroupsDoNotHoldModel(CacheError):
+    """The manager's groups do not hold the layers of the model."""
+
+    message = "the groups do not fit the model: {reason}"
+
+
+class UnequalPages(CacheError):
+    """Blocks of all groups come from one pool, so they take the same bytes."""
+
+    message = (
+        "group {group} has {layers} layers with blocks of {block_size} tokens, group 0 has "
+        "{first_layers} with blocks of {first_block_size}: their pages differ in size"
+    )
+
+
 class LayerOutOfRange(CacheError):
     """The cache has no such layer."""
 
     message = "layer {layer} is not one of the {num_layers} layers 0 to {last}"
+
+
+class GroupOutOfRange(CacheError):
+    """The cache has no such group."""
+
+    message = "group {group} is not one of the {num_groups} groups 0 to {last}"
 
 
 class BlockOutOfRange(CacheError):

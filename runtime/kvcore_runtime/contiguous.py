@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference path: one contiguous key-value tensor a request.
 
-Nothing here knows of blocks, tables or kvcore. It is what the engine's answers are checked
-against, and the base line of its speed. All requests advance in lock step, in one batch.
+Nothing here knows of blocks, tables or kvcore: each request keeps all its keys, and what a layer's
+window does not show is masked. It is what the engine's answers are checked against, and the base
+line of its speed. All requests advance in lock step, in one batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model import Llama, LlamaConfig
 from kvcore_runtime.ragged import RaggedStep
 from kvcore_runtime.sampling import FinishReason, Sampling, finish_reason, sample
+from kvcore_runtime.visibility import FULL
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -30,6 +32,7 @@ class ContiguousCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
+        self.visibilities = config.layer_visibilities
         shape = (config.num_layers, 2, num_tokens_max, config.num_kv_heads, config.head_dim)
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -61,12 +64,18 @@ class ContiguousAttention:
                     num_tokens_max=cache.num_tokens_max,
                 )
         self._caches = tuple(caches)
-        self.step = RaggedStep(
-            query_lens=tuple(query_lens),
-            seq_lens=tuple(seq_lens),
-            invariant=invariant,
-            device=caches[0].tensor.device if caches else torch.device("cpu"),
-        )
+        self._visibilities = caches[0].visibilities if caches else (FULL,)
+        self._steps = {
+            visibility: RaggedStep(
+                query_lens=tuple(query_lens),
+                seq_lens=tuple(seq_lens),
+                invariant=invariant,
+                device=caches[0].tensor.device if caches else torch.device("cpu"),
+                visibility=visibility,
+            )
+            for visibility in set(self._visibilities)
+        }
+        self.step = self._steps[self._visibilities[0]]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step to their requests' tensors, then attend. See `Attention`."""
@@ -78,7 +87,7 @@ class ContiguousAttention:
             values[seq_len - query_len : seq_len] = v[start : start + query_len]
             keys_values.append((keys[:seq_len], values[:seq_len]))
             start += query_len
-        return self.step.attend(q, keys_values)
+        return self._steps[self._visibilities[layer]].attend(q, keys_values)
 
 
 @attrs.frozen(kw_only=True, eq=False)

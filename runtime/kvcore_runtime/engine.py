@@ -8,12 +8,15 @@ in this order: a taken batch counts as executed.
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
 then, so the children share all of it, the partial last block too, and the manager copies that
 block when one of them writes into it.
+
+Drafts are guesses that are computed in the step of the token they follow (drafts.py). Keys and
+values of other engines come and go through an exchange (exchange.py).
 """
 
 import collections
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 import torch
@@ -21,18 +24,16 @@ from torch import Tensor
 
 from kvcore import Config, KVCacheManager, Request
 from kvcore.commands import Batch
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.attention import PagedAttention
-from kvcore_runtime.cache import Cache
 from kvcore_runtime.contiguous import Decode
+from kvcore_runtime.drafts import Drafter, count_accepted
 from kvcore_runtime.engine_errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
-from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.exchange import Exchange
+from kvcore_runtime.forward import Forward, make_runtime
 from kvcore_runtime.metrics import Metrics, timed
 from kvcore_runtime.model import Llama
 from kvcore_runtime.sampling import finish_reason, sample
 from kvcore_runtime.scheduler import Chunk, Preemption, Scheduler
 from kvcore_runtime.sequence import Completion, GenerationRequest, Sequence, name_sequence
-from kvcore_runtime.tables import BlockTables
 
 Observer = Callable[["Engine", Batch], None]
 """Called in every step, after the batch was applied: to record, to draw, to test."""
@@ -44,14 +45,15 @@ class EngineOptions:
 
     backend: of the manager; None for the twin where it is built. token_budget: positions a step
     computes at most. max_sequences: sequences known to the manager at a time, each with a row of
-    the block tables; more wait outside. guard: check every read of a block (guard.py).
-    keep_logits: hand out the logits behind every token.
+    the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
+    read of a block (guard.py). keep_logits: hand out the logits behind every token.
     """
 
     backend: Literal["rust", "python"] | None = None
     token_budget: int = 256
     max_sequences: int = 64
     preemption: Preemption = "swap"
+    drafter: Drafter | None = None
     guard: bool = False
     keep_logits: bool = False
 
@@ -62,11 +64,20 @@ class EngineOptions:
                 raise InvalidOption(name=name, value=value, least=1)
 
 
+class _Asker(NamedTuple):
+    """A sequence that samples, its drafts, and the rows of logits behind them."""
+
+    sequence: Sequence
+    drafts: tuple[int, ...]
+    rows: range
+
+
 class Engine:
     """Answers requests with one model out of one pool of blocks.
 
-    config: of the manager; one group, whose blocks hold all layers of the model. decode: ids to
-    text, needed for stop strings only. observe: see `Observer`.
+    config: of the manager; its groups hold the layers of the model (layer_groups.py). exchange:
+    makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
+    strings only. observe: see `Observer`. Raises GroupsDoNotHoldModel, UnequalPages, InvalidOption.
     """
 
     def __init__(
@@ -75,6 +86,7 @@ class Engine:
         config: Config,
         options: EngineOptions | None = None,
         *,
+        exchange: Callable[["Engine"], Exchange] | None = None,
         decode: Decode | None = None,
         observe: Observer | None = None,
     ) -> None:
@@ -82,12 +94,23 @@ class Engine:
         self.options = options or EngineOptions()
         self.metrics = Metrics()
         self.manager = timed(KVCacheManager(config, self.options.backend), self.metrics)
+        _check_budget(config, self.options)
+        self.runtime, groups = make_runtime(
+            model,
+            config,
+            max_rows=self.options.max_sequences,
+            max_tokens=self.options.token_budget,
+            guard=self.options.guard,
+        )
+        self._forward = Forward(model, self.runtime, groups)
+        self.exchange = Exchange() if exchange is None else exchange(self)
         self.scheduler = Scheduler(
             self.manager,
             token_budget=self.options.token_budget,
             preemption=self.options.preemption,
+            drafter=self.options.drafter,
+            exchange=self.exchange,
         )
-        self.runtime = _make_runtime(model, config, self.options)
         self._decode = decode
         self._observe = observe
         self._backlog: collections.deque[GenerationRequest] = collections.deque()
@@ -97,7 +120,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is on its way."""
-        return not self._open
+        return not self._open and not self.exchange.is_busy
 
     def add_request(self, request: GenerationRequest) -> None:
         """Take a request in. Raises RepeatedRequest, NeverFits; then nothing has changed."""
@@ -124,19 +147,22 @@ class Engine:
             return []
         started = time.perf_counter()
         self._take_in()
+        was_busy = self.exchange.is_busy
         chunks = self.scheduler.schedule()
+        was_busy = was_busy or self.exchange.is_busy
         batch = self.manager.take_batch()
         self.runtime.apply(batch)
         if self._observe is not None:
             self._observe(self, batch)
-        if not chunks:
+        if not chunks and not was_busy:
             raise EngineStuck(
                 num_unfinished=len(self.scheduler.unfinished()),
                 num_free_blocks=self.manager.num_free_blocks,
             )
-        logits = self._forward(chunks)
         self.metrics.count_step(batch, chunks, self.manager.usage)
-        completions = self._sample([each.sequence for each in chunks if each.is_last], logits)
+        for sequence in self.exchange.poll():
+            self.scheduler.loaded(sequence)
+        completions = self._compute(chunks) if chunks else []
         self.metrics.seconds += time.perf_counter() - started
         return completions
 
@@ -174,63 +200,71 @@ class Engine:
             self.scheduler.add(Sequence(request, arrival=self._num_arrived, row=row))
             self._num_arrived += 1
 
-    def _forward(self, chunks: list[Chunk]) -> Tensor:
-        """Compute the chunks; returns the logits behind those that end at their last token."""
-        runtime, device = self.runtime, self.model.device
-        names = [each.sequence.sequence_id for each in chunks]
-        rows = [each.sequence.row for each in chunks]
-        starts = [each.start for each in chunks]
-        ends = [each.end for each in chunks]
-        query_lens = [each.end - each.start for each in chunks]
-        runtime.check_reads(rows, ends, names)
-        attention = PagedAttention(
-            runtime.cache,
-            block_tables=runtime.tables.blocks[0][torch.tensor(rows, device=device)],
-            slot_mapping=runtime.tables.slot_mapping(
-                torch.tensor(rows), torch.tensor(starts), torch.tensor(query_lens)
-            ),
-            query_lens=query_lens,
-            seq_lens=ends,
-            invariant=self.model.invariant,
-        )
-        token_ids = [t for each in chunks for t in each.sequence.tokens(each.start, each.end)]
-        wanted = torch.tensor([each.is_last for each in chunks], device=device)
-        logits = self.model.forward(
-            torch.tensor(token_ids, device=device),
-            attention.step.positions(),
-            attention,
-            attention.step.last_rows()[wanted],
-        )
-        runtime.check_content(rows, ends, names)
-        return logits
-
-    def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Completion]:
-        """Give each sequence its next token; at a prompt's end fork its other samples first."""
-        samplers: list[Sequence] = []
-        rows: list[int] = []
-        for row, sequence in enumerate(sequences):
-            samplers.append(sequence)
-            if not sequence.generated and sequence.sample == 0:
-                samplers += self._fork(sequence)
-            rows += [row] * (len(samplers) - len(rows))
-        if not samplers:
+    def _compute(self, chunks: list[Chunk]) -> list[Completion]:
+        """Run the forward pass and give each sequence its next tokens; returns what finished."""
+        logits = self._forward.compute(chunks)
+        askers = self._askers(chunks)
+        rows = [row for each in askers for row in each.rows]
+        if not rows:
             return []
-        logits = logits[torch.tensor(rows, device=logits.device)]
-        places = [len(each.generated) for each in samplers]
-        tokens = sample(logits, [each.sampling for each in samplers], places)
+        tokens = sample(
+            logits[torch.tensor(rows, device=logits.device)],
+            [each.sequence.sampling for each in askers for _ in each.rows],
+            [
+                len(each.sequence.generated) + place
+                for each in askers
+                for place in range(len(each.rows))
+            ],
+        )
         completions = []
-        for row, (sequence, token) in enumerate(zip(samplers, tokens, strict=True)):
+        start = 0
+        for asker in askers:
+            end = start + len(asker.rows)
+            completion = self._take(asker, tokens[start:end], logits)
+            if completion is not None:
+                completions.append(completion)
+            start = end
+        return completions
+
+    def _askers(self, chunks: list[Chunk]) -> list[_Asker]:
+        """Who samples from which rows of logits; at a prompt's end its other samples do too."""
+        askers = []
+        row = 0
+        for chunk in chunks:
+            sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
+            row = rows.stop
+            if not rows:
+                continue
+            askers.append(_Asker(sequence, chunk.drafts, rows))
+            if not sequence.generated and sequence.sample == 0:
+                self.exchange.prompt_computed(sequence)
+                askers += [_Asker(child, (), rows) for child in self._fork(sequence)]
+        return askers
+
+    def _take(self, asker: _Asker, sampled: list[int], logits: Tensor) -> Completion | None:
+        """Give a sequence the drafts that were right and the token behind them."""
+        sequence, completion = asker.sequence, None
+        num_right = count_accepted(asker.drafts, sampled)
+        num_taken = 0
+        for row, token in zip(asker.rows, sampled[: num_right + 1], strict=False):
             sequence.generated.append(token)
-            sequence.pending = True
+            num_taken += 1
             if self.options.keep_logits:
                 sequence.logits.append(logits[row].clone())
             completion = self._finished(sequence)
             if completion is not None:
-                self._release(sequence)
-                self._close(sequence)
-                completions.append(completion)
-        self.metrics.num_generated_tokens += len(tokens)
-        return completions
+                break
+        self.metrics.num_generated_tokens += num_taken
+        sequence.pending = True
+        if asker.drafts:
+            num_accepted = min(num_right, num_taken)
+            self.manager.accept(sequence.sequence_id, num_accepted)
+            self.metrics.count_drafts(len(asker.drafts), num_accepted)
+        if completion is not None:
+            self.exchange.finished(sequence)
+            self._release(sequence)
+            self._close(sequence)
+        return completion
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """The other samples of a prompt that was just computed, sharing its blocks."""
@@ -260,6 +294,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds and forget it."""
+        self.exchange.forget(sequence)
         self.scheduler.remove(sequence)
         self.manager.free(sequence.sequence_id)
         self.manager.remove_request(sequence.sequence_id)
@@ -272,24 +307,8 @@ class Engine:
             del self._open[name]
 
 
-def _make_runtime(model: Llama, config: Config, options: EngineOptions) -> Runtime:
-    """Cache and tables of the sizes that the engine's requests can reach."""
-    shape = model.config
-    layout = CacheLayout(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        block_size=config.block_size,
-        dtype=model.dtype,
-    )
-    cache = Cache(
-        layout, config.num_blocks, config.num_host_blocks, device=model.device, guard=options.guard
-    )
-    tables = BlockTables(
-        max_rows=options.max_sequences,
-        max_blocks=min(config.num_usable_blocks, config.blocks_for(shape.max_model_len)),
-        max_tokens=options.token_budget,
-        block_size=config.block_size,
-        device=model.device,
-    )
-    return Runtime(cache, tables)
+def _check_budget(config: Config, options: EngineOptions) -> None:
+    """Raise InvalidOption if a step may compute more of a request than the pool was made for."""
+    most = config.max_num_batched_tokens
+    if most is not None and most < options.token_budget:
+        raise InvalidOption(name="max_num_batched_tokens", value=most, least=options.token_budget)

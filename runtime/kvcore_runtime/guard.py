@@ -5,7 +5,9 @@ Rules: a device block has an owner from Allocate or Touch to Free, and a key aft
 Evict or EvictAll; what has neither is filled with NaN at the command that brings it there (design,
 section 7, item 9), and so is a newly allocated block, whose content is undefined. Such fills are
 writes: commands come one at a time, in program order. A forward pass may read owned blocks only; a
-copy may also read cached ones. A host block may be read once a SwapOut wrote it.
+copy may also read cached ones. A host block may be read once a SwapOut wrote it. What lies behind a
+group's window is not read: there the table may name any block, and names the null block, which
+nobody owns, so that reading it is found like any stale read.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import StaleRead, UnownedWrite
 from kvcore_runtime.copies import fill_pages
 from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.visibility import FULL, Visibility
 
 _WRITES = {Zero.kind: "Zero", CopyOnWrite.kind: "CopyOnWrite", SwapIn.kind: "SwapIn"}
 
@@ -38,11 +41,13 @@ _WRITES = {Zero.kind: "Zero", CopyOnWrite.kind: "CopyOnWrite", SwapIn.kind: "Swa
 class Guard:
     """Owners and keys of one cache's blocks, as the commands seen so far say.
 
-    owned, keyed: [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU.
+    kept: what each cache group keeps for a query, everything if not said. owned, keyed:
+    [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, kept: Sequence[Visibility] = ()) -> None:
         self._cache = cache
+        self._kept = tuple(kept) or (FULL,) * len(cache.groups)
         self.owned = torch.zeros(cache.num_blocks, dtype=torch.bool)
         self.keyed = torch.zeros(cache.num_blocks, dtype=torch.bool)
         self.written = torch.zeros(cache.num_host_blocks, dtype=torch.bool)
@@ -87,18 +92,21 @@ class Guard:
         self,
         tables: BlockTables,
         rows: Sequence[int],
+        starts: Sequence[int],
         lengths: Sequence[int],
         requests: Sequence[str],
         step: int,
     ) -> None:
-        """Check that positions 0 to lengths[i] of rows[i] lie in owned blocks, in every group.
+        """Check that all positions that a step reads or writes lie in owned blocks, in every group.
 
-        lengths in tokens, this step's included; requests: the rows' requests, for the message. To
-        be called after batch `step` was applied and before its forward pass. Raises StaleRead.
+        The step computes positions starts[i] to lengths[i] of rows[i]; requests: the rows'
+        requests, for the message. To be called after batch `step` was applied and before its
+        forward pass. Raises StaleRead.
         """
         for group in range(tables.num_groups):
-            for row, length, request in zip(rows, lengths, requests, strict=True):
-                blocks = self._blocks_read(tables, group, row, length, request, step)
+            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
+                seen = range(self._kept[group].first_seen(start), length)
+                blocks = self._blocks_read(tables, group, row, seen, request, step)
                 stale = blocks[~self.owned[blocks]]
                 if stale.numel():
                     reason = f"it has no owner, and is in row {row}, group {group}"
@@ -108,34 +116,43 @@ class Guard:
         self,
         tables: BlockTables,
         rows: Sequence[int],
+        starts: Sequence[int],
         lengths: Sequence[int],
         requests: Sequence[str],
         step: int,
     ) -> None:
-        """Check that no slot below lengths[i] of rows[i] holds NaN, in any layer: all was written.
+        """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
 
         As `check_reads`, but after the forward pass of `step`. Raises StaleRead.
         """
         for group in range(tables.num_groups):
-            for row, length, request in zip(rows, lengths, requests, strict=True):
-                blocks = self._blocks_read(tables, group, row, length, request, step)
-                content = self._cache.blocks.data[blocks.to(self._cache.device)]
-                by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1)[:length].cpu()
-                if bool(by_slot.any()):
-                    position = int(by_slot.nonzero()[0])
-                    block = int(blocks[position // tables.block_size])
+            size, data = tables.block_sizes[group], self._cache.groups[group].data
+            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
+                seen = range(self._kept[group].first_seen(start), length)
+                blocks = self._blocks_read(tables, group, row, seen, request, step)
+                content = data[blocks.to(self._cache.device)]
+                first = seen.start // size * size
+                by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
+                empty = by_slot[seen.start - first : length - first].nonzero()
+                if empty.numel():
+                    position = seen.start + int(empty[0])
+                    block = int(blocks[(position - first) // size])
                     reason = f"position {position} of row {row} holds NaN, it was never written"
                     raise StaleRead(step=step, request=request, block=block, reason=reason)
 
     def _blocks_read(
-        self, tables: BlockTables, group: int, row: int, length: int, request: str, step: int
+        self, tables: BlockTables, group: int, row: int, seen: range, request: str, step: int
     ) -> Tensor:
-        needed = -(-length // tables.block_size)
+        """The blocks of these positions of a row."""
+        size = tables.block_sizes[group]
+        needed = -(-seen.stop // size)
         held = int(tables.lengths[group, row])
         if needed > held:
-            reason = f"row {row}, group {group} has {held} blocks, {length} tokens lie in {needed}"
+            reason = (
+                f"row {row}, group {group} has {held} blocks, {seen.stop} tokens lie in {needed}"
+            )
             raise StaleRead(step=step, request=request, block=None, reason=reason)
-        return tables.blocks[group, row, :needed].cpu().to(torch.int64)
+        return tables.blocks[group, row, seen.start // size : needed].cpu().to(torch.int64)
 
     def _poison(self, blocks: Sequence[int]) -> None:
         fill_pages(self._cache.blocks, blocks, math.nan)

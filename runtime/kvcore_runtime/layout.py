@@ -81,6 +81,20 @@ class CacheLayout:
         """Bytes of one contiguous piece of a block."""
         return self.page_size_bytes // self.num_pieces
 
+    def regrouped(self, num_layers: int, block_size: int) -> CacheLayout:
+        """The layout of the same pages for a group of other counts of layers and tokens.
+
+        Raises InvalidLayout unless pages stay as large, and contiguous where the counts change.
+        """
+        other = attrs.evolve(self, num_layers=num_layers, block_size=block_size)
+        if other.page_size_bytes != self.page_size_bytes:
+            reason = f"pages of {other.page_size_bytes} bytes, expected {self.page_size_bytes}"
+            raise InvalidLayout(field="num_layers", value=num_layers, reason=reason)
+        if other != self and self.num_pieces > 1:
+            reason = "groups of unlike blocks need pages in one piece: block_major"
+            raise InvalidLayout(field="order", value=self.order, reason=reason)
+        return other
+
     def shape(self, num_blocks: int) -> tuple[int, ...]:
         """Logical shape of a tensor of so many blocks."""
         return (num_blocks, *self.page_shape)

@@ -25,6 +25,8 @@ class Metrics:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_computed_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
     commands: collections.Counter[int] = attrs.field(factory=collections.Counter)
     usages: list[float] = attrs.field(factory=list)
     seconds: float = 0.0
@@ -35,6 +37,16 @@ class Metrics:
         self.commands.update(batch.column("kind"))
         self.usages.append(usage)
         self.num_computed_tokens += sum(each.end - each.start for each in chunks)
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Add the drafts of one sequence in one step."""
+        self.num_drafts += num_drafts
+        self.num_accepted_drafts += num_accepted
+
+    @property
+    def num_rejected_drafts(self) -> int:
+        """Drafts that were not what the model sampled, and those behind them."""
+        return self.num_drafts - self.num_accepted_drafts
 
     @property
     def num_steps(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
+from kvcore_runtime.visibility import FULL, Visibility
 
 ROW_TILE = 16
 """Rows of a matrix product are a multiple of this in invariant mode."""
@@ -37,7 +38,10 @@ class Attention(Protocol):
 
 @attrs.frozen(kw_only=True)
 class LlamaConfig:
-    """The shape of a model; sizes in elements, lengths in tokens."""
+    """The shape of a model; sizes in elements, lengths in tokens.
+
+    visibilities: of each layer, () for full attention in all. Raises UnsupportedModel.
+    """
 
     num_layers: int
     hidden_size: int
@@ -49,12 +53,17 @@ class LlamaConfig:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
     max_model_len: int = 8192
+    visibilities: tuple[Visibility, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(LlamaConfig):
             value = getattr(self, field.name)
-            if value <= 0:
+            if field.name != "visibilities" and value <= 0:
                 raise UnsupportedModel(what=field.name, value=value, expected="a positive number")
+        if len(self.layer_visibilities) != self.num_layers:
+            num_given = len(self.visibilities)
+            expected = f"one for each of {self.num_layers} layers"
+            raise UnsupportedModel(what="visibilities", value=num_given, expected=expected)
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModel(
                 what="num_heads",
@@ -63,6 +72,11 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise UnsupportedModel(what="head_dim", value=self.head_dim, expected="an even number")
+
+    @property
+    def layer_visibilities(self) -> tuple[Visibility, ...]:
+        """What each layer sees."""
+        return self.visibilities or (FULL,) * self.num_layers
 
     @property
     def qkv_size(self) -> int:
@@ -180,10 +194,19 @@ class Llama:
         return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
-def tiny_config(vocab_size: int = 260, max_model_len: int = 2048) -> LlamaConfig:
-    """The shape of the tiny test model: 2 layers, hidden 64, 4 query and 2 key-value heads."""
+def tiny_config(
+    vocab_size: int = 260,
+    max_model_len: int = 2048,
+    *,
+    visibilities: tuple[Visibility, ...] = (),
+) -> LlamaConfig:
+    """The shape of the tiny test model: hidden 64, 4 query and 2 key-value heads.
+
+    visibilities: of its layers, of which there are as many; () for two of full attention.
+    """
     return LlamaConfig(
-        num_layers=2,
+        num_layers=len(visibilities) or 2,
+        visibilities=visibilities,
         hidden_size=64,
         intermediate_size=128,
         num_heads=4,

@@ -2,12 +2,14 @@
 """Exact causal attention of the sequences of one step, wherever their keys come from.
 
 The queries of a sequence are its last `query_len` positions. Each sequence is attended alone,
-so neighbours in the batch never change its bits.
+so neighbours in the batch never change its bits. Keys that no query of the step sees, those before
+its window, need not be there.
 
 Invariant mode cuts the queries of a sequence into tiles of `QUERY_TILE` aligned to its absolute
 positions. A tile always has all its rows (absent ones are zero), always sees the same number of
-keys (up to its own end, absent ones zero and masked) and is always masked: one shape a tile,
-therefore one order of additions, however the sequence was cut into steps.
+keys (from the first position to its own end, absent ones zero and masked) and is always masked: one
+shape a tile, therefore one order of additions, however the sequence was cut into steps and whatever
+lies behind its window.
 """
 
 from collections.abc import Iterable
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvcore_runtime.errors import ShapeMismatch, TooLong
+from kvcore_runtime.visibility import FULL, Visibility
 
 QUERY_TILE = 16
 """Queries of a tile, and the keys of a tile are a multiple of it, in invariant mode."""
@@ -31,7 +34,10 @@ class RaggedStep:
     seq_lens: tuple[int, ...]
     invariant: bool = False
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    visibility: Visibility = FULL
+    _tiles: "_TileMasks | None" = attrs.field(init=False, repr=False)
     _masks: tuple[Tensor | None, ...] = attrs.field(init=False, repr=False)
+    _num_seen: tuple[int, ...] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if len(self.query_lens) != len(self.seq_lens):
@@ -45,7 +51,12 @@ class RaggedStep:
                 raise TooLong(
                     what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
                 )
-        object.__setattr__(self, "_masks", self._build_masks())
+        width = _round_up(max(self.seq_lens, default=0))
+        tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
+        object.__setattr__(self, "_tiles", tiles)
+        object.__setattr__(self, "_masks", () if self.invariant else self._build_masks())
+        num_seen = zip(self.seq_lens, self.first_keys(), strict=True)
+        object.__setattr__(self, "_num_seen", tuple(s - first for s, first in num_seen))
 
     @property
     def num_tokens(self) -> int:
@@ -55,6 +66,10 @@ class RaggedStep:
     def pairs(self) -> Iterable[tuple[int, int]]:
         """(query_len, seq_len) of each sequence."""
         return zip(self.query_lens, self.seq_lens, strict=True)
+
+    def first_keys(self) -> list[int]:
+        """The first position of each sequence that a query of the step sees."""
+        return [self.visibility.first_seen(s - n) for n, s in self.pairs()]
 
     def positions(self) -> Tensor:
         """Position of each row in its sequence, [T] int64."""
@@ -69,29 +84,53 @@ class RaggedStep:
     def attend(self, q: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Attend every sequence to its own keys.
 
-        q: [T, num_heads, head_dim]. keys_values: a sequence's ([seq_len, num_kv_heads, head_dim],
-        the same), any strides, taken one after another. Returns [T, num_heads, head_dim].
+        q: [T, num_heads, head_dim]. keys_values: a sequence's ([n, num_kv_heads, head_dim], the
+        same), those of its last n positions, from its first key (`first_keys`) or an earlier one
+        on; any strides, taken one after another. Returns [T, num_heads, head_dim].
         """
-        attend_one = _attend_tiles if self.invariant else _attend_plain
         queries = torch.split(q, list(self.query_lens))
-        outputs = [
-            attend_one(query, keys, values, mask)
-            for query, (keys, values), mask in zip(queries, keys_values, self._masks, strict=True)
-        ]
+        outputs = []
+        for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
+            if self._tiles is not None:
+                seq_len = self.seq_lens[index]
+                output = _attend_tiles(queries[index], keys, values, seq_len, self._tiles)
+            else:
+                first = keys.shape[0] - self._num_seen[index]
+                mask = self._masks[index]
+                output = _attend_plain(queries[index], keys[first:], values[first:], mask)
+            outputs.append(output)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None where causal or single-query needs none."""
-        if self.invariant:
-            width = _round_up(max(self.seq_lens, default=0))
-            mask = torch.ones(QUERY_TILE, width, dtype=torch.bool, device=self.device)
-            return (mask.tril(width - QUERY_TILE),) * len(self.seq_lens)
         return tuple(
-            torch.ones(n, s, dtype=torch.bool, device=self.device).tril(s - n)
-            if 1 < n < s
+            self.visibility.mask(range(s - n, s), range(first, s), self.device)
+            if n > 1 and (n < s or self.visibility.window is not None)
             else None
-            for n, s in self.pairs()
+            for (n, s), first in zip(self.pairs(), self.first_keys(), strict=True)
         )
+
+
+class _TileMasks:
+    """Masks of the tiles of a step; one that ends at position e is [QUERY_TILE, e]."""
+
+    def __init__(self, visibility: Visibility, width: int, device: torch.device) -> None:
+        """width: the largest e."""
+        self._visibility = visibility
+        self._device = device
+        self._by_end: dict[int, Tensor] = {}
+        # What a chunk shows depends on positions. All else depends on distances alone, so that the
+        # right end of the widest mask is the mask of every other tile.
+        self._width = 0 if visibility.kind == "chunked_local" else width
+
+    def ending_at(self, end: int) -> Tensor:
+        """The mask of the tile whose last query is at end - 1."""
+        made_for = max(end, self._width)
+        if made_for not in self._by_end:
+            queries = range(made_for - QUERY_TILE, made_for)
+            mask = self._visibility.mask(queries, range(made_for), self._device)
+            self._by_end[made_for] = mask
+        return self._by_end[made_for][:, made_for - end :]
 
 
 def _attend_plain(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,21 +139,22 @@ def _attend_plain(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     return _attention(q, keys, values, mask=mask, causal=causal)
 
 
-def _attend_tiles(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """As `_attend_plain`, tile by tile. mask: [QUERY_TILE, >= S], the last tile's at its right."""
-    assert mask is not None
-    query_len, seq_len = q.shape[0], keys.shape[0]
+def _attend_tiles(
+    q: Tensor, keys: Tensor, values: Tensor, seq_len: int, masks: _TileMasks
+) -> Tensor:
+    """As `_attend_plain`, tile by tile."""
+    query_len, absent = q.shape[0], seq_len - keys.shape[0]
     start = seq_len - query_len
     first = start - start % QUERY_TILE
     end = _round_up(seq_len)
-    keys, values = (functional.pad(x, (0, 0, 0, 0, 0, end - seq_len)) for x in (keys, values))
+    keys, values = (functional.pad(x, (0, 0, 0, 0, absent, end - seq_len)) for x in (keys, values))
     tiled = functional.pad(q, (0, 0, 0, 0, start - first, end - seq_len))
     outputs = []
     for tile_start in range(first, end, QUERY_TILE):
         tile_end = tile_start + QUERY_TILE
         tile = tiled[tile_start - first : tile_end - first]
-        tile_mask = mask[:, mask.shape[1] - tile_end :]
-        outputs.append(_attention(tile, keys[:tile_end], values[:tile_end], mask=tile_mask))
+        mask = masks.ending_at(tile_end)
+        outputs.append(_attention(tile, keys[:tile_end], values[:tile_end], mask=mask))
     return torch.cat(outputs)[start - first : start - first + query_len]
 
 

@@ -2,8 +2,11 @@
 """Which positions of which sequences the next step computes, and who gives way for lack of blocks.
 
 A step first brings swapped sequences back, then gives every decoding sequence one slot (one
-`append` for all), then continues prompts that are computed in chunks, then admits waiting
-sequences. All of it happens in the manager's open batch.
+`append` for all), or with a drafter slots for its drafts too, then continues prompts that are
+computed in chunks, then admits waiting sequences. All of it happens in the manager's open batch.
+
+A sequence whose first tokens are computed elsewhere (exchange.py) loads before it runs: it holds
+blocks, computes nothing and gives way to nobody.
 
 Who is refused a block takes it from the youngest running sequence. So the oldest one always gets
 on, and nothing waits forever:
@@ -19,7 +22,9 @@ from typing import Literal
 
 import attrs
 
-from kvcore import KVCacheManager, Refused
+from kvcore import KVCacheManager, Refused, Status
+from kvcore_runtime.drafts import Drafter
+from kvcore_runtime.exchange import Exchange
 from kvcore_runtime.sequence import Sequence
 
 Preemption = Literal["swap", "recompute"]
@@ -28,16 +33,26 @@ Preemption = Literal["swap", "recompute"]
 
 @attrs.frozen(kw_only=True)
 class Chunk:
-    """Positions [start, end) of a sequence, computed in one step."""
+    """Positions [start, end) of a sequence, computed in one step.
+
+    drafts: guesses at the last of these positions.
+    """
 
     sequence: Sequence
     start: int
     end: int
+    drafts: tuple[int, ...] = ()
 
     @property
-    def is_last(self) -> bool:
-        """Whether the next token of the sequence is sampled from this chunk."""
-        return self.end == self.sequence.num_tokens
+    def num_wanted(self) -> int:
+        """Last positions of the chunk whose logits are sampled from."""
+        is_last = self.end == self.sequence.num_tokens + len(self.drafts)
+        return 1 + len(self.drafts) if is_last else 0
+
+    def tokens(self) -> list[int]:
+        """Token ids at the chunk's positions, drafts too."""
+        known = self.sequence.tokens(self.start, self.end - len(self.drafts))
+        return [*known, *self.drafts]
 
 
 @attrs.define
@@ -56,7 +71,8 @@ class Preemptions:
 class Scheduler:
     """Queues of sequences, each ordered by age.
 
-    token_budget: positions that a step computes at most.
+    token_budget: positions that a step computes at most. drafter: guesses tokens of sequences that
+    decode. exchange: brings what is computed elsewhere.
     """
 
     def __init__(
@@ -65,18 +81,23 @@ class Scheduler:
         *,
         token_budget: int,
         preemption: Preemption = "swap",
+        drafter: Drafter | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self._manager = manager
+        self._drafter = drafter
+        self._exchange = exchange or Exchange()
         self._token_budget = token_budget
         self._swaps = preemption == "swap" and manager.config.num_host_blocks > 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.swapped: list[Sequence] = []
+        self.loading: list[Sequence] = []
         self.preemptions = Preemptions()
 
     def unfinished(self) -> list[Sequence]:
         """All sequences on their way, those that hold device blocks first."""
-        return [*self.running, *self.swapped, *self.waiting]
+        return [*self.running, *self.loading, *self.swapped, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that the manager knows and that holds nothing."""
@@ -86,9 +107,15 @@ class Scheduler:
         """Take over a sequence that already holds device blocks: a fork."""
         insort(self.running, sequence, key=_age)
 
+    def loaded(self, sequence: Sequence) -> None:
+        """Let a sequence go on whose load is done, with what the manager now counts of it."""
+        self.loading.remove(sequence)
+        runs = self._manager.status(sequence.sequence_id) is Status.RUNNING
+        insort(self.running if runs else self.waiting, sequence, key=_age)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or aborted; its blocks are the caller's to free."""
-        for queue in (self.running, self.swapped, self.waiting):
+        for queue in (self.running, self.loading, self.swapped, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
 
@@ -97,7 +124,10 @@ class Scheduler:
         preempted_before = self.preemptions.total
         chunks: list[Chunk] = []
         self._swap_in()
-        self._decode(chunks)
+        if self._drafter is None:
+            self._decode(chunks)
+        else:
+            self._decode_with_drafts(self._drafter, chunks)
         self._continue_prompts(chunks)
         if not self.swapped and self.preemptions.total == preempted_before:
             self._admit(chunks)
@@ -133,21 +163,48 @@ class Scheduler:
                 return
             ready = [each for each in ready if each in self.running]
 
+    def _decode_with_drafts(self, drafter: Drafter, chunks: list[Chunk]) -> None:
+        """As `_decode`, with drafts behind the token while the pool has room for them."""
+        for sequence in [each for each in self.running if each.pending]:
+            room = self._budget_left(chunks) - 1
+            if room < 0:
+                return
+            if sequence not in self.running:
+                continue
+            name, start = sequence.sequence_id, sequence.num_tokens - 1
+            self._manager.add_tokens(name, sequence.generated[-1:])
+            sequence.pending = False
+            room = min(room, sequence.sampling.max_tokens - len(sequence.generated) - 1)
+            drafts = tuple(drafter.propose(sequence.tokens(0, start + 1), room)) if room else ()
+            if drafts:
+                self._manager.add_drafts(name, drafts)
+                end = start + 1 + len(drafts)
+                if self._manager.allocate_slots(name, end - start):
+                    chunks.append(Chunk(sequence=sequence, start=start, end=end, drafts=drafts))
+                    continue
+                self._manager.add_drafts(name, ())
+            self._allocate(sequence, start, start + 1, chunks)
+
     def _continue_prompts(self, chunks: list[Chunk]) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
         scheduled = {chunk.sequence for chunk in chunks}
         for sequence in list(self.running):
-            if sequence.pending or sequence in scheduled:
+            if sequence.pending or sequence in scheduled or sequence not in self.running:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
             length = min(sequence.num_tokens - start, self._budget_left(chunks))
-            while length > 0 and sequence in self.running:
-                got = self._manager.allocate_slots(sequence.sequence_id, length)
-                if not isinstance(got, Refused):
-                    chunks.append(Chunk(sequence=sequence, start=start, end=start + length))
-                    break
-                if not self._preempt_for(sequence, chunks):
-                    break
+            if length > 0:
+                self._allocate(sequence, start, start + length, chunks)
+
+    def _allocate(self, sequence: Sequence, start: int, end: int, chunks: list[Chunk]) -> None:
+        """Schedule positions of a running sequence, at the cost of younger ones if need be."""
+        while True:
+            got = self._manager.allocate_slots(sequence.sequence_id, end - start)
+            if not isinstance(got, Refused):
+                chunks.append(Chunk(sequence=sequence, start=start, end=end))
+                return
+            if not self._preempt_for(sequence, chunks):
+                return
 
     def _admit(self, chunks: list[Chunk]) -> None:
         """The first chunk of waiting sequences behind what is cached, while whole sequences fit."""
@@ -155,6 +212,12 @@ class Scheduler:
             sequence = self.waiting[0]
             hit = self._manager.get_computed_blocks(sequence.sequence_id)
             start = hit.num_tokens
+            external = self._exchange.begin(sequence, hit)
+            if isinstance(external, Refused):
+                return
+            if external:
+                self.loading.append(self.waiting.pop(0))
+                continue
             length = min(sequence.num_tokens - start, self._budget_left(chunks))
             if length == 0:
                 return

@@ -3,7 +3,8 @@
 
 Rules: the tensors are allocated once and never replaced, so that views and CUDA graphs may keep
 them; what does not fit is an error that says so. Entries past a row's length are the padding block,
-0: kvcore's null block, or, where there is none, an id that must not be read. Row `padding_row` is
+0: kvcore's null block, or, where there is none, an id that must not be read. Below a row's length
+the null block stands at positions behind a window, which are not read either. Row `padding_row` is
 no request's: rows that pad a batch read it.
 """
 
@@ -28,12 +29,13 @@ PADDING_BLOCK = 0
 
 
 class BlockTables:
-    """Block tables of all rows and groups, and the slot mapping of one step.
+    """Block tables of all rows and groups, and the slot mappings of one step.
 
-    max_rows: rows that requests may have. max_blocks: blocks of the longest request in one group.
-    max_tokens: tokens of the largest step. blocks: [num_groups, max_rows + 1, max_blocks] int32 on
-    device. lengths: [num_groups, max_rows + 1] int32 on the CPU, in blocks. slots: [max_tokens]
-    int32 on device. Raises InvalidSize.
+    max_rows: rows that requests may have. max_blocks: positions of the longest table. max_tokens:
+    tokens of the largest step. block_size: tokens a block, in every group or one a group. blocks:
+    [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows + 1]
+    int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. Raises
+    InvalidSize, LengthMismatch.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class BlockTables:
         max_rows: int,
         max_blocks: int,
         max_tokens: int,
-        block_size: int,
+        block_size: int | Sequence[int],
         *,
         num_groups: int = 1,
         device: torch.device | str = "cpu",
@@ -49,18 +51,22 @@ class BlockTables:
         _check_size("max_rows", max_rows)
         _check_size("max_blocks", max_blocks)
         _check_size("max_tokens", max_tokens)
-        _check_size("block_size", block_size)
         _check_size("num_groups", num_groups)
+        sizes = [block_size] * num_groups if isinstance(block_size, int) else list(block_size)
+        for each in sizes:
+            _check_size("block_size", each)
+        if len(sizes) != num_groups:
+            raise _mismatch("groups", num_groups, "block_size", len(sizes))
         self.max_rows = max_rows
         self.max_blocks = max_blocks
         self.max_tokens = max_tokens
-        self.block_size = block_size
+        self.block_sizes = tuple(sizes)
         self.num_groups = num_groups
         self.device = torch.device(device)
         shape = (num_groups, max_rows + 1, max_blocks)
         self.blocks = torch.full(shape, PADDING_BLOCK, dtype=torch.int32, device=self.device)
         self.lengths = torch.zeros(shape[:2], dtype=torch.int32)
-        self.slots = torch.zeros(max_tokens, dtype=torch.int32, device=self.device)
+        self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
 
     @property
     def padding_row(self) -> int:
@@ -68,7 +74,7 @@ class BlockTables:
         return self.max_rows
 
     def row_blocks(self, row: int, group: int = 0) -> list[int]:
-        """The block ids of one row, for people and tests; waits for the device."""
+        """The block ids of one row, null blocks too, for people and tests; waits for the device."""
         length = int(self.lengths[group, row])
         return [int(each) for each in self.blocks[group, row, :length].tolist()]
 
@@ -117,13 +123,15 @@ class BlockTables:
         group: int = 0,
         pad_to: int = 0,
     ) -> Tensor:
-        """Fill `slots`, in order, with those of counts[i] positions of rows[i] from starts[i] on.
+        """Fill a group's `slots`, in order, with those of counts[i] positions of rows[i].
+
+        The positions of a row start at starts[i].
 
         rows, starts, counts: [n] integers on the CPU, starts and counts in tokens. A slot is block
         id * block_size + place in the block. With pad_to, slots after the last token up to pad_to
-        are the first slot of the padding block. Returns the filled part of `slots`, a view, not a
-        copy. Raises LengthMismatch, TableOutOfRange, SlotsOverflow or BeyondTable before changing
-        it.
+        are the first slot of the padding block. Returns the filled part of the group's `slots`, a
+        view, not a copy. Raises LengthMismatch, TableOutOfRange, SlotsOverflow or BeyondTable
+        before changing it.
         """
         asked = [torch.as_tensor(each).to(torch.int64) for each in (rows, starts, counts)]
         row, start, count = asked
@@ -132,13 +140,15 @@ class BlockTables:
         # before).
         shift = start - (count.cumsum(0) - count)
         position = torch.arange(num_tokens) + shift.repeat_interleave(count)
-        place = row.repeat_interleave(count) * self.max_blocks + position // self.block_size
-        offset = (position % self.block_size).to(torch.int32)
-        filled = self.slots[:num_tokens]
+        size = self.block_sizes[group]
+        place = row.repeat_interleave(count) * self.max_blocks + position // size
+        offset = (position % size).to(torch.int32)
+        slots = self.slots[group]
+        filled = slots[:num_tokens]
         torch.index_select(self.blocks[group].view(-1), 0, self._send(place), out=filled)
-        filled.mul_(self.block_size).add_(self._send(offset))
-        self.slots[num_tokens:pad_to] = PADDING_BLOCK * self.block_size
-        return self.slots[: max(num_tokens, pad_to)]
+        filled.mul_(size).add_(self._send(offset))
+        slots[num_tokens:pad_to] = PADDING_BLOCK * size
+        return slots[: max(num_tokens, pad_to)]
 
     def _check_changes(self, changes: Tensor) -> None:
         is_set = changes[KIND] == SetTable.kind
@@ -153,22 +163,18 @@ class BlockTables:
     ) -> int:
         for name, each in (("starts", start), ("counts", count)):
             if each.shape != row.shape or row.dim() != 1:
-                raise LengthMismatch(
-                    first_name="rows",
-                    num_first=row.numel(),
-                    second_name=name,
-                    num_second=each.numel(),
-                )
+                raise _mismatch("rows", row.numel(), name, each.numel())
         _check_range("row", row, self.max_rows)
         _check_range("group", torch.tensor([group]), self.num_groups - 1)
-        most = self.max_blocks * self.block_size
+        size = self.block_sizes[group]
+        most = self.max_blocks * size
         _check_range("position", start, most)
         _check_range("count", count, most)
         num_tokens = int(count.sum())
         if max(num_tokens, pad_to) > self.max_tokens:
             raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
         length = self.lengths[group, row].to(torch.int64)
-        beyond = (start + count > length * self.block_size) & (count > 0)
+        beyond = (start + count > length * size) & (count > 0)
         if bool(beyond.any()):
             at = int(beyond.nonzero()[0])
             position = int(start[at] + count[at]) - 1
@@ -176,7 +182,7 @@ class BlockTables:
                 row=int(row[at]),
                 group=group,
                 position=position,
-                needed=position // self.block_size + 1,
+                needed=position // size + 1,
                 length=int(length[at]),
             )
         return num_tokens
@@ -192,6 +198,12 @@ def _check_range(name: str, values: Tensor, last: int) -> None:
     wrong = ((values < 0) | (values > last)).nonzero()
     if wrong.numel():
         raise TableOutOfRange(name=name, value=int(values[wrong[0, 0]]), last=last)
+
+
+def _mismatch(first_name: str, num_first: int, second_name: str, num_second: int) -> LengthMismatch:
+    return LengthMismatch(
+        first_name=first_name, num_first=num_first, second_name=second_name, num_second=num_second
+    )
 
 
 def _check_size(name: str, value: int) -> None:

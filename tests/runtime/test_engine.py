@@ -1,61 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws of the engine, on the tiny model in invariant mode, where answers compare bit by bit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import attrs
 import pytest
-import torch
 from kvcore_runtime.cache_errors import StaleRead
-from kvcore_runtime.contiguous import Generation, generate_reference
 from kvcore_runtime.engine import Engine, EngineOptions
 from kvcore_runtime.engine_errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.model import Llama, tiny_model
-from kvcore_runtime.sampling import FinishReason, Sampling, derive_seed
+from kvcore_runtime.sampling import FinishReason, Sampling
 from kvcore_runtime.scheduler import Preemption
-from kvcore_runtime.sequence import Completion, GenerationRequest
+from kvcore_runtime.sequence import GenerationRequest
 
 from kvcore import Config
 from tests.conftest import Backend
-
-SYSTEM = b"You are the parrot of this ship and say everything twice. Be brief. "
-QUESTIONS = (
-    b"Where are we?",
-    b"Sing!",
-    b"What is for lunch today, and who has caught it, and when?",
-    b"Who is the captain of the ship, and since which year?",
-    b"Do you like rain?",
-    b"Where is the gold?",
-    b"When do we sail home, and by which way, and with how many men?",
+from tests.runtime.questions import (
+    SYSTEM,
+    answer,
+    assert_drained,
+    assert_same_answers,
+    references,
+    requests,
 )
+
 LARGE = Config(120)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache
 def model() -> Llama:
     return tiny_model(invariant=True)
-
-
-def requests() -> list[GenerationRequest]:
-    """Seven prompts behind one beginning; the second one asks for three samples."""
-    return [
-        GenerationRequest(
-            request_id=f"r{number}",
-            prompt=tuple(SYSTEM + question),
-            sampling=Sampling(temperature=0.9, seed=number, max_tokens=12 + 3 * number),
-            num_samples=3 if number == 1 else 1,
-        )
-        for number, question in enumerate(QUESTIONS)
-    ]
 
 
 def make_engine(
@@ -75,49 +50,6 @@ def make_engine(
         keep_logits=True,
     )
     return Engine(model(), config, options)
-
-
-def answer(engine: Engine, asked: Sequence[GenerationRequest]) -> dict[str, Completion]:
-    for request in asked:
-        engine.add_request(request)
-    return {f"{each.request_id}#{each.sample}": each for each in engine.run()}
-
-
-@cache
-def references() -> dict[str, Generation]:
-    """The same answers from one contiguous cache a sample."""
-    samples = [(each, sample) for each in requests() for sample in range(each.num_samples)]
-    generations = generate_reference(
-        model(),
-        [each.prompt for each, _ in samples],
-        [
-            attrs.evolve(each.sampling, seed=derive_seed(each.sampling.seed, sample))
-            for each, sample in samples
-        ],
-        keep_logits=True,
-    )
-    names = [f"{each.request_id}#{sample}" for each, sample in samples]
-    return dict(zip(names, generations, strict=True))
-
-
-def assert_same_answers(completions: dict[str, Completion]) -> None:
-    assert completions.keys() == references().keys()
-    for name, reference in references().items():
-        assert completions[name].tokens == reference.tokens, name
-        assert completions[name].reason is reference.reason, name
-        logits = completions[name].logits
-        assert logits is not None
-        assert reference.logits is not None
-        assert torch.equal(logits, reference.logits), name
-
-
-def assert_drained(engine: Engine) -> None:
-    config = engine.manager.config
-    engine.manager.check()
-    assert engine.is_idle
-    assert engine.scheduler.unfinished() == []
-    assert engine.manager.num_free_blocks == config.num_usable_blocks
-    assert engine.manager.num_free_host_blocks == config.num_host_blocks
 
 
 @pytest.mark.parametrize(
@@ -140,7 +72,7 @@ def test_answers_depend_on_neither_pool_nor_batching_nor_preemption(
 ) -> None:
     config = Config(num_blocks, num_host_blocks=num_host_blocks)
     engine = make_engine(config, backend, token_budget=token_budget, preemption=preemption)
-    assert_same_answers(answer(engine, requests()))
+    assert_same_answers(answer(engine, requests()), references(model()))
     assert_drained(engine)
 
 
@@ -213,7 +145,7 @@ def test_an_abort_in_mid_flight_leaks_nothing(backend: Backend, num_steps: int) 
         engine.abort(request.request_id)
         engine.manager.check()
     assert_drained(engine)
-    assert_same_answers(answer(engine, requests()))
+    assert_same_answers(answer(engine, requests()), references(model()))
     assert_drained(engine)
 
 
@@ -226,7 +158,9 @@ def test_aborting_some_does_not_touch_the_others(backend: Backend) -> None:
         engine.abort(name)
     done += engine.run()
     kept = {each.request_id: each.tokens for each in done if each.request_id not in ("r0", "r1")}
-    assert kept == {name: references()[f"{name}#0"].tokens for name in ("r2", "r3", "r4", "r5")}
+    assert kept == {
+        name: references(model())[f"{name}#0"].tokens for name in ("r2", "r3", "r4", "r5")
+    }
     assert_drained(engine)
 
 
@@ -264,7 +198,7 @@ def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Back
 
 def test_more_requests_than_rows_wait_outside(backend: Backend) -> None:
     engine = make_engine(LARGE, backend, max_sequences=3)
-    assert_same_answers(answer(engine, requests()))
+    assert_same_answers(answer(engine, requests()), references(model()))
     assert engine.runtime.tables.max_rows == 3
     assert_drained(engine)
 
@@ -289,7 +223,7 @@ def test_the_youngest_gives_way_and_swapped_ones_come_back_first(backend: Backen
 
 
 def test_stop_strings_end_an_answer(backend: Backend) -> None:
-    whole = references()["r3#0"].tokens
+    whole = references(model())["r3#0"].tokens
     text = bytes(token for token in whole if token < 256)
     stop = next(chr(byte) for byte in text[3:] if chr(byte).isascii())
     request = attrs.evolve(

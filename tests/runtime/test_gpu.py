@@ -109,5 +109,5 @@ def test_guard_poisons_on_the_gpu() -> None:
     runtime.cache.blocks.data[[1, 2]] = 1.0
     runtime.apply(close(1, [Free(1, False), SetTable(0, 0, 0, 2)]))
     assert bool(runtime.cache.blocks.data[1].isnan().all())
-    runtime.check_reads([0], [2], ["r"])
-    runtime.check_content([0], [2], ["r"])
+    runtime.check_reads([0], [0], [2], ["r"])
+    runtime.check_content([0], [0], [2], ["r"])

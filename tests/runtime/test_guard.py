@@ -110,19 +110,19 @@ def test_commands_run_one_at_a_time_so_that_a_copy_precedes_its_source_s_poison(
 def test_without_guard_nothing_is_poisoned_or_checked() -> None:
     runtime = make_runtime(guard=False)
     apply(runtime, Allocate(1), Free(1, False), SetTable(0, 0, 0, 1), SwapIn(1, 3))
-    runtime.check_reads([0], [2], ["r"])
-    runtime.check_content([0], [2], ["r"])
+    runtime.check_reads([0], [0], [2], ["r"])
+    runtime.check_content([0], [0], [2], ["r"])
     assert poisoned(runtime) == set()
 
 
 def test_reading_a_freed_block_names_block_request_and_step() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1), SetTable(0, 0, 0, 1), Allocate(3), SetTable(0, 0, 1, 3))
-    runtime.check_reads([0], [3], ["r7"])
+    runtime.check_reads([0], [0], [3], ["r7"])
     apply(runtime, Free(3, True))
-    runtime.check_reads([0], [2], ["r7"])
+    runtime.check_reads([0], [0], [2], ["r7"])
     with pytest.raises(StaleRead, match="step 1, request r7: reads block 3") as caught:
-        runtime.check_reads([0], [3], ["r7"])
+        runtime.check_reads([0], [0], [3], ["r7"])
     assert caught.value.fields["block"] == 3
     assert caught.value.fields["step"] == 1
     assert caught.value.fields["request"] == "r7"
@@ -132,10 +132,10 @@ def test_reading_past_the_table_is_a_stale_read() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1), SetTable(1, 0, 0, 1))
     with pytest.raises(StaleRead, match="row 1, group 0 has 1 blocks, 3 tokens lie in 2"):
-        runtime.check_reads([1], [3], ["r"])
+        runtime.check_reads([1], [0], [3], ["r"])
     apply(runtime, CutTable(1, 0, 0))
     with pytest.raises(StaleRead, match="has 0 blocks"):
-        runtime.check_reads([1], [1], ["r"])
+        runtime.check_reads([1], [0], [1], ["r"])
 
 
 @pytest.mark.parametrize("order", ["block_major", "layer_major"])
@@ -147,11 +147,11 @@ def test_a_slot_that_the_forward_pass_left_out_is_found_by_its_nan(order: Any) -
         for part in runtime.cache.layer(layer):
             part[2] = 1.0
             part[4, 0] = 1.0
-    runtime.check_content([0], [3], ["r"])
+    runtime.check_content([0], [0], [3], ["r"])
     values[4, 0, 0, 1] = float("nan")
-    runtime.check_content([0], [2], ["r"])
+    runtime.check_content([0], [0], [2], ["r"])
     with pytest.raises(StaleRead, match="request r: reads block 4: position 2 of row 0 holds NaN"):
-        runtime.check_content([0], [3], ["r"])
+        runtime.check_content([0], [0], [3], ["r"])
     assert not keys[4, 0].isnan().any()
 
 

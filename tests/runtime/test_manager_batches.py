@@ -126,7 +126,7 @@ class Play:
         rows = [self.rows[name] for name in names]
         starts, counts = zip(*self.writes.values(), strict=True) if names else ((), ())
         lengths = [start + count for start, count in self.writes.values()]
-        self.runtime.check_reads(rows, lengths, names)
+        self.runtime.check_reads(rows, starts, lengths, names)
         slots = self.runtime.tables.slot_mapping(rows, starts, counts)
         written = [
             float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
@@ -136,7 +136,7 @@ class Play:
         for slot, number in zip(slots.tolist(), written, strict=True):
             keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
             values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
-        self.runtime.check_content(rows, lengths, names)
+        self.runtime.check_content(rows, starts, lengths, names)
         for name, row, length in zip(names, rows, lengths, strict=True):
             every = self.runtime.tables.blocks[0, row].long()
             held = keys[every].flatten()[:length].tolist()

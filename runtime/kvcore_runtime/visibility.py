@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys a query sees: all before it, a window that slides with it, or its chunk.
+
+Rules: the names and the meaning of a window are those of `kvcore.Group`, so that what a layer sees
+and what its cache group keeps can be compared. A query always sees its own key.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import attrs
+import torch
+from torch import Tensor
+
+from kvcore_runtime.errors import UnsupportedModel
+
+Kind = Literal["full_attention", "sliding_window", "chunked_local"]
+
+
+@attrs.frozen(kw_only=True)
+class Visibility:
+    """What the queries of a layer see.
+
+    window: sliding_window: keys that a query sees, its own included; chunked_local: tokens of a
+    chunk, of which a query sees those up to its own; full_attention: None. Raises UnsupportedModel.
+    """
+
+    kind: Kind = "full_attention"
+    window: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            expected = f"one of {', '.join(get_args(Kind))}"
+            raise UnsupportedModel(what="kind", value=self.kind, expected=expected)
+        if self.kind == "full_attention" and self.window is not None:
+            raise UnsupportedModel(what="window", value=self.window, expected="None, for all keys")
+        if self.kind != "full_attention" and (type(self.window) is not int or self.window < 1):
+            raise UnsupportedModel(what="window", value=self.window, expected="1 token or more")
+
+    def first_seen(self, position: int) -> int:
+        """The first position whose key the query at this position sees."""
+        if self.window is None:
+            return 0
+        if self.kind == "sliding_window":
+            return max(0, position - self.window + 1)
+        return position - position % self.window
+
+    def mask(self, queries: range, keys: range, device: torch.device) -> Tensor:
+        """Which of the keys at some positions each query sees, [queries, keys] bool."""
+        query = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
+        key = torch.arange(keys.start, keys.stop, device=device)
+        seen = key <= query
+        if self.window is None:
+            return seen
+        if self.kind == "sliding_window":
+            return seen & (key > query - self.window)
+        return seen & (key >= query - query % self.window)
+
+
+FULL = Visibility()

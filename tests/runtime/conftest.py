@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the runtime's tests: one thread of torch, since their tensors are tiny."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine's tests ask, what must come out, and in what state the engine is left."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import attrs
+import torch
+from kvcore_runtime.contiguous import Generation, generate_reference
+from kvcore_runtime.engine import Engine
+from kvcore_runtime.model import Llama
+from kvcore_runtime.sampling import Sampling, derive_seed
+from kvcore_runtime.sequence import Completion, GenerationRequest
+
+SYSTEM = b"You are the parrot of this ship and say everything twice. Be brief. "
+QUESTIONS = (
+    b"Where are we?",
+    b"Sing!",
+    b"What is for lunch today, and who has caught it, and when?",
+    b"Who is the captain of the ship, and since which year?",
+    b"Do you like rain?",
+    b"Where is the gold?",
+    b"When do we sail home, and by which way, and with how many men?",
+)
+
+
+def requests(temperature: float = 0.9) -> list[GenerationRequest]:
+    """Seven prompts behind one beginning; the second one asks for three samples."""
+    return [
+        GenerationRequest(
+            request_id=f"r{number}",
+            prompt=tuple(SYSTEM + question),
+            sampling=Sampling(temperature=temperature, seed=number, max_tokens=12 + 3 * number),
+            num_samples=3 if number == 1 else 1,
+        )
+        for number, question in enumerate(QUESTIONS)
+    ]
+
+
+def answer(engine: Engine, asked: Sequence[GenerationRequest]) -> dict[str, Completion]:
+    """The engine's answers by request and sample."""
+    for request in asked:
+        engine.add_request(request)
+    return {f"{each.request_id}#{each.sample}": each for each in engine.run()}
+
+
+@cache
+def references(model: Llama, temperature: float = 0.9) -> dict[str, Generation]:
+    """The answers to `requests`, each from a contiguous cache of its own with its full history."""
+    samples = [
+        (each, sample) for each in requests(temperature) for sample in range(each.num_samples)
+    ]
+    generations = generate_reference(
+        model,
+        [each.prompt for each, _ in samples],
+        [
+            attrs.evolve(each.sampling, seed=derive_seed(each.sampling.seed, sample))
+            for each, sample in samples
+        ],
+        keep_logits=True,
+    )
+    names = [f"{each.request_id}#{sample}" for each, sample in samples]
+    return dict(zip(names, generations, strict=True))
+
+
+def assert_same_answers(
+    completions: dict[str, Completion], expected: dict[str, Generation]
+) -> None:
+    """Tokens, reasons and, bit by bit, logits are the same."""
+    assert completions.keys() == expected.keys()
+    for name, reference in expected.items():
+        assert completions[name].tokens == reference.tokens, name
+        assert completions[name].reason is reference.reason, name
+        logits = completions[name].logits
+        assert logits is not None
+        assert reference.logits is not None
+        assert torch.equal(logits, reference.logits), name
+
+
+def assert_drained(engine: Engine) -> None:
+    """Nothing is on its way and no block is held."""
+    config = engine.manager.config
+    engine.manager.check()
+    assert engine.is_idle
+    assert engine.scheduler.unfinished() == []
+    assert engine.manager.num_free_blocks == config.num_usable_blocks
+    assert engine.manager.num_free_host_blocks == config.num_host_blocks
