@@ -28,6 +28,7 @@ PYTHON_ONLY = {
     ("errors.py", "BackendMissing"): "the twin is not missing where it runs",
     ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("errors.py", "WrongArgument"): "raised before a call reaches either language",
+    ("extra_keys.py", "check_kinds"): "raised before a call reaches either language",
     ("free_queue.py", "FreeQueueDraft"): DRAFT,
     ("free_queue.py", "freeze"): DRAFT,
     ("hash_index.py", "HashIndexDraft"): DRAFT,
@@ -44,6 +45,7 @@ PYTHON_ONLY = {
 RUST_ONLY = {
     "ids.rs": "newtypes for what Python has ints",
     "lib.rs": "the list of modules",
+    "message.rs": "the bytes that Python's libraries lay out, without an object for each",
 }
 
 

@@ -222,6 +222,18 @@ errors! {
         "not an encoded state: {reason} at byte {offset}";
     /// A text trace that cannot be read.
     TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
+    /// A part of a block's extra keys that no key can be made of.
+    InvalidExtraKey { name: &'static str, expected: &'static str, value: String }
+        "{name} must be {expected}, not {value}";
+    /// Media items stand in the prompt one behind the other.
+    UnsortedMedia {
+        request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
+    }
+        "request {request}: media item {position} takes {length} tokens from {offset} on, \
+         must lie within tokens {first} to {num_tokens}";
+    /// Two parts of one request do not have the sizes that belong together.
+    CountMismatch { request: String, name: &'static str, given: i64, expected: i64 }
+        "request {request} is given {given} {name}, must be {expected}";
 }
 
 impl std::error::Error for Error {}

@@ -1,31 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys of full blocks: a chain of SHA-256 over an unambiguous encoding.
+//! Keys of full blocks: a chain of hashes over an unambiguous encoding.
 //!
 //! Rules: a block's hash covers its parent's hash, its tokens and its tagged extra keys; the key
 //! under which a block is found is that hash and the group, so two groups never share a block. The
-//! chain grows with the request and no block is hashed twice. All integers are little-endian but
-//! the group, which is big-endian as in the field. Twin: kvcore/hashing.py.
+//! chain grows with the request and no block is hashed twice. There are three hashings:
+//!
+//! "sha256", the default. All integers are little-endian but the group, which is big-endian as in
+//! the field.
 //!
 //! ```text
 //! root       = SHA-256("kvcore root" 0x00 seed)
-//! block hash = SHA-256(parent[32] num_tokens[u32] token[u32]...
-//!                      num_extra[u8] (tag[u8] size[u32] bytes)...)
+//! block hash = SHA-256(parent[32] block)
+//! block      = num_tokens[u32] token[u32]... num_extra[u8] (tag[u8] size[u32] bytes)...
 //! key        = block hash[32] group[u32]
 //! ```
+//!
+//! "sha256_cbor", bit for bit what vLLM makes of the same requests with `sha256_cbor` and the seed
+//! in PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 4.2.3).
+//!
+//! ```text
+//! root       = SHA-256(CBOR(seed as text))
+//! block hash = SHA-256(CBOR([parent, [token, ...], null or [extra key, ...]]))
+//! extra key  = ["lora", name, path] | ["mm", identifier, offset] | ["cache_salt", salt]
+//!              | ["prompt_embeds", digest]
+//! ```
+//!
+//! "xxh3", XXH3-128, several times as fast. It is no cryptographic hash: who can choose prompts can
+//! look for two that collide, so it is for tenants that trust each other. The mark in a hash's
+//! middle keeps it apart from a SHA-256; both ends are digest, since an index and events read only
+//! those.
+//!
+//! ```text
+//! digest     = XXH3-128("kvcore root" 0x00 seed) or XXH3-128(parent's digest[16] block)
+//! root, hash = digest[:8] "xxh3-128: no SHA" digest[8:]
+//! ```
+//!
+//! No input of a block is that of another: after the parent, of fixed size, the default's encoding
+//! is prefix-free, and CBOR is. None is that of another hashing: byte 35 is the high byte of a
+//! block's token count, below 0x80, or the head of a CBOR array, above. Twin: kvcore/hashing.py.
 
 use std::hash::{Hash, Hasher};
 
-use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_128;
+
+use crate::extra_keys::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
+use crate::message::Message;
 
 /// Bytes of a block hash.
 pub const HASH_SIZE: usize = 32;
 /// Bytes of a key.
 pub const KEY_SIZE: usize = 36;
-/// Most extra keys of a block.
-pub const MAX_EXTRA_KEYS: usize = 255;
 
-/// Tokens that are laid out as bytes at a time: a whole number of SHA-256 blocks.
-const TOKENS_A_ROUND: usize = 64;
+const ROOT: &[u8] = b"kvcore root\0";
+const XXH3_MARK: &[u8; 16] = b"xxh3-128: no SHA";
+const XXH3_HALF: usize = 8;
+/// The extra keys of a block that has none.
+const NONE: &[u8] = &[0];
 
 /// The hash of a full block, or the root of a chain.
 pub type BlockHash = [u8; HASH_SIZE];
@@ -61,13 +91,32 @@ impl Hash for Key {
     }
 }
 
-/// The parent of each request's first block.
+/// How blocks are hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hashing {
+    /// SHA-256 of the default encoding.
+    Sha256,
+    /// SHA-256 of vLLM's CBOR encoding.
+    Sha256Cbor,
+    /// XXH3-128 of the default encoding.
+    Xxh3,
+}
+
+/// All hashings, in the order of their codes.
+pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3];
+
+/// The parent of each request's first block. seed: UTF-8 text for `Sha256Cbor`.
 #[must_use]
-pub fn root_hash(seed: &[u8]) -> BlockHash {
-    let mut hasher = Sha256::new();
-    hasher.update(b"kvcore root\0");
-    hasher.update(seed);
-    hasher.finalize().into()
+pub fn root_hash(seed: &[u8], hashing: Hashing) -> BlockHash {
+    let mut message = Message::default();
+    match hashing {
+        Hashing::Sha256 | Hashing::Xxh3 => {
+            message.push(ROOT);
+            message.push(seed);
+        }
+        Hashing::Sha256Cbor => message.push_text(seed),
+    }
+    digest(&mut message, hashing)
 }
 
 /// The hash of one full block.
@@ -75,36 +124,44 @@ pub fn root_hash(seed: &[u8]) -> BlockHash {
 /// parent: hash of the block before, or the root. extra_keys: (tag, value) pairs, at most
 /// `MAX_EXTRA_KEYS`, in an order that is part of the key.
 #[must_use]
-pub fn hash_block(parent: &BlockHash, tokens: &[u32], extra_keys: &[(u8, &[u8])]) -> BlockHash {
+pub fn hash_block(
+    parent: &BlockHash,
+    tokens: &[u32],
+    extra_keys: &[ExtraKey],
+    hashing: Hashing,
+) -> BlockHash {
     debug_assert!(extra_keys.len() <= MAX_EXTRA_KEYS);
-    let mut hasher = Sha256::new();
-    hasher.update(parent);
-    hasher.update((tokens.len() as u32).to_le_bytes());
-    let mut bytes = [0; 4 * TOKENS_A_ROUND];
-    for round in tokens.chunks(TOKENS_A_ROUND) {
-        for (place, token) in bytes.chunks_exact_mut(4).zip(round) {
-            place.copy_from_slice(&token.to_le_bytes());
-        }
-        hasher.update(&bytes[..4 * round.len()]);
-    }
-    hasher.update([extra_keys.len() as u8]);
+    let mut written = NONE.to_vec();
     for (tag, value) in extra_keys {
-        hasher.update([*tag]);
-        hasher.update((value.len() as u32).to_le_bytes());
-        hasher.update(value);
+        write_key(&mut written, *tag, &[value]);
     }
-    hasher.finalize().into()
+    hash_message(&mut Message::default(), parent, tokens, &written, hashing)
 }
 
 /// The hashes of the full blocks of these tokens, in order; a partial tail has none.
-pub fn hash_blocks(
-    parent: BlockHash,
-    tokens: &[u32],
+///
+/// start: position of the first of these tokens in the request, where a block starts; parent is the
+/// hash of the block before.
+pub fn hash_blocks<'a>(
+    mut parent: BlockHash,
+    tokens: &'a [u32],
     block_size: u32,
-) -> impl Iterator<Item = BlockHash> + '_ {
-    tokens.chunks_exact(block_size as usize).scan(parent, |parent, block| {
-        *parent = hash_block(parent, block, &[]);
-        Some(*parent)
+    start: u32,
+    extra_keys: &'a ExtraKeys,
+    hashing: Hashing,
+) -> impl Iterator<Item = BlockHash> + 'a {
+    let (mut message, mut written) = (Message::default(), NONE.to_vec());
+    let starts = (start..).step_by(block_size as usize);
+    tokens.chunks_exact(block_size as usize).zip(starts).map(move |(block, start)| {
+        if !extra_keys.is_empty() {
+            written.truncate(NONE.len());
+            written[0] = 0;
+            let block = (start, start + block_size);
+            let write = |tag, parts: &[&[u8]]| write_key(&mut written, tag, parts);
+            extra_keys.each_of_block(block, block_size, write);
+        }
+        parent = hash_message(&mut message, &parent, block, &written, hashing);
+        parent
     })
 }
 
@@ -117,46 +174,144 @@ pub fn make_key(block_hash: &BlockHash, group: u32) -> Key {
     Key(key)
 }
 
+/// The 64-bit form in which events name a hash: the low bits of the big-endian integer.
+#[must_use]
+pub fn external_hash(block_hash: &BlockHash) -> u64 {
+    let mut low = [0; 8];
+    low.copy_from_slice(&block_hash[HASH_SIZE - 8..]);
+    u64::from_be_bytes(low)
+}
+
+/// The hash of a block whose extra keys are `num_extra[u8] (tag[u8] size[u32] bytes)...`.
+fn hash_message(
+    message: &mut Message,
+    parent: &BlockHash,
+    tokens: &[u32],
+    extra_keys: &[u8],
+    hashing: Hashing,
+) -> BlockHash {
+    message.clear();
+    match hashing {
+        Hashing::Sha256 => message.push_plain(parent, tokens, extra_keys),
+        Hashing::Sha256Cbor => message.push_cbor(parent, tokens, extra_keys),
+        Hashing::Xxh3 => {
+            let mut digest = [0; 2 * XXH3_HALF];
+            digest[..XXH3_HALF].copy_from_slice(&parent[..XXH3_HALF]);
+            digest[XXH3_HALF..].copy_from_slice(&parent[HASH_SIZE - XXH3_HALF..]);
+            message.push_plain(&digest, tokens, extra_keys);
+        }
+    }
+    digest(message, hashing)
+}
+
+fn digest(message: &mut Message, hashing: Hashing) -> BlockHash {
+    match hashing {
+        Hashing::Sha256 | Hashing::Sha256Cbor => message.sha256(),
+        Hashing::Xxh3 => {
+            let digest = XxHash3_128::oneshot(message.as_bytes()).to_be_bytes();
+            let mut hash = [0; HASH_SIZE];
+            hash[..XXH3_HALF].copy_from_slice(&digest[..XXH3_HALF]);
+            hash[XXH3_HALF..HASH_SIZE - XXH3_HALF].copy_from_slice(XXH3_MARK);
+            hash[HASH_SIZE - XXH3_HALF..].copy_from_slice(&digest[XXH3_HALF..]);
+            hash
+        }
+    }
+}
+
+/// Add a key whose value comes in parts, and count it in the first byte.
+fn write_key(written: &mut Vec<u8>, tag: u8, parts: &[&[u8]]) {
+    let size: usize = parts.iter().map(|part| part.len()).sum();
+    written[0] += 1;
+    written.push(tag);
+    written.extend_from_slice(&(size as u32).to_le_bytes());
+    parts.iter().for_each(|part| written.extend_from_slice(part));
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use sha2::{Digest, Sha256};
+    use twox_hash::XxHash3_128;
 
-    /// The bytes of the module's rule, laid out by hand.
-    fn plain_hash(parent: &BlockHash, tokens: &[u32], extra_keys: &[(u8, &[u8])]) -> BlockHash {
-        let mut bytes = parent.to_vec();
-        bytes.extend((tokens.len() as u32).to_le_bytes());
+    use super::*;
+    use crate::extra_keys::MediaItem;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn sha256(parts: &[&[u8]]) -> BlockHash {
+        Sha256::digest(parts.concat()).into()
+    }
+
+    /// The bytes of the default encoding behind the parent, laid out by hand.
+    fn plain(tokens: &[u32], extra_keys: &[ExtraKey]) -> Vec<u8> {
+        let mut bytes = (tokens.len() as u32).to_le_bytes().to_vec();
         tokens.iter().for_each(|token| bytes.extend(token.to_le_bytes()));
         bytes.push(extra_keys.len() as u8);
         for (tag, value) in extra_keys {
             bytes.push(*tag);
             bytes.extend((value.len() as u32).to_le_bytes());
-            bytes.extend(*value);
+            bytes.extend(value);
         }
-        Sha256::digest(bytes).into()
+        bytes
     }
 
     #[test]
-    fn a_long_block_hashes_as_its_bytes() {
-        let root = root_hash(b"seed");
-        for num_tokens in [1, 16, 63, 64, 65, 200] {
+    fn a_block_of_any_length_hashes_as_its_bytes() {
+        let root = root_hash(b"seed", Hashing::Sha256);
+        assert_eq!(root, sha256(&[b"kvcore root\0seed"]));
+        let xxh3 = root_hash(b"seed", Hashing::Xxh3);
+        for num_tokens in 0..200 {
             let tokens: Vec<u32> = (0..num_tokens).map(|each| each * 70_000).collect();
-            assert_eq!(hash_block(&root, &tokens, &[]), plain_hash(&root, &tokens, &[]));
+            for extra in [vec![], vec![(1, b"lora".to_vec()), (2, Vec::new())]] {
+                let block = plain(&tokens, &extra);
+                let hash = hash_block(&root, &tokens, &extra, Hashing::Sha256);
+                assert_eq!(hash, sha256(&[&root, &block]));
+                let message = [&xxh3[..8], &xxh3[24..], &block].concat();
+                let digest = XxHash3_128::oneshot(&message).to_be_bytes();
+                let hash = hash_block(&xxh3, &tokens, &extra, Hashing::Xxh3);
+                assert_eq!(
+                    hash.to_vec(),
+                    [&digest[..8], b"xxh3-128: no SHA", &digest[8..]].concat()
+                );
+            }
         }
-        let extra: [(u8, &[u8]); 2] = [(1, b"lora"), (2, b"")];
-        assert_eq!(hash_block(&root, &[7], &extra), plain_hash(&root, &[7], &extra));
     }
 
     #[test]
-    fn the_chain_covers_the_blocks_before() {
-        let root = root_hash(b"seed");
-        let hashes: Vec<BlockHash> = hash_blocks(root, &[1, 2, 3, 4, 5], 2).collect();
-        let first = hash_block(&root, &[1, 2], &[]);
-        assert_eq!(hashes, [first, hash_block(&first, &[3, 4], &[])]);
+    fn a_chain_of_vllm_is_that_of_the_worked_example() {
+        let root = root_hash(b"vllm-none-hash", Hashing::Sha256Cbor);
+        let expected = "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0";
+        assert_eq!(hex(&root), expected);
+        let tokens = [0, 23, 24, 255, 256, 65535, 65536, 128_255];
+        let hash = hash_block(&root, &tokens, &[], Hashing::Sha256Cbor);
+        let expected = "ae9e440d51b85b23f45c385ed801ffbd6b9ceb347ec9f3b760b06739c9947826";
+        assert_eq!(hex(&hash), expected);
+        assert_eq!(external_hash(&hash), 0x60b0_6739_c994_7826);
+    }
+
+    #[test]
+    fn a_chain_in_pieces_is_the_chain() {
+        let media = vec![MediaItem { identifier: "i".to_owned(), offset: 1, length: 4 }];
+        let keys = ExtraKeys { media, cache_salt: Some("s".to_owned()), ..ExtraKeys::default() };
+        let tokens = [1, 2, 3, 4, 5, 6, 7];
+        for hashing in HASHINGS {
+            let root = root_hash(b"seed", hashing);
+            let whole: Vec<_> = hash_blocks(root, &tokens, 2, 0, &keys, hashing).collect();
+            let rest: Vec<_> = hash_blocks(whole[0], &tokens[2..], 2, 2, &keys, hashing).collect();
+            assert_eq!(whole.len(), 3);
+            assert_eq!(whole[1..], rest);
+            let mut parent = root;
+            for (block, start) in tokens.chunks_exact(2).zip([0, 2, 4]) {
+                parent = hash_block(&parent, block, &keys.of_block(start, start + 2, 2), hashing);
+                assert_eq!(parent, whole[start as usize / 2]);
+            }
+        }
     }
 
     #[test]
     fn a_key_gives_back_its_hash_and_group() {
-        let hash = root_hash(b"");
+        let hash = root_hash(b"", Hashing::Sha256);
         let key = make_key(&hash, 258);
         assert_eq!(key.block_hash(), hash);
         assert_eq!(key.group(), 258);

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use crate::errors::{Error, repr};
-use crate::hashing::hash_blocks;
+use crate::extra_keys::ExtraKeys;
+use crate::hashing::{Hashing, hash_blocks};
 use crate::ids::Row;
 use crate::state::{RequestState, State, Table};
 
@@ -89,7 +90,10 @@ pub(crate) fn extend(state: &mut State, row: Row, tokens: &[u32]) {
     let start = request.block_hashes.len() * size as usize;
     if caching && request.tokens.len() - start >= size as usize {
         let parent = request.block_hashes.last().copied().unwrap_or(root);
-        request.block_hashes.extend(hash_blocks(parent, &request.tokens[start..], size));
+        let none = ExtraKeys::default();
+        let hashing = Hashing::Sha256;
+        let tokens = &request.tokens[start..];
+        request.block_hashes.extend(hash_blocks(parent, tokens, size, 0, &none, hashing));
     }
 }
 
@@ -118,7 +122,18 @@ mod tests {
         assert_eq!(grown[row].block_hashes.len(), 0);
         add_tokens(&mut grown, "a", &[2, 3]).unwrap();
         add_tokens(&mut grown, "a", &[4, 5]).unwrap();
-        let expected: Vec<_> = hash_blocks(root_hash(b"seed"), &[1, 2, 3, 4, 5], 2).collect();
+        let expected: Vec<_> = {
+            let none = ExtraKeys::default();
+            hash_blocks(
+                root_hash(b"seed", Hashing::Sha256),
+                &[1, 2, 3, 4, 5],
+                2,
+                0,
+                &none,
+                Hashing::Sha256,
+            )
+            .collect()
+        };
         assert_eq!(grown[row].block_hashes, expected);
     }
 

@@ -16,7 +16,7 @@ use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
 use crate::effects::Effects;
 use crate::errors::{Error, repr};
-use crate::hashing::{BlockHash, Key, make_key, root_hash};
+use crate::hashing::{BlockHash, Hashing, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
 use crate::values::{PrefixCacheStats, Status};
 
@@ -163,7 +163,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
     config.check()?;
     let hosts = config.num_host_blocks;
     Ok(State {
-        root: root_hash(&config.hash_seed),
+        root: root_hash(&config.hash_seed, Hashing::Sha256),
         device: make_pool(config.num_blocks, config.null_block, config.eviction),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction)),
         requests: Vec::new(),

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Extra keys: what decides a block's content besides its tokens.
+//!
+//! Rules: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that it
+//! has tokens in, a cache salt the first block, from which the chain carries it on. A block's keys
+//! come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so
+//! that equal values of two kinds differ. A media item that ends where a block starts is not in it
+//! (X-08); one that is carries its offset from the block's start, negative if it began before.
+//! Nothing is kept between blocks: a block's items are found by bisection. Twin:
+//! kvcore/extra_keys.py.
+//!
+//! ```text
+//! 1 LoRA         size of name[u32] name path
+//! 2 media        offset from the block's start[i32] identifier
+//! 3 cache salt   salt
+//! 4 embeddings   SHA-256 of the bytes of the block's rows
+//! ```
+
+use sha2::{Digest, Sha256};
+
+use crate::errors::{Error, repr};
+
+/// Tag and value.
+pub type ExtraKey = (u8, Vec<u8>);
+
+/// The tag of a LoRA adapter.
+pub const LORA: u8 = 1;
+/// The tag of a media item.
+pub const MEDIA: u8 = 2;
+/// The tag of a cache salt.
+pub const CACHE_SALT: u8 = 3;
+/// The tag of prompt embeddings.
+pub const PROMPT_EMBEDS: u8 = 4;
+/// Most extra keys of a block.
+pub const MAX_EXTRA_KEYS: usize = 255;
+/// Media items in one block, beside one key of each other kind.
+pub const MAX_MEDIA: usize = MAX_EXTRA_KEYS - 3;
+
+const TEXT: &str = "a non-empty str";
+const FEW_MEDIA: &str = "at most 252 items in a block";
+
+/// SHA-256 of the rows of one hash block.
+pub type EmbedsDigest = [u8; 32];
+
+/// An adapter: its name, and where its weights come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoRA {
+    /// Not empty.
+    pub name: String,
+    /// May be empty.
+    pub path: String,
+}
+
+/// An image, sound or video: a digest of its content, and where its tokens stand in the prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaItem {
+    /// Not empty.
+    pub identifier: String,
+    /// Position of its first token.
+    pub offset: u32,
+    /// Its tokens, at least one.
+    pub length: u32,
+}
+
+impl MediaItem {
+    /// The position behind its last token.
+    fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.length)
+    }
+}
+
+/// Embeddings that stand for a prompt's tokens, one row a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptEmbeds<'a> {
+    /// The rows, one after the other.
+    pub data: &'a [u8],
+    /// Bytes of a row, at least one.
+    pub bytes_per_token: u32,
+}
+
+/// The extra keys of a request, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExtraKeys {
+    /// The adapter.
+    pub lora: Option<LoRA>,
+    /// By position.
+    pub media: Vec<MediaItem>,
+    /// Not empty.
+    pub cache_salt: Option<String>,
+    /// Digests of the rows of each hash block of the prompt, a last partial one included; empty
+    /// where the prompt is not given as embeddings.
+    pub embeds: Vec<EmbedsDigest>,
+}
+
+impl ExtraKeys {
+    /// Whether no block of the request has any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lora.is_none()
+            && self.media.is_empty()
+            && self.cache_salt.is_none()
+            && self.embeds.is_empty()
+    }
+
+    /// The keys of the block of tokens [start, end), in order.
+    ///
+    /// block_size: tokens a hash block, of which this is one, or several as a coarser block: that
+    /// has the digests of all of them.
+    #[must_use]
+    pub fn of_block(&self, start: u32, end: u32, block_size: u32) -> Vec<ExtraKey> {
+        let mut keys = Vec::new();
+        self.each_of_block((start, end), block_size, |tag, parts| keys.push((tag, parts.concat())));
+        keys
+    }
+
+    /// Hand out the tag of each key of a block, and its value in parts.
+    pub(crate) fn each_of_block(
+        &self,
+        (start, end): (u32, u32),
+        block_size: u32,
+        mut hand_out: impl FnMut(u8, &[&[u8]]),
+    ) {
+        if let Some(lora) = &self.lora {
+            let size = (lora.name.len() as u32).to_le_bytes();
+            hand_out(LORA, &[&size, lora.name.as_bytes(), lora.path.as_bytes()]);
+        }
+        let first = self.media.partition_point(|item| item.end() <= u64::from(start));
+        for item in self.media[first..].iter().take_while(|item| item.offset < end) {
+            let offset = item.offset.wrapping_sub(start).to_le_bytes();
+            hand_out(MEDIA, &[&offset, item.identifier.as_bytes()]);
+        }
+        if let (Some(salt), 0) = (&self.cache_salt, start) {
+            hand_out(CACHE_SALT, &[salt.as_bytes()]);
+        }
+        if !self.embeds.is_empty() {
+            for position in start / block_size..end / block_size {
+                match self.embeds.get(position as usize) {
+                    Some(digest) => hand_out(PROMPT_EMBEDS, &[digest]),
+                    None => hand_out(PROMPT_EMBEDS, &[&digest_of(&[])]),
+                }
+            }
+        }
+    }
+}
+
+/// What a request brings of extra keys. LoRA, media and embeddings are well-formed in themselves.
+#[derive(Debug, Clone, Default)]
+pub struct GivenKeys<'a> {
+    /// The adapter.
+    pub lora: Option<LoRA>,
+    /// In any order.
+    pub media: Vec<MediaItem>,
+    /// The salt.
+    pub cache_salt: Option<&'a str>,
+    /// The prompt's embeddings.
+    pub prompt_embeds: Option<PromptEmbeds<'a>>,
+}
+
+/// The extra keys of a request whose prompt has so many tokens.
+///
+/// Fails with InvalidExtraKey for an empty salt and for more media items in a block than its hash
+/// can count, UnsortedMedia for items that overlap, are out of order or reach past the prompt,
+/// CountMismatch for embeddings of another size than the prompt's.
+pub fn read_extra_keys(
+    request_id: &str,
+    given: GivenKeys<'_>,
+    num_tokens: u32,
+    hash_block_size: u32,
+) -> Result<ExtraKeys, Error> {
+    let GivenKeys { lora, media, cache_salt, prompt_embeds } = given;
+    if cache_salt == Some("") {
+        let value = repr("");
+        return Err(Error::InvalidExtraKey { name: "cache_salt", expected: TEXT, value });
+    }
+    check_media(request_id, &media, num_tokens, hash_block_size)?;
+    let mut embeds = Vec::new();
+    if let Some(PromptEmbeds { data, bytes_per_token }) = prompt_embeds {
+        let (given, row) = (data.len() as i64, i64::from(bytes_per_token));
+        let expected = i64::from(num_tokens) * row;
+        if given != expected {
+            let (request, name) = (repr(request_id), "bytes of prompt embeddings");
+            return Err(Error::CountMismatch { request, name, given, expected });
+        }
+        let step = hash_block_size as usize * bytes_per_token as usize;
+        embeds.extend(data.chunks(step).map(digest_of));
+    }
+    Ok(ExtraKeys { lora, media, cache_salt: cache_salt.map(str::to_owned), embeds })
+}
+
+fn check_media(
+    request_id: &str,
+    media: &[MediaItem],
+    num_tokens: u32,
+    block_size: u32,
+) -> Result<(), Error> {
+    let mut first = 0;
+    for (position, item) in media.iter().enumerate() {
+        if u64::from(item.offset) < first || item.end() > u64::from(num_tokens) {
+            return Err(Error::UnsortedMedia {
+                request: repr(request_id),
+                position: position as i64,
+                offset: i64::from(item.offset),
+                length: i64::from(item.length),
+                first: first as i64,
+                num_tokens: i64::from(num_tokens),
+            });
+        }
+        first = item.end();
+    }
+    let later = media.get(MAX_MEDIA..).unwrap_or_default();
+    for (position, (item, later)) in media.iter().zip(later).enumerate() {
+        let block_size = u64::from(block_size);
+        if u64::from(later.offset) / block_size == (item.end() - 1) / block_size {
+            let value = format!("{} from item {position} on", MAX_MEDIA + 1);
+            return Err(Error::InvalidExtraKey { name: "media", expected: FEW_MEDIA, value });
+        }
+    }
+    Ok(())
+}
+
+fn digest_of(rows: &[u8]) -> EmbedsDigest {
+    Sha256::digest(rows).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(identifier: &str, offset: u32, length: u32) -> MediaItem {
+        MediaItem { identifier: identifier.to_owned(), offset, length }
+    }
+
+    fn media(items: &[MediaItem]) -> ExtraKeys {
+        ExtraKeys { media: items.to_vec(), ..ExtraKeys::default() }
+    }
+
+    #[test]
+    fn a_media_item_is_in_the_blocks_that_have_its_tokens() {
+        // Tokens 2 to 7 are an image, blocks have 4 tokens: it ends where the third starts.
+        let keys = media(&[item("i", 2, 6)]);
+        assert_eq!(keys.of_block(0, 4, 4), [(MEDIA, b"\x02\0\0\0i".to_vec())]);
+        assert_eq!(keys.of_block(4, 8, 4), [(MEDIA, b"\xfe\xff\xff\xffi".to_vec())]);
+        assert_eq!(keys.of_block(8, 12, 4), []);
+    }
+
+    #[test]
+    fn the_kinds_of_keys_come_in_a_fixed_order() {
+        let given = GivenKeys {
+            lora: Some(LoRA { name: "n".to_owned(), path: "p".to_owned() }),
+            media: vec![item("i", 0, 1)],
+            cache_salt: Some("s"),
+            prompt_embeds: Some(PromptEmbeds { data: b"abc", bytes_per_token: 1 }),
+        };
+        let keys = read_extra_keys("a", given, 3, 2).unwrap();
+        let tags = |start, end| -> Vec<u8> {
+            keys.of_block(start, end, 2).iter().map(|(tag, _)| *tag).collect()
+        };
+        assert_eq!(tags(0, 2), [LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS]);
+        assert_eq!(tags(2, 4), [LORA, PROMPT_EMBEDS]);
+        assert_eq!(tags(0, 4), [LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS, PROMPT_EMBEDS]);
+        assert_eq!(keys.of_block(0, 2, 2)[0].1, b"\x01\0\0\0np");
+        assert_eq!(keys.embeds, [digest_of(b"ab"), digest_of(b"c")]);
+        assert_eq!(keys.of_block(4, 6, 2)[1].1, digest_of(b""));
+    }
+
+    #[test]
+    fn a_block_counts_its_keys_in_a_byte() {
+        let items: Vec<_> = (0..253).map(|offset| item("i", offset, 1)).collect();
+        let read = |media: &[MediaItem], block_size| {
+            let given = GivenKeys { media: media.to_vec(), ..GivenKeys::default() };
+            read_extra_keys("a", given, 300, block_size)
+        };
+        assert_eq!(read(&items[1..], 256), Ok(media(&items[1..])));
+        assert_eq!(read(&items, 252), Ok(media(&items)));
+        let value = "253 from item 0 on".to_owned();
+        let error = Error::InvalidExtraKey { name: "media", expected: FEW_MEDIA, value };
+        assert_eq!(read(&items, 256), Err(error));
+    }
+}
