@@ -11,6 +11,7 @@ from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import StaleRead, UnownedWrite
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.visibility import FULL, Visibility
 
 from kvcore.commands import (
     Allocate,
@@ -136,6 +137,34 @@ def test_reading_past_the_table_is_a_stale_read() -> None:
     apply(runtime, CutTable(1, 0, 0))
     with pytest.raises(StaleRead, match="has 0 blocks"):
         runtime.check_reads([1], [0], [1], ["r"])
+
+
+def test_null_entries_behind_a_window_are_not_read_and_others_are_stale() -> None:
+    layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=2, block_size=2)
+    cache = Cache(layout, 5, guard=True, groups=[(1, 2), (1, 2)])
+    kept = (FULL, Visibility(kind="sliding_window", window=3))
+    runtime = Runtime(cache, BlockTables(2, 4, 16, 2, num_groups=2), kept=kept)
+    apply(runtime, Allocate(1), Allocate(2), Allocate(3), Allocate(4))
+    for block in (1, 2, 3, 4):
+        write(runtime, block)
+    tables = [
+        SetTable(0, 0, 0, 1),
+        SetTable(0, 0, 1, 2),
+        SetTable(0, 1, 0, 3),
+        SetTable(0, 1, 1, 4),
+    ]
+    apply(runtime, *tables)
+    runtime.check_reads([0], [0], [4], ["r"])
+    apply(runtime, SetTable(0, 1, 0, 0), Free(3, False))
+    assert runtime.tables.row_blocks(0, 1) == [0, 4]
+    # The query at position 4 sees 2, 3 and 4; the one at 3 sees 1, which lies in the null block.
+    apply(runtime, Allocate(3), SetTable(0, 0, 2, 3), SetTable(0, 1, 2, 3))
+    write(runtime, 3)
+    runtime.check_reads([0], [4], [5], ["r"])
+    runtime.check_content([0], [4], [5], ["r"])
+    with pytest.raises(StaleRead, match="reads block 0: it has no owner, and is in row 0, group 1"):
+        runtime.check_reads([0], [3], [5], ["r"])
+    assert poisoned(runtime) == {0}
 
 
 @pytest.mark.parametrize("order", ["block_major", "layer_major"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import InvalidLayout, InvalidSize, LayerOutOfRange
+from kvcore_runtime.cache_errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
 from kvcore_runtime.layout import DTYPES, CacheLayout
 from kvcore_runtime.memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
 
@@ -52,6 +52,29 @@ def test_layer_views_are_the_parts_of_a_block(order: Any, dtype: torch.dtype) ->
     assert torch.count_nonzero(cache.blocks.data) == expected.numel()
     page = cache.blocks.pieces[:, 2].contiguous().view(-1).view(dtype)
     assert torch.equal(page, expected.reshape(-1))
+
+
+def test_groups_of_unlike_blocks_share_the_bytes_of_a_page() -> None:
+    cache = Cache(CacheLayout(**SIZES), 6, groups=[(3, 4), (2, 6), (1, 12)])
+    for block, group in enumerate(cache.groups):
+        assert group.data.data_ptr() == cache.blocks.data.data_ptr()
+        for layer in range(group.layout.num_layers):
+            for part in cache.layer(layer, block):
+                part[block] = block + 1.0
+    for block in range(3):
+        assert cache.blocks.data[block].unique().tolist() == [block + 1.0]
+    assert not cache.blocks.data[3:].any()
+
+
+def test_groups_that_do_not_share_a_page_are_refused() -> None:
+    with pytest.raises(InvalidLayout, match="num_layers=2: pages of 640 bytes, expected 960"):
+        Cache(CacheLayout(**SIZES), 6, groups=[(3, 4), (2, 4)])
+    layered = CacheLayout(**SIZES, order="layer_major")
+    with pytest.raises(InvalidLayout, match="pages in one piece"):
+        Cache(layered, 6, groups=[(3, 4), (2, 6)])
+    cache = Cache(layered, 6, groups=[(3, 4), (3, 4)])
+    with pytest.raises(GroupOutOfRange, match="group 2 is not one of the 2 groups 0 to 1"):
+        cache.layer(0, 2)
 
 
 def test_guard_mode_starts_as_nan_and_else_as_zeros() -> None:

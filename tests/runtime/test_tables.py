@@ -71,7 +71,8 @@ def batches(draw: st.DrawFn) -> list[list[Command]]:
                 position = min(length, draw(st.integers(0, MAX_BLOCKS - 1)))
                 if draw(st.booleans()):
                     position = min(length, MAX_BLOCKS - 1)
-                command = SetTable(row, group, position, draw(st.integers(1, 99)))
+                # Block 0 is the null block: it stands behind a window.
+                command = SetTable(row, group, position, draw(st.integers(0, 99)))
             take(model, command)
             commands.append(command)
         made.append(commands)
@@ -154,6 +155,19 @@ def test_slots_are_block_times_block_size_plus_place() -> None:
     padded = tables.slot_mapping([2], [0], [1], pad_to=4)
     assert padded.tolist() == [27, 0, 0, 0]
     assert tables.slot_mapping([], [], []).tolist() == []
+
+
+def test_each_group_has_its_own_block_size_and_slots() -> None:
+    tables = BlockTables(MAX_ROWS, MAX_BLOCKS, 40, (4, 2), num_groups=2)
+    apply(tables, SetTable(1, 0, 0, 5), *(SetTable(1, 1, place, 7 + place) for place in range(2)))
+    coarse = tables.slot_mapping([1], [1], [3])
+    fine = tables.slot_mapping([1], [1], [3], group=1)
+    assert coarse.tolist() == [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3]
+    assert fine.tolist() == [7 * 2 + 1, 8 * 2, 8 * 2 + 1]
+    with pytest.raises(BeyondTable, match="group 1: position 4 needs 3 blocks, the table has 2"):
+        tables.slot_mapping([1], [0], [5], group=1)
+    with pytest.raises(LengthMismatch, match="groups has 2 items and block_size has 1"):
+        BlockTables(MAX_ROWS, MAX_BLOCKS, 40, (4,), num_groups=2)
 
 
 def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
