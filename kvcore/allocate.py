@@ -18,7 +18,7 @@ from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import CopyOnWrite, SetTable, Zero
 from kvcore.errors import BeyondModelLength, LengthMismatch, UnknownRequest
-from kvcore.plan import Growth, Plan, Refusal, Rewrite, plan_allocation
+from kvcore.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.requests import check_no_drafts, extend
 from kvcore.state import NULL_BLOCK, BatchRecord, Draft, RequestState, State, Table, transition
 from kvcore.tokens import read_tokens
@@ -125,7 +125,7 @@ def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> Non
         raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
     times: dict[str, int] = {}
     for request_id in request_ids:
-        request = draft.on_device(request_id)
+        request = draft.idle(request_id)
         check_no_drafts(request)
         times[request_id] = times.get(request_id, 0) + 1
         asked = request.num_computed + times[request_id]
@@ -156,8 +156,12 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
     grown = []
     for group, growth in enumerate(plan.growth):
-        tables[group], blocks = grow(draft, request, group, tables[group], growth, fresh)
-        grown.append(blocks)
+        blocks = [NULL_BLOCK] * growth.nulls
+        blocks += (next(fresh) for _ in range(growth.external + growth.grown))
+        first_new = growth.nulls + growth.external
+        num_filled = first_new if asked.loads else growth.nulls
+        tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
+        grown.append(tuple(blocks[first_new:]))
     num_cached = tuple(
         len(hits) if hits else cached
         for hits, cached in zip(plan.hits, request.num_cached, strict=True)
@@ -207,19 +211,15 @@ def grow(
     request: RequestState,
     group: int,
     table: Table,
-    growth: Growth,
-    fresh: Iterator[int],
-) -> tuple[Table, tuple[int, ...]]:
-    """Put null blocks and fresh ones at the end of a table; returns it, and those behind the
-    external ones.
-    """
-    blocks = [NULL_BLOCK] * growth.nulls
-    blocks += (next(fresh) for _ in range(growth.external + growth.grown))
+    blocks: list[int],
+    num_filled: int,
+) -> Table:
+    """Put blocks at the end of a table; the first num_filled are null or get their content."""
     for offset, block in enumerate(blocks):
-        if offset >= growth.nulls:
+        if offset >= num_filled:
             use_fresh(draft, group, block)
         draft.effects.emit(SetTable(request.row, group, len(table) + offset, block))
-    return table.extend(blocks), tuple(blocks[growth.nulls + growth.external :])
+    return table.extend(blocks)
 
 
 def use_fresh(draft: Draft, group: int, block: int) -> None:

@@ -31,7 +31,10 @@ from kvcore.values import Hit
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """The arguments of one allocation, by the names of `allocate_slots`."""
+    """The arguments of one allocation, by the names of `allocate_slots`.
+
+    loads: a load fills the blocks of the external tokens, so they are not zeroed.
+    """
 
     request_id: str
     num_new_tokens: int
@@ -42,6 +45,7 @@ class Asked:
     num_encoder_tokens: int = 0
     full_sequence_must_fit: bool = False
     reserved_blocks: int = 0
+    loads: bool = False
 
 
 COUNTS = (

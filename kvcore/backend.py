@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from kvcore import allocate, batch, caching, drain, fork, pins, queries, release, requests, window
+from kvcore import (
+    allocate,
+    batch,
+    caching,
+    drain,
+    fork,
+    operations,
+    pins,
+    queries,
+    release,
+    requests,
+    window,
+)
 from kvcore import decode as decoding
 from kvcore import encode as encoding
 from kvcore import rewind as rewinding
@@ -70,6 +82,12 @@ class Backend(Protocol):
     def unpin(self, block_ids: Sequence[int], /) -> None: ...
     def evict_blocks(self, block_ids: Sequence[int], /) -> None: ...
     def reset_prefix_cache(self) -> bool: ...
+    def store(self, block_ids: Sequence[int], /) -> tuple[int, ...]: ...
+    def load(
+        self, request_id: str, num_tokens: int, hit: Hit | None, /, *,
+        full_sequence_must_fit: bool, reserved_blocks: int,
+    ) -> tuple[int, ...] | Refused: ...
+    def complete_operation(self, operation: int, done: bool, /) -> None: ...
     def take_batch(self) -> Batch: ...
     def take_events(self) -> Events: ...
     def take_stats(self) -> PrefixCacheStats: ...
@@ -78,6 +96,7 @@ class Backend(Protocol):
     def get_blocks(self, request_id: str, /) -> KVCacheBlocks: ...
     def get_num_common_prefix_blocks(self, request_id: str, /) -> list[int]: ...
     def num_tokens(self, request_id: str, /) -> int: ...
+    def get_block_keys(self, request_id: str, /) -> tuple[tuple[bytes, ...], ...]: ...
     def has_key(self, block: int, /) -> bool: ...
     def num_draft_tokens(self, request_id: str, /) -> int: ...
     def num_computed_tokens(self, request_id: str, /) -> int: ...
@@ -178,6 +197,17 @@ class PythonBackend:
     def reset_prefix_cache(self) -> bool:
         return self._keep(caching.reset_prefix_cache(self._state))
 
+    def store(self, block_ids: Sequence[int]) -> tuple[int, ...]:
+        return self._keep(operations.store(self._state, block_ids))
+
+    def load(
+        self, request_id: str, num_tokens: int, hit: Hit | None, **options: Any
+    ) -> tuple[int, ...] | Refused:
+        return self._keep(operations.load(self._state, request_id, num_tokens, hit, **options))
+
+    def complete_operation(self, operation: int, done: bool) -> None:
+        self._keep(operations.complete_operation(self._state, operation, done))
+
     def take_batch(self) -> Batch:
         return self._keep(batch.take_batch(self._state))
 
@@ -201,6 +231,9 @@ class PythonBackend:
 
     def num_tokens(self, request_id: str) -> int:
         return len(queries.find_request(self._state, request_id).tokens)
+
+    def get_block_keys(self, request_id: str) -> tuple[tuple[bytes, ...], ...]:
+        return queries.get_block_keys(self._state, request_id)
 
     def has_key(self, block: int) -> bool:
         return queries.has_key(self._state, block)

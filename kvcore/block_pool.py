@@ -12,7 +12,7 @@ rust/src/block_pool.rs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -222,11 +222,15 @@ class PoolDraft:
             if self.ref_counts[block] == 0 and self.keys[block] is None:
                 raise UnusedBlock(block=block)
 
-    def check_unpins(self, blocks: Sequence[int]) -> None:
-        """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes."""
+    def check_unpins(self, blocks: Sequence[int], held: Mapping[int, int]) -> None:
+        """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes.
+
+        held: pins a block that are not the caller's to remove.
+        """
         for block, asked in self._count_blocks(blocks):
-            if self.pins.get(block, 0) < asked:
-                raise NotPinned(block=block, num_pins=self.pins.get(block, 0), asked=asked)
+            num_pins = self.pins.get(block, 0) - held.get(block, 0)
+            if num_pins < asked:
+                raise NotPinned(block=block, num_pins=num_pins, asked=asked)
 
     def _count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Each block with how often it is named. Raises UnknownBlock at the first that is none."""
@@ -333,7 +337,7 @@ def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     ids = read_ints(blocks)
 
     def change(draft: PoolDraft) -> None:
-        draft.check_unpins(ids)
+        draft.check_unpins(ids, {})
         for block in ids:
             draft.unpin(block)
 

@@ -24,12 +24,12 @@ from kvcore.values import Outcome
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to so many tokens, whose caching was delayed.
 
-    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, InvalidCount,
-    BeyondComputed.
+    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, LoadUnfinished,
+    InvalidCount, BeyondComputed.
     """
 
     def change(draft: Draft) -> None:
-        request = draft.on_device(request_id)
+        request = draft.idle(request_id)
         count = read_count("num_computed_tokens", num_computed_tokens)
         if count > request.num_computed:
             raise BeyondComputed(

@@ -134,6 +134,32 @@ class SwapIn(Command):
 
 
 @attrs.frozen
+class Store(Command):
+    """Copy a block to the external store under this key; the operation may fail."""
+
+    kind = 10
+    operation: int
+    block: int
+    key: bytes
+
+    def reads(self) -> tuple[Tier, int]:
+        return ("device", self.block)
+
+
+@attrs.frozen
+class Load(Command):
+    """Fill a block with the content of this key in the external store; the operation may fail."""
+
+    kind = 11
+    operation: int
+    key: bytes
+    block: int
+
+    def writes(self) -> tuple[Tier, int]:
+        return ("device", self.block)
+
+
+@attrs.frozen
 class SetTable(Command):
     """Put a block at a position of a request's block table in one group."""
 
@@ -158,9 +184,12 @@ KINDS: dict[int, type[Command]] = {
     each.kind: each
     for each in (
         *(Allocate, Touch, Evict, EvictAll, Free, Zero),
-        *(CopyOnWrite, SwapOut, SwapIn, SetTable, CutTable),
+        *(CopyOnWrite, SwapOut, SwapIn, Store, Load, SetTable, CutTable),
     )
 }
+
+KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
+"""Which value column of a kind is an index into a batch's keys."""
 
 
 def _size(data: bytes | bytearray) -> str:
@@ -172,7 +201,7 @@ class Batch:
     """The commands of one engine step, closed and numbered.
 
     buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
-    bytes one after the other; the key field of `Evict` in the columns is an index into them.
+    bytes one after the other; key fields in the columns are indices into them.
     """
 
     number: int
@@ -209,13 +238,14 @@ def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
 
 def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
     """The command of one row of the columns; undoes `to_row`."""
-    if kind == Evict.kind:
-        start = values[1] * KEY_SIZE
-        return Evict(values[0], keys[start : start + KEY_SIZE])
     if kind == Free.kind:
         return Free(values[0], bool(values[1]))
     command = KINDS[kind]
-    return command(*values[: len(attrs.fields(command))])
+    fields: list[int | bytes] = list(values[: len(attrs.fields(command))])
+    if kind in KEY_FIELDS:
+        start = values[KEY_FIELDS[kind]] * KEY_SIZE
+        fields[KEY_FIELDS[kind]] = keys[start : start + KEY_SIZE]
+    return command(*fields)
 
 
 def segments(commands: Sequence[Command]) -> list[int]:

@@ -13,7 +13,7 @@ from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool
-from kvcore.commands import KINDS, Batch, Command, Evict, close
+from kvcore.commands import KEY_FIELDS, KINDS, Batch, Command, close
 from kvcore.config import Config
 from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, REMOVED, STORED
 from kvcore.errors import DamagedState, InvalidExtraKey
@@ -24,10 +24,12 @@ from kvcore.groups import KINDS as GROUP_KINDS
 from kvcore.groups import Group
 from kvcore.hashing import HASH_SIZE, HASHINGS, KEY_SIZE
 from kvcore.state import (
+    MAX_OPERATION,
     NO_HOST_BLOCK,
     BatchRecord,
     Merge,
     OpenBatch,
+    Operation,
     Published,
     RequestState,
     State,
@@ -151,6 +153,8 @@ def decode(data: bytes) -> State:
     counts = {name: source.u64() for name in COUNTS}
     stats = PrefixCacheStats(**counts, reset=source.flag())
     new_blocks = tuple(pvector(source.ids(config.num_blocks)) for _ in config.groups)
+    operations = _read_operations(source, config, requests)
+    next_operation = source.u32()
     if source.offset != len(data):
         raise source.damaged(f"{len(data) - source.offset} bytes too many")
     return State(
@@ -164,6 +168,8 @@ def decode(data: bytes) -> State:
         events=pvector(events),
         stats=stats,
         new_blocks=new_blocks,
+        operations=Map(operations),
+        next_operation=next_operation,
     )
 
 
@@ -265,6 +271,8 @@ def _read_request(source: Reader, config: Config, row: int) -> RequestState:
         num_cached=tuple(num_cached),
         host_tables=tuple(host_tables),
         preempted=source.flag(),
+        num_loading=source.u32(),
+        load_end=source.u32(),
     )
 
 
@@ -313,13 +321,29 @@ def _read_commands(source: Reader, number: int) -> list[Command]:
     if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
         raise source.damaged("commands are cut off")
     num_keys = len(batch.keys) // KEY_SIZE
-    for kind, key in zip(batch.column("kind"), batch.column("b"), strict=True):
-        if kind not in KINDS or (kind == Evict.kind and not 0 <= key < num_keys):
+    columns = (batch.column(name) for name in "abcd")
+    for kind, *values in zip(batch.column("kind"), *columns, strict=True):
+        field = KEY_FIELDS.get(kind)
+        if kind not in KINDS or (field is not None and not 0 <= values[field] < num_keys):
             raise source.damaged("a command has no known kind")
     commands = list(batch)
     if close(number, commands) != batch:
         raise source.damaged("commands are not in their canonical form")
     return commands
+
+
+def _read_operations(
+    source: Reader, config: Config, requests: dict[str, RequestState]
+) -> dict[int, Operation]:
+    operations: dict[int, Operation] = {}
+    for _ in range(source.u32()):
+        number, block, key = source.u32(), source.u32(), source.key()
+        batch, request_id, first = source.u64(), source.text(), source.u32()
+        known = block < config.num_blocks and (request_id is None or request_id in requests)
+        if not known or number in operations or number > MAX_OPERATION:
+            raise source.damaged("an operation that no run gives")
+        operations[number] = Operation(block, key, batch, request_id, first)
+    return operations
 
 
 def read_event(source: Reader) -> Event:

@@ -88,6 +88,7 @@ def encode(state: State) -> bytes:
     out.u8(stats.reset)
     for blocks in state.new_blocks:
         out.numbers(blocks)
+    _write_operations(out, state)
     return bytes(out.data)
 
 
@@ -147,6 +148,8 @@ def _write_request(out: Writer, request: RequestState) -> None:
     for table in request.host_tables:
         out.numbers(NO_BLOCK if block == NO_HOST_BLOCK else block for block in table)
     out.u8(request.preempted)
+    out.u32(request.num_loading)
+    out.u32(request.load_end)
 
 
 def _write_extra_keys(out: Writer, extra_keys: ExtraKeys) -> None:
@@ -185,6 +188,18 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
         for value in (merge.group, merge.position, merge.block):
             out.u32(value)
         out.sized(merge.key)
+
+
+def _write_operations(out: Writer, state: State) -> None:
+    out.u32(len(state.operations))
+    for number, operation in sorted(state.operations.items()):
+        out.u32(number)
+        out.u32(operation.block)
+        out.sized(operation.key)
+        out.u64(operation.batch)
+        out.text(operation.request_id)
+        out.u32(operation.first_token)
+    out.u32(state.next_operation)
 
 
 def write_event(out: Writer, event: Event) -> None:

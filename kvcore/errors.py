@@ -134,7 +134,33 @@ class BeyondDrafts(KvcoreError):
 class InOpenBatch(KvcoreError):
     """What the open batch schedules is not written yet."""
 
-    message = "{thing} is written in the open batch: take the batch first"
+    message = "{thing} is in the open batch: take the batch first"
+
+
+class LoadUnfinished(KvcoreError):
+    """The request waits for the external store."""
+
+    message = (
+        "request {request} has {num_operations} unfinished loads: complete them or free the request"
+    )
+
+
+class WrongLoad(KvcoreError):
+    """Only whole blocks with keys can be loaded."""
+
+    message = "request {request} cannot load {num_tokens} tokens: {reason}"
+
+
+class NotPublished(KvcoreError):
+    """Only a block with a key can be stored."""
+
+    message = "block {block} has no key to be stored under"
+
+
+class UnknownOperation(KvcoreError):
+    """No unfinished operation has this number."""
+
+    message = "operation {operation} is not unfinished"
 
 
 class HeldByOthers(KvcoreError):

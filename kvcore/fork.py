@@ -20,11 +20,12 @@ from kvcore.values import Outcome
 def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
     """Add a child with its parent's tokens, hashes and computed blocks; value: its row.
 
-    Raises UnknownRequest, SwappedOut, EmptyRequestId, RepeatedRequest, DraftsPending.
+    Raises UnknownRequest, SwappedOut, LoadUnfinished, EmptyRequestId, RepeatedRequest,
+    DraftsPending.
     """
 
     def change(draft: Draft) -> int:
-        parent = draft.on_device(parent_id)
+        parent = draft.idle(parent_id)
         check_new_id(draft, child_id)
         check_drafts_settled(parent)
         computed = draft.num_settled(parent)

@@ -198,6 +198,37 @@ class KVCacheManager:
         """Forget every key; False, and nothing happens, while any block of any tier is used."""
         return self._core.reset_prefix_cache()
 
+    def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
+        """Copy blocks to the external store under their keys; returns one operation a block."""
+        return self._core.store(read_list("block_ids", block_ids))
+
+    def load(
+        self,
+        request_id: str,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+    ) -> tuple[int, ...] | Refused:
+        """Fill slots for the next tokens of a request from the external store.
+
+        Returns one operation a block; see `kvcore.operations.load` for the arguments and errors.
+        """
+        check_hit_kind(hit)
+        return self._core.load(
+            request_id,
+            num_tokens,
+            hit,
+            full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
+        )
+
+    def complete_operation(self, operation: int, done: bool) -> None:
+        """Finish a store or load, done or failed."""
+        check_kind("done", done, bool)
+        self._core.complete_operation(operation, done)
+
     def take_batch(self) -> Batch:
         """Close and number the open batch."""
         return self._core.take_batch()
@@ -225,6 +256,10 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The device blocks of a request as one list a group. Changes nothing."""
         return tuple(list(ids) for ids in self._core.get_blocks(request_id).blocks)
+
+    def get_block_keys(self, request_id: str) -> tuple[tuple[bytes, ...], ...]:
+        """The keys of a request's full blocks, one tuple a group. Changes nothing."""
+        return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:
         """Whether a block is findable; the null block counts as such. Changes nothing."""

@@ -6,6 +6,7 @@ Twin: rust/src/pins.rs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvcore.arguments import read_ints
@@ -29,11 +30,12 @@ def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
 
 
 def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
-    """Undo `pin`. Raises UnknownBlock, NotPinned."""
+    """Undo `pin`; what an unfinished operation holds stays. Raises UnknownBlock, NotPinned."""
     blocks = read_ints(block_ids)
 
     def change(draft: Draft) -> None:
-        draft.device.check_unpins(blocks)
+        held = Counter(operation.block for operation in draft.operations.values())
+        draft.device.check_unpins(blocks, held)
         for block in blocks:
             draft.device.unpin(block)
 

@@ -95,7 +95,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
 
     Raises what `allocate_slots` raises.
     """
-    request = draft.on_device(asked.request_id)
+    request = draft.idle(asked.request_id)
     asked = read_asked(asked)
     hits = check_asked(draft, request, asked)
     lengths = measure(draft, request, asked)

@@ -38,6 +38,18 @@ def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
     return KVCacheBlocks(tuple(tuple(table) for table in request.tables))
 
 
+def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ...]:
+    """The keys of a request's full blocks, one tuple a group: what an external store has them by.
+
+    Raises UnknownRequest.
+    """
+    request, config = find_request(state, request_id), state.config
+    return tuple(
+        tuple(request.key(config, g, place) for place in range(request.num_hashed(config, g)))
+        for g in range(len(config.groups))
+    )
+
+
 def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
     """Leading blocks of a request that every request with device blocks holds, a group.
 

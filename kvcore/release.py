@@ -33,13 +33,25 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
         if request.host_tables:
             release_host(draft, request)
         elif any(request.tables):
-            leave_open_batch(draft, request)
+            draft.store(abandon_loads(draft, request))
+            leave_open_batch(draft, draft.request(request_id))
             cut_tables(draft, draft.request(request_id), 0)
         else:
             return
         draft.store(attrs.evolve(draft.request(request_id), preempted=True))
 
     return transition(state, change)
+
+
+def abandon_loads(draft: Draft, request: RequestState) -> RequestState:
+    """The request without its unfinished loads, which go on without it."""
+    if not request.num_loading:
+        return request
+    for number, operation in sorted(draft.operations.items()):
+        if operation.request_id == request.request_id:
+            left = attrs.evolve(operation, request_id=None)
+            draft.operations = draft.operations.set(number, left)
+    return attrs.evolve(request, num_loading=0, load_end=0)
 
 
 def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:

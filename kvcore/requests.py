@@ -97,7 +97,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
     """
 
     def change(draft: Draft) -> None:
-        request = draft.on_device(request_id)
+        request = draft.idle(request_id)
         values = read_tokens(tokens)
         check_drafts_settled(request)
         draft.store(attrs.evolve(request, drafts=pvector(values)))

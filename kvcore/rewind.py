@@ -22,8 +22,8 @@ def rewind(
 ) -> Outcome[State, None]:
     """Take back what requests count past so many tokens: keys withdrawn, blocks released.
 
-    They leave the open batch. Raises UnknownRequest, RepeatedRequest, SwappedOut, InvalidCount,
-    BeyondComputed, HitInOpenBatch, HeldByOthers.
+    They leave the open batch. Raises UnknownRequest, RepeatedRequest, SwappedOut, LoadUnfinished,
+    InvalidCount, BeyondComputed, HitInOpenBatch, HeldByOthers.
     """
     ids = list(request_ids)
 
@@ -31,7 +31,7 @@ def rewind(
         requests = draft.distinct(ids)
         count = read_count("num_computed_tokens", num_computed_tokens)
         for request in requests:
-            draft.on_device(request.request_id)
+            draft.idle(request.request_id)
             if count > request.num_computed:
                 raise BeyondComputed(
                     request=repr(request.request_id),

@@ -21,7 +21,7 @@ from kvcore.block_pool import BlockPool, PoolDraft, make_pool
 from kvcore.commands import Command
 from kvcore.config import Config
 from kvcore.effects import Effects
-from kvcore.errors import NoHostTier, RepeatedRequest, SwappedOut, UnknownRequest
+from kvcore.errors import LoadUnfinished, NoHostTier, RepeatedRequest, SwappedOut, UnknownRequest
 from kvcore.events import Event
 from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.groups import skipped_blocks
@@ -33,6 +33,7 @@ Table = PVector[int]
 
 NULL_BLOCK = 0
 NO_HOST_BLOCK = -1
+MAX_OPERATION = 2**31 - 1
 
 
 @attrs.frozen
@@ -44,7 +45,8 @@ class RequestState:
     handed in (own_hashes). tables: device block ids, one table a group; no longer needed ones are
     the null block. num_cached: leading blocks of each table that need no publication any more.
     host_tables: the same as tables in the host tier while swapped out, else empty; NO_HOST_BLOCK
-    where the null block was.
+    where the null block was. num_loading: its unfinished loads. load_end: tokens up to the first
+    failed one.
     """
 
     request_id: str
@@ -60,6 +62,8 @@ class RequestState:
     num_computed: int = 0
     host_tables: tuple[Table, ...] = ()
     preempted: bool = False
+    num_loading: int = 0
+    load_end: int = 0
 
     @property
     def status(self) -> Status:
@@ -117,6 +121,22 @@ class Merge:
 
 
 @attrs.frozen
+class Operation:
+    """An unfinished store or load; it holds its block as a pin does.
+
+    batch: the number of the batch with its command. request_id: who waits for it, None for a store,
+    and where the request was freed since. first_token: position of the block's first token, for a
+    load.
+    """
+
+    block: int
+    key: bytes
+    batch: int
+    request_id: str | None = None
+    first_token: int = 0
+
+
+@attrs.frozen
 class OpenBatch:
     """The batch that is being filled."""
 
@@ -144,6 +164,8 @@ class State:
     events: PVector[Event]
     stats: PrefixCacheStats
     new_blocks: tuple[PVector[int], ...]
+    operations: Map[int, Operation] = attrs.field(factory=Map)
+    next_operation: int = 0
 
 
 def make_state(config: Config) -> State:
@@ -168,7 +190,7 @@ class Draft:
 
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "host", "new_blocks"),
-        *("records", "requests", "rows", "state", "stats"),
+        *("next_operation", "operations", "records", "requests", "rows", "state", "stats"),
     )
 
     def __init__(self, state: State) -> None:
@@ -184,6 +206,8 @@ class Draft:
         self.records = state.batch.records
         self.stats = state.stats
         self.new_blocks = state.new_blocks
+        self.operations = state.operations
+        self.next_operation = state.next_operation
 
     def freeze(self) -> State:
         """The state after the transition."""
@@ -204,6 +228,8 @@ class Draft:
             self.state.events.extend(self.effects.events),
             self.stats,
             self.new_blocks,
+            self.operations,
+            self.next_operation,
         )
 
     def request(self, request_id: str) -> RequestState:
@@ -218,6 +244,16 @@ class Draft:
         request = self.request(request_id)
         if request.host_tables:
             raise SwappedOut(request=repr(request_id))
+        return request
+
+    def idle(self, request_id: str) -> RequestState:
+        """The request of this id, on the device and without unfinished loads.
+
+        Raises UnknownRequest, SwappedOut, LoadUnfinished.
+        """
+        request = self.on_device(request_id)
+        if request.num_loading:
+            raise LoadUnfinished(request=repr(request_id), num_operations=request.num_loading)
         return request
 
     def distinct(self, request_ids: list[str]) -> list[RequestState]:

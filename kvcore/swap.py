@@ -44,6 +44,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
         for request in requests:
             if request.status is not Status.RUNNING:
                 raise NotRunning(request=repr(request.request_id))
+            draft.idle(request.request_id)
         check_leaving(draft, requests)
         blocks = list(dict.fromkeys(block for each in requests for block in kept(draft, each)))
         if len(blocks) > host.num_free:

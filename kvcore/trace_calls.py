@@ -15,6 +15,7 @@ that. Twin: rust/src/trace_calls.rs.
     free r0                    fork r0 r1                 truncate r0 5
     swap_out r0 r1             swap_in r0 r1              pin 3 4
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
+    store 3 4                  load r0 8 [hit] [whole]    complete_operation 0 done|failed
     take_batch                 take_events                take_stats
     take_new_block_ids         new_step_starts
     queue, host_queue          free queues, front first
@@ -26,7 +27,7 @@ that. Twin: rust/src/trace_calls.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from kvcore.block_pool import BlockPool
@@ -44,7 +45,7 @@ from kvcore.trace_text import (
     write_ids,
     write_value,
 )
-from kvcore.values import Hit, KVCacheBlocks, Request
+from kvcore.values import Hit, KVCacheBlocks, Refused, Request
 
 OPTIONS = {
     "lookahead": "num_lookahead_tokens",
@@ -184,6 +185,18 @@ class Runner:
     def evict_blocks(self, *blocks: str) -> None:
         self.manager.evict_blocks(int(block) for block in blocks)
 
+    def store(self, *blocks: str) -> str:
+        return _write_operations(self.manager.store(int(block) for block in blocks))
+
+    def load(self, request_id: str, count: str, *words: str) -> object:
+        options = self._options(request_id, words)
+        loads = self.manager.load(request_id, int(count), **options)
+        return loads if isinstance(loads, Refused) else _write_operations(loads)
+
+    def complete_operation(self, operation: str, result: str) -> None:
+        done = {"done": True, "failed": False}[result]
+        self.manager.complete_operation(int(operation), done)
+
     def reset_prefix_cache(self) -> bool:
         return self.manager.reset_prefix_cache()
 
@@ -248,6 +261,10 @@ class Runner:
 
     def common(self, request_id: str) -> str:
         return write_ids(self.manager.get_num_common_prefix_blocks(request_id))
+
+
+def _write_operations(operations: Iterable[int]) -> str:
+    return f"operations {write_ids(operations)}"
 
 
 def _read_media(word: str) -> MediaItem:

@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kvcore.commands import Command, CopyOnWrite, CutTable, Evict, Free, SetTable, SwapIn, SwapOut
+from kvcore.commands import (
+    Command,
+    CopyOnWrite,
+    CutTable,
+    Evict,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    SwapIn,
+    SwapOut,
+)
 from kvcore.errors import KvcoreError
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import ExtraKeys
@@ -155,6 +166,10 @@ def _write_item(command: Command, names: Names) -> str:
             return f"{command.source}>{command.target}"
         case SwapOut():
             return f"{command.block}>host:{command.host_block}"
+        case Store():
+            return f"{command.operation}:{command.block}{names.key(command.key)}"
+        case Load():
+            return f"{command.operation}:{names.key(command.key)}>{command.block}"
         case SwapIn():
             return f"host:{command.host_block}>{command.block}"
         case _:

@@ -20,11 +20,11 @@ from kvcore.values import Outcome
 def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, None]:
     """Keep the first num_tokens (at least one) of a request's tokens.
 
-    Raises UnknownRequest, SwappedOut, BeyondRequest, HitInOpenBatch.
+    Raises UnknownRequest, SwappedOut, LoadUnfinished, BeyondRequest, HitInOpenBatch.
     """
 
     def change(draft: Draft) -> None:
-        request = draft.on_device(request_id)
+        request = draft.idle(request_id)
         keep = read_int(num_tokens)
         if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
             asked = keep if isinstance(keep, int) else repr(keep)

@@ -33,11 +33,11 @@ def remove_skipped_blocks(
 ) -> Outcome[State, None]:
     """Give back the blocks that no query at total_computed_tokens or later sees.
 
-    Raises UnknownRequest, SwappedOut, InvalidCount, BeyondComputed.
+    Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed.
     """
 
     def change(draft: Draft) -> None:
-        request = draft.on_device(request_id)
+        request = draft.idle(request_id)
         count = read_count("total_computed_tokens", total_computed_tokens)
         if count > request.num_computed:
             raise BeyondComputed(
