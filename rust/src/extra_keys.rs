@@ -113,6 +113,21 @@ impl ExtraKeys {
         keys
     }
 
+    /// The keys of a prompt that is cut to so many tokens.
+    ///
+    /// Media behind the cut go. The digest of a block that the cut goes through stays, so that its
+    /// key is one that no other prompt has.
+    #[must_use]
+    pub fn cut(&self, num_tokens: u32, block_size: u32) -> ExtraKeys {
+        let mut keys = self.clone();
+        keys.media.retain(|item| item.offset < num_tokens);
+        for item in &mut keys.media {
+            item.length = item.length.min(num_tokens - item.offset);
+        }
+        keys.embeds.truncate(num_tokens.div_ceil(block_size) as usize);
+        keys
+    }
+
     /// Hand out the tag of each key of a block, and its value in parts.
     pub(crate) fn each_of_block(
         &self,
@@ -261,6 +276,16 @@ mod tests {
         assert_eq!(keys.of_block(0, 2, 2)[0].1, b"\x01\0\0\0np");
         assert_eq!(keys.embeds, [digest_of(b"ab"), digest_of(b"c")]);
         assert_eq!(keys.of_block(4, 6, 2)[1].1, digest_of(b""));
+    }
+
+    #[test]
+    fn a_cut_takes_media_and_digests_behind_it() {
+        let embeds = [b"a", b"b", b"c"].map(|rows| digest_of(rows)).to_vec();
+        let whole = ExtraKeys { embeds, ..media(&[item("i", 1, 4), item("j", 5, 2)]) };
+        let cut = whole.cut(3, 2);
+        assert_eq!(cut.media, [item("i", 1, 2)]);
+        assert_eq!(cut.embeds, whole.embeds[..2]);
+        assert_eq!(whole.cut(7, 2), whole);
     }
 
     #[test]
