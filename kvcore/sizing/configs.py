@@ -158,8 +158,7 @@ def _as_full(spec: LayerSpec) -> LayerSpec:
         num_kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         dtype=spec.dtype,
-        use_mla=spec.use_mla,
-    )
+    )  # never MLA: a window has none
 
 
 def _type_ids(groups: Sequence[KVCacheGroupSpec]) -> str:

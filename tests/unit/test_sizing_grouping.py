@@ -63,6 +63,11 @@ def test_slots_are_left_empty_where_that_costs_least(
     assert choose_num_slots({full(): num_full, sliding(): num_sliding}) == num_slots
 
 
+def test_without_full_attention_the_fewest_slots_are_left_empty() -> None:
+    assert choose_num_slots({sliding(16): 4, sliding(32): 6}) == 2  # 2 + 3 groups, none empty
+    assert choose_num_slots({sliding(16): 4, sliding(32): 4}) == 4  # none empty in 2 groups
+
+
 def test_more_kinds_than_groups_have_a_group_each() -> None:
     kinds = [sliding(window) for window in range(1, NUM_GROUPS_MAX + 3)]
     groups = group_layers(layers(*kinds))
