@@ -210,6 +210,20 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
     return ExtraKeys(request.lora, media, request.cache_salt, embeds)
 
 
+def vllm_key(tag: int, value: bytes) -> tuple[Any, ...]:
+    """An extra key as vLLM has it: its kind by name, then what makes it up."""
+    if tag == LORA:
+        (size,) = struct.unpack_from("<I", value)
+        return ("lora", value[4 : 4 + size].decode(), value[4 + size :].decode())
+    if tag == MEDIA:
+        (offset,) = struct.unpack_from("<i", value)
+        return ("mm", value[4:].decode(), offset)
+    if tag == CACHE_SALT:
+        return ("cache_salt", value.decode())
+    assert tag == PROMPT_EMBEDS, f"no extra key has tag {tag}"
+    return ("prompt_embeds", value)
+
+
 def _check_media(
     request_id: str, media: Sequence[MediaItem], num_tokens: int, block_size: int
 ) -> None:

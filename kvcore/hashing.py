@@ -38,21 +38,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import cbor2
 import xxhash
 
-from kvcore.extra_keys import (
-    CACHE_SALT,
-    LORA,
-    MAX_EXTRA_KEYS,
-    MEDIA,
-    NO_EXTRA_KEYS,
-    PROMPT_EMBEDS,
-    ExtraKey,
-    ExtraKeys,
-)
+from kvcore.extra_keys import MAX_EXTRA_KEYS, NO_EXTRA_KEYS, ExtraKey, ExtraKeys, vllm_key
 
 Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
 
@@ -93,7 +84,7 @@ def hash_block(
         case "sha256":
             return hashlib.sha256(parent + _encode(tokens, extra_keys)).digest()
         case "sha256_cbor":
-            extra = tuple(_as_array(tag, value) for tag, value in extra_keys) or None
+            extra = tuple(vllm_key(tag, value) for tag, value in extra_keys) or None
             encoded = cbor2.dumps((parent, tuple(tokens), extra), canonical=True)
             return hashlib.sha256(encoded).digest()
         case "xxh3":
@@ -137,22 +128,6 @@ def _encode(tokens: Sequence[int], extra_keys: Sequence[ExtraKey]) -> bytes:
     for tag, value in extra_keys:
         parts.append(struct.pack("<BI", tag, len(value)) + value)
     return b"".join(parts)
-
-
-def _as_array(tag: int, value: bytes) -> tuple[Any, ...]:
-    """An extra key as vLLM has it."""
-    match tag:
-        case _ if tag == LORA:
-            (size,) = struct.unpack_from("<I", value)
-            return ("lora", value[4 : 4 + size].decode(), value[4 + size :].decode())
-        case _ if tag == MEDIA:
-            (offset,) = struct.unpack_from("<i", value)
-            return ("mm", value[4:].decode(), offset)
-        case _ if tag == CACHE_SALT:
-            return ("cache_salt", value.decode())
-        case _:
-            assert tag == PROMPT_EMBEDS, f"no extra key has tag {tag}"
-            return ("prompt_embeds", value)
 
 
 def _xxh3(data: bytes) -> bytes:

@@ -29,6 +29,7 @@ PYTHON_ONLY = {
     ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("errors.py", "WrongArgument"): "raised before a call reaches either language",
     ("extra_keys.py", "check_kinds"): "raised before a call reaches either language",
+    ("extra_keys.py", "vllm_key"): "the twin lays out its bytes at once, in message.rs",
     ("free_queue.py", "FreeQueueDraft"): DRAFT,
     ("free_queue.py", "freeze"): DRAFT,
     ("hash_index.py", "HashIndexDraft"): DRAFT,
