@@ -12,7 +12,21 @@ from typing import Any
 
 import attrs
 
-from kvcore import allocate, batch, caching, drain, fork, pins, release, requests, swap, truncate
+from kvcore import (
+    allocate,
+    batch,
+    caching,
+    drain,
+    fork,
+    operations,
+    pins,
+    release,
+    requests,
+    rewind,
+    swap,
+    truncate,
+    window,
+)
 from kvcore.errors import KvcoreError
 from kvcore.manager import KVCacheManager
 from kvcore.state import State
@@ -22,10 +36,14 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
     each.__name__: each
     for each in (
         *(requests.add_request, requests.add_tokens, requests.remove_request),
+        *(requests.add_block_hashes, requests.add_drafts, requests.accept),
         *(allocate.allocate_slots, allocate.append, fork.fork, release.free, truncate.truncate),
         *(caching.cache_blocks, caching.evict_blocks, caching.reset_prefix_cache),
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
+        *(window.remove_skipped_blocks, rewind.rewind),
+        *(operations.store, operations.load, operations.complete_operation),
         *(batch.take_batch, drain.take_events, drain.take_stats),
+        *(drain.take_new_block_ids, drain.new_step_starts),
     )
 }
 

@@ -63,6 +63,13 @@ def _of_request(error: KvcoreError, request_id: Any) -> list[Row]:
         bad(crowd, error, "add_tokens", request_id, [1]),
         bad(crowd, error, "remove_request", request_id),
         bad(crowd, error, "allocate_slots", request_id, 1),
+        bad(crowd, error, "add_block_hashes", request_id, []),
+        bad(crowd, error, "add_drafts", request_id, [1]),
+        bad(crowd, error, "accept", request_id, 0),
+        bad(crowd, error, "rewind", [request_id], 0),
+        bad(crowd, error, "rewind", ["runs", request_id], 0),
+        bad(crowd, error, "remove_skipped_blocks", request_id, 0),
+        bad(crowd, error, "load", request_id, 2),
         bad(crowd, error, "append", [request_id], [1]),
         bad(crowd, error, "append", ["runs", request_id], [1, 1]),
         bad(crowd, error, "cache_blocks", request_id, 0),
@@ -92,6 +99,7 @@ REPEATED = [
     bad(crowd, RepeatedRequest(request="'swapped'"), "add_request", Request("swapped", [1])),
     bad(crowd, RepeatedRequest(request="'waits'"), "fork", "runs", "waits"),
     bad(crowd, RepeatedRequest(request="'runs'"), "fork", "runs", "runs"),
+    bad(crowd, RepeatedRequest(request="'runs'"), "rewind", ["runs", "runs"], 0),
     bad(crowd, RepeatedRequest(request="'runs'"), "swap_out", ["runs", "runs"]),
     bad(crowd, RepeatedRequest(request="'swapped'"), "swap_in", ["swapped", "swapped"]),
 ]
@@ -112,6 +120,7 @@ def _tokens(error: KvcoreError, tokens: Any) -> list[Row]:
     return [
         bad(crowd, error, "add_request", Request("runs two", tokens)),
         bad(crowd, error, "add_tokens", "runs", tokens),
+        bad(crowd, error, "add_drafts", "runs", tokens),
         bad(crowd, error, "append", ["runs"], tokens),
     ]
 
@@ -164,6 +173,11 @@ PLACES = [
     bad(crowd, SwappedOut(request="'swapped'"), "append", ["swapped"], [1]),
     bad(crowd, SwappedOut(request="'swapped'"), "append", ["runs", "swapped"], [1, 1]),
     bad(crowd, SwappedOut(request="'swapped'"), "cache_blocks", "swapped", 2),
+    bad(crowd, SwappedOut(request="'swapped'"), "add_drafts", "swapped", [1]),
+    bad(crowd, SwappedOut(request="'swapped'"), "accept", "swapped", 0),
+    bad(crowd, SwappedOut(request="'swapped'"), "rewind", ["swapped"], 0),
+    bad(crowd, SwappedOut(request="'swapped'"), "remove_skipped_blocks", "swapped", 0),
+    bad(crowd, SwappedOut(request="'swapped'"), "load", "swapped", 2),
     bad(crowd, SwappedOut(request="'swapped'"), "fork", "swapped", "child"),
     bad(crowd, SwappedOut(request="'swapped'"), "truncate", "swapped", 1),
     bad(crowd, NotRunning(request="'waits'"), "swap_out", ["waits"]),

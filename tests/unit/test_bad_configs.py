@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcore import Config, Group, KVCacheManager, _twin
-from kvcore.errors import BackendMissing, InvalidConfig
+from kvcore.errors import BackendMissing, GroupsDoNotFit, InvalidConfig
 from tests.conftest import Backend
 from tests.unit.misuse import check_error
 from tests.unit.stories import add, admit, make
@@ -41,6 +41,11 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("max_model_len", 0, "must be an integer of at least 1"),
     ("max_model_len", -5, "must be an integer of at least 1"),
     ("max_model_len", "8", "must be an integer of at least 1"),
+    ("max_num_batched_tokens", 0, "must be an integer of at least 1"),
+    ("watermark_blocks", -1, "must be an integer of at least 0"),
+    ("use_eagle", 1, "must be True or False"),
+    ("record_new_blocks", "no", "must be True or False"),
+    ("hashing", "md5", "must be one of sha256, sha256_cbor, xxh3"),
     ("eviction", "mru", "must be one of lru, uncached_first"),
     ("eviction", None, "must be one of lru, uncached_first"),
     ("duplicates", "drop", "must be one of keep, merge"),
@@ -97,11 +102,74 @@ def test_a_block_holds_at_least_one_token(size: Any) -> None:
     check_error(caught.value, expected)
 
 
-def test_groups_of_different_block_sizes_are_refused_by_their_sizes() -> None:
+WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
+    ({"kind": "sliding_window", "window": 0}, "window", 0, "needs at least 1 token"),
+    ({"kind": "sliding_window", "window": -4}, "window", -4, "needs at least 1 token"),
+    ({"kind": "sliding_window"}, "window", None, "needs at least 1 token"),
+    ({"kind": "chunked_local", "window": 1.5}, "window", 1.5, "needs at least 1 token"),
+    ({"window": 4}, "window", 4, "a full_attention group has none"),
+    ({"kind": "mla", "window": 4}, "window", 4, "a mla group has none"),
+    ({"kind": "ring"}, "kind", "'ring'", "must be one of full_attention, mla, sliding_window"),
+    ({"eagle": 1}, "eagle", "1", "must be True or False"),
+    ({"zero_new_blocks": None}, "zero_new_blocks", "None", "must be True or False"),
+    ({"page_bytes": 0}, "page_bytes", 0, "must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "field", "value", "reason"), WINDOW_GROUPS)
+def test_a_group_that_cannot_work_names_its_field(
+    options: dict[str, Any], field: str, value: Any, reason: str
+) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        Config(8, groups=(Group(4), Group(8), Group(4)))
-    reason = "all groups must have one block size"
-    check_error(caught.value, InvalidConfig(field="groups", value="4, 8, 4", reason=reason))
+        Group(4, **options)
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == (field, value)
+    assert reason in str(caught.value)
+
+
+TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [
+    ((Group(4, kind="sliding_window", window=8),), {"null_block": False}, "needs the null block"),
+    ((Group(4, kind="cross_attention"),), {}, "set enable_caching=False"),
+    ((Group(4, eagle=True),), {}, "flagged eagle, and use_eagle is off"),
+    ((Group(2**30 - 1), Group(2**30)), {}, "the least common multiple"),
+]
+
+
+@pytest.mark.parametrize(("groups", "options", "reason"), TOGETHER)
+def test_groups_and_options_that_exclude_each_other_are_refused(
+    groups: tuple[Group, ...], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, groups=groups, **options)
+    assert caught.value.fields["field"] == "groups"
+    assert reason in str(caught.value)
+
+
+def test_groups_with_blocks_of_different_bytes_are_named_with_their_sizes() -> None:
+    groups = (Group(4, page_bytes=512), Group(4), Group(8, page_bytes=1024))
+    with pytest.raises(GroupsDoNotFit) as caught:
+        Config(8, groups=groups)
+    check_error(caught.value, GroupsDoNotFit(groups="0, 2", sizes="512, 1024"))
+    Config(8, groups=(Group(4, page_bytes=512), Group(4), Group(8, page_bytes=512)))
+
+
+def test_a_windowed_group_needs_no_more_than_its_window_and_a_step() -> None:
+    # 100 tokens, 4 a step, a window of 8: of blocks of 4 tokens min(7 + 4, 100) fill three, and one
+    # more since the window need not begin where a block does.
+    window = Group(4, kind="sliding_window", window=8)
+    Config(5, groups=(window,), max_model_len=100, max_num_batched_tokens=4)
+    with pytest.raises(InvalidConfig, match="needs 4 blocks and the null block, so 5"):
+        Config(4, groups=(window,), max_model_len=100, max_num_batched_tokens=4)
+    # A chunk of 8 and 4 a step fill three blocks, and begin where a block does.
+    chunk = Group(4, kind="chunked_local", window=8)
+    Config(4, groups=(chunk,), max_model_len=100, max_num_batched_tokens=4)
+    with pytest.raises(InvalidConfig, match="needs 3 blocks and the null block, so 4"):
+        Config(3, groups=(chunk,), max_model_len=100, max_num_batched_tokens=4)
+
+
+def test_a_seed_of_vllm_hashes_is_text() -> None:
+    Config(8, 2, hashing="sha256_cbor", hash_seed="größer".encode())
+    with pytest.raises(InvalidConfig, match="must be UTF-8 text for sha256_cbor"):
+        Config(8, 2, hashing="sha256_cbor", hash_seed=b"\xff")
 
 
 def test_more_groups_than_a_table_has_columns_are_refused() -> None:

@@ -18,17 +18,30 @@ from kvcore.calls import TRANSITIONS
 from kvcore.encode import encode
 from kvcore.errors import KvcoreError, UnknownRequest
 from tests.conftest import Backend
-from tests.unit import bad_allocations, bad_blocks, bad_requests
+from tests.unit import bad_allocations, bad_blocks, bad_drafts, bad_operations, bad_requests
 from tests.unit.misuse import Row, check_error
 from tests.unit.stories import unchanged
 
-ROWS = [*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS]
+ROWS = [
+    *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
+    *(*bad_drafts.ROWS, *bad_operations.ROWS),
+]
 ALLOCATIONS = [row for row in ROWS if row.call.name == "allocate_slots"]
 # These take nothing that could be wrong.
-WITHOUT_ARGUMENTS = {"reset_prefix_cache", "take_batch", "take_events", "take_stats"}
+WITHOUT_ARGUMENTS = {
+    *("reset_prefix_cache", "take_batch", "take_events", "take_stats"),
+    *("take_new_block_ids", "new_step_starts"),
+}
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py
 # and test_damaged_bytes.py; a TraceError is that of the trace reader.
-ELSEWHERE = {"InvalidConfig", "DamagedState", "BackendMissing", "TraceError", "WrongArgument"}
+ELSEWHERE = {
+    "InvalidConfig",
+    "GroupsDoNotFit",
+    "DamagedState",
+    "BackendMissing",
+    "TraceError",
+    "WrongArgument",
+}
 POOL_LAYER = {"AlreadyPublished", "DoubleFree", "InvalidKey"}
 
 
@@ -70,6 +83,7 @@ def test_asking_whether_a_wrong_allocation_would_fit_is_as_wrong(
         *(KVCacheManager.get_block_ids, KVCacheManager.get_num_common_prefix_blocks),
         *(KVCacheManager.num_tokens, KVCacheManager.num_computed_tokens),
         *(KVCacheManager.get_row, KVCacheManager.status),
+        *(KVCacheManager.num_draft_tokens, KVCacheManager.get_block_keys),
     ],
 )
 def test_a_question_about_an_unknown_request_is_misuse(
@@ -89,6 +103,7 @@ def test_a_pure_query_about_an_unknown_request_is_misuse() -> None:
         queries.get_computed_blocks,
         queries.get_blocks,
         queries.get_num_common_prefix_blocks,
+        queries.get_block_keys,
     ):
         with pytest.raises(UnknownRequest, match="'nobody'"):
             query(state, "nobody")
