@@ -48,6 +48,7 @@ class Asked:
     loads: bool = False
 
 
+MAX_COUNT = 2**31 - 1
 COUNTS = (
     "num_new_tokens",
     "num_lookahead_tokens",
@@ -58,8 +59,12 @@ COUNTS = (
 
 
 def read_asked(asked: Asked) -> Asked:
-    """The same with ints for counts and ids. Raises InvalidCount."""
+    """The same with ints for counts and ids. Raises InvalidCount.
+
+    No pool has blocks for more than MAX_COUNT encoder tokens, so that is how many are judged.
+    """
     counts: dict[str, Any] = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
+    counts["num_encoder_tokens"] = min(counts["num_encoder_tokens"], MAX_COUNT)
     return attrs.evolve(asked, hit=read_hit(asked.hit), **counts)
 
 

@@ -25,8 +25,7 @@ def longest_hit(state: State, request: RequestState) -> Hit:
     length = 0
     if config.enable_caching and not request.skip_reading:
         most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
-        length = most // config.hit_alignment * config.hit_alignment
-        length = common_length(state, request, length, most)
+        length = common_length(state, request, aligned(config, most), most)
     return Hit(KVCacheBlocks(hit_blocks(state, request, length)), length)
 
 
@@ -48,30 +47,32 @@ def common_length(state: State, request: RequestState, length: int, most: int) -
 def group_length(state: State, request: RequestState, group: int, length: int, most: int) -> int:
     """The largest length up to this one that one group finds."""
     config = state.config
-    size = config.groups[group].block_size
-    dropped = int(config.drops_last_hit(group))
+    size, dropped = config.groups[group].block_size, int(config.drops_last_hit(group))
+    length = aligned(config, min(length, (most // size - dropped) * size))
     while length:
-        missing = first_missing(state, request, group, needed(config, group, length, most))
+        missing = first_missing(state, request, group, needed(config, group, length))
         if missing is None:
             return length
-        found = max(0, missing - dropped) * size
-        length = found // config.hit_alignment * config.hit_alignment
+        length = aligned(config, (missing - dropped) * size)
         if not config.groups[group].is_windowed:
             return length
     return 0
 
 
-def needed(config: Config, group: int, length: int, most: int) -> Iterable[int]:
+def aligned(config: Config, num_tokens: int) -> int:
+    """The largest length up to so many tokens at which all groups can resume."""
+    return max(0, num_tokens) // config.hit_alignment * config.hit_alignment
+
+
+def needed(config: Config, group: int, length: int) -> Iterable[int]:
     """The positions that a group must find to resume at a length, in the order to look."""
     kind = config.groups[group]
-    size = kind.block_size
-    end = length // size + int(config.drops_last_hit(group))
-    first = min(skipped_blocks(kind, length), end)
+    end = length // kind.block_size + int(config.drops_last_hit(group))
+    first = skipped_blocks(kind, length)
     if kind.kind == "sliding_window":
-        first = min(first, length // size - 1)
-    if end * size > most:
-        return range(end - 1, end)
-    return range(end - 1, first - 1, -1) if kind.kind == "sliding_window" else range(first, end)
+        first = min(first, length // kind.block_size - 1)
+        return range(end - 1, first - 1, -1)
+    return range(first, end)
 
 
 def first_missing(
