@@ -93,13 +93,14 @@ def skipped_blocks(group: Group, num_computed: int) -> int:
 def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int | None:
     """Most blocks that a request of any length holds at once, None where nothing is given back.
 
-    max_num_batched: most tokens that one step computes of a request.
+    max_num_batched: most tokens that one step computes of a request. One block more where the first
+    token that is seen need not stand at the start of a block.
     """
     if group.window is None:
         return None
     seen = group.window - 1 if group.kind == "sliding_window" else group.window
     most = -(-min(seen + max_num_batched, max_model_len) // group.block_size)
-    return most + int(group.kind == "sliding_window")
+    return most + int(group.kind == "sliding_window" or group.window % group.block_size > 0)
 
 
 def is_count(value: Any, least: int, most: int) -> bool:

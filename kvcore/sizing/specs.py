@@ -156,8 +156,9 @@ class ChunkedLocalSpec(WindowedSpec):
     name: ClassVar[Kind] = "chunked_local"
 
     def max_blocks(self, limits: Limits) -> int:
-        """The chunk before a step and the step."""
-        return blocks_of(limits.max_tokens_with(self.window), self.block_size)
+        """The chunk before a step, the step, and one block where a chunk may start within one."""
+        blocks = blocks_of(limits.max_tokens_with(self.window), self.block_size)
+        return blocks + int(self.window % self.block_size > 0)
 
 
 @attrs.frozen(kw_only=True)

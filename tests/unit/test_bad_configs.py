@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, Group, KVCacheManager, _twin
+from kvcore import Config, Group, KVCacheManager, Refused, _twin
 from kvcore.errors import BackendMissing, GroupsDoNotFit, InvalidConfig
 from tests.conftest import Backend
 from tests.unit.misuse import check_error
@@ -164,6 +164,21 @@ def test_a_windowed_group_needs_no_more_than_its_window_and_a_step() -> None:
     Config(4, groups=(chunk,), max_model_len=100, max_num_batched_tokens=4)
     with pytest.raises(InvalidConfig, match="needs 3 blocks and the null block, so 4"):
         Config(3, groups=(chunk,), max_model_len=100, max_num_batched_tokens=4)
+
+
+def test_a_chunk_that_starts_within_a_block_takes_one_more(backend: Backend) -> None:
+    # Chunks of 5 in blocks of 4, 3 tokens a step: at 14 the chunk begins at 10, so positions 8 to
+    # 16 are held, three blocks, where 5 + 3 tokens would fill two.
+    chunk = Group(4, kind="chunked_local", window=5)
+    options: dict[str, Any] = {"max_model_len": 100, "max_num_batched_tokens": 3}
+    with pytest.raises(InvalidConfig, match="needs 3 blocks"):
+        Config(3, groups=(chunk,), **options)
+    manager = make(backend, 4, groups=(chunk,), **options)
+    add(manager, "long", range(100))
+    for count in (3, 3, 3, 3, 2, 3, *[3] * 27, 2):
+        assert not isinstance(manager.allocate_slots("long", count), Refused)
+        manager.take_batch()
+    assert manager.num_computed_tokens("long") == 100
 
 
 def test_a_seed_of_vllm_hashes_is_text() -> None:
