@@ -95,6 +95,12 @@ class LayoutMismatch(CacheError):
     )
 
 
+class ParcelMismatch(CacheError):
+    """Blocks are handed over between engines whose blocks are alike."""
+
+    message = "blocks of {sent} were sent to an engine with blocks of {expected}"
+
+
 class BatchOutOfOrder(CacheError):
     """CMD-ONCE: each batch is applied exactly once, in number order."""
 

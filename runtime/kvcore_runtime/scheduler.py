@@ -215,6 +215,8 @@ class Scheduler:
             external = self._exchange.begin(sequence, hit)
             if isinstance(external, Refused):
                 return
+            if not sequence.generated:
+                sequence.num_reused = start
             if external:
                 self.loading.append(self.waiting.pop(0))
                 continue
@@ -226,8 +228,6 @@ class Scheduler:
             )
             if isinstance(got, Refused):
                 return
-            if not sequence.generated:
-                sequence.num_reused = start
             insort(self.running, self.waiting.pop(0), key=_age)
             chunks.append(Chunk(sequence=sequence, start=start, end=start + length))
 
