@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 
-Rules: plan first (`plan.py`), then change; a refusal changes nothing. All groups' hits are touched
-before any group allocates, so that no allocation evicts a hit. The computed count advances by hits,
-external and new tokens. Full blocks are published by the call that schedules their last token,
-unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
+Rules: plan first (`plan.py`), then change; a refusal changes nothing but the window's trim. All
+groups' hits are touched before any group allocates, so that no allocation evicts a hit; external
+blocks of all groups come before new ones. The computed count advances by hits, external and new
+tokens. Full blocks are published by the call that schedules their last token, unless delayed.
+Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
 """
 
 from __future__ import annotations
@@ -154,14 +155,16 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     for rewrite in plan.rewrites:
         table = tables[rewrite.group]
         tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
-    grown = []
     for group, growth in enumerate(plan.growth):
         blocks = [NULL_BLOCK] * growth.nulls
-        blocks += (next(fresh) for _ in range(growth.external + growth.grown))
-        first_new = growth.nulls + growth.external
-        num_filled = first_new if asked.loads else growth.nulls
+        blocks += (next(fresh) for _ in range(growth.external))
+        num_filled = len(blocks) if asked.loads else growth.nulls
         tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
-        grown.append(tuple(blocks[first_new:]))
+    grown = []
+    for group, growth in enumerate(plan.growth):
+        blocks = [next(fresh) for _ in range(growth.grown)]
+        tables[group] = grow(draft, request, group, tables[group], blocks, 0)
+        grown.append(tuple(blocks))
     num_cached = tuple(
         len(hits) if hits else cached
         for hits, cached in zip(plan.hits, request.num_cached, strict=True)

@@ -117,7 +117,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
     available = draft.device.num_free + num_freed(draft, request, trims)
     growth = plan_growth(draft, request, asked, hits, lengths)
     needed = fixed + sum(each.external + each.grown for each in growth)
-    refused = refuse(draft, needed, available, step_most(draft, asked, lengths), reserve)
+    refused = refuse(draft, needed, available, step_most(draft, request, asked, lengths), reserve)
     if refused is not None:
         return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
@@ -213,6 +213,7 @@ def gate_need(
         held = [*request.tables[index], *hits[index]]
         num_tokens = asked.num_encoder_tokens if group.is_cross else num_full
         blocks, cap = -(-num_tokens // group.block_size), draft.config.cap(index)
+        blocks = max(blocks, len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
         if cap is not None:
             live = sum(not draft.is_null(block) for block in held)
@@ -222,12 +223,12 @@ def gate_need(
     return needed, most
 
 
-def step_most(draft: Draft, asked: Asked, lengths: Lengths) -> int:
+def step_most(draft: Draft, request: RequestState, asked: Asked, lengths: Lengths) -> int:
     """Blocks that the request would hold after this call."""
     most = 0
-    for group in draft.config.groups:
+    for table, group in zip(request.tables, draft.config.groups, strict=True):
         if group.is_cross:
-            most += -(-asked.num_encoder_tokens // group.block_size)
+            most += max(len(table), -(-asked.num_encoder_tokens // group.block_size))
         else:
             most += -(-lengths.slots // group.block_size) - skipped_blocks(group, lengths.total)
     return most

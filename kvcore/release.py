@@ -16,7 +16,15 @@ from pyrsistent import pvector
 
 from kvcore.commands import CutTable
 from kvcore.errors import HitInOpenBatch
-from kvcore.state import NO_HOST_BLOCK, Draft, RequestState, State, transition
+from kvcore.state import (
+    NO_HOST_BLOCK,
+    BatchRecord,
+    Draft,
+    Merge,
+    RequestState,
+    State,
+    transition,
+)
 from kvcore.values import Outcome
 
 
@@ -80,7 +88,7 @@ def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
 def leave_open_batch(draft: Draft, request: RequestState) -> None:
     """Take a request out of the open batch.
 
-    Its keys are withdrawn, its count falls back, its blocks past that are released.
+    Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
     """
     record = draft.records.get(request.request_id)
     if record is None:
@@ -89,7 +97,17 @@ def leave_open_batch(draft: Draft, request: RequestState) -> None:
         if draft.device.keys[item.block] == item.key:
             draft.device.unpublish(item.block)
     draft.records = draft.records.delete(request.request_id)
+    merges = tuple(
+        each for each in draft.batch.merges if not is_unwritten(draft, each, record, request)
+    )
+    draft.batch = attrs.evolve(draft.batch, merges=merges)
     cut_tables(draft, request, record.num_computed_before)
+
+
+def is_unwritten(draft: Draft, merge: Merge, record: BatchRecord, request: RequestState) -> bool:
+    """Whether a merge waits for a block that the open batch would have written for a request."""
+    end = (merge.position + 1) * draft.config.groups[merge.group].block_size
+    return merge.request_id == request.request_id and end > record.num_computed_before
 
 
 def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:

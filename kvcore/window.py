@@ -33,15 +33,16 @@ def remove_skipped_blocks(
 ) -> Outcome[State, None]:
     """Give back the blocks that no query at total_computed_tokens or later sees.
 
-    Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed.
+    Drafts do not count as computed here: they may be dropped. Raises UnknownRequest, SwappedOut,
+    LoadUnfinished, InvalidCount, BeyondComputed.
     """
 
     def change(draft: Draft) -> None:
         request = draft.idle(request_id)
         count = read_count("total_computed_tokens", total_computed_tokens)
-        if count > request.num_computed:
+        if count > request.num_accepted:
             raise BeyondComputed(
-                request=repr(request_id), num_computed=request.num_computed, asked=count
+                request=repr(request_id), num_computed=request.num_accepted, asked=count
             )
         trims = plan_trims(draft, request, visible_from(draft, request, count))
         draft.store(apply_trims(draft, request, trims))

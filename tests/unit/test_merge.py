@@ -85,6 +85,19 @@ def test_a_block_whose_last_token_was_not_computed_after_all_is_not_merged(
     assert blocks(manager, "b") == [1, 2]
 
 
+def test_a_delayed_block_is_not_merged_before_it_is_cached(manager: KVCacheManager) -> None:
+    serve(manager, "b", [0, 1, 2])
+    step(manager)
+    manager.append(["b"], [3])  # would be merged by this batch
+    manager.truncate("b", 4)
+    manager.allocate_slots("b", 1, delay_cache_blocks=True)
+    step(manager)
+    assert blocks(manager, "b") == [1, 3]
+    manager.cache_blocks("b", 4)
+    step(manager)
+    assert blocks(manager, "b") == [1, 2]
+
+
 def test_a_request_of_the_same_name_has_nothing_to_do_with_it(manager: KVCacheManager) -> None:
     serve(manager, "b", [0, 1, 2, 3])
     drop(manager, "b")
