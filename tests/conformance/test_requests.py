@@ -33,6 +33,8 @@ def test_who_declines_hits_computes_all_and_caches_all(manager: KVCacheManager) 
     assert manager.get_computed_blocks("b") == NOTHING
     assert admit(manager, "b") == [3, 4, 5]
     assert keyed(manager) == [1, 2, 3, 4, 5]
+    # A request that asked for nothing.
+    assert manager.take_stats() == PrefixCacheStats(requests=1, queries=0, hits=0)
     step(manager)
     add(manager, "c", [*tokens, 6])
     # Block 5 is new to the cache, and the older blocks answer for the others.

@@ -94,7 +94,22 @@ def test_blocks_to_spare_in_one_group_do_not_pay_for_another(backend: Backend) -
     assert manager.allocate_slots("a", 3) == KVCacheBlocks(((5,), ()))
 
 
-@pytest.mark.seed("S000-23", "S000-16")
+@pytest.mark.seed("S000-20")
+def test_blocks_to_spare_do_not_pay_for_a_copy(backend: Backend) -> None:
+    manager = make(backend, 5)
+    add(manager, "a", [0])
+    manager.allocate_slots("a", 1, num_lookahead_tokens=4)
+    step(manager)
+    manager.fork("a", "b")
+    serve(manager, "c", [90])
+    assert (blocks(manager, "a"), manager.num_free_blocks) == ([1, 2, 3], 0)
+    # Two blocks are more than the second token needs, but the one that it lies in is shared.
+    manager.add_tokens("a", [1])
+    with unchanged(manager):
+        assert manager.allocate_slots("a", 1) == Refused(Reason.LATER, needed=1, available=0)
+
+
+@pytest.mark.seed("S000-23")
 def test_every_group_takes_its_hits_before_any_takes_new_blocks(backend: Backend) -> None:
     manager = make(backend, 5, groups=(Group(2), Group(2)))
     add(manager, "a", [0, 1, 2, 3])
@@ -133,10 +148,21 @@ def test_what_was_hit_is_neither_cached_nor_announced_again(backend: Backend) ->
     assert isinstance(stored, BlockStored)
     assert stored.tokens == (7, 8)
     step(manager)
-    # A content that was forgotten is not published again by whoever hit it: it was cached once.
+
+
+@pytest.mark.seed("S000-27")
+def test_a_hit_that_lost_its_content_is_not_cached_again_by_who_hit_it(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", [0, 1, 2, 3, 4])
+    step(manager)
+    add(manager, "b", [0, 1, 2, 3, 5, 6])
+    hit = manager.get_computed_blocks("b")
+    manager.allocate_slots("b", 2, hit, delay_cache_blocks=True)
+    step(manager)
     manager.evict_blocks([1])
-    manager.append(["b"], [9])
-    assert 1 not in keyed(manager)
+    # Of three full blocks the first two were cached when they were hit; one is left to cache.
+    manager.cache_blocks("b", 6)
+    assert keyed(manager) == [2, 4]
 
 
 @pytest.mark.seed("S000-31")

@@ -233,6 +233,19 @@ def test_hits_behind_the_window_cost_nothing(backend: Backend) -> None:
 
 
 @pytest.mark.seed("S000-24")
+def test_hits_that_external_tokens_push_behind_the_window_are_null(backend: Backend) -> None:
+    manager = cached(backend, FIVE, 10)
+    manager.add_tokens("b", range(50, 56))
+    hit = manager.get_computed_blocks("b")
+    assert hit == Hit(KVCacheBlocks(((0, 0, 0, 4, 5),)), 10)
+    # Behind ten hit tokens two come from elsewhere; the query at 12 sees 8 to 11 before it.
+    grown = manager.allocate_slots("b", 1, hit, num_external_computed_tokens=2)
+    assert grown == KVCacheBlocks(((7,),))
+    assert blocks(manager, "b") == [0, 0, 0, 0, 5, 6, 7]
+    assert [owners(manager, block) for block in (4, 5)] == [0, 1]
+
+
+@pytest.mark.seed("S000-24")
 def test_external_tokens_behind_the_window_get_no_blocks(backend: Backend) -> None:
     manager = make(backend, groups=(THREE,))
     add(manager, "a", range(12))
