@@ -9,7 +9,7 @@ from kvcore.events import Event
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsIndex, final
 
-__all__ = ["BlockPool", "Manager"]
+__all__ = ["BlockPool", "Manager", "hash_blocks", "root_hash"]
 
 @final
 class BlockPool:
@@ -196,3 +196,16 @@ class Manager:
         """
         Undo `pin`.
         """
+
+def hash_blocks(request: Request, parent: bytes, block_size: SupportsIndex, /, *, start: SupportsIndex = 0, hashing: str = "sha256") -> list[bytes]:
+    """
+    The hashes of a request's full blocks from token `start` on, of which `parent` is before.
+
+    Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig, InvalidExtraKey,
+    UnsortedMedia, CountMismatch.
+    """
+
+def root_hash(seed: bytes, hashing: str = "sha256", /) -> bytes:
+    """
+    The parent of each request's first block.
+    """

@@ -8,6 +8,8 @@ mod arguments;
 mod block_pool;
 mod classes;
 mod errors;
+mod extra_keys;
+mod hashing;
 #[cfg(feature = "stubs")]
 mod hints;
 mod manager;
@@ -20,6 +22,8 @@ mod values;
 mod _rust {
     #[pymodule_export]
     use super::block_pool::BlockPool;
+    #[pymodule_export]
+    use super::hashing::{hash_blocks, root_hash};
     #[pymodule_export]
     use super::manager::Manager;
 }

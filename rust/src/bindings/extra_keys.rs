@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a `Request` brings of extra keys, in the machine's form.
+//!
+//! Rules: `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` have checked themselves when they were made,
+//! and the manager has checked that the parts of a request are of these kinds. A salt that is no
+//! text goes in as the empty one, which the twin refuses.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bindings::arguments::{Given, RequestArg, items};
+use crate::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+
+/// The parts of a request, held as long as the twin reads them.
+pub(crate) struct Parts<'py> {
+    lora: Option<LoRA>,
+    media: Vec<MediaItem>,
+    cache_salt: Option<Bound<'py, PyAny>>,
+    prompt_embeds: Option<(Bound<'py, PyBytes>, u32)>,
+}
+
+impl<'py> Parts<'py> {
+    /// Those of a `Request`.
+    pub(crate) fn read(request: RequestArg<'_, 'py>) -> PyResult<Self> {
+        let (request, py) = (request.0, request.0.py());
+        let part = |name| -> PyResult<Option<Bound<'py, PyAny>>> {
+            Ok(Some(request.getattr(name)?).filter(|part| !part.is_none()))
+        };
+        let text = |object: &Bound<'py, PyAny>, name| object.getattr(name)?.extract::<String>();
+        let size = |object: &Bound<'py, PyAny>, name| object.getattr(name)?.extract::<u32>();
+        let lora = part(intern!(py, "lora"))?.map(|lora| {
+            Ok::<_, PyErr>(LoRA { name: text(&lora, "name")?, path: text(&lora, "path")? })
+        });
+        let media = request.getattr(intern!(py, "media"))?;
+        let media = items(media.as_borrowed())?.iter().map(|item| {
+            let identifier = text(&item, "identifier")?;
+            let (offset, length) = (size(&item, "offset")?, size(&item, "length")?);
+            Ok(MediaItem { identifier, offset, length })
+        });
+        let embeds = part(intern!(py, "prompt_embeds"))?.map(|embeds| {
+            let data = embeds.getattr("data")?.cast_into::<PyBytes>()?;
+            Ok::<_, PyErr>((data, size(&embeds, "bytes_per_token")?))
+        });
+        Ok(Parts {
+            lora: lora.transpose()?,
+            media: media.collect::<PyResult<_>>()?,
+            cache_salt: part(intern!(py, "cache_salt"))?,
+            prompt_embeds: embeds.transpose()?,
+        })
+    }
+
+    /// The parts as the twin takes them.
+    pub(crate) fn keys(&self, given: &mut Given<'py>) -> GivenKeys<'_> {
+        let embeds = self.prompt_embeds.as_ref();
+        GivenKeys {
+            lora: self.lora.clone(),
+            media: self.media.clone(),
+            cache_salt: self.cache_salt.as_ref().map(|salt| given.name(salt.as_borrowed())),
+            prompt_embeds: embeds.map(|(data, bytes_per_token)| PromptEmbeds {
+                data: data.as_bytes(),
+                bytes_per_token: *bytes_per_token,
+            }),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.root_hash` and `hash_blocks`: the twin's hashing alone, for tests of it.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bindings::arguments::{Given, RequestArg, TokensArg};
+use crate::bindings::errors::{Wrong, raise};
+use crate::bindings::extra_keys::Parts;
+use crate::bindings::tokens::read_tokens;
+use crate::errors::{Error, repr};
+use crate::extra_keys::read_extra_keys;
+use crate::hashing::{self, HASH_SIZE, Hashing};
+
+/// The parent of each request's first block.
+#[pyfunction]
+#[pyo3(signature = (seed, hashing = "sha256", /))]
+pub(crate) fn root_hash<'py>(
+    py: Python<'py>,
+    seed: &[u8],
+    hashing: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let hash = hashing::root_hash(seed, self::hashing(py, hashing)?);
+    Ok(PyBytes::new(py, &hash))
+}
+
+/// The hashes of a request's full blocks from token `start` on, of which `parent` is before.
+///
+/// Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig, InvalidExtraKey,
+/// UnsortedMedia, CountMismatch.
+#[pyfunction]
+#[pyo3(signature = (request, parent, block_size, /, *, start = 0, hashing = "sha256"))]
+pub(crate) fn hash_blocks<'py>(
+    request: RequestArg<'_, 'py>,
+    parent: &[u8],
+    block_size: u32,
+    start: u32,
+    hashing: &str,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let (mut given, py) = (Given::default(), request.0.py());
+    let id: String = request.0.getattr("request_id")?.extract()?;
+    let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()))?;
+    let hashing = self::hashing(py, hashing)?;
+    let (size, expected) = (parent.len() as i64, HASH_SIZE as i64);
+    let wrong_size = |_| raise(py, Error::InvalidKey { size, expected });
+    let parent = parent.try_into().map_err(wrong_size)?;
+    let parts = Parts::read(request)?;
+    let keys = read_extra_keys(&id, parts.keys(&mut given), tokens.len() as u32, block_size)
+        .map_err(|error| Wrong::from(error).raise(py, &given))?;
+    let rest = tokens.get(start as usize..).unwrap_or_default();
+    let hashes = hashing::hash_blocks(parent, rest, block_size, start, &keys, hashing);
+    Ok(hashes.map(|hash| PyBytes::new(py, &hash)).collect())
+}
+
+/// A hashing by its name. Raises InvalidConfig.
+pub(crate) fn hashing(py: Python<'_>, name: &str) -> PyResult<Hashing> {
+    match name {
+        "sha256" => Ok(Hashing::Sha256),
+        "sha256_cbor" => Ok(Hashing::Sha256Cbor),
+        "xxh3" => Ok(Hashing::Xxh3),
+        _ => {
+            let reason = "must be one of sha256, sha256_cbor, xxh3".to_owned();
+            Err(raise(py, Error::InvalidConfig { field: "hashing", value: repr(name), reason }))
+        }
+    }
+}

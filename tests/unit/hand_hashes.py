@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hashes laid out by hand, and those that either language makes.
+
+`chain` is the rule as the specification has it: a parent, and tokens and extra keys of each block.
+Extra keys are written as vLLM has them: ("lora", name, path), ("mm", identifier, offset),
+("cache_salt", salt), ("prompt_embeds", digest). Nothing of kvcore is used to make them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+
+from kvcore import Request, hashing
+from kvcore.extra_keys import read_extra_keys
+from kvcore.hashing import Hashing
+from tests.conftest import Backend
+
+Key = tuple[Any, ...]
+TAGS = {"lora": 1, "mm": 2, "cache_salt": 3, "prompt_embeds": 4}
+
+
+def little(number: int) -> bytes:
+    """Four bytes, lowest first; a negative number in two's complement."""
+    return bytes(number >> shift & 255 for shift in (0, 8, 16, 24))
+
+
+def sha(*parts: bytes) -> bytes:
+    """SHA-256 of the parts one after the other."""
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def root(seed: bytes) -> bytes:
+    """The parent of a first block, in the default hashing."""
+    return sha(b"kvcore root", b"\0", seed)
+
+
+def plain(tokens: Sequence[int], keys: Sequence[Key] = ()) -> bytes:
+    """A block in the default encoding, without its parent."""
+    parts = [little(len(tokens)), *(little(token) for token in tokens), bytes([len(keys)])]
+    for kind, *values in keys:
+        value = b""
+        if kind == "lora":
+            value += little(len(values[0].encode()))
+        if kind == "mm":
+            values = [little(values[1]), values[0]]
+        value += b"".join(each if isinstance(each, bytes) else each.encode() for each in values)
+        parts += [bytes([TAGS[kind]]), little(len(value)), value]
+    return b"".join(parts)
+
+
+def head(kind: int, number: int) -> bytes:
+    """A head of CBOR: the kind in the high three bits, the number as short as it can be."""
+    if number < 24:
+        return bytes([kind << 5 | number])
+    size, low = next((each, 24 + power) for power in range(3) if number < 256 ** (each := 2**power))
+    return bytes([kind << 5 | low]) + number.to_bytes(size, "big")
+
+
+def cbor(value: Any) -> bytes:
+    """A value in CBOR, for the kinds of values that there are in a block."""
+    match value:
+        case None:
+            return b"\xf6"
+        case int():
+            return head(0, value) if value >= 0 else head(1, -1 - value)
+        case bytes():
+            return head(2, len(value)) + value
+        case str():
+            return head(3, len(value.encode())) + value.encode()
+        case _:
+            return head(4, len(value)) + b"".join(map(cbor, value))
+
+
+def xxh3(*parts: bytes) -> bytes:
+    """XXH3-128 of the parts, with the mark of its kind in the middle."""
+    digest = xxhash.xxh3_128(b"".join(parts)).intdigest().to_bytes(16, "big")
+    return digest[:8] + b"xxh3-128: no SHA" + digest[8:]
+
+
+def block_hash(
+    parent: bytes, tokens: Sequence[int], keys: Sequence[Key] = (), kind: Hashing = "sha256"
+) -> bytes:
+    """The hash of a block."""
+    match kind:
+        case "sha256":
+            return sha(parent, plain(tokens, keys))
+        case "sha256_cbor":
+            return sha(cbor([parent, tokens, keys or None]))
+        case "xxh3":
+            return xxh3(parent[:8], parent[24:], plain(tokens, keys))
+
+
+def chain(
+    parent: bytes,
+    tokens: Sequence[int],
+    block_size: int,
+    keys: Sequence[Sequence[Key]],
+    kind: Hashing = "sha256",
+) -> list[bytes]:
+    """The hashes of consecutive blocks. keys: those of each block."""
+    hashes = []
+    for position, each in enumerate(keys):
+        first = position * block_size
+        parent = block_hash(parent, tokens[first : first + block_size], each, kind)
+        hashes.append(parent)
+    return hashes
+
+
+def root_of(backend: Backend, seed: bytes, kind: Hashing) -> bytes:
+    """The root that a language makes of a seed."""
+    if backend == "python":
+        return hashing.root_hash(seed, kind)
+    made: bytes = importlib.import_module("kvcore._rust").root_hash(seed, kind)
+    return made
+
+
+def hashes_of(
+    backend: Backend,
+    request: Request,
+    parent: bytes,
+    block_size: int,
+    kind: Hashing,
+    *,
+    start: int = 0,
+) -> list[bytes]:
+    """The hashes that a language makes of a request's full blocks from token `start` on."""
+    if backend == "rust":
+        twin = importlib.import_module("kvcore._rust")
+        made: list[bytes] = twin.hash_blocks(request, parent, block_size, start=start, hashing=kind)
+        return made
+    tokens = list(request.tokens)
+    keys = read_extra_keys(request, len(tokens), block_size)
+    blocks = hashing.hash_blocks(
+        parent, tokens[start:], block_size, start=start, extra_keys=keys, hashing=kind
+    )
+    return list(blocks)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which extra keys each block of a request has, shown by the hashes that they make.
+
+Blocks have four tokens unless told otherwise. Expected keys are written out; their hashes are made
+by hand (`hand_hashes.py`) for each hashing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvcore import Request
+from kvcore.errors import (
+    CountMismatch,
+    InvalidExtraKey,
+    KvcoreError,
+    UnsortedMedia,
+    WrongArgument,
+)
+from kvcore.extra_keys import (
+    NO_EXTRA_KEYS,
+    ExtraKeys,
+    LoRA,
+    MediaItem,
+    PromptEmbeds,
+    check_kinds,
+    read_extra_keys,
+)
+from kvcore.hashing import HASHINGS
+from tests.conftest import Backend
+from tests.unit.hand_hashes import Key, chain, hashes_of
+from tests.unit.misuse import check_error
+
+PARENT = bytes(range(32))
+ANY: Any = None
+
+
+def check_keys(
+    backend: Backend, request: Request, *keys: Sequence[Key], block_size: int = 4
+) -> None:
+    """Assert that the request's full blocks have these keys, in every hashing."""
+    for kind in HASHINGS:
+        found = hashes_of(backend, request, PARENT, block_size, kind)
+        assert found == chain(PARENT, list(request.tokens), block_size, keys, kind)
+
+
+def image(offset: int, length: int, name: str = "image") -> MediaItem:
+    """A media item."""
+    return MediaItem(name, offset, length)
+
+
+@pytest.mark.seed("S001-27", "S001-29")
+def test_a_request_of_text_alone_has_no_extra_keys(backend: Backend) -> None:
+    check_keys(backend, Request("a", range(9)), (), ())
+
+
+@pytest.mark.seed("S001-27", "S001-28")
+def test_an_adapter_is_in_each_block_by_name_and_path(backend: Backend) -> None:
+    key = ("lora", "name", "some/path")
+    check_keys(backend, Request("a", range(8), lora=LoRA("name", "some/path")), [key], [key])
+    bare = ("lora", "name", "")
+    check_keys(backend, Request("a", range(8), lora=LoRA("name")), [bare], [bare])
+
+
+@pytest.mark.seed("S001-28")
+def test_a_salt_is_in_the_first_block_alone(backend: Backend) -> None:
+    check_keys(backend, Request("a", range(8), cache_salt="salt"), [("cache_salt", "salt")], ())
+
+
+@pytest.mark.seed("S001-28")
+def test_embeddings_are_in_each_block_by_the_digest_of_its_rows(backend: Backend) -> None:
+    # Six tokens of two bytes, in blocks of four: the second block has two rows so far.
+    rows = bytes(range(12))
+    digests = [hashlib.sha256(rows[:8]).digest(), hashlib.sha256(rows[8:]).digest()]
+    request = Request("a", range(6), prompt_embeds=PromptEmbeds(rows, 2))
+    check_keys(backend, request, [("prompt_embeds", digests[0])])
+    keys = read_extra_keys(request, 6, 4)
+    assert keys.embeds == tuple(digests)
+    # Generated tokens fill the second block, and then a third, which has no rows at all.
+    assert keys.of_block(4, 8, 4) == ((4, digests[1]),)
+    assert keys.of_block(8, 12, 4) == ((4, hashlib.sha256().digest()),)
+
+
+@pytest.mark.seed("S001-29")
+def test_keys_come_as_adapter_media_salt_embeddings(backend: Backend) -> None:
+    request = Request(
+        "a",
+        range(4),
+        lora=LoRA("name", "path"),
+        media=[image(0, 1, "first"), image(2, 1, "second")],
+        cache_salt="salt",
+        prompt_embeds=PromptEmbeds(b"rows", 1),
+    )
+    keys = [
+        ("lora", "name", "path"),
+        ("mm", "first", 0),
+        ("mm", "second", 2),
+        ("cache_salt", "salt"),
+        ("prompt_embeds", hashlib.sha256(b"rows").digest()),
+    ]
+    check_keys(backend, request, keys)
+
+
+@pytest.mark.seed("S001-30", "S001-31", "S001-35", "S001-43")
+def test_an_item_is_in_each_block_that_it_overlaps_with_its_offset(backend: Backend) -> None:
+    # Tokens 2 to 9 of blocks 0-3, 4-7, 8-11, 12-15.
+    request = Request("a", range(16), media=[image(2, 8)])
+    keys = [[("mm", "image", 2)], [("mm", "image", -2)], [("mm", "image", -6)], ()]
+    check_keys(backend, request, *keys)
+
+
+@pytest.mark.seed("S001-36")
+def test_a_block_before_an_item_has_no_key_and_one_block_has_several_in_order(
+    backend: Backend,
+) -> None:
+    media = [image(4, 1, "b"), image(5, 1, "a"), image(7, 3, "c")]
+    request = Request("a", range(12), media=media)
+    keys = [(), [("mm", "b", 0), ("mm", "a", 1), ("mm", "c", 3)], [("mm", "c", -1)]]
+    check_keys(backend, request, *keys)
+
+
+@pytest.mark.seed("S001-37", "X-08")
+def test_an_item_that_ends_where_a_block_starts_does_not_count(backend: Backend) -> None:
+    request = Request("a", range(8), media=[image(1, 3)])
+    check_keys(backend, request, [("mm", "image", 1)], ())
+
+
+@pytest.mark.seed("S001-35")
+def test_an_item_that_starts_where_a_block_ends_does_not_count(backend: Backend) -> None:
+    request = Request("a", range(8), media=[image(4, 1)])
+    check_keys(backend, request, (), [("mm", "image", 0)])
+
+
+@pytest.mark.seed("S001-31")
+def test_the_same_item_elsewhere_in_a_block_makes_another_key(backend: Backend) -> None:
+    # Placeholders are the same token, so only the offset tells the two prompts apart.
+    prompts = [Request("a", [7] * 4, media=[image(offset, 2)]) for offset in (0, 1)]
+    for kind in HASHINGS:
+        first, second = (hashes_of(backend, each, PARENT, 4, kind) for each in prompts)
+        assert first != second
+
+
+@pytest.mark.seed("S001-30", "S001-34")
+def test_the_keys_of_a_block_do_not_depend_on_what_was_asked_before(backend: Backend) -> None:
+    # A chain that goes on at token 8 finds the item that began at 6; nothing is carried over.
+    request = Request("a", range(16), media=[image(1, 2, "a"), image(6, 4, "b")])
+    for kind in HASHINGS:
+        whole = hashes_of(backend, request, PARENT, 4, kind)
+        rest = hashes_of(backend, request, whole[1], 4, kind, start=8)
+        assert rest == whole[2:]
+        assert rest == chain(whole[1], range(8, 16), 4, [[("mm", "b", -2)], ()], kind)
+    keys = read_extra_keys(request, 16, 4)
+    for start in (12, 0, 8, 4, 8):
+        tags = [tag for tag, _ in keys.of_block(start, start + 4, 4)]
+        assert tags == [2] * {0: 1, 4: 1, 8: 1, 12: 0}[start]
+    assert keys.of_block(400, 404, 4) == ()
+
+
+def test_a_coarser_block_has_the_digests_of_its_hash_blocks() -> None:
+    request = Request("a", range(8), media=[image(5, 1)], prompt_embeds=PromptEmbeds(bytes(8), 1))
+    keys = read_extra_keys(request, 8, 2)
+    digest = hashlib.sha256(bytes(2)).digest()
+    assert keys.of_block(4, 8, 2) == ((2, b"\1\0\0\0image"), (4, digest), (4, digest))
+
+
+@pytest.mark.seed("S001-32", "S001-33")
+@pytest.mark.parametrize(
+    ("media", "error"),
+    [
+        ([(0, 2), (1, 2)], {"position": 1, "offset": 1, "length": 2, "first": 2}),
+        ([(4, 2), (0, 2)], {"position": 1, "offset": 0, "length": 2, "first": 6}),
+        ([(0, 2), (0, 2)], {"position": 1, "offset": 0, "length": 2, "first": 2}),
+        ([(0, 8), (8, 1)], {"position": 1, "offset": 8, "length": 1, "first": 8}),
+        ([(7, 2)], {"position": 0, "offset": 7, "length": 2, "first": 0}),
+        ([(2**32 - 1,) * 2], {"position": 0, "offset": 2**32 - 1, "length": 2**32 - 1, "first": 0}),
+    ],
+)
+def test_media_stand_in_the_prompt_one_behind_the_other(
+    media: list[tuple[int, int]], error: dict[str, int], backend: Backend
+) -> None:
+    request = Request("a", range(8), media=[image(*each) for each in media])
+    with pytest.raises(UnsortedMedia) as caught:
+        hashes_of(backend, request, PARENT, 4, "sha256")
+    check_error(caught.value, UnsortedMedia(request="'a'", num_tokens=8, **error))
+
+
+@pytest.mark.seed("S001-32")
+@pytest.mark.parametrize(("size", "row"), [(0, 1), (7, 1), (9, 1), (8, 2), (16, 3)])
+def test_embeddings_have_a_row_for_each_token(size: int, row: int, backend: Backend) -> None:
+    request = Request("a", range(8), prompt_embeds=PromptEmbeds(bytes(size), row))
+    with pytest.raises(CountMismatch) as caught:
+        hashes_of(backend, request, PARENT, 4, "sha256")
+    name = "bytes of prompt embeddings"
+    check_error(caught.value, CountMismatch(request="'a'", name=name, given=size, expected=8 * row))
+
+
+@pytest.mark.parametrize("salt", ["", b"salt", 7, "\ud800"])
+def test_a_salt_is_a_text(salt: Any, backend: Backend) -> None:
+    with pytest.raises(InvalidExtraKey) as caught:
+        hashes_of(backend, Request("a", range(8), cache_salt=salt), PARENT, 4, "sha256")
+    name, expected = "cache_salt", "a non-empty str"
+    check_error(caught.value, InvalidExtraKey(name=name, expected=expected, value=repr(salt)))
+
+
+def test_a_block_has_at_most_as_many_items_as_its_hash_can_count(backend: Backend) -> None:
+    fits = [image(offset, 1) for offset in range(252)]
+    keys = [("mm", "image", offset) for offset in range(252)]
+    check_keys(backend, Request("a", range(260), media=fits), keys, block_size=260)
+    request = Request("a", range(260), media=[*fits, image(252, 1)])
+    with pytest.raises(InvalidExtraKey) as caught:
+        hashes_of(backend, request, PARENT, 260, "sha256")
+    expected, value = "at most 252 items in a block", "253 from item 0 on"
+    check_error(caught.value, InvalidExtraKey(name="media", expected=expected, value=value))
+
+
+def refused(name: str, expected: str, value: Any) -> InvalidExtraKey:
+    """The error of a part that no key can be made of."""
+    return InvalidExtraKey(name=name, expected=expected, value=repr(value))
+
+
+TEXT = "a non-empty str"
+OFFSET, LENGTH = "the offset of a media item", "the length of a media item"
+
+
+@pytest.mark.seed("S001-38")
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: LoRA(""), refused("the name of a LoRA adapter", TEXT, "")),
+        (lambda: LoRA(ANY), refused("the name of a LoRA adapter", TEXT, None)),
+        (lambda: LoRA("a", ANY), refused("the path of a LoRA adapter", TEXT, None)),
+        (lambda: LoRA("\ud800"), refused("the name of a LoRA adapter", TEXT, "\ud800")),
+        (lambda: image(0, 1, ""), refused("the identifier of a media item", TEXT, "")),
+        (lambda: image(0, 1, ANY), refused("the identifier of a media item", TEXT, None)),
+        (lambda: image(-1, 1), refused(OFFSET, "an integer in [0, 2**32)", -1)),
+        (lambda: image(2**32, 1), refused(OFFSET, "an integer in [0, 2**32)", 2**32)),
+        (lambda: image(ANY, 1), refused(OFFSET, "an integer in [0, 2**32)", None)),
+        (lambda: image(0, 0), refused(LENGTH, "an integer in [1, 2**32)", 0)),
+        (lambda: image(0, -3), refused(LENGTH, "an integer in [1, 2**32)", -3)),
+        (
+            lambda: PromptEmbeds(b"", 0),
+            refused("bytes_per_token", "an integer in [1, 2**32)", 0),
+        ),
+        (
+            lambda: PromptEmbeds(ANY, 1),
+            refused("the data of prompt embeddings", "a buffer of bytes", None),
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, KvcoreError) else "",
+)
+def test_a_part_that_no_key_can_be_made_of_is_refused_when_it_is_made(
+    make: Any, error: InvalidExtraKey
+) -> None:
+    with pytest.raises(InvalidExtraKey) as caught:
+        make()
+    check_error(caught.value, error)
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"lora": "name"}, "lora must be a LoRA, not 'name'"),
+        ({"media": None}, "media must be a sequence of MediaItem, not None"),
+        ({"media": "image"}, "media must be a sequence of MediaItem, not 'image'"),
+        ({"media": [("image", 0, 1)]}, r"media must be a MediaItem, not \('image', 0, 1\)"),
+        ({"media": [None]}, "media must be a MediaItem, not None"),
+        ({"prompt_embeds": b"rows"}, "prompt_embeds must be a PromptEmbeds, not b'rows'"),
+    ],
+)
+def test_a_part_of_another_kind_is_named(parts: dict[str, Any], name: str) -> None:
+    with pytest.raises(WrongArgument, match=name):
+        check_kinds(Request("a", [1], **parts))
+    whole = Request("a", [1], lora=LoRA("a"), media=[], prompt_embeds=PromptEmbeds(b"a", 1))
+    check_kinds(whole)
+
+
+def test_numbers_and_buffers_are_taken_in_any_form() -> None:
+    class Index:
+        def __index__(self) -> int:
+            return 3
+
+    index: Any = Index()
+    assert MediaItem("i", index, index) == MediaItem("i", 3, 3)
+    rows = array("f", [1.0, 2.0])
+    kept = PromptEmbeds(rows, 4)
+    assert kept == PromptEmbeds(rows.tobytes(), 4)
+    rows[0] = 9.0
+    assert kept.data[:4] == b"\0\0\x80?"
+
+
+def test_a_cut_prompt_keeps_what_stands_before_the_cut() -> None:
+    media = (image(1, 4, "a"), image(5, 2, "b"))
+    keys = ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32, b"z" * 32))
+    cut = keys.cut(3, 4)
+    assert cut == ExtraKeys(LoRA("l"), (image(1, 2, "a"),), "salt", (b"x" * 32,))
+    assert keys.cut(12, 4) == keys
+    assert NO_EXTRA_KEYS.cut(1, 4) == NO_EXTRA_KEYS
