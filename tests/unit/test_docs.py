@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents say what the code does: their programs run, their pictures and names are real."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcore import errors
+from tests.conftest import Backend
+from tools import draw_layout
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ROOT / "docs" / "engines.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+HEADING = re.compile(r"^#+ +(.*)$")
+FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def programs(page: Path) -> Iterator[tuple[str, str]]:
+    """The Python blocks of a page, those under one heading as one program, with its heading.
+
+    Lines keep their numbers, so that a failure names the line of the page.
+    """
+    heading, kind = "", None
+    program: list[str] = []
+    for line in [*page.read_text(encoding="utf-8").splitlines(), "# end"]:
+        if line.startswith("```"):
+            kind = None if kind is not None else line[3:]
+        elif kind is None and (found := HEADING.match(line)):
+            if any(each.strip() for each in program):
+                yield heading, "\n".join(program)
+            heading, program = found[1], [""] * len(program)
+        program.append(line if kind == "python" and not line.startswith("```") else "")
+
+
+PROGRAMS = [
+    pytest.param(page, source, id=f"{page.name}-{heading}")
+    for page in (ROOT / "README.md", ENGINES)
+    for heading, source in programs(page)
+]
+
+
+@pytest.mark.parametrize(("page", "source"), PROGRAMS)
+def test_programs_of_a_page_run(
+    page: Path, source: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ENGINES], ids=lambda page: page.name)
+def test_every_python_block_of_a_page_is_run(page: Path) -> None:
+    blocks = FENCED.findall(page.read_text(encoding="utf-8"))
+    assert blocks
+    run = "\n".join(source for _, source in programs(page))
+    for block in blocks:
+        assert block in run
+
+
+def test_a_program_that_fails_names_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n\n```python\nx = 1\n```\n\n# Two\n\n```python\ny = 2\n```\n")
+    sources = dict(programs(page))
+    assert sources["One"].splitlines()[3] == "x = 1"
+    assert [line for line in sources["Two"].splitlines() if line] == ["y = 2"]
+    assert sources["Two"].splitlines()[9] == "y = 2"
+
+
+def test_the_picture_is_what_a_manager_answers() -> None:
+    scenes = draw_layout.play()
+    assert draw_layout.PICTURE.read_text(encoding="utf-8") == draw_layout.to_svg(scenes), (
+        "stale picture: run python -m tools.draw_layout"
+    )
+    assert f"```text\n{draw_layout.to_text(scenes)}```" in ENGINES.read_text(encoding="utf-8")
+
+
+def test_the_engine_page_tells_of_every_error() -> None:
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.KvcoreError)
+    }
+    page = ENGINES.read_text(encoding="utf-8")
+    table = page.partition("## Errors")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(named) == len(set(named))
+    assert set(named) == kinds - {"KvcoreError"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_commands_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for path in re.findall(r"`((?:kvcore|rust|runtime|tests|tools|docs|examples)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
+        assert set(target) - {""} <= targets, f"{page.name} names make {target}"
