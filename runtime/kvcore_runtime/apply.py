@@ -3,9 +3,11 @@
 
 Rules: batches come in number order, each exactly once (CMD-ONCE). A batch is checked whole before
 anything changes. Its meaning is program order; copies run segment by segment (segments.py), table
-changes, which do not depend on contents, at once. In guard mode commands run one at a time, and the
-guard's errors are the only ones that come in the middle of a batch. Commands of batch n run before
-forward pass n, on the current stream; nothing here synchronises.
+changes, which do not depend on contents, at once. Stores and loads are operations of their own,
+whose ends are handed out by `take_finished`: one that fails is no error of the batch. In guard mode
+commands run one at a time, and the guard's errors are the only ones that come in the middle of a
+batch. Commands of batch n run before forward pass n, on the current stream; nothing here
+synchronises, but for what a store reads from a device.
 """
 
 from __future__ import annotations
@@ -15,9 +17,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvcore.commands import COLUMNS, KINDS, Allocate, Batch, Evict, Free, SetTable, Touch
+from kvcore.commands import (
+    COLUMNS,
+    KINDS,
+    Allocate,
+    Batch,
+    Evict,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    Touch,
+)
 from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import BatchOutOfOrder, UnsupportedCommand
+from kvcore_runtime.cache_errors import BatchOutOfOrder, NoTier, UnsupportedCommand
 from kvcore_runtime.copies import check_blocks
 from kvcore_runtime.guard import Guard
 from kvcore_runtime.segments import (
@@ -29,10 +42,18 @@ from kvcore_runtime.segments import (
     run_segments,
 )
 from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.transfers import (
+    TRANSFERS,
+    ExternalTier,
+    Finished,
+    Transfer,
+    read_transfers,
+    run_transfers,
+)
 from kvcore_runtime.visibility import Visibility
 
-KIND, SEGMENT, A, B, _, D = range(len(COLUMNS))
-_COPYING = torch.tensor(COPYING, dtype=torch.int32)
+KIND, _, A, _, _, D = range(len(COLUMNS))
+_MOVING = torch.tensor([*COPYING, *TRANSFERS], dtype=torch.int32)
 _OWNING = torch.tensor([Allocate.kind, Touch.kind, Evict.kind, Free.kind], dtype=torch.int32)
 _KNOWN = torch.tensor(sorted(KINDS), dtype=torch.int32)
 
@@ -41,7 +62,8 @@ class Runtime:
     """One cache and its tables, and the number of the batch that is next.
 
     kept: what each cache group keeps for a query, everything if not said; guard mode takes what is
-    behind for not read. next_number: the first batch to come; a new manager's is 0.
+    behind for not read. external: where stores and loads go. next_number: the first batch to come;
+    a new manager's is 0.
     """
 
     def __init__(
@@ -50,11 +72,14 @@ class Runtime:
         tables: BlockTables,
         *,
         kept: Sequence[Visibility] = (),
+        external: ExternalTier | None = None,
         next_number: int = 0,
     ) -> None:
         self.cache = cache
         self.tables = tables
+        self.external = external
         self.next_number = next_number
+        self._finished: list[Finished] = []
         self.guard = Guard(cache, kept) if cache.guard else None
 
     @property
@@ -67,20 +92,30 @@ class Runtime:
 
         run: how its copies are run; the other orders of segments.py give the same contents. In
         guard mode it is always program order. Raises BatchOutOfOrder, UnsupportedCommand,
-        BadSegments, BlockOutOfRange, CopyHazard, TableOutOfRange or TableGap before anything
-        changes, and StaleRead or UnownedWrite in guard mode.
+        BadSegments, BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before
+        anything changes, and StaleRead or UnownedWrite in guard mode.
         """
         if batch.number != self.next_number:
             raise BatchOutOfOrder(number=batch.number, expected=self.next_number)
         columns = batch_columns(batch)
-        copying = _check(self.cache, batch.number, columns)
+        moves = _check(self.cache, batch.number, columns)
+        transfers = read_transfers(batch, columns)
+        if transfers and self.external is None:
+            raise NoTier(number=batch.number, operation=transfers[0].operation)
         planned = self.tables.plan(columns)
         if self.guard is not None:
-            self._run_guarded(self.guard, columns, batch.number)
+            self._run_guarded(self.guard, columns, transfers, batch.number)
+        elif transfers:
+            self._run_by_segment(run, moves, transfers)
         else:
-            run(self.cache, copying)
+            run(self.cache, moves)
         self.tables.commit(planned)
         self.next_number += 1
+
+    def take_finished(self) -> list[Finished]:
+        """Hand out the stores and loads that are over, done or failed, since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def check_reads(
         self,
@@ -113,12 +148,32 @@ class Runtime:
             last = self.next_number - 1
             self.guard.check_content(self.tables, rows, starts, lengths, requests, last)
 
-    def _run_guarded(self, guard: Guard, columns: Tensor, number: int) -> None:
-        for kind, segment, a, b, _, _ in columns.t().tolist():
-            if kind in COPYING:
-                guard.before(kind, a, b, number)
-                run_program_order(self.cache, [Copying(kind, segment, a, b)])
+    def _run_guarded(
+        self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int
+    ) -> None:
+        waiting = iter(transfers)
+        for kind, segment, a, b, c, _ in columns.t().tolist():
+            if kind in COPYING or kind in TRANSFERS:
+                move = _move(kind, segment, a, b, c)
+                guard.before(kind, move.a, move.b, number)
+                if kind in COPYING:
+                    run_program_order(self.cache, [move])
+                else:
+                    self._transfer([next(waiting)])
             guard.after(kind, a, b)
+
+    def _run_by_segment(
+        self, run: Run, moves: Sequence[Copying], transfers: Sequence[Transfer]
+    ) -> None:
+        """Inside a segment the order is free, so its stores and loads come last."""
+        for segment in sorted({each.segment for each in moves}):
+            copying = [each for each in moves if each.kind in COPYING]
+            run(self.cache, [each for each in copying if each.segment == segment])
+            self._transfer([each for each in transfers if each.segment == segment])
+
+    def _transfer(self, transfers: Sequence[Transfer]) -> None:
+        assert self.external is not None
+        self._finished += run_transfers(self.cache.blocks, self.external, transfers)
 
 
 def batch_columns(batch: Batch) -> Tensor:
@@ -129,7 +184,7 @@ def batch_columns(batch: Batch) -> Tensor:
 
 
 def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
-    """Check kinds, block ids and segments; the copying commands in program order."""
+    """Check kinds, block ids and segments; what reads or writes blocks, in program order."""
     kinds = columns[KIND]
     unknown = kinds[~torch.isin(kinds, _KNOWN)]
     if unknown.numel():
@@ -137,7 +192,16 @@ def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
     for named in (columns[A, torch.isin(kinds, _OWNING)], columns[D, kinds == SetTable.kind]):
         if named.numel():
             check_blocks(cache.blocks, [int(named.min()), int(named.max())])
-    chosen = columns[:, torch.isin(kinds, _COPYING)][[KIND, SEGMENT, A, B]]
-    copying = [Copying(*row) for row in chosen.t().tolist()]
-    check_segments(cache, number, copying)
-    return copying
+    chosen = columns[:, torch.isin(kinds, _MOVING)][:D]
+    moves = [_move(*row) for row in chosen.t().tolist()]
+    check_segments(cache, number, moves)
+    return moves
+
+
+def _move(kind: int, segment: int, a: int, b: int, c: int) -> Copying:
+    """A row of the columns as what it reads and writes."""
+    if kind == Store.kind:
+        return Copying(kind, segment, b, b)
+    if kind == Load.kind:
+        return Copying(kind, segment, c, c)
+    return Copying(kind, segment, a, b)

@@ -156,3 +156,37 @@ class UnownedWrite(CacheError):
     """A command writes a block that nobody owns."""
 
     message = "step {step}: {command} writes block {block}, which has no owner"
+
+
+class NoTier(CacheError):
+    """A batch stores or loads, and the runtime has no external tier."""
+
+    message = "batch {number} holds operation {operation}, and there is no tier to carry it out"
+
+
+class TierError(CacheError):
+    """Base of what makes a single store or load fail; the block that it is about is unchanged."""
+
+
+class BlockMissing(TierError):
+    """The tier has nothing under this key."""
+
+    message = "there is no block {key} in {place}"
+
+
+class BlockDamaged(TierError):
+    """What the tier has under this key is not what was stored."""
+
+    message = "block {key} in {place} is damaged: {reason}"
+
+
+class BlockForeign(TierError):
+    """What the tier has under this key was stored by another model, or in another layout."""
+
+    message = "block {key} in {place} holds {found}, expected {expected}"
+
+
+class TierFailed(TierError):
+    """The tier could not be read or written."""
+
+    message = "block {key} in {place}: {reason}"

@@ -87,7 +87,7 @@ class Sender(Exchange):
                 {
                     position: group.data[block].clone()
                     for position, block in enumerate(held)
-                    if block != PADDING_BLOCK
+                    if not _is_null(self._engine, block)
                 }
             )
         layouts = tuple(group.layout for group in runtime.cache.groups)
@@ -169,11 +169,11 @@ class Receiver(Exchange):
         end = min(awaited.end, parcel.num_tokens)
         for layout, pages, table in zip(parcel.layouts, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, layout.block_size):
-                if table[position] != PADDING_BLOCK and position not in pages:
+                if position not in pages and not _is_null(self._engine, table[position]):
                     end = max(awaited.start, min(end, position * layout.block_size))
         for group, pages, table in zip(runtime.cache.groups, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, group.layout.block_size):
-                if table[position] != PADDING_BLOCK:
+                if not _is_null(self._engine, table[position]):
                     group.data[table[position]].copy_(pages[position])
         return end
 
@@ -182,6 +182,11 @@ class Receiver(Exchange):
         mine = tuple(group.layout for group in self._engine.runtime.cache.groups)
         if parcel.layouts != mine:
             raise ParcelMismatch(sent=_describe(parcel.layouts), expected=_describe(mine))
+
+
+def _is_null(engine: Engine, block: int) -> bool:
+    """Whether a table's entry stands for nothing."""
+    return engine.manager.config.null_block and block == PADDING_BLOCK
 
 
 def _spanned(start: int, end: int, block_size: int) -> range:

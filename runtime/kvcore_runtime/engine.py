@@ -22,7 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore import Config, KVCacheManager, Request
+from kvcore import Config, KVCacheManager
 from kvcore.commands import Batch
 from kvcore_runtime.contiguous import Decode
 from kvcore_runtime.drafts import Drafter, count_accepted
@@ -33,7 +33,13 @@ from kvcore_runtime.metrics import Metrics, timed
 from kvcore_runtime.model import Llama
 from kvcore_runtime.sampling import finish_reason, sample
 from kvcore_runtime.scheduler import Chunk, Preemption, Scheduler
-from kvcore_runtime.sequence import Completion, GenerationRequest, Sequence, name_sequence
+from kvcore_runtime.sequence import (
+    Completion,
+    GenerationRequest,
+    Sequence,
+    as_core_request,
+    name_sequence,
+)
 
 Observer = Callable[["Engine", Batch], None]
 """Called in every step, after the batch was applied: to record, to draw, to test."""
@@ -196,7 +202,7 @@ class Engine:
             if num_known > self.options.max_sequences:
                 return
             self._backlog.popleft()
-            row = self.manager.add_request(Request(name_sequence(request), request.prompt))
+            row = self.manager.add_request(as_core_request(request, name_sequence(request)))
             self.scheduler.add(Sequence(request, arrival=self._num_arrived, row=row))
             self._num_arrived += 1
 

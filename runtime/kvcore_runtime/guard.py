@@ -24,6 +24,8 @@ from kvcore.commands import (
     Evict,
     EvictAll,
     Free,
+    Load,
+    Store,
     SwapIn,
     SwapOut,
     Touch,
@@ -35,7 +37,8 @@ from kvcore_runtime.copies import fill_pages
 from kvcore_runtime.tables import BlockTables
 from kvcore_runtime.visibility import FULL, Visibility
 
-_WRITES = {Zero.kind: "Zero", CopyOnWrite.kind: "CopyOnWrite", SwapIn.kind: "SwapIn"}
+_READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
+_WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
 
 
 class Guard:
@@ -55,9 +58,9 @@ class Guard:
     def before(self, kind: int, a: int, b: int, step: int) -> None:
         """Check what a copying command is about to read and write; does not modify the guard.
 
-        Raises StaleRead or UnownedWrite.
+        kind, a, b: as in `segments.Copying`. Raises StaleRead or UnownedWrite.
         """
-        if kind in (CopyOnWrite.kind, SwapOut.kind) and not self.owned[a] and not self.keyed[a]:
+        if kind in _READS and not self.owned[a] and not self.keyed[a]:
             raise StaleRead(step=step, request=None, block=a, reason="it has neither owner nor key")
         if kind == SwapIn.kind and not self.written[a]:
             reason = "no SwapOut has written this host block"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Zero
+from kvcore.commands import CopyOnWrite, Load, Store, SwapIn, SwapOut, Zero
 from kvcore_runtime.cache import Cache, Tier
 from kvcore_runtime.cache_errors import BadSegments, CopyHazard
 from kvcore_runtime.copies import check_blocks, copy_pages, zero_blocks
@@ -27,7 +27,11 @@ _SWAPS = (SwapOut.kind, SwapIn.kind)
 
 
 class Copying(NamedTuple):
-    """One row of the columns whose command writes a block: Zero, CopyOnWrite, SwapOut or SwapIn."""
+    """A command that reads or writes blocks: what it reads (a) and what it writes (b).
+
+    Zero, as in the columns, writes a. Stores and loads (transfers.py) are checked as Copyings too:
+    a Store only reads, a Load only writes.
+    """
 
     kind: int
     segment: int
@@ -99,17 +103,16 @@ def check_segments(cache: Cache, number: int, commands: Iterable[Copying]) -> No
             read.clear()
             written.clear()
         source, target = _tiers(cache, command.kind)
-        place = command.b
-        if command.kind == Zero.kind:
-            place = command.a
-        else:
+        if command.kind not in (Zero.kind, Load.kind):
             check_blocks(source, [command.a])
             _refuse_if((source.name, command.a) in written, source, command.a, "read after written")
             read.add((source.name, command.a))
-        check_blocks(target, [place])
-        _refuse_if((target.name, place) in written, target, place, "written twice")
-        _refuse_if((target.name, place) in read, target, place, "written after read")
-        written.add((target.name, place))
+        if command.kind != Store.kind:
+            place = command.a if command.kind == Zero.kind else command.b
+            check_blocks(target, [place])
+            _refuse_if((target.name, place) in written, target, place, "written twice")
+            _refuse_if((target.name, place) in read, target, place, "written after read")
+            written.add((target.name, place))
 
 
 def _refuse_if(broken: bool, tier: Tier, block: int, how: str) -> None:

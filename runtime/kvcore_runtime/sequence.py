@@ -8,6 +8,7 @@ has been computed of a sequence, and where it lies, only the manager knows.
 import attrs
 from torch import Tensor
 
+from kvcore import Request
 from kvcore_runtime.sampling import FinishReason, Sampling, derive_seed
 
 
@@ -15,13 +16,15 @@ from kvcore_runtime.sampling import FinishReason, Sampling, derive_seed
 class GenerationRequest:
     """A prompt as token ids, at least one, and how to answer it.
 
-    num_samples: how many answers; each draws from a stream of its own (`derive_seed`).
+    num_samples: how many answers; each draws from a stream of its own (`derive_seed`). cache_salt:
+    only requests of the same salt share blocks, wherever these are kept.
     """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling = attrs.field(factory=Sampling)
     num_samples: int = 1
+    cache_salt: str | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -76,3 +79,8 @@ def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
     """The manager's name for a sample: the request's own where it has only one."""
     single = request.num_samples == 1
     return request.request_id if single else f"{request.request_id}#{sample}"
+
+
+def as_core_request(request: GenerationRequest, name: str) -> Request:
+    """The request as the manager takes it, under the name of one of its samples."""
+    return Request(name, request.prompt, cache_salt=request.cache_salt)

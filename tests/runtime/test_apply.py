@@ -239,8 +239,8 @@ def test_a_hazard_inside_a_segment_is_refused() -> None:
 def test_falling_segments_and_unknown_kinds_are_refused() -> None:
     falling = with_column(close(0, [Zero(1), Zero(2)]), 1, [1, 0])
     assert_refused(falling, BadSegments, "segment 0 follows segment 1")
-    store = with_column(close(0, [Zero(1), Zero(2)]), 0, [6, 10])
-    assert_refused(store, UnsupportedCommand, "kind 10")
+    unknown = with_column(close(0, [Zero(1), Zero(2)]), 0, [6, 14])
+    assert_refused(unknown, UnsupportedCommand, "kind 14")
 
 
 def test_the_copying_kinds_are_those_whose_commands_write() -> None:

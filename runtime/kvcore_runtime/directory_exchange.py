@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the blocks of finished sequences in a directory, and loads them for later prompts.
+
+Rules: what a prompt can have of the directory is the longest beginning whose blocks are there in
+every group, those behind a window apart. A load that fails is not tried again for that sequence:
+the rest is computed. Operations are completed after the batch that carried them out; a sequence
+that ends meanwhile ends without them, and its blocks stay held until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcore import Group, Hit, Refused
+from kvcore.extra_keys import read_extra_keys
+from kvcore.groups import skipped_blocks
+from kvcore.hashing import hash_blocks, make_key, root_hash
+from kvcore_runtime.cache_errors import TierError
+from kvcore_runtime.directory import DirectoryTier
+from kvcore_runtime.exchange import Exchange
+from kvcore_runtime.sequence import Sequence, as_core_request
+
+if TYPE_CHECKING:
+    from kvcore_runtime.engine import Engine
+
+
+class DirectoryExchange(Exchange):
+    """An engine's stores to, and loads from, one directory.
+
+    num_stored, num_loaded: blocks so far. errors: of the operations that failed, in their order.
+    """
+
+    def __init__(self, engine: Engine, tier: DirectoryTier) -> None:
+        self._engine = engine
+        self._tier = tier
+        engine.runtime.external = tier
+        self._stores: set[int] = set()
+        self._loads: dict[int, Sequence | None] = {}  # None: its sequence has ended
+        self._hashes: dict[str, list[bytes]] = {}  # of sequences that were looked up
+        self._tried: set[str] = set()
+        self.num_stored = 0
+        self.num_loaded = 0
+        self.errors: list[TierError] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """See `Exchange`."""
+        return bool(self._stores or self._loads)
+
+    def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
+        """See `Exchange`."""
+        name = sequence.sequence_id
+        if name in self._tried:
+            return 0
+        num_tokens = self._find(sequence, hit.num_tokens)
+        if num_tokens == 0:
+            return 0
+        got = self._engine.manager.load(name, num_tokens, hit, full_sequence_must_fit=True)
+        if isinstance(got, Refused):
+            return got
+        self._tried.add(name)
+        self._loads |= dict.fromkeys(got, sequence)
+        return num_tokens
+
+    def poll(self) -> list[Sequence]:
+        """See `Exchange`."""
+        touched: list[Sequence] = []
+        for each in self._engine.runtime.take_finished():
+            self._engine.manager.complete_operation(each.operation, each.done)
+            if each.error is not None:
+                self.errors.append(each.error)
+            if each.operation in self._stores:
+                self._stores.remove(each.operation)
+                self.num_stored += each.done
+                continue
+            sequence = self._loads.pop(each.operation)
+            self.num_loaded += each.done
+            if sequence is not None and sequence not in touched:
+                touched.append(sequence)
+        unfinished = self._loads.values()
+        return [sequence for sequence in touched if sequence not in unfinished]
+
+    def finished(self, sequence: Sequence) -> None:
+        """See `Exchange`: store what others may find of the sequence."""
+        manager = self._engine.manager
+        tables = manager.get_block_ids(sequence.sequence_id)
+        blocks = [block for table in tables for block in table if manager.has_key(block)]
+        self._stores.update(manager.store(blocks))
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Exchange`."""
+        self._tried.discard(sequence.sequence_id)
+        self._hashes.pop(sequence.sequence_id, None)
+        for operation, waiting in self._loads.items():
+            if waiting is sequence:
+                self._loads[operation] = None
+
+    def _find(self, sequence: Sequence, start: int) -> int:
+        """How many tokens behind the first `start` ones the directory has, for all groups."""
+        config = self._engine.manager.config
+        hashes = self._hash(sequence)
+        alignment = config.hit_alignment
+        most = min(sequence.num_tokens - 1, len(hashes) * config.hash_block_size)
+        end = most // alignment * alignment
+        while end > start:
+            missing = self._first_missing(hashes, start, end)
+            if missing is None:
+                return end - start
+            group, position = missing
+            # Without a window nothing behind a missing block is of use, else maybe the next window.
+            limit = end - 1 if group.is_windowed else position * group.block_size
+            end = limit // alignment * alignment
+        return 0
+
+    def _first_missing(self, hashes: list[bytes], start: int, end: int) -> tuple[Group, int] | None:
+        """A block of tokens [start, end) that a query at end needs and the directory has not."""
+        config = self._engine.manager.config
+        for index, group in enumerate(config.groups):
+            first = max(start // group.block_size, skipped_blocks(group, end))
+            for position in range(first, end // group.block_size):
+                fine = (position + 1) * config.scale(index) - 1
+                if make_key(hashes[fine], index) not in self._tier:
+                    return group, position
+        return None
+
+    def _hash(self, sequence: Sequence) -> list[bytes]:
+        """The hashes of a sequence's full blocks, made once."""
+        name, config = sequence.sequence_id, self._engine.manager.config
+        if name not in self._hashes:
+            tokens = sequence.tokens(0, sequence.num_tokens)
+            request = as_core_request(sequence.request, name)
+            size, prompt = config.hash_block_size, len(sequence.request.prompt)
+            chain = hash_blocks(
+                root_hash(config.hash_seed, config.hashing),
+                tokens,
+                size,
+                extra_keys=read_extra_keys(request, prompt, size),
+                hashing=config.hashing,
+            )
+            self._hashes[name] = list(chain)
+        return self._hashes[name]
