@@ -3,19 +3,22 @@
 
 Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
 prefix that a request or a key still knows, or leaves it by one fresh token: below that nothing is
-known, so one continuation stands for all (`canonical.py` renames tokens). Twin: none.
+known, so one continuation stands for all (`canonical.py` renames tokens). What an engine must not
+do is left out: it calls nothing on a request whose scheduled drafts were not judged but what ends
+them. Twin: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
 import attrs
 
 from kvcore.calls import Call
-from kvcore.canonical import Chains
 from kvcore.config import Config
+from kvcore.prefixes import Prefixes
 from kvcore.queries import get_computed_blocks
 from kvcore.state import RequestState, State
 from kvcore.values import Request, Status
@@ -32,8 +35,12 @@ class World:
     """How far an exploration goes, and by which calls.
 
     num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
-    of a new request. num_letters: different tokens that can follow one prefix. calls_per_batch:
-    most calls between two `take_batch`. calls: names of the transitions to try.
+    of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
+    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
+    delays: whether calls delay the caching of their blocks, or not, each in turn.
+    kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
+    calls between two `take_batch`. loads_fail: every load of external tokens also fails, from each
+    of its tokens on. calls: names of the transitions to try.
     """
 
     config: Config
@@ -41,20 +48,27 @@ class World:
     num_tokens: int
     num_prompt: int
     num_letters: int = 2
+    num_drafts: int = 0
+    num_lookahead: int = 0
+    num_external: int = 0
+    delays: tuple[bool, ...] = (False,)
+    kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
     calls_per_batch: int = 1
+    loads_fail: bool = False
     calls: frozenset[str] = BASIC_CALLS
 
 
-def actions(world: World, state: State, chains: Chains) -> Iterator[Call]:
+def actions(world: World, state: State, prefixes: Prefixes) -> Iterator[Call]:
     """Every call that makes sense in a state of a world, in a fixed order."""
-    children = known_children(state, chains)
+    children = known_children(state, prefixes)
     requests = sorted(state.requests.values(), key=lambda request: request.row)
     names = map(str, range(world.num_requests + 1))
     fresh = next(name for name in names if name not in state.requests)
     room = len(requests) < world.num_requests
     if room and "add_request" in world.calls:
         for prompt in prompts(world, children, ()):
-            yield Call("add_request", (Request(fresh, list(prompt)),))
+            for kind in world.kinds_of_requests:
+                yield Call("add_request", (Request(fresh, list(prompt), **kind),))
     for request in requests:
         yield from _actions_of(world, state, request, children)
         if room and "fork" in world.calls and request.status is Status.RUNNING:
@@ -68,11 +82,11 @@ def actions(world: World, state: State, chains: Chains) -> Iterator[Call]:
         yield Call("reset_prefix_cache")
 
 
-def known_children(state: State, chains: Chains) -> Children:
-    """The prefix tree of a state: the tokens that follow each prefix of a request or key."""
+def known_children(state: State, prefixes: Prefixes) -> Children:
+    """The tokens that follow each prefix of a request or key of a state."""
     children: Children = {}
-    known = [tuple(request.tokens) for request in state.requests.values()]
-    known += [chains.tokens(key) for key in state.device.index]
+    known = [(*request.tokens, *request.drafts) for request in state.requests.values()]
+    known += [prefixes.tokens(key) for key in state.device.index]
     for tokens in known:
         for position, token in enumerate(tokens):
             children.setdefault(tokens[:position], set()).add(token)
@@ -87,12 +101,19 @@ def next_tokens(world: World, children: Children, prefix: tuple[int, ...]) -> li
 
 def prompts(world: World, children: Children, prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The continuations of a prefix up to num_prompt tokens, one for each way to meet the tree."""
-    if len(prefix) == world.num_prompt:
+    yield from continuations(world, children, prefix, world.num_prompt)
+
+
+def continuations(
+    world: World, children: Children, prefix: tuple[int, ...], most: int
+) -> Iterator[tuple[int, ...]]:
+    """Longer prefixes up to so many tokens, one for each way to meet the tree."""
+    if len(prefix) >= most:
         return
     for token in next_tokens(world, children, prefix):
         longer = (*prefix, token)
         yield longer
-        yield from prompts(world, children, longer)
+        yield from continuations(world, children, longer, most)
 
 
 def _actions_of(
@@ -101,23 +122,79 @@ def _actions_of(
     tried, name = world.calls, request.request_id
     running, swapped = request.status is Status.RUNNING, request.status is Status.SWAPPED
     num_tokens, computed = len(request.tokens), request.num_computed
-    if "allocate_slots" in tried and not swapped:
-        for count in range(1, num_tokens - computed + 1):
-            yield Call("allocate_slots", (name, count))
-        hit = get_computed_blocks(state, name)
-        if hit.num_tokens and not running:
-            for count in range(1, num_tokens - hit.num_tokens + 1):
-                yield Call("allocate_slots", (name, count, hit))
+    judged = computed <= num_tokens
+    if "allocate_slots" in tried and not swapped and judged:
+        yield from _allocations(world, state, request)
     if "append" in tried and running and computed == num_tokens < world.num_tokens:
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
-    if "truncate" in tried and running:
-        for count in range(1, num_tokens):
-            yield Call("truncate", (name, count))
+    if running:
+        yield from _draft_calls(world, request, children)
+        yield from _cuts(world, state, request)
     if "free" in tried and (running or swapped):
         yield Call("free", (name,))
     if "remove_request" in tried and not running and not swapped:
         yield Call("remove_request", (name,))
+
+
+def _allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    name = request.request_id
+    hit = get_computed_blocks(state, name)
+    hits = [None] if any(request.tables) or not hit.num_tokens else [None, hit]
+    for each in hits:
+        left = len(request.tokens) - request.num_computed - (0 if each is None else each.num_tokens)
+        for external in range(min(world.num_external, left) + 1):
+            most = left - external + len(request.drafts)
+            for count in range(0 if external else 1, most + 1):
+                for lookahead in range(world.num_lookahead + 1):
+                    for delay in world.delays:
+                        yield _allocation(name, count, each, external, lookahead, delay)
+
+
+def _allocation(
+    name: str, count: int, hit: Any, external: int, lookahead: int, delay: bool
+) -> Call:
+    options: dict[str, Any] = {}
+    if external:
+        options["num_external_computed_tokens"] = external
+    if lookahead:
+        options["num_lookahead_tokens"] = lookahead
+    if delay:
+        options["delay_cache_blocks"] = True
+    return Call("allocate_slots", (name, count) if hit is None else (name, count, hit), options)
+
+
+def _draft_calls(world: World, request: RequestState, children: Children) -> Iterator[Call]:
+    """New drafts where all tokens are scheduled and none are, or their verdict."""
+    tokens, name = tuple(request.tokens), request.request_id
+    scheduled = request.num_computed - len(tokens)
+    if scheduled > 0:
+        for count in range(scheduled + 1):
+            yield Call("accept", (name, count))
+    elif scheduled == 0 and world.num_drafts:
+        most = min(len(tokens) + world.num_drafts, world.num_tokens)
+        for longer in continuations(world, children, tokens, most):
+            if longer[len(tokens) :] != tuple(request.drafts):
+                yield Call("add_drafts", (name, list(longer[len(tokens) :])))
+
+
+def _cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    name = request.request_id
+    if "truncate" in world.calls:
+        for count in range(1, len(request.tokens)):
+            yield Call("truncate", (name, count))
+    if "rewind" in world.calls:
+        for count in range(request.num_accepted):
+            yield Call("rewind", ([name], count))
+    if "remove_skipped_blocks" in world.calls:
+        yield Call("remove_skipped_blocks", (name, request.num_accepted))
+    if "cache_blocks" in world.calls:
+        full = [
+            request.num_accepted // group.block_size > cached
+            for group, cached in zip(state.config.groups, request.num_cached, strict=True)
+        ]
+        if any(full):
+            yield Call("cache_blocks", (name, request.num_computed))
 
 
 def _swaps(world: World, requests: list[RequestState]) -> Iterator[Call]:

@@ -5,8 +5,10 @@ Rules: the calls are the core's own, there is no second model. An edge is one st
 call, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. States are
 folded by `canonical.py`; the first one met stands for its class. On every edge the invariants are
 checked at each call, and the contents: from blocks that hold just what a state counts on, the
-edge's commands and writes must give all that the next one counts on. So the ghost adds no states. A
-violation is told with the shortest calls that lead to it. Twin: none.
+edge's commands and writes must give all that the next one counts on. So the ghost adds no states.
+Where loads fail, an edge that loads ends in every way it can: the engine then takes back, in one
+call, what all requests count past the failure. A violation is told with the shortest calls that
+lead to it. Twin: none.
 """
 
 from __future__ import annotations
@@ -21,33 +23,34 @@ import attrs
 from kvcore import invariants
 from kvcore.actions import World, actions
 from kvcore.calls import Call, Misuse, perform
-from kvcore.canonical import Chains, canonical
-from kvcore.commands import CopyOnWrite, Evict, SwapIn, SwapOut, Touch
+from kvcore.canonical import canonical
+from kvcore.commands import CopyOnWrite, Evict, SetTable, SwapIn, SwapOut, Touch
 from kvcore.drain import take_events, take_stats
-from kvcore.encode import encode
 from kvcore.errors import InvariantViolation
-from kvcore.events import BlockStored, replay
-from kvcore.ghost import Ghost
-from kvcore.hashing import HASH_SIZE
+from kvcore.ghost import Ghost, Write
+from kvcore.outcomes import OUTCOME_PROPERTIES, check_events, check_hit, check_outcome
+from kvcore.prefixes import PREFIX_PROPERTIES
+from kvcore.queries import get_computed_blocks
 from kvcore.schedule import Schedule
 from kvcore.state import OpenBatch, State, make_state
 from kvcore.values import Outcome, Refused
 
 T = TypeVar("T")
 Watch = Callable[[State, Call, Outcome[State, Any]], None]
+Failing = tuple[str, int] | None
+"""A request whose load fails, and the first token that it does not bring."""
 
 
 EDGE_PROPERTIES = {
     "KV-READ": "each computed token of a request is read from a slot that holds its own prefix",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
-    "HASH-INJ": "a block hash stands for one prefix",
     "TABLE-MIRROR": "block tables made from the commands alone are the state's",
     "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
-    "EVT-COPY": "events replayed from nothing give the keys of the index",
     "COMPUTED-RULE": "computed counts are those that the sentences of the design give",
-    "ATOMIC-FAIL": "a refusal or misuse leaves the state as it was, without commands",
-    "RESET": "a reset happens exactly if nothing is held, and then no key is left",
+    "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "no call fails in another way than by a typed error",
+    **PREFIX_PROPERTIES,
+    **OUTCOME_PROPERTIES,
 }
 
 
@@ -91,34 +94,43 @@ class Explorer:
     ) -> None:
         self.world = world
         self.report = Report()
-        self.chains = Chains(world.config.block_size)
         self._watch = watch
         self._judges = judges
         self._ghost = Ghost(world.config)
+        self.prefixes = self._ghost.prefixes
         self._schedule = Schedule()
+        self._ending: tuple[Call, ...] = ()
         self._parents: dict[bytes, tuple[bytes, tuple[Call, ...]] | None] = {}
 
     def run(self, *, max_states: int | None = None) -> Report:
         """Explore everything, or until so many states are known. Raises Broken."""
         start = make_state(self.world.config)
-        first = canonical(start, self.chains)
+        first = canonical(start, self.prefixes)
         self._parents = {first: None}
         waiting = deque([(first, start, 0)])
         while waiting and (max_states is None or len(self._parents) < max_states):
             name, state, depth = waiting.popleft()
             self.report.depth = depth
-            for steps in self._paths(name, state, self.world.calls_per_batch):
-                reached = self._judged(name, steps, partial(self._close, steps))
-                if reached is None:
+            for steps, failing in self._edges(name, state):
+                closed = self._judged(name, steps, partial(self._close, steps, failing))
+                if closed is None:
                     continue
+                reached, calls = closed
                 self.report.num_edges += 1
-                target = canonical(reached, self.chains)
+                target = canonical(reached, self.prefixes)
                 if target not in self._parents:
                     self._judged(name, steps, partial(self._check, reached))
-                    self._parents[target] = (name, tuple(step.call for step in steps))
+                    self._parents[target] = (name, calls)
                     waiting.append((target, reached, depth + 1))
         self.report.num_states = len(self._parents)
         return self.report
+
+    def _edges(self, name: bytes, state: State) -> Iterator[tuple[tuple[Step, ...], Failing]]:
+        """Every path, with every way in which its loads can end."""
+        for steps in self._paths(name, state, self.world.calls_per_batch):
+            yield steps, None
+            if self.world.loads_fail:
+                yield from ((steps, failing) for failing in failures(steps))
 
     def _paths(self, name: bytes, state: State, most: int) -> Iterator[tuple[Step, ...]]:
         """Every way to make one to so many calls, the shorter ones first."""
@@ -127,7 +139,7 @@ class Explorer:
             longer = []
             for path in paths:
                 before = path[-1].outcome.state if path else state
-                for call in actions(self.world, before, self.chains):
+                for call in actions(self.world, before, self.prefixes):
                     opened = (*path, Step(before, call, Outcome(before, (), None)))
                     outcome = self._judged(name, opened, partial(self._perform, before, call))
                     if outcome is not None:
@@ -143,7 +155,7 @@ class Explorer:
             wrong = error.name if isinstance(error, InvariantViolation) else "NOCRASH"
             if self._judges is not None and wrong not in self._judges:
                 return None
-            story = (*self._story(name), *(step.call for step in steps))
+            story = (*self._story(name), *(step.call for step in steps), *self._ending)
             raise Broken(wrong, repr(error), story) from error
 
     def _check(self, state: State) -> None:
@@ -153,44 +165,75 @@ class Explorer:
                     raise InvariantViolation(name, detail)
 
     def _perform(self, state: State, call: Call) -> Outcome[State, Any]:
+        if call.name == "allocate_slots":
+            hit = get_computed_blocks(state, call.args[0])
+            check_hit(state, state.requests[call.args[0]], hit)
         outcome = perform(state, call)
         if self._watch is not None:
             self._watch(state, call, outcome)
         check_outcome(state, call, outcome)
         if call.name != "take_batch":
             self._check(outcome.state)
-            self.chains.learn(outcome.state)
+            self.prefixes.learn(outcome.state)
         note(self.report.goals, call, outcome)
         return outcome
 
-    def _close(self, steps: tuple[Step, ...]) -> State:
-        """Take the batch that the calls filled, judge it, and settle what it leaves."""
+    def _close(self, steps: tuple[Step, ...], failing: Failing) -> tuple[State, tuple[Call, ...]]:
+        """Take the batch that the calls filled, judge it, and settle what it leaves; the state
+        after, and the calls that lead there.
+        """
         start, opened = steps[0].before, steps[-1].outcome.state
+        self._ending = ()
+        calls = tuple(step.call for step in steps)
         if opened is start:
-            return start
+            return start, calls
         self._ghost.assume(start)
         self._schedule.assume(start)
         for step in steps:
-            if not isinstance(step.outcome.value, Misuse):
-                call = step.call
-                self._schedule.follow(
-                    step.before, call.name, call.args, call.options, step.outcome.value
-                )
+            self._follow(step)
         self._schedule.check(opened)
-        self._ghost.prefixes.learn(opened)
+        self._schedule.check_caps(opened)
+        self.prefixes.learn(opened)
         self._ghost.execute(opened.batch.commands)
-        self._ghost.forward(opened, self._schedule.take())
-        self._ghost.check(opened)
+        writes = [failed(write, failing) for write in self._schedule.take()]
+        self._ghost.forward(opened, writes, self._schedule.encoders)
         if opened.config.enable_events:
-            check_events(start, opened)
+            check_events(start.device.index, opened.events, opened)
         settled: State = self._perform(opened, Call("take_batch")).state
+        if failing is None:
+            self._ghost.check(opened, {})
+        else:
+            settled = self._rewind(settled, failing)
         if len(settled.batch.commands):
-            self.report.goals["merge"] += 1
+            self.report.goals["merge"] += failing is None
             self._ghost.execute(settled.batch.commands)
-            self._ghost.check(settled)
+            self._ghost.check(settled, {})
             settled = self._perform(settled, Call("take_batch")).state
         drained = take_stats(take_events(settled).state).state
-        return attrs.evolve(drained, batch=OpenBatch(0))
+        return attrs.evolve(drained, batch=OpenBatch(0)), (*calls, *self._ending)
+
+    def _follow(self, step: Step) -> None:
+        if not isinstance(step.outcome.value, Misuse):
+            call = step.call
+            self._schedule.follow(
+                step.before, call.name, call.args, call.options, step.outcome.value
+            )
+
+    def _rewind(self, state: State, failing: tuple[str, int]) -> State:
+        """Take back what a failed load left, of all requests that count it."""
+        names, count = [failing[0]], failing[1]
+        self._ending = (Call("take_batch"),)
+        while True:
+            call = Call("rewind", (list(names), count))
+            outcome = self._perform(state, call)
+            self._ending = (*self._ending, call)
+            if not isinstance(outcome.value, Misuse):
+                self._schedule.assume(state)
+                self._follow(Step(state, call, outcome))
+                self._schedule.check(outcome.state)
+                return outcome.state
+            assert outcome.value.error == "HeldByOthers", outcome.value
+            names += outcome.value.fields["requests"]  # type: ignore[arg-type]
 
     def _story(self, name: bytes) -> tuple[Call, ...]:
         """The calls that lead to a state; a batch is taken after each edge."""
@@ -200,6 +243,27 @@ class Explorer:
             calls = (*parent[1], *calls)
             parent = self._parents[parent[0]]
         return calls
+
+
+def failures(steps: tuple[Step, ...]) -> Iterator[tuple[str, int]]:
+    """Each request whose external tokens a path loads, with each token that may be the first to be
+    missing.
+    """
+    schedule = Schedule()
+    schedule.assume(steps[0].before)
+    for step in steps:
+        if not isinstance(step.outcome.value, Misuse):
+            call = step.call
+            schedule.follow(step.before, call.name, call.args, call.options, step.outcome.value)
+    for write in schedule.take():
+        yield from ((write.request_id, first) for first in range(write.start, write.loaded))
+
+
+def failed(write: Write, failing: Failing) -> Write:
+    """The write with its load failing, where it is the one that fails."""
+    if failing is None or write.request_id != failing[0]:
+        return write
+    return attrs.evolve(write, failed=failing[1])
 
 
 def note(goals: Counter[str], call: Call, outcome: Outcome[State, Any]) -> None:
@@ -213,32 +277,10 @@ def note(goals: Counter[str], call: Call, outcome: Outcome[State, Any]) -> None:
     for kind in {type(command) for command in outcome.commands}:
         if kind in (Evict, Touch, CopyOnWrite, SwapOut, SwapIn):
             goals[kind.__name__] += 1
+    goals["trim"] += any(
+        isinstance(command, SetTable) and command.block < outcome.state.device.first_block
+        for command in outcome.commands
+    )
     device = outcome.state.device
     goals["sharing"] += any(count > 1 for count in device.ref_counts)
     goals["duplicates"] += any(len(blocks) > 1 for blocks in device.index.values())
-
-
-def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Raise InvariantViolation (ATOMIC-FAIL, RESET) for what a call must not give."""
-    after = outcome.state
-    if isinstance(outcome.value, Misuse | Refused) and (
-        outcome.commands or encode(before) != encode(after)
-    ):
-        raise InvariantViolation("ATOMIC-FAIL", f"{call} changed the state and gave bad news")
-    if call.name == "reset_prefix_cache":
-        tiers = [pool for pool in (before.device, before.host) if pool is not None]
-        unused = all(pool.num_free == pool.num_usable for pool in tiers)
-        if outcome.value is not unused or (unused and len(after.device.index)):
-            raise InvariantViolation("RESET", f"gives {outcome.value} with {len(tiers)} tiers")
-
-
-def check_events(start: State, opened: State) -> None:
-    """Raise InvariantViolation (EVT-COPY) unless index and events give the index after."""
-    size = start.config.block_size
-    held = [
-        BlockStored((key[:HASH_SIZE],), None, (), size, int.from_bytes(key[HASH_SIZE:], "big"))
-        for key in start.device.index
-    ]
-    keys = replay([*held, *opened.events])
-    if keys != set(opened.device.index):
-        raise InvariantViolation("EVT-COPY", f"{len(keys)} keys by the events")

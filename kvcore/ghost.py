@@ -2,16 +2,18 @@
 """What every slot really holds, followed through the commands: the independent judge of the core.
 
 Rules: nothing here is called by a transition. A slot's content is the identity of a prefix (a
-number for "these tokens, up to and with this one") and a group, or undefined. Contents change only
-as a runtime would change them: by the commands of a batch, and by the forward pass after it, which
-writes the scheduled positions and rubbish into lookahead slots. A block that loses its content
-(handed out, freed or evicted without owner) becomes undefined at once, which is stricter than
-memory is. Twin: none.
+number for "this, up to and with this token", `prefixes.py`) and a group, or undefined. Contents
+change only as a runtime would change them: by the commands of a batch, and by the forward pass
+after it, which loads external tokens, writes the scheduled ones and rubbish into lookahead slots.
+Every query of that pass must find what its group lets it see. A load that fails leaves spoilt
+slots, and so does whatever is computed from them. The null block is neither written nor read. A
+block that loses its content (handed out, freed or evicted without owner) becomes undefined at once,
+which is stricter than memory is. Twin: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -28,83 +30,47 @@ from kvcore.commands import (
 )
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation
+from kvcore.groups import Group, skipped_tokens
 from kvcore.hashing import HASH_SIZE
-from kvcore.state import RequestState, State
+from kvcore.prefixes import Prefixes
+from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
 Content = tuple[int, int] | None
 Place = tuple[Tier, int]
 Contents = dict[Place, list[Content]]
+Expected = tuple[str, Place, int, Content]
 
 RUBBISH: Content = (-1, 0)
 ZEROS: Content = (-2, 0)
-
-
-class Prefixes:
-    """Numbers for prefixes: equal numbers mean equal tokens, whatever the hashes say."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._children: dict[tuple[int, int], int] = {}
-        self._nodes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._blocks: dict[bytes, tuple[int, ...]] = {}
-
-    def nodes(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """The number of the prefix that ends with each token."""
-        whole = tuple(tokens)
-        known = self._nodes.get(whole)
-        if known is None:
-            node, found = 0, []
-            for token in whole:
-                node = self._children.setdefault((node, token), len(self._children) + 1)
-                found.append(node)
-            known = self._nodes[whole] = tuple(found)
-        return known
-
-    def learn(self, state: State) -> None:
-        """Take in what the requests' hashes stand for. Raises InvariantViolation (HASH-INJ)."""
-        for request in state.requests.values():
-            nodes = self.nodes(request.tokens)
-            for position, block_hash in enumerate(request.block_hashes):
-                start = position * self._block_size
-                block = nodes[start : start + self._block_size]
-                if self._blocks.setdefault(block_hash, block) != block:
-                    raise InvariantViolation("HASH-INJ", f"{block_hash.hex()} has two prefixes")
-
-    def block(self, key: bytes) -> tuple[int, ...]:
-        """The prefixes that a block under a key holds."""
-        return self._blocks[key[:HASH_SIZE]]
+SPOILT: Content = (-3, 0)
 
 
 @attrs.frozen
+class Encoder:
+    """What a request's cross-attention tables hold: so many tokens of one encoder's run.
+
+    number: of the run, below -9, so that it is no prefix.
+    """
+
+    number: int
+    num_tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class Write:
-    """Positions [start, end) of a request that the forward pass writes; rubbish up to num_slots."""
+    """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
+
+    loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
+    cross-attention tables in this step. failed: the first position that a load did not bring.
+    """
 
     request_id: str
     start: int
+    loaded: int
     end: int
     num_slots: int
-
-
-def expected(state: State, prefixes: Prefixes) -> Iterator[tuple[str, Place, int, Content]]:
-    """What a state counts on: (property, place, slot, content) of all computed and cached slots."""
-    size = state.config.block_size
-    for request in state.requests.values():
-        nodes = prefixes.nodes(request.tokens)
-        for tier, tables in tiers(request):
-            for group, table in enumerate(tables):
-                for position in range(request.num_computed if table else 0):
-                    place = (tier, table[position // size])
-                    yield "KV-READ", place, position % size, (nodes[position], group)
-    for key, blocks in state.device.index.items():
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        for block in blocks:
-            for slot, node in enumerate(prefixes.block(key)):
-                yield "CACHE-KV", ("device", block), slot, (node, group)
-
-
-def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
-    """A request's tables with their tiers."""
-    return (("device", request.tables), ("host", request.host_tables))
+    encoder: Encoder | None = None
+    failed: int | None = None
 
 
 class Ghost:
@@ -112,7 +78,9 @@ class Ghost:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.prefixes = Prefixes(config.block_size)
+        self._null = int(config.null_block)
+        self._size = max(group.block_size for group in config.groups)
+        self.prefixes = Prefixes(config)
         self.contents: Contents = {}
         self.tables: dict[tuple[int, int], list[int]] = {}
         self.owned: set[int] = set()
@@ -122,7 +90,7 @@ class Ghost:
         """Hold exactly what a state counts on, and its tables and owners."""
         self.prefixes.learn(state)
         self.contents = {}
-        for name, place, slot, content in expected(state, self.prefixes):
+        for name, place, slot, content in self.expected(state, {}):
             slots = self._slots(place)
             if slots[slot] not in (None, content):
                 raise InvariantViolation(name, f"{place} slot {slot} is to hold two contents")
@@ -130,33 +98,56 @@ class Ghost:
         self.tables = _tables(state)
         self.owned, self.cached = _owners(state)
 
+    def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
+        """What a state counts on: (property, place, slot, content) of all computed and cached
+        slots, scheduled drafts included.
+        """
+        for request in state.requests.values():
+            nodes = self.prefixes.nodes(request)
+            for tier, tables in tiers(request):
+                for index, table in enumerate(tables):
+                    if not table:
+                        continue
+                    group = self._config.groups[index]
+                    held = nodes[: request.num_computed]
+                    if group.is_cross:
+                        held = _encoded(encoders.get(request.request_id))
+                    seen = skipped_tokens(group, request.num_accepted)
+                    for position, node in enumerate(held):
+                        block = table[position // group.block_size]
+                        if position >= seen or not self._is_null(block):
+                            slot = position % group.block_size
+                            yield "KV-READ", (tier, block), slot, (node, index)
+        for key, blocks in state.device.index.items():
+            index = int.from_bytes(key[HASH_SIZE:], "big")
+            for block in blocks:
+                for slot, node in enumerate(self.prefixes.block(key)):
+                    yield "CACHE-KV", ("device", block), slot, (node, index)
+
     def execute(self, commands: Iterable[Command]) -> None:
         """Run the commands of a batch in order."""
         for command in commands:
             self._mirror(command)
-            copy(self.contents, command, self._config.block_size)
+            copy(self.contents, command, self._size)
 
-    def forward(self, state: State, writes: Iterable[Write]) -> None:
-        """Write what a batch schedules: state is the one that the batch was taken from."""
-        size = self._config.block_size
+    def forward(
+        self, state: State, writes: Sequence[Write], encoders: Mapping[str, Encoder]
+    ) -> None:
+        """Load and write what a batch schedules, then read as its queries do: state is the one
+        that the batch was taken from.
+        """
         for write in writes:
-            request = state.requests[write.request_id]
-            nodes = self.prefixes.nodes(request.tokens)
-            for group in range(len(request.tables)):
-                table = self.tables[request.row, group]
-                for position in range(write.start, write.num_slots):
-                    slots = self._slots(("device", table[position // size]))
-                    content = (nodes[position], group) if position < write.end else RUBBISH
-                    slots[position % size] = content
+            self._write(state.requests[write.request_id], write)
+        if any(write.failed is not None for write in writes):
+            self._spread(state, writes)
+        for write in writes:
+            self._read(state.requests[write.request_id], write, encoders)
 
-    def check(self, state: State) -> None:
+    def check(self, state: State, encoders: Mapping[str, Encoder]) -> None:
         """Raise InvariantViolation unless a state finds what it counts on, its batch executed."""
         self.prefixes.learn(state)
-        for name, place, slot, content in expected(state, self.prefixes):
-            held = self._slots(place)[slot]
-            if held != content:
-                detail = f"{place[0]} block {place[1]} slot {slot} holds {held}, not {content}"
-                raise InvariantViolation(name, detail)
+        for name, place, slot, content in self.expected(state, encoders):
+            self._find(name, place, slot, content)
         mirrored = {place: table for place, table in self.tables.items() if table}
         if mirrored != _tables(state):
             detail = f"{mirrored} after the deltas, not {_tables(state)}"
@@ -165,8 +156,72 @@ class Ghost:
             detail = f"{self.owned} owned, {self.cached} cached by the commands: {_owners(state)}"
             raise InvariantViolation("OWNER-MIRROR", detail)
 
+    def _find(
+        self, name: str, place: Place, slot: int, content: Content, also: Content = None
+    ) -> None:
+        held = self._slots(place)[slot]
+        if held is None or held not in (content, also):
+            detail = f"{place[0]} block {place[1]} slot {slot} holds {held}, not {content}"
+            raise InvariantViolation(name, detail)
+
+    def _write(self, request: RequestState, write: Write) -> None:
+        nodes = self.prefixes.nodes(request)
+        for index, group, table in self._layers(request):
+            if group.is_cross:
+                for position, number in enumerate(_encoded(write.encoder)):
+                    self._put(group, table, position, (number, index))
+                continue
+            for position in range(write.start, write.num_slots):
+                content = (nodes[position], index) if position < write.end else RUBBISH
+                if write.failed is not None and write.failed <= position < write.loaded:
+                    content = SPOILT
+                self._put(group, table, position, content)
+
+    def _put(self, group: Group, table: list[int], position: int, content: Content) -> None:
+        block = table[position // group.block_size]
+        if not self._is_null(block):
+            self._slots(("device", block))[position % group.block_size] = content
+
+    def _spread(self, state: State, writes: Sequence[Write]) -> None:
+        """Spoil what is computed from spoilt slots, in the order of the calls."""
+        for write in writes:
+            request = state.requests[write.request_id]
+            for query in range(write.loaded, write.end):
+                seen = (
+                    self._slots(("device", table[at // group.block_size]))[at % group.block_size]
+                    for _, group, table in self._layers(request)
+                    for at in range(
+                        query if group.is_cross else skipped_tokens(group, query), query
+                    )
+                )
+                if SPOILT in seen:
+                    for _, group, table in self._layers(request):
+                        if not group.is_cross:
+                            self._put(group, table, query, SPOILT)
+
+    def _read(self, request: RequestState, write: Write, encoders: Mapping[str, Encoder]) -> None:
+        """What the queries of a step see, each group of its own, must be there."""
+        if write.loaded == write.end:
+            return
+        nodes = self.prefixes.nodes(request)
+        for index, group, table in self._layers(request):
+            first, held = skipped_tokens(group, write.loaded), nodes[: write.end]
+            if group.is_cross:
+                first, held = 0, _encoded(encoders.get(write.request_id))
+            for position in range(first, len(held)):
+                place: Place = ("device", table[position // group.block_size])
+                slot = position % group.block_size
+                self._find("KV-READ", place, slot, (held[position], index), SPOILT)
+
+    def _layers(self, request: RequestState) -> Iterator[tuple[int, Group, list[int]]]:
+        for index, group in enumerate(self._config.groups):
+            yield index, group, self.tables.get((request.row, index), [])
+
+    def _is_null(self, block: int) -> bool:
+        return block < self._null or block == NO_HOST_BLOCK
+
     def _slots(self, place: Place) -> list[Content]:
-        return self.contents.setdefault(place, [None] * self._config.block_size)
+        return self.contents.setdefault(place, [None] * self._size)
 
     def _mirror(self, command: Command) -> None:
         match command:
@@ -199,6 +254,15 @@ class Ghost:
 
     def _forget(self, block: int) -> None:
         self.contents.pop(("device", block), None)
+
+
+def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
+    """A request's tables with their tiers."""
+    return (("device", request.tables), ("host", request.host_tables))
+
+
+def _encoded(encoder: Encoder | None) -> tuple[int, ...]:
+    return () if encoder is None else (encoder.number,) * encoder.num_tokens
 
 
 def _tables(state: State) -> dict[tuple[int, int], list[int]]:

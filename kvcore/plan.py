@@ -4,11 +4,11 @@
 Rules: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit |
 external | new | lookahead; external tokens and lookahead are clipped at the model length, new
 tokens are not. What no query from the first external or new token on sees is trimmed before the fit
-is judged, and stays trimmed when the step is refused (X-05); the full-sequence gate is judged
-before that. A write goes to blocks with one owner and no key: a shared block is replaced (copied if
-it holds earlier positions), a keyed one loses its key. Hits in the free queue cost capacity, since
-they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin:
-rust/src/plan.rs.
+is judged; when the step is refused, what the computed tokens alone allow stays trimmed (X-05). The
+full-sequence gate is judged before that. A write goes to blocks with one owner and no key: a shared
+block is replaced (copied if it holds earlier positions), a keyed one loses its key. Hits in the
+free queue cost capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07;
+design, 7.5. Twin: rust/src/plan.rs.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
     needed = fixed + sum(each.external + each.grown for each in growth)
     refused = refuse(draft, needed, available, step_most(draft, request, asked, lengths), reserve)
     if refused is not None:
+        trims = plan_trims(draft, request, visible_from(draft, request, request.num_computed))
         return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
         asked=asked,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine knows of the open batch: which positions its forward pass will write.
 
-Rules: written from the design's sentences on computed counts and on leaving the open batch, not
-from the code: it is the second opinion on both. A request's count before the batch is the one
-before its first slots in it, and before its hits. Twin: none.
+Rules: written from the design's sentences on computed counts, drafts and leaving the open batch,
+not from the code: it is the second opinion on both. A request's count before the batch is the one
+before its first slots in it, and before its hits. A cut to a count whose window was given back
+starts anew. Encoder tokens are written by the step that brings them. Twin: none.
 """
 
 from __future__ import annotations
@@ -11,24 +12,33 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore.errors import InvariantViolation
-from kvcore.ghost import Write
+from kvcore.ghost import Encoder, Write
+from kvcore.groups import skipped_blocks
 from kvcore.state import State
 from kvcore.values import Appended, Hit, Refused
 
+FIRST_ENCODER = -10
+
 
 class Schedule:
-    """The writes of the open batch, and the computed count that each request must have."""
+    """The writes of the open batch, and the computed count that each request must have.
+
+    encoders: what the cross-attention tables of a request hold.
+    """
 
     def __init__(self) -> None:
         self.computed: dict[str, int] = {}
+        self.encoders: dict[str, Encoder] = {}
+        self._num_encoders = 0
         self._before: dict[str, int] = {}
-        self._writes: dict[str, list[Write]] = {}
+        self._writes: list[Write] = []
 
     def assume(self, state: State) -> None:
         """Start with a state whose open batch schedules nothing."""
         self.computed = {name: each.num_computed for name, each in state.requests.items()}
+        self.encoders = {}
         self._before = {}
-        self._writes = {}
+        self._writes = []
 
     def follow(
         self, state: State, name: str, args: tuple[Any, ...], options: dict[str, Any], value: object
@@ -42,28 +52,30 @@ class Schedule:
             case "remove_request":
                 del self.computed[args[0]]
             case "fork":
-                parent, child = args
-                self.computed[child] = self._before.get(parent, self.computed[parent])
+                self._fork(state, *args)
             case "allocate_slots":
                 self._allocated(state, args, options)
             case "append" if isinstance(value, Appended):
                 for request_id in read_ids(state, args[0])[: value.done]:
-                    self._schedule(state, request_id, self.computed[request_id], 1, 0)
+                    self._schedule(next_token(request_id, self.computed[request_id]))
+            case "accept":
+                request_id, num_accepted = args
+                most = len(state.requests[request_id].tokens) + num_accepted
+                self.computed[request_id] = min(self.computed[request_id], most)
             case "free":
-                self._leave(args[0])
-                self.computed[args[0]] = 0
+                self._cut(state, args[0], 0)
             case "truncate":
-                self._leave(args[0])
-                self.computed[args[0]] = min(self.computed[args[0]], args[1])
+                self._cut(state, *args)
+            case "rewind":
+                for request_id in args[0]:
+                    self._cut(state, request_id, args[1])
             case "swap_out":
                 for request_id in args[0]:
-                    self._leave(request_id)
+                    self._cut(state, request_id, self.computed[request_id])
 
     def take(self) -> list[Write]:
-        """The writes of the batch, which is taken now."""
-        writes = [write for each in self._writes.values() for write in each]
-        self._before = {}
-        self._writes = {}
+        """The writes of the batch, in the order of the calls; it is taken now."""
+        writes, self._writes, self._before = self._writes, [], {}
         return writes
 
     def check(self, state: State) -> None:
@@ -73,30 +85,93 @@ class Schedule:
             detail = f"computed counts {counts}, by the rules {self.computed}"
             raise InvariantViolation("COMPUTED-RULE", detail)
 
+    def check_caps(self, state: State) -> None:
+        """Raise InvariantViolation (CAP) where a request that the open batch schedules, by at most
+        as many slots as the cap is made for, holds more of a windowed group than its cap.
+        """
+        for write in self._writes:
+            name = write.request_id
+            if len([each for each in self._writes if each.request_id == name]) > 1:
+                continue
+            for index, table in enumerate(state.requests[name].tables):
+                group, cap = state.config.groups[index], state.config.cap(index)
+                most = state.config.max_num_batched_tokens or state.config.length_limit
+                blocks = -(-write.num_slots // group.block_size)
+                if cap is None or len(table) > blocks or write.num_slots - write.loaded > most:
+                    continue
+                held = sum(block >= state.device.first_block for block in table)
+                if held > cap:
+                    detail = f"request {name!r} holds {held} blocks of group {index}, cap {cap}"
+                    raise InvariantViolation("CAP", detail)
+
+    def _fork(self, state: State, parent: str, child: str) -> None:
+        settled = min(self.computed[parent], len(state.requests[parent].tokens))
+        settled = self._before.get(parent, settled)
+        self.computed[child] = settled if resumes(state, parent, settled) else 0
+        if self.computed[child] and parent in self.encoders:
+            self.encoders[child] = self.encoders[parent]
+
     def _allocated(self, state: State, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         request_id, num_new = args[:2]
         hit: Hit | None = args[2] if len(args) > 2 else options.get("hit")
-        before = self.computed[request_id]
-        start = before + (0 if hit is None else hit.num_tokens)
-        external = options.get("num_external_computed_tokens", 0)
-        total = min(start + external, state.config.length_limit)
-        lookahead = options.get("num_lookahead_tokens", 0)
-        self._before.setdefault(request_id, before)
-        self._schedule(state, request_id, start, total - start + num_new, lookahead)
+        start = self.computed[request_id] + (0 if hit is None else hit.num_tokens)
+        limit = state.config.length_limit
+        total = min(start + options.get("num_external_computed_tokens", 0), limit)
+        end = total + num_new
+        num_slots = min(end + options.get("num_lookahead_tokens", 0), limit)
+        encoder = None
+        num_encoder = options.get("num_encoder_tokens", 0)
+        if num_encoder and request_id not in self.encoders:
+            self._num_encoders += 1
+            encoder = Encoder(FIRST_ENCODER - self._num_encoders, num_encoder)
+            self.encoders[request_id] = encoder
+        self._schedule(
+            Write(
+                request_id=request_id,
+                start=start,
+                loaded=total,
+                end=end,
+                num_slots=num_slots,
+                encoder=encoder,
+            )
+        )
 
-    def _schedule(
-        self, state: State, request_id: str, start: int, count: int, num_lookahead: int
-    ) -> None:
-        end = start + count
-        num_slots = min(end + num_lookahead, state.config.length_limit)
-        self._before.setdefault(request_id, self.computed[request_id])
-        self._writes.setdefault(request_id, []).append(Write(request_id, start, end, num_slots))
-        self.computed[request_id] = end
+    def _schedule(self, write: Write) -> None:
+        self._before.setdefault(write.request_id, self.computed[write.request_id])
+        self._writes.append(write)
+        self.computed[write.request_id] = write.end
 
-    def _leave(self, request_id: str) -> None:
-        self._writes.pop(request_id, None)
-        before = self._before.pop(request_id, self.computed[request_id])
-        self.computed[request_id] = before
+    def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
+        """A request leaves the open batch and falls to so many tokens, its drafts dropped."""
+        self._writes = [each for each in self._writes if each.request_id != request_id]
+        count = min(self.computed[request_id], len(state.requests[request_id].tokens))
+        count = self._before.pop(request_id, count)
+        count = count if resumes(state, request_id, count) else 0
+        count = min(count, num_tokens)
+        self.computed[request_id] = count if resumes(state, request_id, count) else 0
+        if not self.computed[request_id]:
+            self.encoders.pop(request_id, None)
+
+
+def next_token(request_id: str, start: int) -> Write:
+    """The write of one token."""
+    end = start + 1
+    return Write(request_id=request_id, start=start, loaded=start, end=end, num_slots=end)
+
+
+def resumes(state: State, request_id: str, num_tokens: int) -> bool:
+    """Whether a request still has, in every group, the blocks that the query behind so many tokens
+    sees or shares.
+    """
+    request = state.requests[request_id]
+    tables = request.host_tables or request.tables
+    for group, table in zip(state.config.groups, tables, strict=True):
+        if not group.is_windowed:
+            continue
+        needed = table[skipped_blocks(group, num_tokens) : -(-num_tokens // group.block_size)]
+        if any(block < state.device.first_block for block in needed):
+            return False
+    return True
 
 
 def read_ids(state: State, requests: Any) -> list[str]:

@@ -18,8 +18,9 @@ from kvcore import Hit, KVCacheBlocks, Request
 from kvcore.actions import World, actions
 from kvcore.block_pool import make_pool
 from kvcore.calls import Call, perform
-from kvcore.canonical import Chains, canonical
+from kvcore.canonical import canonical
 from kvcore.commands import Command, Evict
+from kvcore.prefixes import Prefixes
 from kvcore.state import OpenBatch, State, make_state
 from tests.explore.worlds import world
 
@@ -110,14 +111,14 @@ def test_renamed_run_is_the_image_of_the_run(
     renaming = Renaming(blocks, flips)
     state, image = make_state(where.config), make_state(where.config)
     image = attrs.evolve(image, device=make_pool(3, order=blocks))
-    chains, image_chains = Chains(2), Chains(2)
+    prefixes, image_prefixes = Prefixes(where.config), Prefixes(where.config)
     for choice in choices:
-        possible = list(actions(where, state, chains))
+        possible = list(actions(where, state, prefixes))
         call = possible[choice % len(possible)]
         outcome, other = perform(state, call), perform(image, renaming.call(state, call))
         assert other.value == renaming.value(outcome.value)
         assert [without_key(each) for each in other.commands] == renaming.commands(outcome.commands)
         state, image = closed(outcome.state), closed(other.state)
-        chains.learn(state)
-        image_chains.learn(image)
-        assert canonical(image, image_chains) == canonical(state, chains)
+        prefixes.learn(state)
+        image_prefixes.learn(image)
+        assert canonical(image, image_prefixes) == canonical(state, prefixes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore import Config, KvcoreError, _twin
+from kvcore import Config, Group, KvcoreError, _twin
 from kvcore.actions import BASIC_CALLS, World
 from kvcore.calls import Call, Misuse
 from kvcore.encode import encode
@@ -13,12 +13,21 @@ from kvcore.state import State
 from kvcore.values import Outcome
 
 SEED = b"explored"
+FULL = Group(2)
+WINDOW = Group(2, kind="sliding_window", window=2)
+CHUNKS = Group(2, kind="chunked_local", window=2)
 ALLOCATE_DEFAULTS = {
     "num_lookahead_tokens": 0,
     "num_external_computed_tokens": 0,
     "delay_cache_blocks": False,
+    "num_encoder_tokens": 0,
     "full_sequence_must_fit": False,
+    "reserved_blocks": 0,
 }
+OF_WORLD = frozenset(
+    {"num_letters", "num_drafts", "num_lookahead", "num_external", "delays", "kinds_of_requests"}
+    | {"calls_per_batch", "loads_fail"}
+)
 
 
 def world(
@@ -27,22 +36,24 @@ def world(
     num_tokens: int,
     *more: str,
     num_prompt: int | None = None,
-    calls_per_batch: int = 1,
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> World:
-    """A world of blocks of 2 tokens, without a null block unless given.
+    """A world of so many usable blocks, of 2 tokens unless groups say otherwise.
 
-    more, without: calls that are tried besides the basic ones, or left out of them.
+    There is a null block where a group needs one, or where it is asked for. more, without: calls
+    that are tried besides the basic ones, or left out of them. options: of the world or its config.
     """
-    options.setdefault("null_block", False)
+    of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
+    windowed = any(group.is_windowed for group in options.get("groups", ()))
+    null_block = options.setdefault("null_block", windowed)
     return World(
-        config=Config(num_blocks, 2, hash_seed=SEED, **options),
+        config=Config(num_blocks + null_block, 2, hash_seed=SEED, **options),
         num_requests=num_requests,
         num_tokens=num_tokens,
         num_prompt=num_prompt or num_tokens,
-        calls_per_batch=calls_per_batch,
         calls=BASIC_CALLS.union(more).difference(without),
+        **of_world,
     )
 
 
@@ -77,7 +88,7 @@ class Parity:
         args, options = call.args, call.options
         if call.name == "allocate_slots":
             args = (*args, None)[:3]
-            options = ALLOCATE_DEFAULTS
+            options = ALLOCATE_DEFAULTS | options
         try:
             return getattr(self._twin, call.name)(*args, **options)
         except KvcoreError as error:

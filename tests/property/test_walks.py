@@ -15,9 +15,9 @@ import pytest
 from kvcore import Config, Group
 from kvcore.actions import BASIC_CALLS, World, actions
 from kvcore.calls import perform
-from kvcore.canonical import Chains
 from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Touch
 from kvcore.explore import note
+from kvcore.prefixes import Prefixes
 from tests.helpers.lockstep import Lockstep, story
 
 CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks"}
@@ -37,11 +37,11 @@ def walk(config: Config, seed: int) -> Counter[str]:
     """Make random calls; what they reached."""
     dice = random.Random(seed)
     world = World(config=config, num_requests=4, num_tokens=9, num_prompt=5, calls=CALLS)
-    run, chains = Lockstep(config), Chains(config.block_size)
+    run, prefixes = Lockstep(config), Prefixes(config)
     goals: Counter[str] = Counter()
     try:
         for _ in range(NUM_STEPS):
-            step(run, world, chains, dice, goals)
+            step(run, world, prefixes, dice, goals)
     except AssertionError as error:
         error.add_note(f"seed {seed}, {config}, after\n{story(run)}")
         raise
@@ -49,19 +49,19 @@ def walk(config: Config, seed: int) -> Counter[str]:
 
 
 def step(
-    run: Lockstep, world: World, chains: Chains, dice: random.Random, goals: Counter[str]
+    run: Lockstep, world: World, prefixes: Prefixes, dice: random.Random, goals: Counter[str]
 ) -> None:
     """Make one random call, or take the batch."""
     if not dice.randrange(4):
         run.call("take_batch")
         run.call("take_events")
         return
-    possible = list(actions(world, run.state, chains))
+    possible = list(actions(world, run.state, prefixes))
     name = dice.choice(sorted({call.name for call in possible}))
     call = dice.choice([each for each in possible if each.name == name])
     note(goals, call, perform(run.state, call))
     run.call(call.name, *call.args, **call.options)
-    chains.learn(run.state)
+    prefixes.learn(run.state)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["plain", "merge", "uncached_first", "groups"])

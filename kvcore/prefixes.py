@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
+
+Rules: nothing here is called by a transition. What a position's keys and values depend on is the
+tokens up to it, the adapter, the media item or embedding in its place; the salt says who may share
+them. All that is a prefix's identity. A hash stands for one identity, learnt from the request that
+carries it; hashes are made at one granularity, and a block of a group ends where one of them does.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation
+from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.hashing import HASH_SIZE
+from kvcore.state import RequestState, State
+
+Letter = tuple[object, ...]
+"""What one position adds to a prefix: its token, and what stands in the token's place."""
+
+PREFIX_PROPERTIES = {
+    "HASH-INJ": "a block hash stands for one run of tokens",
+    "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
+    "KEY-GRAN": "a key ends where a block of its group ends",
+}
+
+
+@attrs.frozen
+class Chain:
+    """What a hash stands for: the first `end` tokens of a request, and their letters."""
+
+    tokens: tuple[int, ...]
+    letters: tuple[Letter, ...]
+    nodes: tuple[int, ...]
+    end: int
+
+
+class Prefixes:
+    """The tree of all prefixes that were seen, and what each hash stands for."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._children: dict[tuple[int, Letter], int] = {}
+        self._nodes: dict[tuple[Letter, ...], tuple[int, ...]] = {}
+        self._letters: dict[tuple[tuple[int, ...], ExtraKeys], tuple[Letter, ...]] = {}
+        self._chains: dict[bytes, Chain] = {}
+
+    def nodes(self, request: RequestState) -> tuple[int, ...]:
+        """The number of the prefix that ends with each token and draft of a request."""
+        return self._number(self.letters(request))
+
+    def letters(self, request: RequestState) -> tuple[Letter, ...]:
+        """What each token and draft of a request adds to its prefix."""
+        tokens = (*request.tokens, *request.drafts)
+        known = self._letters.get((tokens, request.extra_keys))
+        if known is None:
+            known = tuple(_letters(tokens, request.extra_keys, self._config.hash_block_size))
+            self._letters[tokens, request.extra_keys] = known
+        return known
+
+    def learn(self, state: State) -> None:
+        """Take in what the requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
+        KEY-SEP).
+        """
+        size = self._config.hash_block_size
+        for request in state.requests.values():
+            if not request.block_hashes:
+                continue
+            letters = self.letters(request)
+            nodes = self._number(letters)
+            tokens = tuple(request.tokens)
+            for position, block_hash in enumerate(request.block_hashes):
+                end = (position + 1) * size
+                known = self._chains.get(block_hash)
+                if known is None:
+                    self._chains[block_hash] = Chain(tokens, letters, nodes, end)
+                elif known.end != end or known.nodes[end - 1] != nodes[end - 1]:
+                    raise _collision(block_hash, known, Chain(tokens, letters, nodes, end))
+
+    def chain(self, key: bytes) -> tuple[Letter, ...]:
+        """The letters of the prefix that a block under a key ends."""
+        chain = self._chains[key[:HASH_SIZE]]
+        return chain.letters[: chain.end]
+
+    def tokens(self, key: bytes) -> tuple[int, ...]:
+        """The tokens of the prefix that a block under a key ends."""
+        chain = self._chains[key[:HASH_SIZE]]
+        return chain.tokens[: chain.end]
+
+    def block(self, key: bytes) -> tuple[int, ...]:
+        """The prefixes that a block under a key holds. Raises InvariantViolation (KEY-GRAN)."""
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        size = self._config.groups[group].block_size
+        chain = self._chains[key[:HASH_SIZE]]
+        if chain.end % size:
+            detail = f"a key of group {group} ends at token {chain.end}, blocks hold {size}"
+            raise InvariantViolation("KEY-GRAN", detail)
+        return chain.nodes[chain.end - size : chain.end]
+
+    def _number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
+        known = self._nodes.get(letters)
+        if known is None:
+            node, found = 0, []
+            for letter in letters:
+                node = self._children.setdefault((node, letter), len(self._children) + 1)
+                found.append(node)
+            known = self._nodes[letters] = tuple(found)
+        return known
+
+
+def _letters(
+    tokens: tuple[int, ...], extra_keys: ExtraKeys, hash_block_size: int
+) -> Iterator[Letter]:
+    if extra_keys == NO_EXTRA_KEYS:
+        yield from ((token,) for token in tokens)
+        return
+    places: dict[int, tuple[object, ...]] = {}
+    for item in extra_keys.media:
+        for offset in range(item.length):
+            places[item.offset + offset] = (item.identifier, offset)
+    lora, salt, embeds = extra_keys.lora, extra_keys.cache_salt, extra_keys.embeds
+    for position, token in enumerate(tokens):
+        block = position // hash_block_size
+        row = embeds[block] if block < len(embeds) else None
+        yield (token, lora, salt if position == 0 else None, places.get(position), row)
+
+
+def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolation:
+    same = known.tokens[: known.end] == other.tokens[: other.end]
+    return InvariantViolation("KEY-SEP" if same else "HASH-INJ", f"{block_hash.hex()} stands twice")
