@@ -80,6 +80,19 @@ def test_each_group_says_what_it_stored_in_blocks_of_its_own(backend: Backend) -
     ]
 
 
+@pytest.mark.seed("S000-46")
+def test_without_events_not_even_a_reset_is_told(backend: Backend) -> None:
+    manager = make(backend, 4)
+    serve(manager, "a", [0, 1, 2])
+    step(manager)
+    drop(manager, "a")
+    serve(manager, "b", range(50, 56))
+    step(manager)
+    drop(manager, "b")
+    assert manager.reset_prefix_cache()
+    assert list(manager.take_events()) == []
+
+
 @pytest.mark.seed("S000-47", "S000-41")
 def test_a_removal_names_the_group_that_forgot(backend: Backend) -> None:
     manager = make(backend, groups=(Group(2), Group(2)), enable_events=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import BlockStored, Group, KVCacheBlocks, Reason, Refused
+from kvcore import BlockStored, Group, KVCacheBlocks, Reason, Refused, Request
 from kvcore.errors import NoEncoderGroup
 from tests.conftest import Backend
 from tests.unit.stories import (
@@ -255,10 +255,14 @@ def test_delayed_caching_is_finished_once_and_up_to_where_it_is_told(backend: Ba
 @pytest.mark.seed("S000-49")
 def test_without_caching_there_is_nothing_to_finish(backend: Backend) -> None:
     manager = make(backend, enable_caching=False)
-    add(manager, "a", [0, 1, 2, 3])
-    manager.allocate_slots("a", 4, delay_cache_blocks=True)
+    # Not even where the engine brings hashes of its own.
+    manager.add_request(Request("a", [0, 1, 2, 3], block_hashes=[bytes(32), b"1" * 32]))
+    manager.allocate_slots("a", 3)
+    assert keyed(manager) == []
+    manager.allocate_slots("a", 1, delay_cache_blocks=True)
     with unchanged(manager):
         manager.cache_blocks("a", 4)
+    assert keyed(manager) == []
 
 
 @pytest.mark.seed("S000-38", "S000-37")
