@@ -18,10 +18,9 @@ from torch import Tensor
 
 from kvcore import Hit, Refused
 from kvcore_runtime.cache_errors import ParcelMismatch
-from kvcore_runtime.exchange import Exchange
+from kvcore_runtime.exchange import Exchange, is_null
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.sequence import Sequence
-from kvcore_runtime.tables import PADDING_BLOCK
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine import Engine
@@ -87,7 +86,7 @@ class Sender(Exchange):
                 {
                     position: group.data[block].clone()
                     for position, block in enumerate(held)
-                    if not _is_null(self._engine, block)
+                    if not is_null(self._engine.manager.config, block)
                 }
             )
         layouts = tuple(group.layout for group in runtime.cache.groups)
@@ -169,11 +168,13 @@ class Receiver(Exchange):
         end = min(awaited.end, parcel.num_tokens)
         for layout, pages, table in zip(parcel.layouts, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, layout.block_size):
-                if position not in pages and not _is_null(self._engine, table[position]):
+                if position not in pages and not is_null(
+                    self._engine.manager.config, table[position]
+                ):
                     end = max(awaited.start, min(end, position * layout.block_size))
         for group, pages, table in zip(runtime.cache.groups, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, group.layout.block_size):
-                if not _is_null(self._engine, table[position]):
+                if not is_null(self._engine.manager.config, table[position]):
                     group.data[table[position]].copy_(pages[position])
         return end
 
@@ -182,11 +183,6 @@ class Receiver(Exchange):
         mine = tuple(group.layout for group in self._engine.runtime.cache.groups)
         if parcel.layouts != mine:
             raise ParcelMismatch(sent=_describe(parcel.layouts), expected=_describe(mine))
-
-
-def _is_null(engine: Engine, block: int) -> bool:
-    """Whether a table's entry stands for nothing."""
-    return engine.manager.config.null_block and block == PADDING_BLOCK
 
 
 def _spanned(start: int, end: int, block_size: int) -> range:

@@ -2,11 +2,12 @@
 """Blocks in the files of a directory, named by key.
 
 Rules: a file is there whole or not at all: it is written under a temporary name, synchronised, then
-renamed, and the directory is synchronised too. It says what it holds: a header (magic, sizes, key,
-description of the layout), the page, and a SHA-256 of all that. Whoever reads it believes nothing
-else: what is cut, torn or flipped is damaged, is removed, and can be stored anew. Salt, adapters
-and media of a request are in its keys, so they need no rule here; the description tells models and
-layouts apart, which keys do not. Keys of several processes agree where their hash seeds do.
+renamed; a renaming that a power failure undoes costs a block and nothing else. A file says what it
+holds: a header (magic, sizes, key, description of the layout), the page, and a SHA-256 of all that.
+Whoever reads it believes nothing else: what is cut, torn or flipped is damaged, is removed, and can
+be stored anew. Salt, adapters and media of a request are in its keys, so they need no rule here;
+the description tells models and layouts apart, which keys do not. Keys of several processes agree
+where their hash seeds do.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ class DirectoryTier:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.file(key))
-            _synchronise(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -136,15 +136,6 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _synchronise(directory: Path) -> None:
-    """Make a renaming last."""
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _say(error: OSError) -> str:

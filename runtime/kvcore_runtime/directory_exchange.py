@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the blocks of finished sequences in a directory, and loads them for later prompts.
+"""Keeps blocks of prompts and answers in a directory, and loads them for later prompts.
 
-Rules: what a prompt can have of the directory is the longest beginning whose blocks are there in
-every group, those behind a window apart. A load that fails is not tried again for that sequence:
-the rest is computed. Operations are completed after the batch that carried them out; a sequence
-that ends meanwhile ends without them, and its blocks stay held until then.
+Rules: a sequence's blocks are stored when its prompt is computed, before its windows leave it
+behind, and when it ends. What a prompt can have of the directory is the longest beginning whose
+blocks are there in every group, those behind a window apart. A load that fails is not tried again
+for that sequence: the rest is computed. Operations are completed after the batch that carried them
+out; a sequence that ends meanwhile ends without them, and its blocks stay held until then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvcore.groups import skipped_blocks
 from kvcore.hashing import hash_blocks, make_key, root_hash
 from kvcore_runtime.cache_errors import TierError
 from kvcore_runtime.directory import DirectoryTier
-from kvcore_runtime.exchange import Exchange
+from kvcore_runtime.exchange import Exchange, is_null
 from kvcore_runtime.sequence import Sequence, as_core_request
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class DirectoryExchange(Exchange):
         self._loads: dict[int, Sequence | None] = {}  # None: its sequence has ended
         self._hashes: dict[str, list[bytes]] = {}  # of sequences that were looked up
         self._tried: set[str] = set()
+        self._kept: dict[str, set[int]] = {}  # blocks that were stored for a sequence
         self.num_stored = 0
         self.num_loaded = 0
         self.errors: list[TierError] = []
@@ -80,17 +82,28 @@ class DirectoryExchange(Exchange):
         unfinished = self._loads.values()
         return [sequence for sequence in touched if sequence not in unfinished]
 
-    def finished(self, sequence: Sequence) -> None:
+    def prompt_computed(self, sequence: Sequence) -> None:
         """See `Exchange`: store what others may find of the sequence."""
-        manager = self._engine.manager
-        tables = manager.get_block_ids(sequence.sequence_id)
-        blocks = [block for table in tables for block in table if manager.has_key(block)]
+        manager, name = self._engine.manager, sequence.sequence_id
+        kept = self._kept.setdefault(name, set())
+        blocks = [
+            block
+            for table in manager.get_block_ids(name)
+            for block in table
+            if block not in kept and not is_null(manager.config, block) and manager.has_key(block)
+        ]
+        kept.update(blocks)
         self._stores.update(manager.store(blocks))
+
+    def finished(self, sequence: Sequence) -> None:
+        """See `Exchange`: store what has been computed since."""
+        self.prompt_computed(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """See `Exchange`."""
         self._tried.discard(sequence.sequence_id)
         self._hashes.pop(sequence.sequence_id, None)
+        self._kept.pop(sequence.sequence_id, None)
         for operation, waiting in self._loads.items():
             if waiting is sequence:
                 self._loads[operation] = None

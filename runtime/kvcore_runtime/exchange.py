@@ -8,8 +8,9 @@ costs time and never an answer. Nobody but the sequence itself sees a block whos
 
 from __future__ import annotations
 
-from kvcore import Hit, Refused
+from kvcore import Config, Hit, Refused
 from kvcore_runtime.sequence import Sequence
+from kvcore_runtime.tables import PADDING_BLOCK
 
 
 class Exchange:
@@ -43,3 +44,8 @@ class Exchange:
 
     def forget(self, sequence: Sequence) -> None:
         """Take note that a sequence ends here, finished or aborted; its load must stop at once."""
+
+
+def is_null(config: Config, block: int) -> bool:
+    """Whether an entry of a table stands for a block that was given back behind a window."""
+    return config.null_block and block == PADDING_BLOCK
