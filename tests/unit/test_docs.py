@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcore import errors
+from kvcore.sizing import command
 from tests.conftest import Backend
 from tools import draw_layout
 
@@ -102,3 +103,19 @@ def test_files_and_commands_that_a_page_names_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
         assert set(target) - {""} <= targets, f"{page.name} names make {target}"
+
+
+def test_the_architecture_lists_every_file_of_the_core() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "kvcore").glob("*.py")} - {"__init__.py"}
+    assert files - set(re.findall(r"`(\w+\.py)`", text)) == set()
+
+
+def test_the_size_command_of_the_readme_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"^\.venv/bin/kvcore size (.*)$", text, re.MULTILINE)
+    assert command.main(words.split()) == command.FITS
+    assert "requests of 32,768 tokens" in capsys.readouterr().out
