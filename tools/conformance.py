@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of facts: which tests show each fact of the specification, and with what verdict.
 
-Rules: a test names the facts that it shows (`@pytest.mark.seed("S000-15")`); the facts and their
-words are `tests/conformance/facts.toml`. A fact is shown if all its tests pass, and in both
-backends unless `facts.toml` says that its code exists once. `python -m tools.conformance` runs the
-marked tests and prints the table; it fails on a number without test or verdict, on a failing or
-unknown one, on too many that do not apply, and on a decision without its line in
-`docs/decisions.md`. `--list` prints the tests instead, by reading the files alone.
+Rules: a test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name the
+decision; their words are in `tests/conformance/facts.toml`. A fact is shown if all its tests pass,
+and in both backends unless `facts.toml` says that its code exists once. `python -m
+tools.conformance` runs the marked tests and prints the table; it fails on a number without test or
+verdict, on a failing or unknown one, on too many that do not apply, and on a decision without its
+line in `docs/decisions.md`. `--list` prints the tests instead, by reading the files alone.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ OLDER = re.compile(r"S00[14]-\d\d")
 class Facts:
     """What `facts.toml` says.
 
-    words: each fact in a few words. legacy: facts of an older release's form, and what takes its
-    place. does_not_apply: with the reason. once: facts of code that exists in one language, with
-    the part that holds it. quirks: facts about a quirk or defect of the original.
+    words: each fact in a few words. conflicts: likewise what was decided where seeds differ.
+    legacy: facts of an older release's form, and what takes its place. does_not_apply: with the
+    reason. once: facts of code that exists in one language, with the part that holds it. quirks:
+    facts about a quirk or defect of the original.
     """
 
     words: Mapping[str, str]
+    conflicts: Mapping[str, str] = attrs.field(factory=dict)
     legacy: Mapping[str, str] = attrs.field(factory=dict)
     does_not_apply: Mapping[str, str] = attrs.field(factory=dict)
     once: Mapping[str, str] = attrs.field(factory=dict)
@@ -90,12 +92,16 @@ def read_facts(path: Path = FACTS) -> Facts:
 
 def complaints(facts: Facts, decisions: str) -> list[str]:
     """What is wrong with the facts themselves, and with the text that settles their conflicts."""
-    found = [f"{each} is not in facts.toml" for each in NUMBERS if each not in facts.words]
+    worded = {**facts.words, **facts.conflicts}
+    found = [
+        f"{each} is not in facts.toml" for each in (*NUMBERS, *CONFLICTS) if each not in worded
+    ]
     named = {*facts.words, *facts.legacy, *facts.does_not_apply, *facts.once, *facts.quirks}
-    found += [f"{each} in facts.toml is no fact" for each in sorted(named - set(NUMBERS))]
+    unknown = (named - set(NUMBERS)) | (set(facts.conflicts) - set(CONFLICTS))
+    found += [f"{each} in facts.toml is no fact" for each in sorted(unknown)]
     found += [
         f"{number} has {len(words)} characters, at most {WORDS_MAX} are a few words"
-        for number, words in facts.words.items()
+        for number, words in worded.items()
         if not 0 < len(words) <= WORDS_MAX
     ]
     found += [
@@ -125,17 +131,17 @@ def _supersedes(number: str, reason: str) -> bool:
 
 
 def judge(facts: Facts, results: Iterable[Result]) -> list[Line]:
-    """The table: one line a fact, then one for each number that is none."""
+    """The table: one line a fact and a conflict, then one for each number that is neither."""
     by_number: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_number[result.number].append(result)
     lines = []
-    for number in NUMBERS:
+    for number in (*NUMBERS, *CONFLICTS):
         verdict, bad = _verdict(facts, number, by_number[number])
-        words = facts.words.get(number, "")
+        words = facts.words.get(number) or facts.conflicts.get(number, "")
         num_tests = len({each.test for each in by_number[number]})
         lines.append(Line(number, words, num_tests, verdict, bad))
-    for number in sorted(set(by_number) - set(NUMBERS)):
+    for number in sorted(set(by_number) - {*NUMBERS, *CONFLICTS}):
         tests = {each.test for each in by_number[number]}
         lines.append(Line(number, min(tests), len(tests), "unknown", True))
     return lines
@@ -145,6 +151,8 @@ def _verdict(facts: Facts, number: str, results: Sequence[Result]) -> tuple[str,
     failed = sorted({each.test for each in results if each.outcome == "failed"})
     if failed:
         return f"fail: {', '.join(failed)}", True
+    if number in CONFLICTS:
+        return "decided", False
     passed = [each for each in results if each.outcome == "passed"]
     if number in facts.does_not_apply:
         if results:

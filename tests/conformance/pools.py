@@ -38,7 +38,8 @@ class _TwinPool:
     """The twin's pool."""
 
     def __init__(self, num_blocks: int, **options: Any) -> None:
-        self._pool = _twin._rust.BlockPool(num_blocks, **options)  # type: ignore[attr-defined] # tests only
+        twin = _twin._rust  # type: ignore[attr-defined] # no way for users
+        self._pool = twin.BlockPool(num_blocks, **options)
 
     def call(self, name: str, *args: Any) -> Any:
         return getattr(self._pool, name)(*args)

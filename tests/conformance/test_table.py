@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
 import pytest
 
 from tools.conformance import (
@@ -29,6 +28,7 @@ from tools.conformance import (
 )
 
 WORDS = dict.fromkeys(NUMBERS, "some words")
+DECIDED = dict.fromkeys(CONFLICTS, "some words")
 SETTLED = " ".join(CONFLICTS)
 PASSED = [
     Result(number, "test_it", "passed", name) for number in NUMBERS for name in ("python", "rust")
@@ -53,7 +53,7 @@ def test_every_fact_has_its_words_and_every_conflict_its_line() -> None:
 def test_every_fact_has_a_marked_test_and_every_mark_a_fact() -> None:
     facts = read_facts()
     marked = {number for number, _ in marks(files_of_tests())}
-    assert sorted(marked - set(NUMBERS)) == []
+    assert sorted(marked - {*NUMBERS, *CONFLICTS}) == []
     assert sorted(set(NUMBERS) - marked - set(facts.does_not_apply)) == []
     assert sorted(marked & set(facts.does_not_apply)) == []
 
@@ -64,54 +64,64 @@ def test_there_are_as_many_facts_as_the_specification_has() -> None:
 
 
 def test_a_fact_passes_with_its_tests_in_both_backends() -> None:
-    lines = judge(Facts(WORDS), PASSED)
-    assert [line.number for line in lines] == list(NUMBERS)
-    assert {(line.verdict, line.bad, line.num_tests) for line in lines} == {("pass", False, 1)}
-    assert table(lines).endswith("168 numbers: 168 pass; 0 to mend")
+    lines = judge(Facts(WORDS, DECIDED), PASSED)
+    assert [line.number for line in lines] == [*NUMBERS, *CONFLICTS]
+    verdicts = {(line.verdict, line.bad, line.num_tests) for line in lines[: len(NUMBERS)]}
+    assert verdicts == {("pass", False, 1)}
+    assert table(lines).endswith("182 numbers: 14 decided, 168 pass; 0 to mend")
+
+
+def test_a_decision_needs_no_test_and_may_not_fail_one() -> None:
+    assert verdict(Facts(WORDS, DECIDED), PASSED, "X-09") == ("decided", False)
+    results = [*PASSED, Result("X-09", "test_it", "failed", None)]
+    assert verdict(Facts(WORDS, DECIDED), results, "X-09") == ("fail: test_it", True)
 
 
 def test_a_fact_without_test_is_missing() -> None:
-    assert verdict(Facts(WORDS), without("S001-12"), "S001-12") == ("missing", True)
+    assert verdict(Facts(WORDS, DECIDED), without("S001-12"), "S001-12") == ("missing", True)
     skipped = [*without("S001-12"), Result("S001-12", "test_it", "skipped", "rust")]
-    assert verdict(Facts(WORDS), skipped, "S001-12")[1]
+    assert verdict(Facts(WORDS, DECIDED), skipped, "S001-12")[1]
 
 
 def test_a_fact_shown_in_one_backend_is_missing_in_the_other() -> None:
     results = [*without("S000-37"), Result("S000-37", "test_it", "passed", "python")]
-    assert verdict(Facts(WORDS), results, "S000-37") == ("missing on rust", True)
-    once = Facts(WORDS, once={"S000-37": "some part"})
+    assert verdict(Facts(WORDS, DECIDED), results, "S000-37") == ("missing on rust", True)
+    once = Facts(WORDS, DECIDED, once={"S000-37": "some part"})
     assert verdict(once, results, "S000-37") == ("pass", False)
     unnamed = [*without("S000-37"), Result("S000-37", "test_it", "passed", None)]
-    assert verdict(Facts(WORDS), unnamed, "S000-37") == ("missing on python and rust", True)
+    assert verdict(Facts(WORDS, DECIDED), unnamed, "S000-37") == (
+        "missing on python and rust",
+        True,
+    )
 
 
 def test_one_failing_test_fails_its_fact() -> None:
     results = [*PASSED, Result("S004-18", "test_other", "failed", "rust")]
-    assert verdict(Facts(WORDS), results, "S004-18") == ("fail: test_other", True)
+    assert verdict(Facts(WORDS, DECIDED), results, "S004-18") == ("fail: test_other", True)
 
 
 def test_a_number_that_is_no_fact_is_a_line_of_its_own() -> None:
-    lines = judge(Facts(WORDS), [*PASSED, Result("S000-62", "test_it", "passed", "rust")])
+    lines = judge(Facts(WORDS, DECIDED), [*PASSED, Result("S000-62", "test_it", "passed", "rust")])
     assert (lines[-1].number, lines[-1].verdict, lines[-1].bad) == ("S000-62", "unknown", True)
-    assert table(lines).endswith("169 numbers: 168 pass, 1 unknown; 1 to mend")
+    assert table(lines).endswith("183 numbers: 14 decided, 168 pass, 1 unknown; 1 to mend")
 
 
 def test_legacy_needs_its_test_all_the_same() -> None:
-    facts = Facts(WORDS, legacy={"S001-09": "columns"})
+    facts = Facts(WORDS, DECIDED, legacy={"S001-09": "columns"})
     assert verdict(facts, PASSED, "S001-09") == ("legacy: columns", False)
     assert verdict(facts, without("S001-09"), "S001-09") == ("missing", True)
 
 
 def test_legacy_is_open_only_to_the_form_of_older_releases() -> None:
     open_to = {"S001-09": "x", "S004-05": "x", "S004-10": "x"}
-    assert complaints(Facts(WORDS, legacy=open_to), SETTLED) == []
+    assert complaints(Facts(WORDS, DECIDED, legacy=open_to), SETTLED) == []
     for number in ("S000-09", "S004-04", "S004-11"):
-        (found,) = complaints(Facts(WORDS, legacy={number: "x"}), SETTLED)
+        (found,) = complaints(Facts(WORDS, DECIDED, legacy={number: "x"}), SETTLED)
         assert number in found
 
 
 def test_what_does_not_apply_needs_no_test_and_may_have_none() -> None:
-    facts = Facts(WORDS, does_not_apply={"S004-20": "other figures"})
+    facts = Facts(WORDS, DECIDED, does_not_apply={"S004-20": "other figures"})
     assert verdict(facts, without("S004-20"), "S004-20") == ("does not apply: other figures", False)
     assert verdict(facts, PASSED, "S004-20")[1]
 
@@ -130,25 +140,25 @@ def test_what_does_not_apply_needs_no_test_and_may_have_none() -> None:
 def test_only_older_facts_are_superseded_and_something_must_be_named(
     number: str, reason: str, allowed: bool
 ) -> None:
-    found = complaints(Facts(WORDS, does_not_apply={number: reason}), SETTLED)
+    found = complaints(Facts(WORDS, DECIDED, does_not_apply={number: reason}), SETTLED)
     assert [number in each for each in found] == [] if allowed else [True]
 
 
 def test_few_facts_do_not_apply() -> None:
     reasons = {number: "X-01" for number in NUMBERS if number.startswith("S001")}
     most = dict(list(reasons.items())[:MAX_NOT_APPLYING])
-    assert complaints(Facts(WORDS, does_not_apply=most), SETTLED) == []
+    assert complaints(Facts(WORDS, DECIDED, does_not_apply=most), SETTLED) == []
     more = dict(list(reasons.items())[: MAX_NOT_APPLYING + 1])
-    assert complaints(Facts(WORDS, does_not_apply=more), SETTLED) == [
+    assert complaints(Facts(WORDS, DECIDED, does_not_apply=more), SETTLED) == [
         "13 facts are said not to apply, at most 12 may"
     ]
 
 
 def test_conflicts_and_quirks_need_their_line() -> None:
-    facts = Facts(WORDS, quirks=["S000-45"])
+    facts = Facts(WORDS, DECIDED, quirks=["S000-45"])
     assert complaints(facts, SETTLED) == ["S000-45 has no line in docs/decisions.md"]
     assert complaints(facts, f"{SETTLED} S000-45") == []
-    assert complaints(Facts(WORDS), SETTLED.replace("X-09", "")) == [
+    assert complaints(Facts(WORDS, DECIDED), SETTLED.replace("X-09", "")) == [
         "X-09 has no line in docs/decisions.md"
     ]
 
@@ -156,7 +166,7 @@ def test_conflicts_and_quirks_need_their_line() -> None:
 def test_facts_are_in_few_words_and_none_is_invented() -> None:
     lacking = {**WORDS, "S000-01": "x" * 73, "S000-99": "what?"}
     del lacking["S000-02"]
-    found = complaints(attrs.evolve(Facts({}), words=lacking), SETTLED)
+    found = complaints(Facts(lacking, DECIDED), SETTLED)
     assert [each.split()[0] for each in found] == ["S000-02", "S000-99", "S000-01"]
 
 
