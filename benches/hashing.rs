@@ -33,6 +33,7 @@ fn main() {
     let cases = [
         Case { name: "bare chain", run: Box::new(|| bare_chain(&tokens)) },
         case("sha256_cbor", &tokens, &none, Hashing::Sha256Cbor),
+        Case { name: "sha256_cbor, a call a block", run: Box::new(|| block_by_block(&tokens)) },
         case("sha256", &tokens, &none, Hashing::Sha256),
         case("xxh3", &tokens, &none, Hashing::Xxh3),
         case("sha256_cbor, LoRA and media", &tokens, &some, Hashing::Sha256Cbor),
@@ -61,6 +62,18 @@ fn case<'a>(
             .expect("the prompt has full blocks")
     };
     Case { name, run: Box::new(run) }
+}
+
+/// The chain of a request that decodes: each block is hashed when its last token comes.
+fn block_by_block(tokens: &[u32]) -> BlockHash {
+    let (none, hashing) = (ExtraKeys::default(), Hashing::Sha256Cbor);
+    let (mut parent, mut start) = (root_hash(b"bench", hashing), 0);
+    for block in black_box(tokens).chunks_exact(BLOCK_SIZE as usize) {
+        let mut hashes = hash_blocks(parent, block, BLOCK_SIZE, start, &none, hashing);
+        parent = hashes.next().expect("a block is full");
+        start += BLOCK_SIZE;
+    }
+    parent
 }
 
 fn bare_chain(tokens: &[u32]) -> BlockHash {

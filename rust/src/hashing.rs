@@ -142,27 +142,31 @@ pub fn hash_block(
 ///
 /// start: position of the first of these tokens in the request, where a block starts; parent is the
 /// hash of the block before.
-pub fn hash_blocks<'a>(
+pub fn hash_blocks(
     mut parent: BlockHash,
-    tokens: &'a [u32],
+    tokens: &[u32],
     block_size: u32,
-    start: u32,
-    extra_keys: &'a ExtraKeys,
+    mut start: u32,
+    extra_keys: &ExtraKeys,
     hashing: Hashing,
-) -> impl Iterator<Item = BlockHash> + 'a {
-    let (mut message, mut written) = (Message::default(), NONE.to_vec());
-    let starts = (start..).step_by(block_size as usize);
-    tokens.chunks_exact(block_size as usize).zip(starts).map(move |(block, start)| {
-        if !extra_keys.is_empty() {
-            written.truncate(NONE.len());
-            written[0] = 0;
-            let block = (start, start + block_size);
+) -> impl Iterator<Item = BlockHash> + use<> {
+    let (mut message, mut written) = (Message::default(), Vec::new());
+    let mut hashes = Vec::with_capacity(tokens.len() / block_size as usize);
+    for block in tokens.chunks_exact(block_size as usize) {
+        let keys = if extra_keys.is_empty() {
+            NONE
+        } else {
+            written.clear();
+            written.push(0);
             let write = |tag, parts: &[&[u8]]| write_key(&mut written, tag, parts);
-            extra_keys.each_of_block(block, block_size, write);
-        }
-        parent = hash_message(&mut message, &parent, block, &written, hashing);
-        parent
-    })
+            extra_keys.each_of_block((start, start + block_size), block_size, write);
+            &written
+        };
+        parent = hash_message(&mut message, &parent, block, keys, hashing);
+        hashes.push(parent);
+        start += block_size;
+    }
+    hashes.into_iter()
 }
 
 /// The key under which a block of this content and group is found.

@@ -173,9 +173,7 @@ impl Message {
             compress256(&mut state, std::slice::from_ref(GenericArray::from_slice(chunk)));
         }
         let mut digest = [0; 32];
-        for (place, word) in digest.chunks_exact_mut(4).zip(state) {
-            place.copy_from_slice(&word.to_be_bytes());
-        }
+        digest.copy_from_slice(state.map(u32::to_be_bytes).as_flattened());
         digest
     }
 }
