@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For those who port: a manager with the calls of vLLM's V1 `KVCacheManager`.
+
+Every call takes the engine's own request object (`EngineRequest`), what does not fit is None, and
+batches close by themselves. `docs/from_vllm.md` goes through it name by name.
+"""
+
+from kvcore.compat.blocks import KVCacheBlocks
+from kvcore.compat.engine_request import EngineRequest
+from kvcore.compat.errors import (
+    BehindWindow,
+    CommandsNotKept,
+    NotOneGroup,
+    TokensChanged,
+    UnreadCommands,
+)
+from kvcore.compat.manager import KVCacheManager
+
+__all__ = [
+    "BehindWindow",
+    "CommandsNotKept",
+    "EngineRequest",
+    "KVCacheBlocks",
+    "KVCacheManager",
+    "NotOneGroup",
+    "TokensChanged",
+    "UnreadCommands",
+]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KVCacheBlocks as vLLM's engines use them: block ids a group, and which of them have no hash.
+
+Rules: a block is its id; what else an engine asks of a block, it asks of the manager. The null
+block is id 0; it is no content, so it never counts as unhashed. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, overload
+
+import attrs
+
+from kvcore.compat.errors import NotOneGroup
+
+
+@attrs.frozen
+class KVCacheBlocks:
+    """Block ids, one tuple a group, in table order.
+
+    has_key: of the manager that made them; whether a block is findable at the time of the question.
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    has_key: Callable[[int], bool] = attrs.field(eq=False, repr=False)
+
+    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
+        """The blocks of both, group by group."""
+        pairs = zip(self.blocks, other.blocks, strict=True)
+        return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs), self.has_key)
+
+    @overload
+    def get_block_ids(self, allow_none: Literal[False] = False) -> tuple[list[int], ...]: ...
+    @overload
+    def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
+    def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
+        """The ids as one list a group; None where that is allowed and no group has any."""
+        if allow_none and not any(self.blocks):
+            return None
+        return tuple(list(ids) for ids in self.blocks)
+
+    def get_unhashed_block_ids(self) -> list[int]:
+        """The blocks without a hash, of a manager with one group. Raises NotOneGroup."""
+        if len(self.blocks) != 1:
+            raise NotOneGroup(num_groups=len(self.blocks))
+        return self.get_unhashed_block_ids_all_groups()[0]
+
+    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
+        """The blocks without a hash, one list a group; the null block is none of them."""
+        return [[block for block in ids if not self.has_key(block)] for ids in self.blocks]
+
+    def new_empty(self) -> KVCacheBlocks:
+        """No blocks, in as many groups."""
+        return KVCacheBlocks(((),) * len(self.blocks), self.has_key)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of an engine's own request object.
+
+Rules: an object with the attributes of vLLM's `Request` is one; nothing is written to it. Three
+attributes and the tokens are needed, the rest is read where it is there: block_hashes,
+spec_token_ids, skip_reading_prefix_cache, lora_request, mm_features, cache_salt, prompt_embeds, and
+`is_finished()` or status. Twin: none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from kvcore.arguments import read_count, read_int
+from kvcore.errors import CountMismatch, InvalidExtraKey, WrongArgument
+from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.tokens import MAX_TOKEN
+from kvcore.values import Request
+
+COUNTED = ("request_id", "num_tokens", "num_computed_tokens")
+PLACEHOLDER = 0
+"""Stands for a draft whose id the engine does not know yet."""
+
+
+class EngineRequest(Protocol):
+    """A request object of an engine.
+
+    num_tokens: prompt and accepted tokens. num_computed_tokens: kept by the engine, which raises it
+    when the schedule of a step is made, and lowers it for rejected drafts and failed loads. The
+    tokens themselves are `all_token_ids`, or `prompt_token_ids` and `output_token_ids`.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+
+@attrs.frozen
+class Seen:
+    """A request's id and counts at the time of a call."""
+
+    name: str
+    num_tokens: int
+    num_computed: int
+
+
+def see(request: EngineRequest) -> Seen:
+    """Read id and counts. Raises WrongArgument for what is no request, InvalidCount."""
+    if not all(hasattr(request, name) for name in COUNTED):
+        expected = f"an object with {', '.join(COUNTED)}"
+        raise WrongArgument(name="request", expected=expected, value=repr(request))
+    return Seen(
+        request.request_id,
+        read_count("num_tokens", request.num_tokens, 1),
+        read_count("num_computed_tokens", request.num_computed_tokens),
+    )
+
+
+def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
+    """The tokens at positions [first, end), as the engine's own kind of sequence.
+
+    Raises WrongArgument where the object has none, CountMismatch where it has fewer.
+    """
+    every = getattr(request, "all_token_ids", None)
+    if every is not None:
+        tokens = every[first:end]
+    else:
+        prompt = getattr(request, "prompt_token_ids", None)
+        if prompt is None:
+            expected = "an object with all_token_ids, or with prompt_token_ids"
+            raise WrongArgument(name="request", expected=expected, value=repr(request))
+        output = getattr(request, "output_token_ids", None)
+        split = len(prompt)
+        tokens = list(prompt[first:end])
+        if end > split and output is not None:
+            tokens += output[max(0, first - split) : end - split]
+    if len(tokens) != end - first:
+        raise CountMismatch(
+            request=repr(request.request_id),
+            given=first + len(tokens),
+            name="tokens",
+            expected=end,
+        )
+    return tokens
+
+
+def read_drafts(request: EngineRequest, count: int) -> list[int]:
+    """So many draft tokens; placeholders where the engine does not have them (yet)."""
+    given = [read_int(token) for token in (getattr(request, "spec_token_ids", None) or ())[:count]]
+    known = [token if 0 <= token <= MAX_TOKEN else PLACEHOLDER for token in given]
+    return known + [PLACEHOLDER] * (count - len(known))
+
+
+def read_hashes(request: EngineRequest) -> Sequence[bytes] | None:
+    """The engine's own hashes of full blocks; None where it leaves hashing to kvcore."""
+    hashes: Sequence[bytes] | None = getattr(request, "block_hashes", None)
+    return hashes
+
+
+def skips_reading(request: EngineRequest) -> bool:
+    """Whether the request declines hits."""
+    return bool(getattr(request, "skip_reading_prefix_cache", False))
+
+
+def is_finished(request: EngineRequest) -> bool:
+    """Whether the engine says that the request is over: by `is_finished()`, or by a status that is
+    called FINISHED_something.
+    """
+    asked = getattr(request, "is_finished", None)
+    if callable(asked):
+        return bool(asked())
+    status = getattr(request, "status", "")
+    return str(getattr(status, "name", status)).upper().startswith("FINISHED")
+
+
+def uncached_request(request: EngineRequest) -> tuple[Request, int]:
+    """The request as kvcore takes it where nothing is cached, and its tokens in it."""
+    seen = see(request)
+    return Request(seen.name, read_tokens(request, 0, seen.num_tokens)), seen.num_tokens
+
+
+def cached_request(
+    request: EngineRequest, hash_block_size: int, *, own_hashes: bool
+) -> tuple[Request, int]:
+    """The request with what its keys are made of, and its tokens in it: of a prompt that is given
+    as embeddings no more than that prompt.
+    """
+    seen = see(request)
+    embeds = _read_embeds(getattr(request, "prompt_embeds", None))
+    num_tokens = seen.num_tokens
+    if embeds is not None:
+        num_tokens = min(num_tokens, len(embeds.data) // embeds.bytes_per_token)
+    hashes = read_hashes(request) if own_hashes else None
+    made = Request(
+        seen.name,
+        read_tokens(request, 0, num_tokens),
+        lora=_read_lora(getattr(request, "lora_request", None)),
+        media=[_read_media(each) for each in getattr(request, "mm_features", None) or ()],
+        cache_salt=getattr(request, "cache_salt", None),
+        prompt_embeds=embeds,
+        block_hashes=None if hashes is None else list(hashes[: num_tokens // hash_block_size]),
+        skip_reading_prefix_cache=skips_reading(request),
+    )
+    return made, num_tokens
+
+
+def _read_lora(lora: Any) -> LoRA | None:
+    if lora is None or isinstance(lora, LoRA):
+        return lora
+    name: Any = getattr(lora, "lora_name", None) or getattr(lora, "name", None)
+    path: Any = getattr(lora, "lora_path", None) or getattr(lora, "path", None)
+    return LoRA(name, path or "")
+
+
+def _read_media(item: Any) -> MediaItem:
+    place = getattr(item, "mm_position", item)
+    return MediaItem(item.identifier, place.offset, place.length)
+
+
+def _read_embeds(embeds: Any) -> PromptEmbeds | None:
+    """Embeddings of shape [prompt tokens, hidden size], as a tensor, an array or a buffer."""
+    if embeds is None or isinstance(embeds, PromptEmbeds):
+        return embeds
+    try:
+        if hasattr(embeds, "numpy"):
+            # A tensor's own module is loaded; bfloat16 has no form in numpy, its bytes have.
+            torch = sys.modules[type(embeds).__module__.partition(".")[0]]
+            rows = memoryview(embeds.detach().contiguous().view(torch.uint8).numpy())
+        else:
+            rows = memoryview(embeds)
+        return PromptEmbeds(rows, rows.nbytes // len(rows))
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise InvalidExtraKey(
+            name="prompt_embeds",
+            expected="a tensor on the CPU or an array of [tokens, hidden size]",
+            value=f"a {type(embeds).__name__} ({error})",
+        ) from None

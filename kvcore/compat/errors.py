@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misuse that only an engine's own request objects and self-closing batches make possible.
+
+Rules: as in `kvcore.errors`, whose types the other calls raise. Twin: none.
+"""
+
+from __future__ import annotations
+
+from kvcore.errors import KvcoreError
+
+
+class NotOneGroup(KvcoreError):
+    """A call for managers of one group was made on blocks of several."""
+
+    message = "these are blocks of {num_groups} groups: ask for those of all groups"
+
+
+class TokensChanged(KvcoreError):
+    """Tokens of a request that holds blocks were taken back or replaced."""
+
+    message = (
+        "request {request} holds blocks for {num_known} tokens that are not its first {num_known} "
+        "any more: free it first"
+    )
+
+
+class BehindWindow(KvcoreError):
+    """Computing again would read what a window gave back."""
+
+    message = (
+        "request {request} would compute from token {asked} again, and group {group} keeps nothing "
+        "before token {first}: free it first"
+    )
+
+
+class CommandsNotKept(KvcoreError):
+    """Batches are kept only where that was asked for."""
+
+    message = "commands are dropped with each step: make the manager with keep_commands=True"
+
+
+class UnreadCommands(KvcoreError):
+    """Batches wait for `take_commands`, and no more of them are kept."""
+
+    message = "{num_batches} batches wait to be read: call take_commands in every step"

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KVCacheManager by name, order of parameters and meaning, over the core's.
+
+Rules: what does not fit is None, misuse is a `KvcoreError`. Before a call does its work it brings
+the core in step with the request object (`roll.py`) and closes a batch that is over (`steps.py`);
+a call that raises or refuses has done no more than that. Where nothing is held, found or new, the
+result is one and the same empty object. Source: seed 000; X-06, X-14. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from kvcore.arguments import check_kind, read_count, read_ints, read_list
+from kvcore.commands import Batch
+from kvcore.compat.blocks import KVCacheBlocks
+from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
+from kvcore.compat.place import Asked, Place, find_place, new_blocks
+from kvcore.compat.roll import Known, Roll
+from kvcore.compat.steps import Steps
+from kvcore.config import Config
+from kvcore.events import Event
+from kvcore.manager import KVCacheManager as Core
+from kvcore.values import Hit, PrefixCacheStats, Refused
+from kvcore.values import KVCacheBlocks as CoreBlocks
+
+
+class KVCacheManager:
+    """Decides which block holds which tokens of an engine's requests; touches no tensor.
+
+    log_stats: whether `make_prefix_cache_stats` says anything. own_hashes: whether a request's
+    block_hashes are used where it has them; they are 32 bytes, one for each `hash_block_size`
+    tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
+    manager underneath. last_refusal: why the last `allocate_slots` that gave None did.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        backend: Literal["rust", "python"] | None = None,
+        log_stats: bool = True,
+        own_hashes: bool = True,
+        keep_commands: bool = False,
+    ) -> None:
+        self.core = Core(config, backend)
+        self.config = config
+        self.enable_caching = config.enable_caching
+        self.max_model_len = config.max_model_len
+        self.log_stats = log_stats
+        self.last_refusal: Refused | None = None
+        no_blocks = ((),) * len(config.groups)
+        self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
+        self._steps = Steps(self.core, keep_commands=keep_commands)
+        self._roll = Roll(self.core, self._steps, own_hashes=own_hashes)
+
+    def __repr__(self) -> str:
+        return f"<compat of {self.core!r}>"
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that have an owner, 0.0 to 1.0."""
+        return self.core.usage
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """The look-up statistics since the last call; None where they are not logged."""
+        return self.core.take_stats() if self.log_stats else None
+
+    def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
+        """The longest cached prefix that leaves a token to compute, and its tokens.
+
+        Nothing where caching is off or the request declines. Nobody owns the blocks yet.
+        """
+        if not self.enable_caching or skips_reading(request):
+            return self.empty_kv_cache_blocks, 0
+        seen = see(request)
+        self._steps.notice(seen)
+        self._roll.bring(request, seen)
+        hit = self.core.get_computed_blocks(seen.name)
+        return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
+
+    def allocate_slots(
+        self,
+        request: EngineRequest,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        *,
+        reserved_blocks: int = 0,
+    ) -> KVCacheBlocks | None:
+        """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
+
+        num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
+        num_tokens are drafts. The rest, and what is raised, as in `kvcore.allocate.allocate_slots`;
+        BehindWindow and TokensChanged besides.
+        """
+        asked = Asked(
+            num_new=read_count("num_new_tokens", num_new_tokens),
+            num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
+            num_external=read_count("num_external_computed_tokens", num_external_computed_tokens),
+            num_lookahead=read_count("num_lookahead_tokens", num_lookahead_tokens),
+        )
+        hit = self._hit(request, asked.num_hit, new_computed_blocks)
+        seen = see(request)
+        self._steps.notice(seen)
+        known = self._roll.bring(request, seen)
+        place = find_place(self.core, self._steps, known, seen, asked)
+        blocks = self.empty_kv_cache_blocks
+        if place.num_new or place.num_external:
+            got = self._allocate(
+                *(known, seen, place, hit),
+                delay_cache_blocks=delay_cache_blocks or place.again,
+                num_encoder_tokens=num_encoder_tokens,
+                full_sequence_must_fit=full_sequence_must_fit,
+                reserved_blocks=reserved_blocks,
+            )
+            if isinstance(got, Refused):
+                self.last_refusal = got
+                return None
+            blocks = self.create_kv_cache_blocks(new_blocks(self.core, place, got))
+        self.last_refusal = None
+        self._steps.schedule(request, seen, place.start)
+        self._roll.hold(seen, place.end)
+        if place.again and not delay_cache_blocks:
+            self._steps.publish_later(seen.name, place.end)
+        return blocks
+
+    def free(self, request: EngineRequest) -> None:
+        """Give back a request's blocks, tail first; one that holds nothing is left as it is.
+
+        A finished one is forgotten. One that is freed in the step that scheduled it is not computed
+        in it. Raises HitInOpenBatch.
+        """
+        seen = see(request)
+        if seen.name not in self._roll:
+            return
+        self._steps.notice(seen)
+        self.core.free(seen.name)
+        self._steps.leave(seen.name)
+        self._steps.change()
+        self._roll.leave(request, seen.name)
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Give back the blocks that no query at so many tokens or later sees.
+
+        A count above what was scheduled is read as that.
+        """
+        count = read_count("total_computed_tokens", total_computed_tokens)
+        if request_id not in self._roll:
+            return
+        self._steps.notice_known(request_id)
+        count = min(count, self.core.num_computed_tokens(request_id))
+        self.core.remove_skipped_blocks(request_id, count)
+        self._steps.change()
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forget the keys of blocks; their owners keep them, and the null block has none."""
+        blocks = read_ints(read_list("block_ids", block_ids))
+        self.core.evict_blocks([block for block in blocks if not self._is_null(block)])
+        self._steps.change()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every key; False, and nothing happens, while any block is used."""
+        self._steps.change()
+        return self.core.reset_prefix_cache()
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Leading blocks that all requests with blocks hold, a group."""
+        if running_request_id not in self._roll:
+            return [0] * len(self.config.groups)
+        return self.core.get_num_common_prefix_blocks(running_request_id)
+
+    def take_events(self) -> list[Event]:
+        """The events since the last call."""
+        return list(self.core.take_events())
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """The blocks of a request; none of one that holds none or is not known."""
+        if request_id not in self._roll:
+            return self.empty_kv_cache_blocks
+        return self.create_kv_cache_blocks(self.core.get_blocks(request_id).blocks)
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The same as one list a group."""
+        return self.get_blocks(request_id).get_block_ids()
+
+    def cache_blocks(self, request: EngineRequest, num_computed_tokens: int) -> None:
+        """Publish a request's full blocks up to so many tokens, whose caching was delayed."""
+        if not self.enable_caching:
+            return
+        count = read_count("num_computed_tokens", num_computed_tokens)
+        seen = see(request)
+        self._steps.notice(seen)
+        known = self._roll.bring(request, seen)
+        counted = self.core.num_computed_tokens(seen.name)
+        self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
+
+    def create_kv_cache_blocks(self, blocks: Sequence[Iterable[int]]) -> KVCacheBlocks:
+        """Blocks as a result; the one empty object where no group has any."""
+        groups = tuple(tuple(ids) for ids in blocks)
+        return (
+            KVCacheBlocks(groups, self.core.has_key) if any(groups) else self.empty_kv_cache_blocks
+        )
+
+    def take_new_block_ids(self) -> list[int]:
+        """The blocks that full-attention groups got since the last call, for zeroing.
+
+        Recorded with `Config.record_new_blocks`.
+        """
+        return self.core.take_new_block_ids()
+
+    def new_step_starts(self) -> None:
+        """Say that a step begins: what was scheduled before is computed. Raises UnreadCommands."""
+        self._steps.close()
+        self.core.new_step_starts()
+
+    def take_commands(self) -> list[Batch]:
+        """Close the open batch and hand out, in order, all that were not handed out.
+
+        For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
+        """
+        return self._steps.take()
+
+    def _hit(
+        self, request: EngineRequest, num_tokens: int, blocks: KVCacheBlocks | None
+    ) -> Hit | None:
+        """The hit of a call; an empty one says that the request was looked up."""
+        if blocks is not None:
+            check_kind("new_computed_blocks", blocks, KVCacheBlocks)
+            if any(blocks.blocks):
+                return Hit(CoreBlocks(blocks.blocks), num_tokens)
+        looked_up = self.enable_caching and blocks is not None and not skips_reading(request)
+        if num_tokens or looked_up:
+            return Hit(CoreBlocks(self.empty_kv_cache_blocks.blocks), num_tokens)
+        return None
+
+    def _allocate(
+        self, known: Known, seen: Seen, place: Place, hit: Hit | None, **options: Any
+    ) -> CoreBlocks | Refused:
+        """Ask the core, with drafts for what lies past the tokens; without success they go."""
+        self._roll.put_drafts(known, seen, place.end - seen.num_tokens)
+        got = None
+        try:
+            got = self.core.allocate_slots(
+                *(seen.name, place.num_new, hit),
+                num_lookahead_tokens=place.num_lookahead,
+                num_external_computed_tokens=place.num_external,
+                **options,
+            )
+        finally:
+            if not isinstance(got, CoreBlocks):
+                self._steps.change()
+                self._roll.put_drafts(known, seen, 0)
+        return got
+
+    def _is_null(self, block: Any) -> bool:
+        return self.config.null_block and block == 0

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests that the core knows, kept in step with the engine's objects.
+
+Rules: a request is added when it is first seen, and of its tokens and hashes only new ones cross
+over afterwards. One that finished is removed when it is freed. One that holds no blocks otherwise,
+preempted or never admitted, rests: its tokens and keys stay, so that it comes back without hashing,
+until MAX_RESTING others rest after it; then it is added anew when it is seen again. A resting id
+that comes with another object is another request. Drafts are settled when their request is seen
+after its batch: those that the engine's new tokens repeat are accepted, the others dropped. Twin:
+none.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcore.compat.engine_request import (
+    EngineRequest,
+    Seen,
+    cached_request,
+    is_finished,
+    read_drafts,
+    read_hashes,
+    read_tokens,
+    uncached_request,
+)
+from kvcore.compat.errors import TokensChanged
+from kvcore.compat.steps import Steps
+from kvcore.manager import KVCacheManager as Core
+
+MAX_RESTING = 1024
+
+
+@attrs.define
+class Known:
+    """What was said to the core of a request.
+
+    last_token: the last of its tokens. num_hashes: of its own, None where the core hashes. drafts:
+    behind its tokens. end: the most tokens that it was scheduled to since it holds blocks.
+    """
+
+    request: EngineRequest
+    last_token: int
+    num_hashes: int | None
+    drafts: list[int] = attrs.field(factory=list)
+    end: int = 0
+
+
+def last_of(request: EngineRequest, num_tokens: int) -> int:
+    """The last of so many tokens of a request."""
+    (token,) = read_tokens(request, num_tokens - 1, num_tokens)
+    return int(token)
+
+
+class Roll:
+    """Adds, extends and forgets requests of the core.
+
+    own_hashes: whether a request's block_hashes are used where it has them.
+    """
+
+    def __init__(self, core: Core, steps: Steps, *, own_hashes: bool) -> None:
+        self._core = core
+        self._steps = steps
+        self._own_hashes = own_hashes
+        largest = max(group.block_size for group in core.config.groups)
+        self._num_slots = core.config.num_usable_blocks * largest
+        self._known: dict[str, Known] = {}
+        self._resting: dict[str, None] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the core knows a request of this id."""
+        return name in self._known
+
+    def bring(self, request: EngineRequest, seen: Seen) -> Known:
+        """The request in step with its object: tokens, hashes, and drafts of a batch that is over.
+
+        Raises what `add_request`, `add_tokens` and `add_block_hashes` raise, and TokensChanged.
+        """
+        name = seen.name
+        known = self._known.get(name)
+        if known is not None and name in self._resting and known.request is not request:
+            self._forget(name)
+            known = None
+        if known is None:
+            return self._add(request, seen)
+        known.request = request
+        if name in self._resting:
+            self._resting[name] = self._resting.pop(name)
+        if name in self._steps:
+            return known
+        return self._extend(known, seen)
+
+    def hold(self, seen: Seen, end: int) -> None:
+        """Note that a request holds blocks, and that it is scheduled to so many tokens."""
+        self._resting.pop(seen.name, None)
+        known = self._known[seen.name]
+        known.end = max(known.end, end)
+
+    def put_drafts(self, known: Known, seen: Seen, count: int) -> None:
+        """Have so many drafts behind a request's tokens, up to one more than the pool has slots."""
+        count = min(count, self._num_slots + 1)
+        drafts = read_drafts(known.request, count) if count > 0 else []
+        if drafts or known.drafts:
+            self._core.add_drafts(seen.name, drafts)
+            known.drafts = drafts
+
+    def leave(self, request: EngineRequest, name: str) -> None:
+        """Let a request that gave back its blocks rest, or forget it where it is finished."""
+        if is_finished(request):
+            self._forget(name)
+            return
+        known = self._known[name]
+        known.request, known.drafts, known.end = request, [], 0
+        self._rest(name)
+
+    def _add(self, request: EngineRequest, seen: Seen) -> Known:
+        config = self._core.config
+        if config.enable_caching:
+            made, num_tokens = cached_request(
+                request, config.hash_block_size, own_hashes=self._own_hashes
+            )
+        else:
+            made, num_tokens = uncached_request(request)
+        self._core.add_request(made)
+        own = made.block_hashes
+        known = Known(request, int(made.tokens[-1]), None if own is None else len(own))
+        self._known[seen.name] = known
+        self._rest(seen.name)
+        if num_tokens < seen.num_tokens:
+            self._extend(known, seen)
+        return known
+
+    def _extend(self, known: Known, seen: Seen) -> Known:
+        """Add what is new since the request was seen last; settles drafts that were scheduled."""
+        core, name = self._core, seen.name
+        num_known = core.num_tokens(name)
+        if seen.num_tokens < num_known or last_of(known.request, num_known) != known.last_token:
+            return self._replace(known, seen, num_known)
+        new = read_tokens(known.request, num_known, seen.num_tokens)
+        if known.drafts:
+            accepted = self._settle(known, seen, new, num_known)
+            new = new[accepted:]
+        if len(new):
+            core.add_tokens(name, new)
+            known.last_token = int(new[-1])
+        self._add_hashes(known, seen)
+        return known
+
+    def _replace(self, known: Known, seen: Seen, num_known: int) -> Known:
+        """Add a request anew whose tokens changed. Raises TokensChanged while it holds blocks."""
+        if seen.name not in self._resting:
+            raise TokensChanged(request=repr(seen.name), num_known=num_known)
+        self._forget(seen.name)
+        return self._add(known.request, seen)
+
+    def _settle(self, known: Known, seen: Seen, new: list[int], num_known: int) -> int:
+        """Accept the scheduled drafts that the new tokens repeat; returns how many."""
+        most = min(len(new), len(known.drafts), max(0, seen.num_computed - num_known))
+        accepted = 0
+        while accepted < most and int(new[accepted]) == known.drafts[accepted]:
+            accepted += 1
+        self._core.accept(seen.name, accepted)
+        if accepted:
+            known.last_token = known.drafts[accepted - 1]
+        known.drafts = []
+        return accepted
+
+    def _add_hashes(self, known: Known, seen: Seen) -> None:
+        hashes = read_hashes(known.request)
+        if known.num_hashes is None or hashes is None:
+            return
+        num_full = seen.num_tokens // self._core.config.hash_block_size
+        new = list(hashes[known.num_hashes : num_full])
+        if new:
+            self._core.add_block_hashes(seen.name, new)
+            known.num_hashes += len(new)
+
+    def _rest(self, name: str) -> None:
+        self._resting.pop(name, None)
+        self._resting[name] = None
+        if len(self._resting) > MAX_RESTING:
+            self._forget(next(iter(self._resting)))
+
+    def _forget(self, name: str) -> None:
+        self._core.remove_request(name)
+        del self._known[name]
+        self._resting.pop(name, None)

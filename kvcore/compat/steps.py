@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's steps: when the open batch of the core is over, and what becomes of its commands.
+
+Rules: a batch ends when the engine says that a step starts, when a runtime takes the commands, or
+when a request that the batch schedules shows that its schedule is made: its computed count went
+past where the batch began for it, or it has more tokens. A request that is freed without any of
+these leaves the batch, so that nothing it published stays findable. Each call looks at one such
+request besides its own, so no call grows with the batch. Twin: none.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcore.commands import Batch
+from kvcore.compat.engine_request import EngineRequest, Seen, see
+from kvcore.compat.errors import CommandsNotKept, UnreadCommands
+from kvcore.manager import KVCacheManager as Core
+
+MAX_UNREAD_BATCHES = 64
+
+
+@attrs.frozen
+class Scheduled:
+    """A request of the open batch: the counts at which it was scheduled first."""
+
+    request: EngineRequest
+    start: int
+    num_tokens: int
+
+
+class Steps:
+    """Closes the core's batches.
+
+    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES.
+    """
+
+    def __init__(self, core: Core, *, keep_commands: bool) -> None:
+        self._core = core
+        self._keeps = keep_commands
+        self._unread: list[Batch] = []
+        self._scheduled: dict[str, Scheduled] = {}
+        self._late: dict[str, int] = {}
+        self._changed = False
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the open batch schedules this request."""
+        return name in self._scheduled
+
+    def change(self) -> None:
+        """Note that the open batch may have commands."""
+        self._changed = True
+
+    def schedule(self, request: EngineRequest, seen: Seen, start: int) -> None:
+        """Note that the open batch computes this request's tokens from start on."""
+        self._changed = True
+        self._scheduled.setdefault(seen.name, Scheduled(request, start, seen.num_tokens))
+
+    def start_of(self, name: str) -> int:
+        """Where the open batch, which schedules this request, began for it."""
+        return self._scheduled[name].start
+
+    def publish_later(self, name: str, num_tokens: int) -> None:
+        """Publish a request's blocks up to so many tokens when the open batch is closed."""
+        self._late[name] = num_tokens
+
+    def leave(self, name: str) -> None:
+        """Forget what was noted of a request."""
+        self._scheduled.pop(name, None)
+        self._late.pop(name, None)
+
+    def notice(self, seen: Seen) -> None:
+        """Close the open batch if this request, or the first one of the batch, says it is over."""
+        own = self._scheduled.get(seen.name)
+        over = own is not None and _is_over(own, seen)
+        if not over and self._scheduled:
+            first = next(iter(self._scheduled.values()))
+            over = first is not own and _is_over(first, see(first.request))
+        if over:
+            self.close()
+
+    def notice_known(self, name: str) -> None:
+        """The same for a request that is given by its id."""
+        own = self._scheduled.get(name)
+        if own is not None:
+            self.notice(see(own.request))
+
+    def close(self) -> None:
+        """Close the open batch if anything is in it. Raises UnreadCommands."""
+        if not self._changed:
+            return
+        if self._keeps and len(self._unread) >= MAX_UNREAD_BATCHES:
+            raise UnreadCommands(num_batches=len(self._unread))
+        batch = self._core.take_batch()
+        self._changed = False
+        if self._keeps:
+            self._unread.append(batch)
+        late, self._late = self._late, {}
+        self._scheduled.clear()
+        for name, num_tokens in late.items():
+            self._core.cache_blocks(name, num_tokens)
+
+    def take(self) -> list[Batch]:
+        """Close the open batch and hand out all that were not yet. Raises CommandsNotKept."""
+        if not self._keeps:
+            raise CommandsNotKept
+        read, self._unread = self._unread, []
+        self.close()
+        read += self._unread
+        self._unread = []
+        return read
+
+
+def _is_over(scheduled: Scheduled, seen: Seen) -> bool:
+    return seen.num_computed > scheduled.start or seen.num_tokens > scheduled.num_tokens
