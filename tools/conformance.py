@@ -191,13 +191,16 @@ def marks(files: Iterable[Path]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for path in files:
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "mark.seed" in text else ():
             found += [(number, f"{name}:{line}") for number, line in _numbers(node, name)]
     return found
 
 
 def _numbers(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "pytest.mark.seed":
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return
+    if node.func.attr != "seed" or ast.unparse(node.func) != "pytest.mark.seed":
         return
     for argument in node.args:
         if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):

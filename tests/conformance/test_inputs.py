@@ -79,6 +79,10 @@ def test_hits_are_counted_when_they_are_attached_and_never_again(manager: KVCach
     step(manager)
     manager.allocate_slots("b", 3)
     assert [owners(manager, block) for block in blocks(manager, "b")] == [1] * 5
+    # A hit of what somebody holds makes two.
+    add(manager, "c", [0, 1, 2, 3, 95])
+    manager.allocate_slots("c", 1, manager.get_computed_blocks("c"))
+    assert [owners(manager, block) for block in (1, 2)] == [2, 2]
 
 
 @pytest.mark.seed("S000-04", "S001-71")
