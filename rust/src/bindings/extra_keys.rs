@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a `Request` brings of extra keys, in the machine's form.
 //!
-//! Rules: `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` have checked themselves when they were made,
-//! and the manager has checked that the parts of a request are of these kinds. A salt that is no
-//! text goes in as the empty one, which the twin refuses.
+//! Rules: `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` checked themselves when they were made, and
+//! the manager has checked that the parts of a request are of these kinds. A salt that is no text
+//! goes in as the empty one, which the twin refuses.
 
 use pyo3::intern;
 use pyo3::prelude::*;
