@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvcore::allocate::{Requests, allocate_slots, append};
+use kvcore::asked::Asked;
 use kvcore::batch::take_batch;
 use kvcore::config::Config;
-use kvcore::plan::Asked;
 use kvcore::queries::get_computed_blocks;
 use kvcore::release::free;
 use kvcore::requests::{add_request, remove_request};
 use kvcore::state::{State, make_state};
+use kvcore::values::Request;
 
 const BLOCK_SIZE: u32 = 16;
 const POOLS: [u32; 2] = [16_384, 1_048_576];
@@ -49,7 +50,7 @@ fn one_request(state: &mut State, number: u64, phase: &str) -> Duration {
         if name == phase { start.elapsed() } else { Duration::ZERO }
     };
     let start = Instant::now();
-    add_request(state, "r", &tokens).expect("the id is new");
+    add_request(state, Request::new("r", &tokens)).expect("the id is new");
     let mut total = timed("add_request", start);
     let start = Instant::now();
     allocate(state, "r");
@@ -129,7 +130,7 @@ fn restart(state: &mut State, running: bool) {
     }
     for number in 0..RUNNING {
         let id = format!("d{number}");
-        add_request(state, &id, &[number, 1, 2]).expect("the id is new");
+        add_request(state, Request::new(&id, &[number, 1, 2])).expect("the id is new");
         let got = allocate_slots(state, &id, &Asked::new(3)).expect("the arguments are right");
         assert!(got.is_ok());
     }

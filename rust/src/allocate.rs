@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 //!
-//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing. All groups' hits are
-//! touched before any group allocates, so that no allocation evicts a hit. The computed count
+//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing but the window's trim. All
+//! groups' hits are touched before any group allocates, so that no allocation evicts a hit; external
+//! blocks of all groups come before new ones. The computed count
 //! advances by hits, external and new tokens. Full blocks are published by the call that schedules
 //! their last token, unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin:
 //! kvcore/allocate.py.
 
 use std::vec::IntoIter;
 
+use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
 use crate::errors::Error;
+use crate::groups::Kind;
 use crate::ids::{BlockId, Row};
-use crate::plan::{Asked, Growth, Plan, Rewrite, plan_allocation};
-use crate::requests::extend;
-use crate::state::{BatchRecord, State, request_mut};
+use crate::plan::{Growth, Plan, Rewrite, plan_allocation};
+use crate::requests::{check_no_drafts, extend};
+use crate::state::{BatchRecord, NULL_BLOCK, State, request_mut};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
+use crate::window::apply_trims;
 
 /// The requests of an `append`: ids, or rows as a buffer holds them.
 #[derive(Debug, Clone, Copy)]
@@ -29,8 +33,9 @@ pub enum Requests<'a> {
 
 /// Schedule the next tokens of a request; returns the blocks that its tables grew by, or a refusal.
 ///
-/// External tokens get blocks that are held and not returned. Fails with UnknownRequest,
-/// SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength, WrongHit, StaleHits, UnknownBlock,
+/// External tokens get blocks that are held and not returned. A refusal keeps the window trim.
+/// Fails with UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
+/// LoadUnfinished, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
 /// HitsOnRunningRequest, CachingDisabled.
 pub fn allocate_slots(
     state: &mut State,
@@ -40,7 +45,10 @@ pub fn allocate_slots(
     let row = state.request(request_id)?;
     let plan = match plan_allocation(state, row, asked)? {
         Ok(plan) => plan,
-        Err(refused) => return Ok(Err(refused)),
+        Err(refusal) => {
+            apply_trims(state, row, &refusal.trims);
+            return Ok(Err(refusal.refused));
+        }
     };
     commit(state, asked, &plan);
     let grown = |(group, table): (usize, &Vec<BlockId>)| {
@@ -56,7 +64,7 @@ pub fn can_allocate(state: &State, request_id: &str, asked: &Asked) -> Result<Ve
     let row = state.request(request_id)?;
     Ok(match plan_allocation(state, row, asked)? {
         Ok(_) => Verdict::Ok,
-        Err(refused) => match refused.reason {
+        Err(refusal) => match refusal.refused.reason {
             Reason::Later => Verdict::Later,
             Reason::Never => Verdict::Never,
         },
@@ -65,8 +73,9 @@ pub fn can_allocate(state: &State, request_id: &str, asked: &Asked) -> Result<Ve
 
 /// Add one token to each request and schedule one slot for each, in order.
 ///
-/// Requests from the first refused one on are untouched. Fails with UnknownRequest, SwappedOut,
-/// LengthMismatch, BeyondModelLength.
+/// Requests from the first refused one on are untouched, but for the refused one's window trim.
+/// Fails with UnknownRequest, SwappedOut, LoadUnfinished, LengthMismatch, DraftsPending,
+/// BeyondModelLength.
 pub fn append(
     state: &mut State,
     requests: Requests<'_>,
@@ -80,11 +89,12 @@ pub fn append(
         let planned = plan_allocation(state, row, &asked);
         match planned.expect("NOCRASH: check_append has checked every call of the append") {
             Ok(plan) => commit(state, &asked, &plan),
-            Err(refused) => {
+            Err(refusal) => {
                 let request = &mut state[row];
                 request.tokens.pop();
                 request.block_hashes.truncate(num_hashed);
-                return Ok(Appended { done, refused: Some(refused) });
+                apply_trims(state, row, &refusal.trims);
+                return Ok(Appended { done, refused: Some(refusal.refused) });
             }
         }
     }
@@ -125,11 +135,12 @@ fn check_append(
     Ok(rows)
 }
 
-/// Fails with SwappedOut or BeyondModelLength unless the last of these can grow by a token, once
-/// for each time that it is among them.
+/// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of these
+/// can grow by a token, once for each time that it is among them.
 fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
-    state.check_on_device(row)?;
+    state.check_idle(row)?;
+    check_no_drafts(&state[row])?;
     let (computed, limit) = (u64::from(state[row].num_computed), state.config.length_limit());
     if computed + rows.len() as u64 <= u64::from(limit) {
         return Ok(());
@@ -143,42 +154,51 @@ fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
 }
 
 /// Do what a plan says.
-fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
+pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     let row = plan.row;
     let request = &state[row];
     if let Some(hit) = &asked.hit
         && !request.holds_blocks()
     {
-        let (num_queries, preempted) = (request.tokens.len() as u64, request.preempted);
+        let num_queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
+        let preempted = request.preempted;
         state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
     }
     let num_computed_before = state[row].num_computed;
     let record = || BatchRecord { num_computed_before, published: Vec::new() };
     state.batch.records.entry(row).or_insert_with(record);
+    apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
         attach_hits(state, row, group, hits);
     }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
-        let grown: u32 = plan.growth.iter().map(|each| each.external + each.grown).sum();
+        let grown = |each: &Growth| each.external + each.grown;
+        let grown: u32 = plan.growth.iter().map(grown).sum();
         let mut fresh = state.device.take(num_shared + grown, &mut state.effects).into_iter();
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
-        for (group, Growth { external, grown }) in (0..).zip(&plan.growth) {
-            grow(state, row, group, fresh.by_ref().take((external + grown) as usize));
+        for (group, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
+            grow(state, row, group, std::iter::repeat_n(NULL_BLOCK, nulls as usize), true);
+            grow(state, row, group, fresh.by_ref().take(external as usize), asked.loads);
+        }
+        for (group, growth) in (0..).zip(&plan.growth) {
+            grow(state, row, group, fresh.by_ref().take(growth.grown as usize), false);
         }
     }
     state[row].num_computed = plan.num_scheduled;
     if state.config.enable_caching && !asked.delay_cache_blocks {
-        publish_blocks(state, row, plan.num_scheduled);
+        publish_blocks(state, row, state[row].num_accepted());
     }
 }
 
 /// Add the request as an owner of its hits, at the start of its table.
 fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
     for (position, &block) in (0..).zip(hits) {
-        state.device.touch(block, &mut state.effects);
+        if !state.is_null(block) {
+            state.device.touch(block, &mut state.effects);
+        }
         state.effects.emit(Command::SetTable { row, group, position, block });
     }
     let request = &mut state[row];
@@ -199,38 +219,55 @@ fn apply_rewrite(state: &mut State, row: Row, rewrite: Rewrite, fresh: &mut Into
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
     if copied {
         state.effects.emit(Command::CopyOnWrite { source: block, target });
-    } else if state.config.groups[group as usize].zero_new_blocks {
-        state.effects.emit(Command::Zero { block: target });
+    } else {
+        use_fresh(state, group, target);
     }
     state.effects.emit(Command::SetTable { row, group, position, block: target });
     state.device.release([block], &mut state.effects);
     state[row].tables[group as usize][position as usize] = target;
 }
 
-/// Put fresh blocks at the end of a table.
-fn grow(state: &mut State, row: Row, group: u32, fresh: impl Iterator<Item = BlockId>) {
-    let zero = state.config.groups[group as usize].zero_new_blocks;
-    let State { effects, requests, .. } = state;
-    let table = &mut request_mut(requests, row).tables[group as usize];
-    for block in fresh {
-        if zero {
-            effects.emit(Command::Zero { block });
+/// Put blocks at the end of a table; filled: they are null, or get their content.
+fn grow(
+    state: &mut State,
+    row: Row,
+    group: u32,
+    blocks: impl Iterator<Item = BlockId>,
+    filled: bool,
+) {
+    for block in blocks {
+        if !filled {
+            use_fresh(state, group, block);
         }
+        let State { effects, requests, .. } = state;
+        let table = &mut request_mut(requests, row).tables[group as usize];
         effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
         table.push(block);
+    }
+}
+
+/// Zero a block that nothing fills, where its group asks for it, and record it as new.
+fn use_fresh(state: &mut State, group: u32, block: BlockId) {
+    let rule = &state.config.groups[group as usize];
+    if rule.zero_new_blocks {
+        state.effects.emit(Command::Zero { block });
+    }
+    if state.config.record_new_blocks && matches!(rule.kind, Kind::FullAttention | Kind::Mla) {
+        state.new_blocks[group as usize].push(block);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::asked::AskedHit;
     use crate::config::Config;
-    use crate::plan::AskedHit;
     use crate::queries::get_computed_blocks;
     use crate::release::free;
     use crate::requests::add_request;
     use crate::state::make_state;
     use crate::values::Refused;
+    use crate::values::Request;
 
     /// Four usable blocks of two tokens.
     fn story() -> State {
@@ -245,8 +282,8 @@ mod tests {
     #[test]
     fn a_second_request_shares_the_cached_prefix() {
         let mut state = story();
-        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
-        add_request(&mut state, "b", &[1, 2, 9]).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
+        add_request(&mut state, Request::new("b", &[1, 2, 9])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
         let hit = get_computed_blocks(&state, "b").unwrap();
         assert_eq!(hit.num_tokens, 2);
@@ -262,7 +299,7 @@ mod tests {
     #[test]
     fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
         let mut state = story();
-        add_request(&mut state, "a", &[1; 12]).unwrap();
+        add_request(&mut state, Request::new("a", &[1; 12])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
         let before = crate::encode::encode(&state);
         let refused = Refused { reason: Reason::Never, needed: 3, available: 1, pending: 0 };
@@ -276,7 +313,7 @@ mod tests {
     fn append_stops_at_the_first_refusal() {
         let mut state = story();
         for id in ["a", "b"] {
-            add_request(&mut state, id, &[1, 2, 3, 4]).unwrap();
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4])).unwrap();
             allocate_slots(&mut state, id, &Asked::new(4)).unwrap().unwrap();
         }
         let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
@@ -293,7 +330,7 @@ mod tests {
         let mut config = Config::new(5, 2, b"seed");
         config.max_model_len = Some(4);
         let mut state = make_state(config).unwrap();
-        add_request(&mut state, "a", &[1, 2]).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
         let before = crate::encode::encode(&state);
         let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
@@ -309,7 +346,7 @@ mod tests {
     #[test]
     fn a_hit_that_lost_its_key_is_stale() {
         let mut state = story();
-        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
         let hit = Some(AskedHit { blocks: vec![vec![1]], num_tokens: 2 });
         let stale = allocate_slots(&mut state, "a", &Asked { hit, ..Asked::new(1) });
         let request = "'a'".to_owned();

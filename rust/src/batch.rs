@@ -6,7 +6,7 @@
 //! now: the table's move to the older block, and the `Free`, open the next batch. Twin:
 //! kvcore/batch.py.
 
-use crate::caching::stored;
+use crate::caching::announce_stored;
 use crate::commands::{Batch, Command, close};
 use crate::state::{Merge, State};
 
@@ -28,17 +28,20 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let request = &state[row];
     let (group, position) = (merge.group as usize, merge.position as usize);
     let same = request.tables[group].get(position) == Some(&merge.block);
-    let computed = request.num_computed >= (merge.position + 1) * state.config.block_size();
+    let size = state.config.groups[group].block_size;
+    let computed = request.num_accepted() >= (merge.position + 1) * size;
     if !same || !computed || state.device.key(merge.block).is_some() {
         return;
     }
-    if request.key(merge.position, merge.group) != merge.key {
+    let scale = state.scales[group];
+    if merge.position >= request.num_hashed(scale)
+        || request.key(scale, merge.group, merge.position) != merge.key
+    {
         return;
     }
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
-        let event = stored(state, row, merge.group, (merge.position, merge.position + 1));
-        state.effects.announce(event);
+        announce_stored(state, row, merge.group, (merge.position, merge.position + 1));
         return;
     };
     state.device.touch(older, &mut state.effects);

@@ -63,6 +63,12 @@ impl BlockPool {
         self.num_blocks() - self.first_block
     }
 
+    /// Whether a block is the null block, which stands in tables for blocks that are not needed.
+    #[must_use]
+    pub fn is_null(&self, block: BlockId) -> bool {
+        block.0 < self.first_block
+    }
+
     /// Blocks without owner.
     #[must_use]
     pub fn num_free(&self) -> u32 {
@@ -199,12 +205,17 @@ impl BlockPool {
     }
 
     /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
-    /// that the call removes.
-    pub fn check_unpins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
+    /// that the call removes. held: pins of a block that are not the caller's to remove.
+    pub fn check_unpins(
+        &self,
+        blocks: &[i64],
+        held: impl Fn(BlockId) -> u32,
+    ) -> Result<Vec<BlockId>, Error> {
         let times = count_each(blocks);
         let check = |&number: &i64| {
             let block = self.check_block(number)?;
-            let (num_pins, asked) = (i64::from(self.num_pins(block)), times[&number]);
+            let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
+            let asked = times[&number];
             if num_pins < asked {
                 return Err(Error::NotPinned { block: number, num_pins, asked });
             }
@@ -283,7 +294,7 @@ pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Resul
 
 /// Undo `pin`. Fails with UnknownBlock, NotPinned.
 pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
-    for block in pool.check_unpins(blocks)? {
+    for block in pool.check_unpins(blocks, |_| 0)? {
         pool.unpin(block, effects);
     }
     Ok(())

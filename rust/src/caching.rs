@@ -10,22 +10,22 @@
 use std::sync::Arc;
 
 use crate::block_pool::BlockPool;
-use crate::config::Duplicates;
+use crate::config::{Config, Duplicates};
 use crate::errors::Error;
-use crate::events::Event;
+use crate::events::Stored;
 use crate::ids::{BlockId, Row};
-use crate::state::{Merge, Published, State};
+use crate::state::{Merge, Published, RequestState, State, request_mut};
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///
-/// Nothing happens where caching is off. Fails with UnknownRequest, SwappedOut, InvalidCount,
-/// BeyondComputed.
+/// Nothing happens where caching is off. Fails with UnknownRequest, SwappedOut, LoadUnfinished,
+/// InvalidCount, BeyondComputed.
 pub fn cache_blocks(
     state: &mut State,
     request_id: &str,
     num_computed_tokens: i64,
 ) -> Result<(), Error> {
-    let row = state.on_device(request_id)?;
+    let row = state.idle(request_id)?;
     let num_computed = i64::from(state[row].num_computed);
     if num_computed_tokens < 0 {
         let name = "num_computed_tokens";
@@ -36,7 +36,8 @@ pub fn cache_blocks(
         return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });
     }
     if state.config.enable_caching {
-        publish_blocks(state, row, num_computed_tokens as u32);
+        let num_tokens = state[row].num_tokens();
+        publish_blocks(state, row, num_tokens.min(num_computed_tokens as u32));
     }
     Ok(())
 }
@@ -58,15 +59,21 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
         return false;
     }
     state.device.clear_index(&mut state.effects);
-    state.effects.announce(Event::AllBlocksCleared);
+    state.effects.announce_cleared();
+    state.stats.reset = true;
     true
 }
 
 /// Publish the full blocks up to so many tokens that are not yet.
 pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
-    let num_full = num_tokens / state.config.block_size();
     for group in 0..state.config.groups.len() as u32 {
+        let size = state.config.groups[group as usize].block_size;
         let cached = state[row].num_cached[group as usize];
+        if u64::from(num_tokens) < (u64::from(cached) + 1) * u64::from(size) {
+            continue;
+        }
+        let num_hashed = state[row].num_hashed(state.scales[group as usize]);
+        let num_full = num_hashed.min(num_tokens / size);
         let mut first = cached;
         for position in cached..num_full {
             if !publish_block(state, row, group, position) {
@@ -83,17 +90,17 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
 fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool {
     let request = &state[row];
     let block = request.tables[group as usize][position as usize];
-    let key = request.key(position, group);
-    if state.device.key(block).is_some() {
+    if state.is_null(block) || state.device.key(block).is_some() {
         return false;
     }
+    let key = request.key(state.scales[group as usize], group, position);
     if state.config.duplicates == Duplicates::Merge && state.device.index.first(&key).is_some() {
         let request_id = Arc::clone(&request.request_id);
         state.batch.merges.push(Merge { request_id, group, position, block, key });
         return false;
     }
     state.device.publish(block, key);
-    let written = (position + 1) * state.config.block_size();
+    let written = (position + 1) * state.config.groups[group as usize].block_size;
     if let Some(record) = state.batch.records.get_mut(&row)
         && written > record.num_computed_before
     {
@@ -102,24 +109,30 @@ fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool
     true
 }
 
-fn announce_stored(state: &mut State, row: Row, group: u32, (first, end): (u32, u32)) {
-    if first < end && state.effects.events_enabled() {
-        let event = stored(state, row, group, (first, end));
-        state.effects.announce(event);
+/// Tell that a request's blocks at positions [first, end) became findable.
+pub(crate) fn announce_stored(state: &mut State, row: Row, group: u32, blocks: (u32, u32)) {
+    if blocks.0 >= blocks.1 || !state.effects.events_enabled() {
+        return;
     }
+    let State { config, scales, effects, requests, .. } = state;
+    effects.announce_stored(&stored(request_mut(requests, row), config, scales, group, blocks));
 }
 
-/// The event that a request's blocks at positions [first, end) became findable.
-pub(crate) fn stored(state: &State, row: Row, group: u32, (first, end): (u32, u32)) -> Event {
-    let block_size = state.config.block_size();
-    let request = &state[row];
-    let (from, to) = (first as usize, end as usize);
-    let size = block_size as usize;
-    Event::BlockStored {
-        block_hashes: request.block_hashes[from..to].to_vec(),
-        parent_hash: (first > 0).then(|| state.parent_hash(row, first)),
-        tokens: request.tokens[from * size..to * size].to_vec(),
-        block_size,
+/// What the event says of a request's blocks at positions [first, end) that became findable.
+fn stored<'a>(
+    request: &'a RequestState,
+    config: &Config,
+    scales: &[u32],
+    group: u32,
+    blocks: (u32, u32),
+) -> Stored<'a> {
+    Stored {
+        blocks,
+        tokens: &request.tokens,
+        hashes: &request.block_hashes,
+        scale: scales[group as usize],
+        block_size: config.groups[group as usize].block_size,
         group,
+        extra_keys: &request.extra_keys,
     }
 }

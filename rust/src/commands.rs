@@ -47,6 +47,10 @@ pub enum Command {
     SwapOut { block: BlockId, host_block: BlockId },
     /// Copy a host block to a device block.
     SwapIn { host_block: BlockId, block: BlockId },
+    /// Copy a block to the external store under this key; the operation may fail.
+    Store { operation: u32, block: BlockId, key: Key },
+    /// Fill a block with the content of this key in the external store; the operation may fail.
+    Load { operation: u32, key: Key, block: BlockId },
     /// Put a block at a position of a request's block table in one group.
     SetTable { row: Row, group: u32, position: u32, block: BlockId },
     /// Shorten a request's block table in one group to so many blocks.
@@ -67,6 +71,8 @@ impl Command {
             Command::CopyOnWrite { .. } => 7,
             Command::SwapOut { .. } => 8,
             Command::SwapIn { .. } => 9,
+            Command::Store { .. } => 10,
+            Command::Load { .. } => 11,
             Command::SetTable { .. } => 12,
             Command::CutTable { .. } => 13,
         }
@@ -77,7 +83,9 @@ impl Command {
     pub fn reads(&self) -> Option<(Tier, BlockId)> {
         match *self {
             Command::CopyOnWrite { source, .. } => Some((Tier::Device, source)),
-            Command::SwapOut { block, .. } => Some((Tier::Device, block)),
+            Command::SwapOut { block, .. } | Command::Store { block, .. } => {
+                Some((Tier::Device, block))
+            }
             Command::SwapIn { host_block, .. } => Some((Tier::Host, host_block)),
             _ => None,
         }
@@ -90,7 +98,9 @@ impl Command {
             Command::Zero { block } => Some((Tier::Device, block)),
             Command::CopyOnWrite { target, .. } => Some((Tier::Device, target)),
             Command::SwapOut { host_block, .. } => Some((Tier::Host, host_block)),
-            Command::SwapIn { block, .. } => Some((Tier::Device, block)),
+            Command::SwapIn { block, .. } | Command::Load { block, .. } => {
+                Some((Tier::Device, block))
+            }
             _ => None,
         }
     }
@@ -152,7 +162,7 @@ pub struct Batch {
     pub number: u64,
     /// int32 little-endian, C order, shape [6, n], rows as in `COLUMNS`.
     pub buffer: Vec<u8>,
-    /// Keys of `KEY_SIZE` bytes; the key field of `Evict` in the columns is an index into them.
+    /// Keys of `KEY_SIZE` bytes; key fields in the columns are indices into them.
     pub keys: Vec<u8>,
 }
 
@@ -196,21 +206,26 @@ pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
         Command::Allocate { block } | Command::Touch { block } | Command::Zero { block } => {
             row([block.0, 0, 0, 0])
         }
-        Command::Evict { block, key } => {
-            let index = (keys.len() / KEY_SIZE) as u32;
-            keys.extend_from_slice(&key.0);
-            row([block.0, index, 0, 0])
-        }
+        Command::Evict { block, key } => row([block.0, keep(keys, &key), 0, 0]),
         Command::EvictAll => [0; 4],
         Command::Free { block, cached } => row([block.0, u32::from(cached), 0, 0]),
         Command::CopyOnWrite { source, target } => row([source.0, target.0, 0, 0]),
         Command::SwapOut { block, host_block } => row([block.0, host_block.0, 0, 0]),
         Command::SwapIn { host_block, block } => row([host_block.0, block.0, 0, 0]),
+        Command::Store { operation, block, key } => row([operation, block.0, keep(keys, &key), 0]),
+        Command::Load { operation, key, block } => row([operation, keep(keys, &key), block.0, 0]),
         Command::SetTable { row: of, group, position, block } => {
             row([of.0, group, position, block.0])
         }
         Command::CutTable { row: of, group, length } => row([of.0, group, length, 0]),
     }
+}
+
+/// Add a key to those of a batch; returns its place.
+fn keep(keys: &mut Vec<u8>, key: &Key) -> u32 {
+    let place = keys.len() / KEY_SIZE;
+    keys.extend_from_slice(&key.0);
+    place as u32
 }
 
 /// Ids and counts are at most `MAX_BLOCKS`, so they fit.
@@ -223,20 +238,22 @@ fn row(values: [u32; 4]) -> [i32; 4] {
 pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Option<Command> {
     let [a, b, c, d] = values.map(|value| value as u32);
     let (block, second) = (BlockId(a), BlockId(b));
+    let key = |place: u32| {
+        let start = place as usize * KEY_SIZE;
+        Some(Key(keys.get(start..start + KEY_SIZE)?.try_into().ok()?))
+    };
     Some(match kind {
         1 => Command::Allocate { block },
         2 => Command::Touch { block },
-        3 => {
-            let start = b as usize * KEY_SIZE;
-            let key = keys.get(start..start + KEY_SIZE)?.try_into().ok()?;
-            Command::Evict { block, key: Key(key) }
-        }
+        3 => Command::Evict { block, key: key(b)? },
         4 => Command::EvictAll,
         5 => Command::Free { block, cached: b != 0 },
         6 => Command::Zero { block },
         7 => Command::CopyOnWrite { source: block, target: second },
         8 => Command::SwapOut { block, host_block: second },
         9 => Command::SwapIn { host_block: block, block: second },
+        10 => Command::Store { operation: a, block: second, key: key(c)? },
+        11 => Command::Load { operation: a, key: key(b)?, block: BlockId(c) },
         12 => Command::SetTable { row: Row(a), group: b, position: c, block: BlockId(d) },
         13 => Command::CutTable { row: Row(a), group: b, length: c },
         _ => return None,
@@ -297,6 +314,8 @@ mod tests {
             Command::CopyOnWrite { source: B, target: C },
             Command::SwapOut { block: A, host_block: B },
             Command::SwapIn { host_block: A, block: B },
+            Command::Store { operation: 7, block: A, key: Key([9; KEY_SIZE]) },
+            Command::Load { operation: 8, key: Key([10; KEY_SIZE]), block: C },
             Command::SetTable { row: Row(4), group: 1, position: 2, block: C },
             Command::CutTable { row: Row(4), group: 1, length: 2 },
         ]
@@ -308,7 +327,7 @@ mod tests {
         assert_eq!(commands.iter().collect::<Vec<_>>(), every_command());
         let batch = close(5, &commands);
         assert_eq!(batch.commands(), Some(every_command()));
-        assert_eq!((batch.number, batch.len()), (5, 12));
+        assert_eq!((batch.number, batch.len()), (5, 14));
         assert_eq!(close(0, &Commands::default()).commands(), Some(vec![]));
     }
 

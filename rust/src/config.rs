@@ -4,7 +4,9 @@
 //! Rules: a configuration that cannot work is refused when it is made, with the numbers that would
 //! work. Options compose; none is a fork of the code. Twin: kvcore/config.py.
 
-use crate::errors::Error;
+use crate::errors::{Error, bytes_repr};
+use crate::groups::{Group, admission_cap};
+use crate::hashing::Hashing;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
@@ -31,34 +33,19 @@ pub enum Duplicates {
     Merge,
 }
 
-/// Layers that share block size and retention rule; here full attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
-    /// Tokens a block.
-    pub block_size: u32,
-    /// A `Zero` follows each `Allocate` that no copy fills.
-    pub zero_new_blocks: bool,
-}
-
-impl Group {
-    /// A group of this block size that asks for no zeros.
-    #[must_use]
-    pub fn new(block_size: u32) -> Self {
-        Group { block_size, zero_new_blocks: false }
-    }
-}
-
-/// Sizes and options of one manager; `State::new` checks them.
+/// Sizes and options of one manager; `make_state` checks them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Blocks of the device pool, the null block included.
     pub num_blocks: u32,
-    /// At least one group, all of one block size.
+    /// At least one group.
     pub groups: Vec<Group>,
     /// Blocks of the host tier, 0 for none.
     pub num_host_blocks: u32,
     /// Longest request in tokens; the pool must hold one such request.
     pub max_model_len: Option<u32>,
+    /// Most tokens that one step computes of a request, None for max_model_len.
+    pub max_num_batched_tokens: Option<u32>,
     /// Whether full blocks can be found again.
     pub enable_caching: bool,
     /// Whether block 0 of the device pool is a placeholder.
@@ -69,8 +56,17 @@ pub struct Config {
     pub duplicates: Duplicates,
     /// Room added behind a request when it grows, in tokens.
     pub num_preallocate_tokens: u32,
+    /// Blocks that an admission leaves free.
+    pub watermark_blocks: u32,
+    /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in all if
+    /// none is.
+    pub use_eagle: bool,
     /// Whether changes of the index are told.
     pub enable_events: bool,
+    /// Keep what `take_new_block_ids` hands out.
+    pub record_new_blocks: bool,
+    /// How block hashes are made.
+    pub hashing: Hashing,
     /// Root of the key chains.
     pub hash_seed: Vec<u8>,
 }
@@ -84,20 +80,19 @@ impl Config {
             groups: vec![Group::new(block_size)],
             num_host_blocks: 0,
             max_model_len: None,
+            max_num_batched_tokens: None,
             enable_caching: true,
             null_block: true,
             eviction: Eviction::Lru,
             duplicates: Duplicates::Keep,
             num_preallocate_tokens: 0,
+            watermark_blocks: 0,
+            use_eagle: false,
             enable_events: false,
+            record_new_blocks: false,
+            hashing: Hashing::Sha256,
             hash_seed: hash_seed.to_vec(),
         }
-    }
-
-    /// Tokens a block, in every group.
-    #[must_use]
-    pub fn block_size(&self) -> u32 {
-        self.groups[0].block_size
     }
 
     /// Device blocks that can hold tokens.
@@ -112,13 +107,52 @@ impl Config {
         self.max_model_len.unwrap_or(NO_LIMIT)
     }
 
-    /// Blocks that one request of so many tokens holds over all groups.
+    /// Tokens that one block hash stands for: the groups' greatest common divisor.
     #[must_use]
-    pub fn blocks_for(&self, num_tokens: u32) -> u64 {
-        self.groups.iter().map(|group| u64::from(num_tokens.div_ceil(group.block_size))).sum()
+    pub fn hash_block_size(&self) -> u32 {
+        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
+        sizes.fold(0, gcd) as u32
     }
 
-    /// Fails with `InvalidConfig` unless this configuration can work.
+    /// Tokens that a hit is a multiple of: the groups' least common multiple.
+    #[must_use]
+    pub fn hit_alignment(&self) -> u32 {
+        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
+        u32::try_from(lcm(sizes)).unwrap_or(u32::MAX)
+    }
+
+    /// Hashed blocks in one block of a group: hashes are made at the groups' common divisor.
+    #[must_use]
+    pub fn scale(&self, group: u32) -> u32 {
+        self.groups[group as usize].block_size / self.hash_block_size()
+    }
+
+    /// Whether a hit leaves this group's last matched block to be computed.
+    #[must_use]
+    pub fn drops_last_hit(&self, group: u32) -> bool {
+        let flagged = self.groups.iter().any(|each| each.eagle);
+        self.use_eagle && (self.groups[group as usize].eagle || !flagged)
+    }
+
+    /// Most blocks that a request holds at once in a group, None where it keeps everything.
+    #[must_use]
+    pub fn cap(&self, group: u32) -> Option<u32> {
+        let limit = self.length_limit();
+        let max_num_batched = self.max_num_batched_tokens.unwrap_or(limit);
+        admission_cap(&self.groups[group as usize], max_num_batched, limit)
+    }
+
+    /// Most blocks that one request holds over all groups on its way to so many tokens.
+    #[must_use]
+    pub fn blocks_for(&self, num_tokens: u32) -> u64 {
+        let held = |(index, group): (u32, &Group)| {
+            let blocks = num_tokens.div_ceil(group.block_size);
+            u64::from(self.cap(index).map_or(blocks, |cap| blocks.min(cap)))
+        };
+        (0..).zip(&self.groups).filter(|(_, group)| !group.is_cross()).map(held).sum()
+    }
+
+    /// Fails with `InvalidConfig` or `GroupsDoNotFit` unless this configuration can work.
     pub fn check(&self) -> Result<(), Error> {
         check_options(self)?;
         check_groups(self)?;
@@ -127,28 +161,52 @@ impl Config {
 }
 
 fn check_options(config: &Config) -> Result<(), Error> {
+    if config.hashing == Hashing::Sha256Cbor && str::from_utf8(&config.hash_seed).is_err() {
+        let shown = bytes_repr(&config.hash_seed);
+        return Err(refuse("hash_seed", shown, "must be UTF-8 text for sha256_cbor"));
+    }
     check_count("num_host_blocks", config.num_host_blocks, 0)?;
     check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
-    config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))
+    check_count("watermark_blocks", config.watermark_blocks, 0)?;
+    config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))?;
+    let batched = config.max_num_batched_tokens;
+    batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))
 }
 
 fn check_groups(config: &Config) -> Result<(), Error> {
-    let sizes: Vec<u32> = config.groups.iter().map(|group| group.block_size).collect();
-    let shown = sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-    if sizes.is_empty() {
-        return Err(refuse("groups", shown, "at least one group".to_owned()));
+    let groups = &config.groups;
+    if groups.is_empty() {
+        return Err(refuse("groups", "", "at least one group"));
     }
-    if sizes.len() > MAX_GROUPS {
-        return Err(refuse("groups", shown, format!("at most {MAX_GROUPS} groups")));
+    groups.iter().try_for_each(Group::check)?;
+    if groups.len() > MAX_GROUPS {
+        return Err(refuse("groups", groups.len(), format!("at most {MAX_GROUPS} groups")));
     }
-    for &size in &sizes {
-        if !(1..=MAX_BLOCKS).contains(&size) {
-            return Err(refuse("block_size", size, "must be at least 1".to_owned()));
-        }
-        if size != sizes[0] {
-            let reason = "all groups must have one block size".to_owned();
-            return Err(refuse("groups", shown, reason));
-        }
+    let pages = groups.iter().enumerate();
+    let said: Vec<(usize, u64)> =
+        pages.filter_map(|(index, group)| Some((index, group.page_bytes?))).collect();
+    if said.iter().any(|(_, size)| *size != said[0].1) {
+        let groups = listed(said.iter().map(|(index, _)| index));
+        let sizes = listed(said.iter().map(|(_, size)| size));
+        return Err(Error::GroupsDoNotFit { groups, sizes });
+    }
+    for group in groups {
+        let reason = if group.is_windowed() && !config.null_block {
+            "a group with a window needs the null block"
+        } else if group.is_cross() && config.enable_caching {
+            "cross-attention blocks are never cached: set enable_caching=False"
+        } else if group.eagle && !config.use_eagle {
+            "a group is flagged eagle, and use_eagle is off"
+        } else {
+            continue;
+        };
+        return Err(refuse("groups", listed(groups.iter().map(|each| each.kind.name())), reason));
+    }
+    if lcm(groups.iter().map(|group| u64::from(group.block_size))) > u64::from(MAX_BLOCKS) {
+        let sizes = listed(groups.iter().map(|group| group.block_size));
+        let reason =
+            format!("the least common multiple of the block sizes must be at most {MAX_BLOCKS}");
+        return Err(refuse("groups", sizes, reason));
     }
     Ok(())
 }
@@ -187,8 +245,24 @@ fn check_count(field: &'static str, value: u32, least: u32) -> Result<(), Error>
     Ok(())
 }
 
-fn refuse(field: &'static str, value: impl ToString, reason: String) -> Error {
-    Error::InvalidConfig { field, value: value.to_string(), reason }
+fn listed(items: impl Iterator<Item = impl ToString>) -> String {
+    items.map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Sizes beyond any that is allowed give some number beyond, too.
+fn lcm(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(1, |total, size| (total / gcd(total, size)).saturating_mul(size))
+}
+
+fn gcd(mut common: u64, mut rest: u64) -> u64 {
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    common
+}
+
+fn refuse(field: &'static str, value: impl ToString, reason: impl Into<String>) -> Error {
+    Error::InvalidConfig { field, value: value.to_string(), reason: reason.into() }
 }
 
 #[cfg(test)]
@@ -211,10 +285,8 @@ mod tests {
         assert!(Config::new(0, 4, b"").check().is_err());
         assert!(Config::new(1, 4, b"").check().is_err());
         assert!(Config::new(2, 0, b"").check().is_err());
-        let mut mixed = Config::new(9, 4, b"");
-        mixed.groups.push(Group::new(8));
-        assert!(mixed.check().is_err());
-        mixed.groups.clear();
-        assert!(mixed.check().is_err());
+        let mut none = Config::new(9, 4, b"");
+        none.groups.clear();
+        assert!(none.check().is_err());
     }
 }

@@ -11,23 +11,35 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::{BlockPool, make_pool};
 use crate::commands::{Batch, Commands, close};
-use crate::config::{Config, Group};
-use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED};
+use crate::config::Config;
+use crate::encode::{DUPLICATES, EVICTIONS, MAGIC};
 use crate::errors::Error;
-use crate::events::Event;
+use crate::events::{CLEARED, Event, EventLog, REMOVED, STORED};
+use crate::extra_keys::{ExtraKey, ExtraKeys, LoRA, MediaItem};
 use crate::free_queue::make_free_queue;
-use crate::hashing::{BlockHash, HASH_SIZE, KEY_SIZE, Key};
+use crate::groups::{Group, KINDS};
+use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
-use crate::state::{BatchRecord, Merge, Published, RequestState, State, Table, make_state};
+use crate::state::{
+    BatchRecord, MAX_OPERATION, Merge, NO_HOST_BLOCK, Operation, Published, RequestState, State,
+    Table, make_state,
+};
 use crate::values::PrefixCacheStats;
 
 /// Bytes that are being read.
-struct Reader<'a> {
+#[derive(Debug)]
+pub struct Reader<'a> {
     data: &'a [u8],
     offset: usize,
 }
 
 impl<'a> Reader<'a> {
+    /// Bytes of which none was read yet.
+    #[must_use]
+    pub fn new(data: &'a [u8]) -> Self {
+        Reader { data, offset: 0 }
+    }
+
     /// The next so many bytes. Fails with DamagedState at the end.
     fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
         let end = self.offset.checked_add(size).filter(|&end| end <= self.data.len());
@@ -119,10 +131,14 @@ impl<'a> Reader<'a> {
     }
 
     /// A count and so many bytes of UTF-8.
-    fn name(&mut self) -> Result<Arc<str>, Error> {
-        let bytes = self.sized()?;
-        let name = std::str::from_utf8(bytes);
-        name.map(Arc::from).map_err(|_| self.damaged("a name is not UTF-8"))
+    fn name(&mut self) -> Result<&'a str, Error> {
+        let name = std::str::from_utf8(self.sized()?);
+        name.map_err(|_| self.damaged("a name is not UTF-8"))
+    }
+
+    /// A flag, and the text where there is one.
+    fn text(&mut self) -> Result<Option<String>, Error> {
+        Ok(if self.flag()? { Some(self.name()?.to_owned()) } else { None })
     }
 
     /// A count and so many block hashes.
@@ -140,7 +156,7 @@ impl<'a> Reader<'a> {
 
 /// The state of canonical bytes. Fails with DamagedState, InvalidConfig.
 pub fn decode(data: &[u8]) -> Result<State, Error> {
-    let mut source = Reader { data, offset: 0 };
+    let mut source = Reader::new(data);
     if source.take(MAGIC.len())? != MAGIC {
         let reason = "the first bytes are not those of a state".to_owned();
         return Err(Error::DamagedState { reason, offset: 0 });
@@ -164,8 +180,13 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
     let mut state = State { device, host, requests, rows, free_rows, ..make_state(config)? };
     read_batch(&mut source, &mut state)?;
-    state.effects.events = source.list(read_event)?;
+    state.effects.events = read_events(&mut source)?;
     state.stats = read_stats(&mut source)?;
+    for blocks in &mut state.new_blocks {
+        *blocks = source.blocks(state.config.num_blocks)?;
+    }
+    read_operations(&mut source, &mut state)?;
+    state.next_operation = source.u32()?;
     let left = data.len() - source.offset;
     if left > 0 {
         return Err(source.damaged(format!("{left} bytes too many")));
@@ -175,8 +196,7 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
 
 fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
     let num_blocks = source.u32()?;
-    let groups = source
-        .list(|source| Ok(Group { block_size: source.u32()?, zero_new_blocks: source.flag()? }))?;
+    let groups = source.list(read_group)?;
     if groups.is_empty() {
         return Err(source.damaged("there is no group"));
     }
@@ -185,14 +205,32 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         groups,
         num_host_blocks: source.u32()?,
         max_model_len: Some(source.u32()?).filter(|&longest| longest > 0),
+        max_num_batched_tokens: Some(source.u32()?).filter(|&most| most > 0),
         enable_caching: source.flag()?,
         null_block: source.flag()?,
         eviction: EVICTIONS[usize::from(source.flag()?)],
         duplicates: DUPLICATES[usize::from(source.flag()?)],
+        hashing: HASHINGS[usize::from(source.choice(HASHINGS.len() as u8)?)],
         num_preallocate_tokens: source.u32()?,
+        watermark_blocks: source.u32()?,
+        use_eagle: source.flag()?,
         enable_events: source.flag()?,
+        record_new_blocks: source.flag()?,
         hash_seed: source.sized()?.to_vec(),
     })
+}
+
+fn read_group(source: &mut Reader<'_>) -> Result<Group, Error> {
+    let group = Group {
+        block_size: source.u32()?,
+        kind: KINDS[usize::from(source.choice(KINDS.len() as u8)?)],
+        window: Some(source.u32()?).filter(|&window| window > 0),
+        eagle: source.flag()?,
+        zero_new_blocks: source.flag()?,
+        page_bytes: Some(source.u64()?).filter(|&bytes| bytes > 0),
+    };
+    group.check()?;
+    Ok(group)
 }
 
 fn read_pool(
@@ -238,14 +276,20 @@ fn read_pool(
 
 fn read_request(source: &mut Reader<'_>, config: &Config) -> Result<RequestState, Error> {
     let mut request = RequestState {
-        request_id: source.name()?,
+        request_id: Arc::from(source.name()?),
         tokens: source.numbers()?,
+        drafts: source.numbers()?,
         block_hashes: source.hashes()?,
+        own_hashes: source.flag()?,
+        skip_reading: source.flag()?,
+        extra_keys: read_extra_keys(source)?,
         num_computed: source.u32()?,
         tables: Vec::new(),
         num_cached: Vec::new(),
         host_tables: Vec::new(),
         preempted: false,
+        num_loading: 0,
+        load_end: 0,
     };
     for _ in &config.groups {
         request.tables.push(source.blocks(config.num_blocks)?);
@@ -253,11 +297,44 @@ fn read_request(source: &mut Reader<'_>, config: &Config) -> Result<RequestState
     }
     if source.flag()? {
         for _ in &config.groups {
-            request.host_tables.push(source.blocks(config.num_host_blocks)?);
+            request.host_tables.push(read_host_table(source, config.num_host_blocks)?);
         }
     }
     request.preempted = source.flag()?;
+    request.num_loading = source.u32()?;
+    request.load_end = source.u32()?;
     Ok(request)
+}
+
+fn read_host_table(source: &mut Reader<'_>, num_blocks: u32) -> Result<Table, Error> {
+    let table: Table = source.numbers()?.into_iter().map(BlockId).collect();
+    if table.iter().any(|&block| block.0 >= num_blocks && block != NO_HOST_BLOCK) {
+        return Err(source.damaged(format!("an id is not below {num_blocks}")));
+    }
+    Ok(table)
+}
+
+fn read_extra_keys(source: &mut Reader<'_>) -> Result<ExtraKeys, Error> {
+    let reason = "an extra key that no request has";
+    let mut extra_keys = ExtraKeys::default();
+    if source.flag()? {
+        let (name, path) = (source.name()?.to_owned(), source.name()?.to_owned());
+        if name.is_empty() {
+            return Err(source.damaged(reason));
+        }
+        extra_keys.lora = Some(LoRA { name, path });
+    }
+    extra_keys.media = source.list(|source| {
+        let identifier = source.name()?.to_owned();
+        let item = MediaItem { identifier, offset: source.u32()?, length: source.u32()? };
+        if item.identifier.is_empty() || item.length == 0 {
+            return Err(source.damaged(reason));
+        }
+        Ok(item)
+    })?;
+    extra_keys.cache_salt = source.text()?;
+    extra_keys.embeds = source.hashes()?;
+    Ok(extra_keys)
 }
 
 fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
@@ -279,7 +356,7 @@ fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         state.batch.records.insert(row, BatchRecord { num_computed_before, published });
     }
     state.batch.merges = source.list(|source| {
-        let request_id = source.name()?;
+        let request_id = Arc::from(source.name()?);
         let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
         Ok(Merge { request_id, group, position, block, key: source.key()? })
     })?;
@@ -301,21 +378,63 @@ fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error
     Ok(commands)
 }
 
-fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
+fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    for _ in 0..source.u32()? {
+        let (number, block, key) = (source.u32()?, BlockId(source.u32()?), source.key()?);
+        let (batch, request_id, first_token) = (source.u64()?, source.text()?, source.u32()?);
+        let request = request_id.as_deref().and_then(|id| state.rows.get(id)).copied();
+        let known = block.0 < state.config.num_blocks && request.is_some() == request_id.is_some();
+        let operation = Operation { block, key, batch, request, first_token };
+        let repeated = state.operations.insert(number, operation).is_some();
+        if !known || repeated || number > MAX_OPERATION {
+            return Err(source.damaged("an operation that no run gives"));
+        }
+    }
+    Ok(())
+}
+
+/// The log of the events that follow their count: their bytes, once each was read.
+fn read_events(source: &mut Reader<'_>) -> Result<EventLog, Error> {
+    let count = source.u32()?;
+    let start = source.offset;
+    for _ in 0..count {
+        read_event(source)?;
+    }
+    Ok(EventLog::of(source.data[start..source.offset].to_vec(), count))
+}
+
+/// The event of the next bytes. Fails with DamagedState.
+pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
     match source.choice(3)? {
-        STORED => Ok(Event::BlockStored {
-            block_hashes: source.hashes()?,
-            parent_hash: read_parent(source)?,
-            tokens: source.numbers()?,
-            block_size: source.u32()?,
-            group: source.u32()?,
-        }),
+        STORED => {
+            let block_hashes = source.hashes()?;
+            Ok(Event::BlockStored {
+                parent_hash: read_parent(source)?,
+                tokens: source.numbers()?,
+                block_size: source.u32()?,
+                group: source.u32()?,
+                lora_name: source.text()?,
+                extra_keys: match source.flag()? {
+                    true => {
+                        block_hashes.iter().map(|_| read_keys(source)).collect::<Result<_, _>>()?
+                    }
+                    false => Vec::new(),
+                },
+                block_hashes,
+            })
+        }
         REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group: source.u32()? }),
         kind => {
             debug_assert_eq!(kind, CLEARED);
             Ok(Event::AllBlocksCleared)
         }
     }
+}
+
+/// The extra keys of one block.
+fn read_keys(source: &mut Reader<'_>) -> Result<Vec<ExtraKey>, Error> {
+    let [count] = source.array()?;
+    (0..count).map(|_| Ok((source.array::<1>()?[0], source.sized()?.to_vec()))).collect()
 }
 
 fn read_parent(source: &mut Reader<'_>) -> Result<Option<BlockHash>, Error> {
@@ -335,5 +454,6 @@ fn read_stats(source: &mut Reader<'_>) -> Result<PrefixCacheStats, Error> {
         preempted_requests: source.u64()?,
         preempted_queries: source.u64()?,
         preempted_hits: source.u64()?,
+        reset: source.flag()?,
     })
 }

@@ -5,7 +5,7 @@
 //! are silent, since all that concerns the runtime is said by the swaps. Twin: kvcore/effects.py.
 
 use crate::commands::{Command, Commands};
-use crate::events::{Event, removed};
+use crate::events::{EventLog, Stored};
 use crate::hashing::Key;
 
 /// Commands and events in the order of their making; events only where they are enabled.
@@ -14,7 +14,7 @@ pub struct Effects {
     /// Since the batch was opened.
     pub commands: Commands,
     /// Since they were last taken.
-    pub events: Vec<Event>,
+    pub events: EventLog,
     events_enabled: bool,
     silent: bool,
 }
@@ -45,17 +45,24 @@ impl Effects {
         }
     }
 
-    /// Add an event, where events are enabled.
-    pub fn announce(&mut self, event: Event) {
+    /// Add the event that blocks became findable, where events are enabled.
+    pub fn announce_stored(&mut self, stored: &Stored<'_>) {
         if self.events_enabled {
-            self.events.push(event);
+            self.events.push_stored(stored);
         }
     }
 
     /// Add the event that the last copy under a key is gone, where events are enabled.
     pub fn announce_removed(&mut self, key: &Key) {
         if self.events_enabled {
-            self.events.push(removed(key));
+            self.events.push_removed(key);
+        }
+    }
+
+    /// Add the event that nothing is findable any more, where events are enabled.
+    pub fn announce_cleared(&mut self) {
+        if self.events_enabled {
+            self.events.push_cleared();
         }
     }
 }

@@ -8,23 +8,18 @@
 use crate::block_pool::BlockPool;
 use crate::commands::close;
 use crate::config::{Config, Duplicates, Eviction};
-use crate::events::Event;
+use crate::extra_keys::ExtraKeys;
+use crate::groups::KINDS;
+use crate::hashing::{BlockHash, HASHINGS};
 use crate::ids::{BlockId, Row};
 use crate::state::{RequestState, State};
 
 /// The first bytes of a state.
-pub const MAGIC: &[u8] = b"kvcore state 1\n";
+pub const MAGIC: &[u8] = b"kvcore state 2\n";
 /// Eviction policies, by their number in the bytes.
 pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
 /// Treatments of duplicates, by their number in the bytes.
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
-/// The number of a stored event.
-pub const STORED: u8 = 0;
-/// The number of a removed event.
-pub const REMOVED: u8 = 1;
-/// The number of a cleared event.
-pub const CLEARED: u8 = 2;
-
 /// Bytes that are being written.
 struct Writer {
     data: Vec<u8>,
@@ -65,6 +60,20 @@ impl Writer {
         self.data.extend_from_slice(value);
     }
 
+    /// A flag, and the text where there is one.
+    fn text(&mut self, value: Option<&str>) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            self.sized(value.as_bytes());
+        }
+    }
+
+    /// A count and so many block hashes.
+    fn hashes(&mut self, hashes: &[BlockHash]) {
+        self.count(hashes.len());
+        self.data.extend_from_slice(hashes.as_flattened());
+    }
+
     fn count(&mut self, count: usize) {
         self.u32(count as u32);
     }
@@ -89,11 +98,14 @@ pub fn encode(state: &State) -> Vec<u8> {
     out.numbers(&state.free_rows.iter().map(|row| row.0).collect::<Vec<u32>>());
     write_batch(&mut out, state);
     out.count(state.effects.events.len());
-    state.effects.events.iter().for_each(|event| write_event(&mut out, event));
+    out.data.extend_from_slice(state.effects.events.as_bytes());
     let stats = &state.stats;
     let plain = [stats.requests, stats.queries, stats.hits];
     let preempted = [stats.preempted_requests, stats.preempted_queries, stats.preempted_hits];
     plain.into_iter().chain(preempted).for_each(|value| out.u64(value));
+    out.flag(stats.reset);
+    state.new_blocks.iter().for_each(|blocks| out.ids(blocks));
+    write_operations(&mut out, state);
     out.data
 }
 
@@ -102,16 +114,27 @@ fn write_config(out: &mut Writer, config: &Config) {
     out.count(config.groups.len());
     for group in &config.groups {
         out.u32(group.block_size);
+        let kind = KINDS.iter().position(|&kind| kind == group.kind);
+        out.u8(kind.expect("every kind has a number") as u8);
+        out.u32(group.window.unwrap_or(0));
+        out.flag(group.eagle);
         out.flag(group.zero_new_blocks);
+        out.u64(group.page_bytes.unwrap_or(0));
     }
     out.u32(config.num_host_blocks);
     out.u32(config.max_model_len.unwrap_or(0));
+    out.u32(config.max_num_batched_tokens.unwrap_or(0));
     out.flag(config.enable_caching);
     out.flag(config.null_block);
     out.flag(config.eviction == EVICTIONS[1]);
     out.flag(config.duplicates == DUPLICATES[1]);
+    let hashing = HASHINGS.iter().position(|&hashing| hashing == config.hashing);
+    out.u8(hashing.expect("every hashing has a number") as u8);
     out.u32(config.num_preallocate_tokens);
+    out.u32(config.watermark_blocks);
+    out.flag(config.use_eagle);
     out.flag(config.enable_events);
+    out.flag(config.record_new_blocks);
     out.sized(&config.hash_seed);
 }
 
@@ -135,8 +158,11 @@ fn write_pool(out: &mut Writer, pool: &BlockPool) {
 fn write_request(out: &mut Writer, request: &RequestState) {
     out.sized(request.request_id.as_bytes());
     out.numbers(&request.tokens);
-    out.count(request.block_hashes.len());
-    request.block_hashes.iter().for_each(|hash| out.data.extend_from_slice(hash));
+    out.numbers(&request.drafts);
+    out.hashes(&request.block_hashes);
+    out.flag(request.own_hashes);
+    out.flag(request.skip_reading);
+    write_extra_keys(out, &request.extra_keys);
     out.u32(request.num_computed);
     for (table, &num_cached) in request.tables.iter().zip(&request.num_cached) {
         out.ids(table);
@@ -145,6 +171,24 @@ fn write_request(out: &mut Writer, request: &RequestState) {
     out.flag(!request.host_tables.is_empty());
     request.host_tables.iter().for_each(|table| out.ids(table));
     out.flag(request.preempted);
+    out.u32(request.num_loading);
+    out.u32(request.load_end);
+}
+
+fn write_extra_keys(out: &mut Writer, extra_keys: &ExtraKeys) {
+    out.flag(extra_keys.lora.is_some());
+    if let Some(lora) = &extra_keys.lora {
+        out.sized(lora.name.as_bytes());
+        out.sized(lora.path.as_bytes());
+    }
+    out.count(extra_keys.media.len());
+    for item in &extra_keys.media {
+        out.sized(item.identifier.as_bytes());
+        out.u32(item.offset);
+        out.u32(item.length);
+    }
+    out.text(extra_keys.cache_salt.as_deref());
+    out.hashes(&extra_keys.embeds);
 }
 
 fn write_batch(out: &mut Writer, state: &State) {
@@ -173,22 +217,15 @@ fn write_batch(out: &mut Writer, state: &State) {
     }
 }
 
-fn write_event(out: &mut Writer, event: &Event) {
-    match event {
-        Event::BlockStored { block_hashes, parent_hash, tokens, block_size, group } => {
-            out.u8(STORED);
-            out.count(block_hashes.len());
-            block_hashes.iter().for_each(|hash| out.data.extend_from_slice(hash));
-            out.sized(parent_hash.as_ref().map_or(&[], |hash| hash.as_slice()));
-            out.numbers(tokens);
-            out.u32(*block_size);
-            out.u32(*group);
-        }
-        Event::BlockRemoved { block_hash, group } => {
-            out.u8(REMOVED);
-            out.data.extend_from_slice(block_hash);
-            out.u32(*group);
-        }
-        Event::AllBlocksCleared => out.u8(CLEARED),
+fn write_operations(out: &mut Writer, state: &State) {
+    out.count(state.operations.len());
+    for (&number, operation) in &state.operations {
+        out.u32(number);
+        out.u32(operation.block.0);
+        out.sized(&operation.key.0);
+        out.u64(operation.batch);
+        out.text(operation.request.map(|row| state[row].request_id()));
+        out.u32(operation.first_token);
     }
+    out.u32(state.next_operation);
 }

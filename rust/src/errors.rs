@@ -90,6 +90,27 @@ pub fn repr(text: &str) -> String {
     shown
 }
 
+/// Bytes as a Python literal.
+#[must_use]
+pub fn bytes_repr(bytes: &[u8]) -> String {
+    let quote = if bytes.contains(&b'\'') && !bytes.contains(&b'"') { b'"' } else { b'\'' };
+    let mut shown = String::from("b");
+    shown.push(char::from(quote));
+    for &each in bytes {
+        match each {
+            b'\\' => shown.push_str("\\\\"),
+            b'\n' => shown.push_str("\\n"),
+            b'\r' => shown.push_str("\\r"),
+            b'\t' => shown.push_str("\\t"),
+            _ if each == quote => shown.extend(['\\', char::from(each)]),
+            0x20..0x7f => shown.push(char::from(each)),
+            _ => shown.push_str(&format!("\\x{each:02x}")),
+        }
+    }
+    shown.push(char::from(quote));
+    shown
+}
+
 /// By Rust's own table for `escape_debug`, which leaves a combining mark alone behind a letter.
 fn is_printable(each: char) -> bool {
     each.is_ascii_graphic()
@@ -143,6 +164,9 @@ errors! {
     /// A configuration that cannot work.
     InvalidConfig { field: &'static str, value: String, reason: String }
         "config {field}={value}: {reason}";
+    /// One pool has one page size, so that any block can serve any group.
+    GroupsDoNotFit { groups: String, sizes: String }
+        "groups {groups} have blocks of {sizes} bytes: one pool has one size of block";
     /// No request of this id (or row) is known.
     UnknownRequest { request: String } "request {request} is not known";
     /// A request of this id exists already, or is named twice in one call.
@@ -169,9 +193,38 @@ errors! {
     /// New tokens would pass the longest length that the model takes.
     BeyondModelLength { request: String, asked: i64, max_model_len: i64 }
         "request {request} would reach {asked} tokens, the model takes {max_model_len}";
-    /// Only computed tokens can be published.
+    /// The call names more tokens than were computed.
     BeyondComputed { request: String, num_computed: i64, asked: i64 }
-        "request {request} has {num_computed} computed tokens, asked to cache {asked}";
+        "request {request} has {num_computed} computed tokens, the call names {asked}";
+    /// Hashes that an engine hands in are of one size, and one for each full block at most.
+    WrongBlockHashes { request: String, num_hashes: i64, reason: String }
+        "request {request} is given {num_hashes} block hashes: {reason}";
+    /// Draft tokens were not yet accepted or dropped.
+    DraftsPending { request: String, num_drafts: i64 }
+        "request {request} has {num_drafts} draft tokens, accept or drop them first";
+    /// Only drafts that were scheduled can be accepted.
+    BeyondDrafts { request: String, num_scheduled: i64, asked: i64 }
+        "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}";
+    /// What the open batch schedules is not written yet.
+    InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
+    /// The request waits for the external store.
+    LoadUnfinished { request: String, num_operations: i64 }
+        "request {request} has {num_operations} unfinished loads: complete them or free the \
+         request";
+    /// Only whole blocks with keys can be loaded.
+    WrongLoad { request: String, num_tokens: i64, reason: String }
+        "request {request} cannot load {num_tokens} tokens: {reason}";
+    /// Only a block with a key can be stored.
+    NotPublished { block: i64 } "block {block} has no key to be stored under";
+    /// No unfinished operation has this number.
+    UnknownOperation { operation: i64 } "operation {operation} is not unfinished";
+    /// Other requests count tokens in blocks that were not written.
+    HeldByOthers { blocks: Vec<i64>, requests: Vec<String> }
+        "blocks {blocks} are counted by requests {requests} too: name those in the same call, \
+         or free them first";
+    /// Encoder tokens need a cross-attention group.
+    NoEncoderGroup { request: String, num_encoder_tokens: i64 }
+        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";
     /// A cut lies outside the request.
     BeyondRequest { request: String, num_tokens: i64, asked: i64 }
         "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1";
@@ -300,6 +353,8 @@ mod tests {
         assert_eq!(repr("r1"), "'r1'");
         assert_eq!(repr("it's"), "\"it's\"");
         assert_eq!(repr("a'b\"c\n\u{1}\\"), r#"'a\'b"c\n\x01\\'"#);
+        assert_eq!(bytes_repr(b"it's\x00\xff"), "b\"it's\\x00\\xff\"");
+        assert_eq!(bytes_repr(b"'\"\\\n"), r#"b'\'"\\\n'"#);
         assert_eq!(repr("e\u{301} \u{ad}\u{200b}\u{e0001}"), "'e\u{301} \\xad\\u200b\\U000e0001'");
     }
 }

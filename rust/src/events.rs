@@ -3,11 +3,22 @@
 //!
 //! Rules: a stored event names every block of one publication; a removed event comes only when the
 //! last block of that content lost its key. Replaying all events from nothing gives exactly the
-//! index. Twin: kvcore/events.py.
+//! index. Events are kept as the canonical bytes, one after the other, since most of them are
+//! passed on unread: to announce one is to append to the log, to read the log makes them objects.
+//! Twin: kvcore/events.py.
 
 use std::collections::BTreeSet;
 
+use crate::decode::{Reader, read_event};
+use crate::extra_keys::{ExtraKey, ExtraKeys};
 use crate::hashing::{BlockHash, Key, make_key};
+
+/// The number of a stored event.
+pub const STORED: u8 = 0;
+/// The number of a removed event.
+pub const REMOVED: u8 = 1;
+/// The number of a cleared event.
+pub const CLEARED: u8 = 2;
 
 /// A change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +35,11 @@ pub enum Event {
         block_size: u32,
         /// The group that the blocks belong to.
         group: u32,
+        /// The adapter that the content is of.
+        lora_name: Option<String>,
+        /// What tells content of equal tokens apart, of each block: tags with values; none where no
+        /// block has any.
+        extra_keys: Vec<Vec<ExtraKey>>,
     },
     /// The last block of a content is no longer findable.
     BlockRemoved {
@@ -36,6 +52,144 @@ pub enum Event {
     AllBlocksCleared,
 }
 
+/// Blocks of a request that became findable: what a stored event says, before it is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// Positions of the blocks in the group's table: the first, and the one behind the last.
+    pub blocks: (u32, u32),
+    /// The request's tokens.
+    pub tokens: &'a [u32],
+    /// The request's block hashes.
+    pub hashes: &'a [BlockHash],
+    /// Hashes a block.
+    pub scale: u32,
+    /// Tokens a block.
+    pub block_size: u32,
+    /// The group of the table.
+    pub group: u32,
+    /// The request's.
+    pub extra_keys: &'a ExtraKeys,
+}
+
+/// Events in the order of their making, as their canonical bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventLog {
+    data: Vec<u8>,
+    count: u32,
+}
+
+impl EventLog {
+    /// The events of canonical bytes that were read before.
+    pub(crate) fn of(data: Vec<u8>, count: u32) -> Self {
+        EventLog { data, count }
+    }
+
+    /// Events so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The canonical bytes of the events, without their count.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// The events, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+        let mut source = Reader::new(&self.data);
+        (0..self.count).map(move |_| {
+            read_event(&mut source).expect("EVT-REPLAY: the log is written by push alone")
+        })
+    }
+
+    /// Consecutive blocks of one request became findable.
+    pub fn push_stored(&mut self, stored: &Stored<'_>) {
+        let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
+        let (scale, size) = (stored.scale as usize, stored.block_size as usize);
+        let tokens = &stored.tokens[first * size..end * size];
+        self.count += 1;
+        self.data.reserve(64 + (end - first) * (32 + 4 * size));
+        self.data.push(STORED);
+        self.number(end - first);
+        for position in first..end {
+            self.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
+        }
+        match first {
+            0 => self.number(0),
+            _ => self.sized(&stored.hashes[first * scale - 1]),
+        }
+        self.number(tokens.len());
+        self.data.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        self.number(size);
+        self.number(stored.group as usize);
+        self.push_extra_keys(stored);
+    }
+
+    /// A flag, and the extra keys of each block where any has some.
+    fn push_extra_keys(&mut self, stored: &Stored<'_>) {
+        let lora = stored.extra_keys.lora.as_ref();
+        self.data.push(u8::from(lora.is_some()));
+        if let Some(lora) = lora {
+            self.sized(lora.name.as_bytes());
+        }
+        let flag = self.data.len();
+        self.data.push(0);
+        if stored.extra_keys.is_empty() {
+            return;
+        }
+        let ((first, end), size) = (stored.blocks, stored.block_size);
+        for start in (first * size..end * size).step_by(size as usize) {
+            let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
+            self.data[flag] |= u8::from(!keys.is_empty());
+            self.data.push(keys.len() as u8);
+            for (tag, value) in keys {
+                self.data.push(tag);
+                self.sized(&value);
+            }
+        }
+        if self.data[flag] == 0 {
+            self.data.truncate(flag + 1);
+        }
+    }
+
+    /// The last block under a key is no longer findable.
+    pub fn push_removed(&mut self, key: &Key) {
+        self.count += 1;
+        self.data.push(REMOVED);
+        self.data.extend_from_slice(&key.block_hash());
+        self.number(key.group() as usize);
+    }
+
+    /// Nothing is findable any more.
+    pub fn push_cleared(&mut self) {
+        self.count += 1;
+        self.data.push(CLEARED);
+    }
+
+    /// Hand the events out; the log is empty, with as much room as they took.
+    pub fn take(&mut self) -> EventLog {
+        let empty = EventLog { data: Vec::with_capacity(self.data.len()), count: 0 };
+        std::mem::replace(self, empty)
+    }
+
+    fn sized(&mut self, value: &[u8]) {
+        self.number(value.len());
+        self.data.extend_from_slice(value);
+    }
+
+    fn number(&mut self, value: usize) {
+        self.data.extend_from_slice(&(value as u32).to_le_bytes());
+    }
+}
+
 /// The event for the last copy under a key.
 #[must_use]
 pub fn removed(key: &Key) -> Event {
@@ -46,15 +200,15 @@ pub fn removed(key: &Key) -> Event {
 ///
 /// None: an event removes what the mirror does not hold.
 #[must_use]
-pub fn replay(events: &[Event]) -> Option<BTreeSet<Key>> {
+pub fn replay(events: &EventLog) -> Option<BTreeSet<Key>> {
     let mut keys = BTreeSet::new();
-    for event in events {
+    for event in events.iter() {
         match event {
             Event::BlockStored { block_hashes, group, .. } => {
-                keys.extend(block_hashes.iter().map(|hash| make_key(hash, *group)));
+                keys.extend(block_hashes.iter().map(|hash| make_key(hash, group)));
             }
             Event::BlockRemoved { block_hash, group } => {
-                if !keys.remove(&make_key(block_hash, *group)) {
+                if !keys.remove(&make_key(&block_hash, group)) {
                     return None;
                 }
             }
@@ -67,20 +221,56 @@ pub fn replay(events: &[Event]) -> Option<BTreeSet<Key>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extra_keys::LoRA;
+
+    const HASHES: [BlockHash; 4] = [[1; 32], [2; 32], [3; 32], [4; 32]];
 
     #[test]
     fn a_mirror_follows_the_events() {
-        let (first, second) = ([1; 32], [2; 32]);
-        let stored = Event::BlockStored {
-            block_hashes: vec![first, second],
-            parent_hash: None,
-            tokens: vec![1, 2],
+        let mut log = EventLog::default();
+        let extra_keys = &ExtraKeys::default();
+        log.push_stored(&Stored {
+            blocks: (0, 2),
+            tokens: &[1, 2],
+            hashes: &HASHES,
+            scale: 1,
             block_size: 1,
             group: 3,
+            extra_keys,
+        });
+        log.push_removed(&make_key(&HASHES[0], 3));
+        assert_eq!(replay(&log), Some(BTreeSet::from([make_key(&HASHES[1], 3)])));
+        log.push_cleared();
+        assert_eq!(replay(&log), Some(BTreeSet::new()));
+        log.push_removed(&make_key(&HASHES[1], 3));
+        assert_eq!((replay(&log), log.len()), (None, 4));
+    }
+
+    #[test]
+    fn a_stored_event_reads_as_it_was_written() {
+        let mut log = EventLog::default();
+        let lora = LoRA { name: "a".to_owned(), path: "b".to_owned() };
+        let extra_keys = ExtraKeys { lora: Some(lora), ..ExtraKeys::default() };
+        log.push_stored(&Stored {
+            blocks: (1, 2),
+            tokens: &[1, 2, 3, 4, 5],
+            hashes: &HASHES,
+            scale: 2,
+            block_size: 2,
+            group: 0,
+            extra_keys: &extra_keys,
+        });
+        let expected = Event::BlockStored {
+            block_hashes: vec![HASHES[3]],
+            parent_hash: Some(HASHES[1]),
+            tokens: vec![3, 4],
+            block_size: 2,
+            group: 0,
+            lora_name: Some("a".to_owned()),
+            extra_keys: vec![extra_keys.of_block(2, 4, 1)],
         };
-        let gone = removed(&make_key(&first, 3));
-        let held = replay(&[stored.clone(), gone.clone()]);
-        assert_eq!(held, Some(BTreeSet::from([make_key(&second, 3)])));
-        assert_eq!(replay(&[stored, Event::AllBlocksCleared, gone]), None);
+        let taken = log.take();
+        assert_eq!(taken.iter().collect::<Vec<_>>(), [expected]);
+        assert!(log.is_empty());
     }
 }

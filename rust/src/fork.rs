@@ -6,37 +6,42 @@
 //! batch, a partial tail included, and gets no lookahead. Whoever writes a shared block first gets
 //! a copy (`allocate.rs`). Twin: kvcore/fork.py.
 
+use std::sync::Arc;
+
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::Row;
-use crate::requests::{check_new_id, empty_request};
+use crate::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::state::State;
 
 /// Add a child with its parent's tokens, hashes and computed blocks; returns its row.
 ///
-/// Fails with UnknownRequest, SwappedOut, EmptyRequestId, RepeatedRequest.
+/// Fails with UnknownRequest, SwappedOut, LoadUnfinished, EmptyRequestId, RepeatedRequest,
+/// DraftsPending.
 pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, Error> {
-    let parent_row = state.on_device(parent_id)?;
+    let parent_row = state.idle(parent_id)?;
     check_new_id(state, child_id)?;
-    let record = state.batch.records.get(&parent_row);
-    let computed = record.map_or(state[parent_row].num_computed, |each| each.num_computed_before);
-    let num_full = computed / state.config.block_size();
-    let num_shared = computed.div_ceil(state.config.block_size()) as usize;
+    check_drafts_settled(&state[parent_row])?;
+    let computed = state.num_settled(parent_row);
     let row = empty_request(state, child_id);
-    let mut parent = state[parent_row].clone();
-    parent.tables.iter_mut().for_each(|table| table.truncate(num_shared));
-    for (group, table) in (0..).zip(&parent.tables) {
-        for (position, &block) in (0..).zip(table) {
-            state.device.touch(block, &mut state.effects);
+    let mut child = state[parent_row].clone();
+    child.request_id = Arc::clone(&state[row].request_id);
+    child.drafts.clear();
+    child.num_computed = computed;
+    child.preempted = false;
+    for (group, table) in (0..).zip(&mut child.tables) {
+        table.truncate(state.num_kept(group, table, computed));
+        for (position, &block) in (0..).zip(&*table) {
+            if !state.is_null(block) {
+                state.device.touch(block, &mut state.effects);
+            }
             state.effects.emit(Command::SetTable { row, group, position, block });
         }
     }
-    let child = &mut state[row];
-    child.tokens = parent.tokens;
-    child.block_hashes = parent.block_hashes;
-    child.num_computed = computed;
-    child.tables = parent.tables;
-    child.num_cached = parent.num_cached.into_iter().map(|cached| cached.min(num_full)).collect();
+    for (cached, group) in child.num_cached.iter_mut().zip(&state.config.groups) {
+        *cached = (computed / group.block_size).min(*cached);
+    }
+    state[row] = child;
     Ok(row)
 }
 
@@ -44,16 +49,17 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
 mod tests {
     use super::*;
     use crate::allocate::{Requests, allocate_slots, append};
+    use crate::asked::Asked;
     use crate::batch::take_batch;
     use crate::config::Config;
     use crate::ids::BlockId;
-    use crate::plan::Asked;
     use crate::requests::add_request;
     use crate::state::make_state;
+    use crate::values::Request;
 
     fn parent_of_three_tokens() -> State {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
-        add_request(&mut state, "a", &[1, 2, 3]).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
         state
     }

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 pub mod allocate;
+pub mod asked;
 pub mod batch;
 pub mod block_pool;
 pub mod caching;
@@ -23,15 +24,19 @@ pub mod events;
 pub mod extra_keys;
 pub mod fork;
 pub mod free_queue;
+pub mod groups;
 pub mod hash_index;
 pub mod hashing;
+pub mod hits;
 pub mod ids;
 mod message;
+pub mod operations;
 pub mod pins;
 pub mod plan;
 pub mod queries;
 pub mod release;
 pub mod requests;
+pub mod rewind;
 pub mod state;
 pub mod swap;
 #[cfg(test)]
@@ -42,6 +47,7 @@ mod trace_calls;
 mod trace_text;
 pub mod truncate;
 pub mod values;
+pub mod window;
 
 #[cfg(feature = "python")]
 mod bindings;

@@ -3,7 +3,10 @@
 //!
 //! Twin: kvcore/pins.py.
 
+use hashbrown::HashMap;
+
 use crate::errors::Error;
+use crate::ids::BlockId;
 use crate::state::State;
 
 /// Hold blocks that have an owner or a key, once for each naming.
@@ -16,9 +19,14 @@ pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Undo `pin`. Fails with UnknownBlock, NotPinned.
+/// Undo `pin`; what an unfinished operation holds stays. Fails with UnknownBlock, NotPinned.
 pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
-    for block in state.device.check_unpins(block_ids)? {
+    let mut held: HashMap<BlockId, u32> = HashMap::new();
+    for operation in state.operations.values() {
+        *held.entry(operation.block).or_insert(0) += 1;
+    }
+    let num_held = |block| held.get(&block).copied().unwrap_or(0);
+    for block in state.device.check_unpins(block_ids, num_held)? {
         state.device.unpin(block, &mut state.effects);
     }
     Ok(())

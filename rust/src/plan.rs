@@ -3,59 +3,20 @@
 //!
 //! Rules: a plan that fails or refuses has changed nothing. Slots along a request: computed | hit |
 //! external | new | lookahead; external tokens and lookahead are clipped at the model length, new
-//! tokens are not. A write goes to blocks with one owner and no key: a shared block is replaced
-//! (copied if it holds earlier positions), a keyed one loses its key. Hits in the free queue cost
-//! capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5.
-//! Twin: kvcore/plan.py.
+//! tokens are not. What no query from the first external or new token on sees is trimmed before the
+//! fit is judged; when the step is refused, what the computed tokens alone allow stays trimmed
+//! . The full-sequence gate is judged before that. A write goes to blocks with one owner and
+//! no key: a shared block is replaced (copied if it holds earlier positions), a keyed one loses its
+//! key. Hits in the free queue cost capacity, since they are about to leave it. Source: S000-01 to
+//! S000-20, S004-07; design, 7.5. Twin: kvcore/plan.py.
 
+use crate::asked::{Asked, check_asked, read_asked};
 use crate::errors::Error;
+use crate::groups::{Group, skipped_blocks};
 use crate::ids::{BlockId, Row};
-use crate::state::{RequestState, State, Table};
-use crate::values::{Admitted, Hit, Reason, Refused};
-
-/// A hit as an engine hands it in: nothing of it is believed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AskedHit {
-    /// Block ids, one list a group.
-    pub blocks: Vec<Vec<i64>>,
-    /// The tokens that they are said to hold.
-    pub num_tokens: i64,
-}
-
-impl From<&Hit> for AskedHit {
-    fn from(hit: &Hit) -> Self {
-        let groups = hit.blocks.blocks.iter();
-        AskedHit {
-            blocks: groups.map(|ids| ids.iter().copied().map(i64::from).collect()).collect(),
-            num_tokens: i64::from(hit.num_tokens),
-        }
-    }
-}
-
-/// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// Tokens to schedule.
-    pub num_new_tokens: i64,
-    /// Of `get_computed_blocks`, for a request that holds nothing.
-    pub hit: Option<AskedHit>,
-    /// Slots behind the new tokens.
-    pub num_lookahead_tokens: i64,
-    /// Tokens that are computed elsewhere.
-    pub num_external_computed_tokens: i64,
-    /// Publish nothing; `cache_blocks` does it later.
-    pub delay_cache_blocks: bool,
-    /// Refuse unless all the request's tokens would fit now.
-    pub full_sequence_must_fit: bool,
-}
-
-impl Asked {
-    /// So many new tokens and nothing else.
-    #[must_use]
-    pub fn new(num_new_tokens: i64) -> Self {
-        Asked { num_new_tokens, ..Asked::default() }
-    }
-}
+use crate::state::{NULL_BLOCK, RequestState, State, Table};
+use crate::values::{Reason, Refused};
+use crate::window::{Trim, num_freed, plan_trims, visible_from};
 
 /// A block of the request that is about to be written although it is shared or keyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +34,8 @@ pub struct Rewrite {
 /// How one group's table grows behind the hits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Growth {
+    /// Positions that are skipped already.
+    pub nulls: u32,
     /// Blocks for external tokens.
     pub external: u32,
     /// Blocks behind those, preallocation included.
@@ -84,227 +47,278 @@ pub struct Growth {
 pub struct Plan {
     /// The row of the request.
     pub row: Row,
-    /// Hit blocks a group; empty where there are none.
+    /// Hit blocks a group, the null block where none is needed; empty where there are none.
     pub hits: Vec<Vec<BlockId>>,
     /// Computed, hit, external and new tokens.
     pub num_scheduled: u32,
+    /// What falls behind a window.
+    pub trims: Vec<Trim>,
     /// In table order.
     pub rewrites: Vec<Rewrite>,
     /// One a group; empty where no table grows, as in most steps.
     pub growth: Vec<Growth>,
 }
 
+/// An allocation that does not fit, and the trim that it leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The row of the request.
+    pub row: Row,
+    /// What the call gives.
+    pub refused: Refused,
+    /// What falls behind a window.
+    pub trims: Vec<Trim>,
+}
+
+/// Tokens of an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Computed and hit.
+    pub local: u32,
+    /// With the external ones.
+    pub total: u32,
+    /// With the new ones.
+    pub scheduled: u32,
+    /// With lookahead.
+    pub slots: u32,
+    /// The first query that the trim must leave its window; of no meaning without windows.
+    pub seen_from: u32,
+}
+
 /// The plan of an allocation, or its refusal. Changes nothing.
 ///
 /// Fails as `allocate_slots` does.
-pub fn plan_allocation(state: &State, row: Row, asked: &Asked) -> Result<Admitted<Plan>, Error> {
-    state.check_on_device(row)?;
-    let request = &state[row];
-    let hits = check_asked(state, request, asked)?;
-    let limit = i64::from(state.config.length_limit());
-    let num_hit_tokens = asked.hit.as_ref().map_or(0, |hit| hit.num_tokens);
-    let num_local = i64::from(request.num_computed) + num_hit_tokens;
-    let num_total = num_local.saturating_add(asked.num_external_computed_tokens).min(limit);
-    let num_scheduled = num_total.saturating_add(asked.num_new_tokens);
-    check_length(state, request, num_total, num_scheduled)?;
-    let num_slots = num_scheduled.saturating_add(asked.num_lookahead_tokens).min(limit);
-    let rewrites = plan_rewrites(state, request, num_local, num_slots);
-    if asked.full_sequence_must_fit {
-        let num_full = num_slots.max(limit.min(i64::from(request.num_tokens())));
-        if let Some(refused) = refuse(state, request, &hits, &rewrites, num_full) {
-            return Ok(Err(refused));
-        }
-    }
-    if let Some(refused) = refuse(state, request, &hits, &rewrites, num_slots) {
-        return Ok(Err(refused));
-    }
-    let growth = plan_growth(state, request, &hits, &rewrites, (num_total, num_slots));
-    Ok(Ok(Plan { row, hits, num_scheduled: num_scheduled as u32, rewrites, growth }))
-}
-
-/// The hit blocks a group. Fails for counts below zero, nothing to do, and wrong hits.
-fn check_asked(
+pub fn plan_allocation(
     state: &State,
-    request: &RequestState,
+    row: Row,
     asked: &Asked,
-) -> Result<Vec<Vec<BlockId>>, Error> {
-    let counts = [
-        ("num_new_tokens", asked.num_new_tokens),
-        ("num_lookahead_tokens", asked.num_lookahead_tokens),
-        ("num_external_computed_tokens", asked.num_external_computed_tokens),
-    ];
-    if let Some(&(name, value)) = counts.iter().find(|(_, value)| *value < 0) {
-        return Err(Error::InvalidCount { name, value, least: 0 });
+) -> Result<Result<Plan, Refusal>, Error> {
+    state.check_idle(row)?;
+    let request = &state[row];
+    read_asked(asked)?;
+    let mut hits = check_asked(state, request, asked)?;
+    let lengths = measure(state, row, asked);
+    for (group, blocks) in state.config.groups.iter().zip(&mut hits) {
+        needed_hits(group, blocks, &lengths);
     }
-    if asked.num_new_tokens == 0 && asked.num_external_computed_tokens == 0 {
-        return Err(Error::InvalidCount { name: "num_new_tokens", value: 0, least: 1 });
+    let rewrites = plan_rewrites(state, request, &lengths);
+    let mut reserve = asked.reserved_blocks;
+    if !request.holds_blocks() {
+        reserve += i64::from(state.config.watermark_blocks);
     }
-    match &asked.hit {
-        None => Ok(Vec::new()),
-        Some(hit) if hit.blocks.iter().all(Vec::is_empty) => {
-            if hit.num_tokens == 0 {
-                return Ok(Vec::new());
-            }
-            let num_tokens = hit.num_tokens;
-            Err(Error::WrongHit { request: request.name(), num_blocks: 0, num_tokens })
+    let fixed = num_queued(state, &hits) + num_shared(&rewrites);
+    if asked.full_sequence_must_fit {
+        let (needed, most) = gate_need(state, request, asked, &hits, &lengths);
+        let available = i64::from(state.device.num_free());
+        if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
+            return Ok(Err(Refusal { row, refused, trims: Vec::new() }));
         }
-        Some(hit) => check_hit(state, request, hit),
+    }
+    let trims = plan_trims(state, row, lengths.seen_from);
+    let available = i64::from(state.device.num_free() + num_freed(state, row, &trims));
+    let mut growth = plan_growth(state, request, asked, &hits, &lengths);
+    let grown: i64 = growth.iter().map(|each| i64::from(each.external + each.grown)).sum();
+    let needed = fixed + grown;
+    let most = || step_most(state, request, asked, &lengths);
+    if let Some(refused) = refuse(state, needed, available, most, reserve) {
+        let trims = plan_trims(state, row, visible_from(state, row, request.num_computed));
+        return Ok(Err(Refusal { row, refused, trims }));
+    }
+    preallocate(state, request, &hits, &mut growth, available - needed - reserve);
+    let num_scheduled = lengths.scheduled;
+    Ok(Ok(Plan { row, hits, num_scheduled, trims, rewrites, growth }))
+}
+
+/// The tokens of an allocation that was checked.
+#[must_use]
+pub fn measure(state: &State, row: Row, asked: &Asked) -> Lengths {
+    let limit = i64::from(state.config.length_limit());
+    let local = i64::from(state[row].num_computed) + asked.num_hit_tokens();
+    let total = (local + asked.num_external_computed_tokens).min(limit);
+    let scheduled = total + asked.num_new_tokens;
+    let slots = (scheduled + asked.num_lookahead_tokens).min(limit);
+    let total = total as u32;
+    Lengths {
+        local: local as u32,
+        total,
+        scheduled: scheduled as u32,
+        slots: slots as u32,
+        seen_from: if state.has_windows { visible_from(state, row, total) } else { total },
     }
 }
 
-/// Fails unless the hit is a prefix of the request that the pool still holds under its keys.
-fn check_hit(
-    state: &State,
-    request: &RequestState,
-    hit: &AskedHit,
-) -> Result<Vec<Vec<BlockId>>, Error> {
-    let num_blocks = hit.blocks.iter().map(Vec::len).max().unwrap_or(0) as i64;
-    if !state.config.enable_caching {
-        return Err(Error::CachingDisabled { request: request.name(), num_blocks });
-    }
-    if request.holds_blocks() {
-        return Err(Error::HitsOnRunningRequest { request: request.name(), num_blocks });
-    }
-    let num_tokens = num_blocks * i64::from(state.config.block_size());
-    let fits = hit.blocks.len() == request.tables.len()
-        && num_tokens == hit.num_tokens
-        && hit.blocks.iter().all(|blocks| blocks.len() as i64 == num_blocks);
-    if !fits || num_tokens >= i64::from(request.num_tokens()) {
-        let num_tokens = hit.num_tokens;
-        return Err(Error::WrongHit { request: request.name(), num_blocks, num_tokens });
-    }
-    let check = |group: u32, position: u32, number: i64| {
-        let block = state.device.check_block(number)?;
-        if state.device.key(block) != Some(&request.key(position, group)) {
-            let (block, position) = (number, i64::from(position));
-            return Err(Error::StaleHits { request: request.name(), block, position });
-        }
-        Ok(block)
-    };
-    let groups = (0..).zip(&hit.blocks);
-    groups
-        .map(|(group, ids)| (0..).zip(ids).map(|(at, &block)| check(group, at, block)).collect())
-        .collect()
+/// Put the null block where no query sees one of the hit blocks of a group.
+pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
+    let skipped = skipped_blocks(group, lengths.seen_from) as usize;
+    let end = skipped.min(blocks.len());
+    blocks[..end].fill(NULL_BLOCK);
 }
 
-/// Fails unless the request has the tokens and the model takes them.
-fn check_length(
-    state: &State,
-    request: &RequestState,
-    num_total: i64,
-    num_scheduled: i64,
-) -> Result<(), Error> {
-    let max_model_len = i64::from(state.config.length_limit());
-    if num_scheduled > max_model_len {
-        let (request, asked) = (request.name(), num_scheduled);
-        return Err(Error::BeyondModelLength { request, asked, max_model_len });
-    }
-    let num_tokens = i64::from(request.num_tokens());
-    if num_total.max(num_scheduled) > num_tokens {
-        let request = request.name();
-        return Err(Error::TooManyTokens { request, num_tokens, asked: num_scheduled });
-    }
-    Ok(())
-}
-
-/// The blocks that a write at positions [start, end) finds shared or keyed, in table order.
-fn plan_rewrites(state: &State, request: &RequestState, start: i64, end: i64) -> Vec<Rewrite> {
-    let size = i64::from(state.config.block_size());
-    let first = start / size;
+/// The blocks that the write of the new slots finds shared or keyed, in table order.
+#[must_use]
+pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -> Vec<Rewrite> {
     let mut rewrites = Vec::new();
-    for (group, table) in (0..).zip(&request.tables) {
-        let last = num_blocks_for(end, size).min(table.len() as i64);
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
+        let size = group.block_size;
+        let held = table.len() as u64 * u64::from(size);
+        if group.is_cross() || held <= u64::from(lengths.local) {
+            continue;
+        }
+        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
+        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
         for position in first..last {
             let block = table[position as usize];
             let shared = state.device.ref_count(block) > 1;
             if shared || state.device.key(block).is_some() {
-                let copied = shared && start > position * size;
-                rewrites.push(Rewrite { group, position: position as u32, shared, copied });
+                let copied = shared && lengths.local > position * size;
+                rewrites.push(Rewrite { group: index, position, shared, copied });
             }
         }
     }
     rewrites
 }
 
-/// The refusal of so many slots, None where they fit.
-fn refuse(
+/// What each table grows by, without preallocation; empty where none does.
+#[must_use]
+pub fn plan_growth(
     state: &State,
     request: &RequestState,
+    asked: &Asked,
     hits: &[Vec<BlockId>],
-    rewrites: &[Rewrite],
-    num_slots: i64,
-) -> Option<Refused> {
-    let num_blocks = num_blocks_for(num_slots, i64::from(state.config.block_size()));
-    let mut needed = num_shared(rewrites) + num_in_queue(state, hits);
-    for (table, hit_blocks) in with_hits(&request.tables, hits) {
-        needed += (num_blocks - table.len() as i64 - hit_blocks.len() as i64).max(0);
-    }
-    let available = state.device.num_free();
-    if needed <= i64::from(available) {
-        return None;
-    }
-    let most = num_blocks * request.tables.len() as i64;
-    let never = most > i64::from(state.device.num_usable());
-    let reason = if never { Reason::Never } else { Reason::Later };
-    Some(Refused::new(reason, needed as u64, available))
-}
-
-/// The growth of each group, for (num_total, num_slots) tokens that fit.
-fn plan_growth(
-    state: &State,
-    request: &RequestState,
-    hits: &[Vec<BlockId>],
-    rewrites: &[Rewrite],
-    (num_total, num_slots): (i64, i64),
+    lengths: &Lengths,
 ) -> Vec<Growth> {
-    let size = i64::from(state.config.block_size());
-    let preallocate = state.config.num_preallocate_tokens;
-    let needed = num_blocks_for(num_slots, size);
-    let covers = |table: &Table| !table.is_empty() && table.len() as i64 >= needed;
-    if request.tables.iter().all(covers) {
+    let covers = |(group, table): (&Group, &Table)| {
+        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { lengths.slots };
+        table.len() as u64 * u64::from(group.block_size) >= u64::from(num_tokens)
+    };
+    if state.config.groups.iter().zip(&request.tables).all(covers) {
         return Vec::new();
     }
     let mut growth = Vec::with_capacity(request.tables.len());
-    for (table, hit_blocks) in with_hits(&request.tables, hits) {
-        let held = (table.len() + hit_blocks.len()) as i64;
-        let external = (num_blocks_for(num_total, size) - held).max(0);
-        let grown = (needed - held - external).max(0);
-        growth.push(Growth { external: external as u32, grown: grown as u32 });
-    }
-    let mut spare = i64::from(state.device.num_free());
-    spare -= num_in_queue(state, hits) + num_shared(rewrites);
-    spare -= growth.iter().map(|each| i64::from(each.external + each.grown)).sum::<i64>();
-    let extra = num_blocks_for(i64::from(preallocate), size);
-    let most = num_blocks_for(i64::from(state.config.length_limit()), size);
-    for ((table, hit_blocks), each) in with_hits(&request.tables, hits).zip(&mut growth) {
-        let behind = i64::from(each.external + each.grown);
-        let held = (table.len() + hit_blocks.len()) as i64 + behind;
-        if table.is_empty() || each.grown > 0 {
-            let more = extra.min(spare).min(most - held).max(0);
-            each.grown += more as u32;
-            spare -= more;
+    for (index, group) in state.config.groups.iter().enumerate() {
+        let (size, held) = (group.block_size, num_held(request, hits, index));
+        if group.is_cross() {
+            let needed = asked.num_encoder_tokens().div_ceil(size);
+            growth.push(Growth { grown: needed.saturating_sub(held), ..Growth::default() });
+            continue;
         }
+        let num_total = lengths.total.div_ceil(size);
+        let skipped = skipped_blocks(group, lengths.seen_from).min(num_total);
+        let nulls = skipped.saturating_sub(held);
+        let external = num_total.saturating_sub(held + nulls);
+        let needed = lengths.slots.div_ceil(size);
+        let grown = needed.saturating_sub(held + nulls + external);
+        growth.push(Growth { nulls, external, grown });
     }
     growth
 }
 
-/// The tables with the hits of their group, none where there are no hits.
-fn with_hits<'a>(
-    tables: &'a [Table],
-    hits: &'a [Vec<BlockId>],
-) -> impl Iterator<Item = (&'a Table, &'a [BlockId])> {
-    let hit_blocks = |group: usize| hits.get(group).map_or(&[] as &[BlockId], Vec::as_slice);
-    tables.iter().enumerate().map(move |(group, table)| (table, hit_blocks(group)))
+/// Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+///
+/// A windowed group recycles what falls behind its window, so its need is capped.
+#[must_use]
+pub fn gate_need(
+    state: &State,
+    request: &RequestState,
+    asked: &Asked,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> (i64, i64) {
+    let num_full = request.num_tokens().min(state.config.length_limit()).max(lengths.slots);
+    let (mut needed, mut most) = (0, 0);
+    for (index, group) in (0..).zip(&state.config.groups) {
+        let held = i64::from(num_held(request, hits, index as usize));
+        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { num_full };
+        let mut blocks = i64::from(num_tokens.div_ceil(group.block_size));
+        if group.is_cross() {
+            blocks = blocks.max(held);
+        }
+        let skipped = i64::from(skipped_blocks(group, lengths.seen_from));
+        let mut fresh = (blocks - held.max(skipped)).max(0);
+        if let Some(cap) = state.config.cap(index).map(i64::from) {
+            let table = request.tables[index as usize].iter();
+            let live = table.chain(hits.get(index as usize).into_iter().flatten());
+            let num_live = live.filter(|&&block| !state.is_null(block)).count() as i64;
+            blocks = blocks.min(cap);
+            fresh = fresh.min((cap - num_live).max(0));
+        }
+        needed += fresh;
+        most += blocks;
+    }
+    (needed, most)
 }
 
-fn num_blocks_for(num_tokens: i64, block_size: i64) -> i64 {
-    (num_tokens + block_size - 1) / block_size
+/// Blocks that the request would hold after this call.
+#[must_use]
+pub fn step_most(state: &State, request: &RequestState, asked: &Asked, lengths: &Lengths) -> i64 {
+    let most = |(group, table): (&Group, &Table)| {
+        if group.is_cross() {
+            let blocks = asked.num_encoder_tokens().div_ceil(group.block_size);
+            return (table.len() as i64).max(i64::from(blocks));
+        }
+        let skipped = skipped_blocks(group, lengths.total);
+        i64::from(lengths.slots.div_ceil(group.block_size)) - i64::from(skipped)
+    };
+    state.config.groups.iter().zip(&request.tables).map(most).sum()
+}
+
+/// The refusal of so many blocks where so many are to stay free, None where they fit.
+///
+/// most: what the call holds of an empty pool.
+#[must_use]
+pub fn refuse(
+    state: &State,
+    needed: i64,
+    available: i64,
+    most: impl FnOnce() -> i64,
+    reserve: i64,
+) -> Option<Refused> {
+    if needed + reserve <= available {
+        return None;
+    }
+    let never = most() + reserve > i64::from(state.device.num_usable());
+    let reason = if never { Reason::Never } else { Reason::Later };
+    let available = (available - reserve).max(0) as u32;
+    Some(Refused::new(reason, needed as u64, available))
+}
+
+/// Add room for more tokens to the growth, as far as spare blocks go (S004-07).
+pub fn preallocate(
+    state: &State,
+    request: &RequestState,
+    hits: &[Vec<BlockId>],
+    growth: &mut [Growth],
+    mut spare: i64,
+) {
+    let num_preallocate = state.config.num_preallocate_tokens;
+    if num_preallocate == 0 {
+        return;
+    }
+    let limit = state.config.length_limit();
+    for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
+        if group.is_cross() || (!request.tables[index].is_empty() && each.grown == 0) {
+            continue;
+        }
+        let held = num_held(request, hits, index) + each.nulls + each.external + each.grown;
+        let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
+        let extra = i64::from(num_preallocate.div_ceil(group.block_size));
+        let more = extra.min(spare).min(room).max(0);
+        spare -= more;
+        each.grown += more as u32;
+    }
+}
+
+/// Blocks of a group's table, those of its hits included.
+fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group: usize) -> u32 {
+    (request.tables[group].len() + hits.get(group).map_or(0, Vec::len)) as u32
 }
 
 fn num_shared(rewrites: &[Rewrite]) -> i64 {
     rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64
 }
 
-fn num_in_queue(state: &State, hits: &[Vec<BlockId>]) -> i64 {
-    hits.iter().flatten().filter(|&&block| state.device.ref_count(block) == 0).count() as i64
+/// Hit blocks that are about to leave the free queue.
+fn num_queued(state: &State, hits: &[Vec<BlockId>]) -> i64 {
+    let queued = |&&block: &&BlockId| !state.is_null(block) && state.device.ref_count(block) == 0;
+    hits.iter().flatten().filter(queued).count() as i64
 }

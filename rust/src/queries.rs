@@ -4,8 +4,11 @@
 //! Source: S000-43, 48, 54, 56. Twin: kvcore/queries.py.
 
 use crate::errors::Error;
+use crate::groups::Group;
+use crate::hashing::Key;
+use crate::hits::longest_hit;
 use crate::ids::BlockId;
-use crate::state::{RequestState, State};
+use crate::state::{NULL_BLOCK, RequestState, State, Table};
 use crate::values::{Hit, KVCacheBlocks};
 
 /// The request of this id. Fails with UnknownRequest.
@@ -17,21 +20,7 @@ pub fn find_request<'a>(state: &'a State, request_id: &str) -> Result<&'a Reques
 ///
 /// Nothing where caching is off. Fails with UnknownRequest.
 pub fn get_computed_blocks(state: &State, request_id: &str) -> Result<Hit, Error> {
-    let request = find_request(state, request_id)?;
-    let size = state.config.block_size();
-    let most = (request.num_tokens().saturating_sub(1) / size) as usize;
-    let most = most.min(request.block_hashes.len()) as u32;
-    let num_groups = state.config.groups.len() as u32;
-    let first = |position, group| state.device.index.first(&request.key(position, group));
-    let mut blocks: Vec<Vec<BlockId>> = vec![Vec::new(); num_groups as usize];
-    for position in 0..most {
-        let found: Option<Vec<BlockId>> =
-            (0..num_groups).map(|group| first(position, group)).collect();
-        let Some(found) = found else { break };
-        blocks.iter_mut().zip(found).for_each(|(group, block)| group.push(block));
-    }
-    let num_tokens = blocks[0].len() as u32 * size;
-    Ok(Hit { blocks: KVCacheBlocks { blocks }, num_tokens })
+    Ok(longest_hit(state, find_request(state, request_id)?))
 }
 
 /// The device blocks of a request; empty while it waits or is swapped out.
@@ -41,17 +30,42 @@ pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Erro
     Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.clone() })
 }
 
-/// Leading blocks of a request that every request with device blocks holds, a group.
+/// The keys of a request's full blocks, a group: what an external store has them by.
 ///
 /// Fails with UnknownRequest.
+pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, Error> {
+    let request = find_request(state, request_id)?;
+    let keys = |(group, &scale): (u32, &u32)| {
+        (0..request.num_hashed(scale)).map(|at| request.key(scale, group, at)).collect()
+    };
+    Ok((0..).zip(&state.scales).map(keys).collect())
+}
+
+/// Leading blocks of a request that every request with device blocks holds, a group.
+///
+/// 0 for groups that are windowed or cross-attention, and where caching is off. Fails with
+/// UnknownRequest.
 pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<Vec<u32>, Error> {
     let request = find_request(state, request_id)?;
     let holders = state.requests().filter(|request| request.holds_blocks()).count() as u32;
     let by_all = |&&block: &&BlockId| {
         state.device.ref_count(block) - state.device.num_pins(block) == holders
     };
-    let common = |table: &Vec<BlockId>| table.iter().take_while(by_all).count() as u32;
-    Ok(request.tables.iter().map(common).collect())
+    let common = |(group, table): (&Group, &Table)| {
+        if !state.config.enable_caching || group.is_windowed() || group.is_cross() {
+            return 0;
+        }
+        table.iter().take_while(by_all).count() as u32
+    };
+    Ok(state.config.groups.iter().zip(&request.tables).map(common).collect())
+}
+
+/// Whether a device block is findable; the null block counts as such. Fails with UnknownBlock.
+pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
+    if block == 0 && state.is_null(NULL_BLOCK) {
+        return Ok(true);
+    }
+    Ok(state.device.key(state.device.check_block(block)?).is_some())
 }
 
 /// Share of the usable device blocks that have an owner, 0.0 to 1.0.

@@ -4,15 +4,17 @@
 //! Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
 //! open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 //! published for content it would have written are withdrawn, the computed count falls back, the
-//! blocks past it go. If another request counts tokens in such a block, the call is misuse. Source:
-//! S000-37, 38; bug catalogue, row 72. Twin: kvcore/release.py.
+//! blocks past it go. A cut to a count whose window was given back starts the request anew. If
+//! another request counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug
+//! catalogue, row 72. Twin: kvcore/release.py.
 
 use std::collections::BTreeSet;
 
 use crate::commands::Command;
+use crate::config::Config;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
-use crate::state::{Published, State, request_mut};
+use crate::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
 
 /// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
 ///
@@ -23,6 +25,7 @@ pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
     if !state[row].host_tables.is_empty() {
         release_host(state, row);
     } else if state[row].holds_blocks() {
+        abandon_loads(state, row);
         leave_open_batch(state, row);
         cut_tables(state, row, 0);
     } else {
@@ -30,6 +33,20 @@ pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
     }
     state[row].preempted = true;
     Ok(())
+}
+
+/// Leave a request's unfinished loads, which go on without it.
+pub(crate) fn abandon_loads(state: &mut State, row: Row) {
+    if state[row].num_loading == 0 {
+        return;
+    }
+    for operation in state.operations.values_mut() {
+        if operation.request == Some(row) {
+            operation.request = None;
+        }
+    }
+    let request = &mut state[row];
+    (request.num_loading, request.load_end) = (0, 0);
 }
 
 /// Fails with HitInOpenBatch if requests outside count tokens that these would leave unwritten.
@@ -60,14 +77,14 @@ pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error>
 /// Whether a request counts the tokens of a published block at its position.
 fn counts_on(state: &State, row: Row, item: &Published) -> bool {
     let request = &state[row];
-    let end = (item.position + 1) * state.config.block_size();
+    let end = (item.position + 1) * state.config.groups[item.group as usize].block_size;
     let table = &request.tables[item.group as usize];
     request.num_computed >= end && table.get(item.position as usize) == Some(&item.block)
 }
 
 /// Take a request out of the open batch.
 ///
-/// Its keys are withdrawn, its count falls back, its blocks past that are released.
+/// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.records.remove(&row) else { return };
     for item in &record.published {
@@ -75,26 +92,45 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
             state.device.unpublish(item.block, &mut state.effects);
         }
     }
+    let State { config, requests, batch, .. } = state;
+    let request_id = &request_mut(requests, row).request_id;
+    batch.merges.retain(|merge| !is_unwritten(config, merge, &record, request_id));
     cut_tables(state, row, record.num_computed_before);
+}
+
+/// Whether a merge waits for a block that the open batch would have written for a request.
+fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id: &str) -> bool {
+    let end = (merge.position + 1) * config.groups[merge.group as usize].block_size;
+    *merge.request_id == *request_id && end > record.num_computed_before
 }
 
 /// Keep the blocks of so many tokens and release the rest, tail first.
 ///
-/// The computed count falls to num_tokens where it is above.
-pub(crate) fn cut_tables(state: &mut State, row: Row, num_tokens: u32) {
-    let State { config, device, effects, requests, .. } = state;
-    let request = request_mut(requests, row);
-    let size = config.block_size();
-    let keep = num_tokens.div_ceil(size);
-    for (group, table) in (0..).zip(&mut request.tables) {
-        if table.len() > keep as usize {
-            device.release(table.drain(keep as usize..).rev(), effects);
-            effects.emit(Command::CutTable { row, group, length: keep });
-        }
+/// Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
+/// where the window that it needs was given back.
+pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
+    let mut num_computed = state[row].num_accepted().min(num_tokens);
+    if state.resumable(row, num_computed) < num_computed {
+        (num_computed, num_tokens) = (0, 0);
     }
-    request.num_computed = request.num_computed.min(num_tokens);
-    let num_full = request.num_computed / size;
-    request.num_cached.iter_mut().for_each(|cached| *cached = num_full.min(*cached));
+    for group in 0..state.config.groups.len() as u32 {
+        let table = &state[row].tables[group as usize];
+        let keep = state.num_kept(group, table, num_tokens);
+        if table.len() > keep {
+            let State { device, effects, requests, .. } = state;
+            let table = &mut request_mut(requests, row).tables[group as usize];
+            let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
+            device.release(table.drain(keep.max(first_held)..).rev(), effects);
+            table.truncate(keep);
+            effects.emit(Command::CutTable { row, group, length: keep as u32 });
+        }
+        let num_full = num_computed / state.config.groups[group as usize].block_size;
+        let cached = &mut state[row].num_cached[group as usize];
+        *cached = num_full.min(*cached);
+    }
+    let request = &mut state[row];
+    request.drafts.clear();
+    request.num_computed = num_computed;
 }
 
 /// Give back a request's host blocks, tail first; it waits again.
@@ -104,6 +140,7 @@ pub(crate) fn release_host(state: &mut State, row: Row) {
     let tables = std::mem::take(&mut request.host_tables);
     let (host, effects) = state.host_parts();
     for table in tables {
-        host.release(table.into_iter().rev(), effects);
+        let held = table.into_iter().rev().filter(|&block| block != NO_HOST_BLOCK);
+        host.release(held, effects);
     }
 }

@@ -6,6 +6,7 @@
 //! tables), runs (device tables) or is swapped out (host tables); that is read from its tables, not
 //! stored. Inside the twin a request is named by its row. Twin: kvcore/state.py.
 
+use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -16,28 +17,49 @@ use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
 use crate::effects::Effects;
 use crate::errors::{Error, repr};
-use crate::hashing::{BlockHash, Hashing, Key, make_key, root_hash};
+use crate::extra_keys::ExtraKeys;
+use crate::groups::{Group, skipped_blocks};
+use crate::hashing::{BlockHash, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
 use crate::values::{PrefixCacheStats, Status};
 
 /// The blocks of a request in one group, in order.
 pub type Table = Vec<BlockId>;
 
+/// What stands in a device table where no query sees the block any more.
+pub const NULL_BLOCK: BlockId = BlockId(0);
+/// What stands in a host table where the null block was.
+pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
+/// The greatest number of an operation.
+pub const MAX_OPERATION: u32 = (1 << 31) - 1;
+
 /// A request as the manager knows it.
 #[derive(Debug, Clone)]
 pub struct RequestState {
     pub(crate) request_id: Arc<str>,
+    /// Accepted ones.
     pub(crate) tokens: Vec<u32>,
-    /// Of its full blocks, grown with the tokens.
+    /// Guessed ones behind them.
+    pub(crate) drafts: Vec<u32>,
+    /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed in.
     pub(crate) block_hashes: Vec<BlockHash>,
+    /// The engine hands in the hashes.
+    pub(crate) own_hashes: bool,
+    /// It never hits.
+    pub(crate) skip_reading: bool,
+    pub(crate) extra_keys: ExtraKeys,
     pub(crate) num_computed: u32,
-    /// Device block ids, one table a group.
+    /// Device block ids, one table a group; no longer needed ones are the null block.
     pub(crate) tables: Vec<Table>,
     /// Leading blocks of each table that need no publication any more.
     pub(crate) num_cached: Vec<u32>,
     /// The tables in the host tier while swapped out, else empty.
     pub(crate) host_tables: Vec<Table>,
     pub(crate) preempted: bool,
+    /// Its unfinished loads.
+    pub(crate) num_loading: u32,
+    /// Tokens up to the first failed load.
+    pub(crate) load_end: u32,
 }
 
 impl RequestState {
@@ -57,6 +79,12 @@ impl RequestState {
     #[must_use]
     pub fn num_tokens(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Guessed tokens behind them.
+    #[must_use]
+    pub fn num_drafts(&self) -> u32 {
+        self.drafts.len() as u32
     }
 
     /// Tokens that are computed or scheduled.
@@ -89,10 +117,25 @@ impl RequestState {
         }
     }
 
-    /// The key of the full block at a position.
+    /// Computed tokens that are no drafts.
     #[must_use]
-    pub fn key(&self, position: u32, group: u32) -> Key {
-        make_key(&self.block_hashes[position as usize], group)
+    pub fn num_accepted(&self) -> u32 {
+        self.num_computed.min(self.num_tokens())
+    }
+
+    /// Leading blocks of a group's table that have a hash. scale: the group's.
+    #[must_use]
+    pub fn num_hashed(&self, scale: u32) -> u32 {
+        self.block_hashes.len() as u32 / scale
+    }
+
+    /// The key of a full block: the hash of its last hashed part covers what is before.
+    ///
+    /// scale: the group's.
+    #[must_use]
+    pub fn key(&self, scale: u32, group: u32, position: u32) -> Key {
+        let last = (position + 1) * scale - 1;
+        make_key(&self.block_hashes[last as usize], group)
     }
 
     /// The request's name in messages.
@@ -129,6 +172,19 @@ pub struct Merge {
     pub(crate) key: Key,
 }
 
+/// An unfinished store or load; it holds its block as a pin does.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+    /// The number of the batch with its command.
+    pub(crate) batch: u64,
+    /// Who waits for it; None for a store, and where the request was freed since.
+    pub(crate) request: Option<Row>,
+    /// Position of the block's first token, for a load.
+    pub(crate) first_token: u32,
+}
+
 /// The batch that is being filled; its commands are in the state's effects.
 #[derive(Debug, Clone, Default)]
 pub struct OpenBatch {
@@ -143,6 +199,14 @@ pub struct State {
     pub(crate) config: Config,
     /// The parent of each request's first block; made from the seed once.
     pub(crate) root: BlockHash,
+    /// Tokens that one block hash stands for; made from the groups once.
+    pub(crate) hash_block_size: u32,
+    /// Tokens that a hit is a multiple of; made from the groups once.
+    pub(crate) hit_alignment: u32,
+    /// Whether any group gives back blocks; made from the groups once.
+    pub(crate) has_windows: bool,
+    /// Hashes in one block of each group.
+    pub(crate) scales: Vec<u32>,
     pub(crate) device: BlockPool,
     pub(crate) host: Option<BlockPool>,
     /// The request in each row, None where the row is free.
@@ -156,14 +220,24 @@ pub struct State {
     /// The host pool's, which nobody reads.
     pub(crate) host_effects: Effects,
     pub(crate) stats: PrefixCacheStats,
+    /// Device blocks that were allocated, a group, not yet drained; where they are recorded.
+    pub(crate) new_blocks: Vec<Vec<BlockId>>,
+    /// Unfinished ones, by number.
+    pub(crate) operations: BTreeMap<u32, Operation>,
+    pub(crate) next_operation: u32,
 }
 
 /// The empty state of a configuration. Fails with InvalidConfig.
 pub fn make_state(config: Config) -> Result<State, Error> {
     config.check()?;
     let hosts = config.num_host_blocks;
+    let num_groups = config.groups.len();
     Ok(State {
-        root: root_hash(&config.hash_seed, Hashing::Sha256),
+        root: root_hash(&config.hash_seed, config.hashing),
+        hash_block_size: config.hash_block_size(),
+        hit_alignment: config.hit_alignment(),
+        has_windows: config.groups.iter().any(Group::is_windowed),
+        scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_pool(config.num_blocks, config.null_block, config.eviction),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction)),
         requests: Vec::new(),
@@ -173,6 +247,9 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         effects: Effects::new(config.enable_events),
         host_effects: Effects::silent(),
         stats: PrefixCacheStats::default(),
+        new_blocks: vec![Vec::new(); num_groups],
+        operations: BTreeMap::new(),
+        next_operation: 0,
         config,
     })
 }
@@ -230,6 +307,26 @@ impl State {
         Err(Error::SwappedOut { request: request.name() })
     }
 
+    /// The row of the request of this id, on the device and without unfinished loads.
+    ///
+    /// Fails with UnknownRequest, SwappedOut, LoadUnfinished.
+    pub fn idle(&self, request_id: &str) -> Result<Row, Error> {
+        let row = self.request(request_id)?;
+        self.check_idle(row)?;
+        Ok(row)
+    }
+
+    /// Fails with SwappedOut or LoadUnfinished where the request in this row cannot be scheduled.
+    pub(crate) fn check_idle(&self, row: Row) -> Result<(), Error> {
+        self.check_on_device(row)?;
+        let request = &self[row];
+        if request.num_loading == 0 {
+            return Ok(());
+        }
+        let num_operations = i64::from(request.num_loading);
+        Err(Error::LoadUnfinished { request: request.name(), num_operations })
+    }
+
     /// The rows of the requests of these ids. Fails with UnknownRequest, RepeatedRequest.
     pub fn distinct(&self, request_ids: &[&str]) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::with_capacity(request_ids.len());
@@ -255,13 +352,54 @@ impl State {
         (host, &mut self.host_effects)
     }
 
-    /// The hash that the block at a position continues.
+    /// The hash that the next block of a request continues behind so many hashed ones.
     #[must_use]
-    pub fn parent_hash(&self, row: Row, position: u32) -> BlockHash {
-        match position.checked_sub(1) {
-            Some(before) => self[row].block_hashes[before as usize],
+    pub fn parent_hash(&self, row: Row, num_hashed: usize) -> BlockHash {
+        match num_hashed.checked_sub(1) {
+            Some(last) => self[row].block_hashes[last],
             None => self.root,
         }
+    }
+
+    /// Whether a table's entry is the null block.
+    #[must_use]
+    pub fn is_null(&self, block: BlockId) -> bool {
+        self.device.is_null(block)
+    }
+
+    /// Tokens that the request had computed before the open batch, drafts aside; 0 where the window
+    /// that they need was given back since.
+    #[must_use]
+    pub fn num_settled(&self, row: Row) -> u32 {
+        let record = self.batch.records.get(&row);
+        let num_tokens =
+            record.map_or_else(|| self[row].num_accepted(), |record| record.num_computed_before);
+        self.resumable(row, num_tokens)
+    }
+
+    /// So many tokens, or 0 where a group gave back blocks that the next query would see.
+    #[must_use]
+    pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
+        for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
+            let first = skipped_blocks(group, num_tokens);
+            if !group.is_windowed() || first * group.block_size >= num_tokens {
+                continue;
+            }
+            if table.get(first as usize).is_some_and(|&block| self.is_null(block)) {
+                return 0;
+            }
+        }
+        num_tokens
+    }
+
+    /// Blocks of a table that so many tokens need: all of the encoder's, unless none are.
+    #[must_use]
+    pub fn num_kept(&self, group: u32, table: &[BlockId], num_tokens: u32) -> usize {
+        let group = &self.config.groups[group as usize];
+        if group.is_cross() {
+            return if num_tokens > 0 { table.len() } else { 0 };
+        }
+        table.len().min(num_tokens.div_ceil(group.block_size) as usize)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::release::{check_leaving, cut_tables, leave_open_batch, release_host};
-use crate::state::{State, Table};
+use crate::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
 use crate::values::{Admitted, Reason, Refused, Status};
 
 /// Host blocks in the order of their first use, each with the device block that has its content.
@@ -23,7 +23,7 @@ type Hits = Vec<(BlockId, Option<BlockId>)>;
 /// Move what the open batch leaves of the requests' blocks to the host tier.
 ///
 /// Refused where the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
-/// RepeatedRequest, NotRunning, HitInOpenBatch.
+/// RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
 pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
@@ -31,6 +31,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
         if state[row].status() != Status::Running {
             return Err(Error::NotRunning { request: state[row].name() });
         }
+        state.check_idle(row)?;
     }
     check_leaving(state, &rows)?;
     let mut seen = HashSet::new();
@@ -38,7 +39,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
         rows.iter().flat_map(|&row| kept(state, row)).filter(|&block| seen.insert(block)).collect();
     let host = state.host_tier()?;
     if blocks.len() as u32 > host.num_free() {
-        return Ok(Err(refuse(host, blocks.len() as u32)));
+        return Ok(Err(refuse(host, blocks.len() as u32, 0)));
     }
     for &row in &rows {
         leave_open_batch(state, row);
@@ -69,45 +70,47 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
     let found: HashSet<BlockId> = hits.iter().filter_map(|&(_, block)| block).collect();
     let in_queue = found.iter().filter(|&&block| state.device.ref_count(block) == 0).count();
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
-    let needed = (num_copied + in_queue) as u32;
-    if needed > state.device.num_free() {
-        return Ok(Err(refuse(&state.device, needed)));
+    let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
+    if needed + watermark > state.device.num_free() {
+        return Ok(Err(refuse(&state.device, needed, watermark)));
     }
     move_in(state, &rows, hits);
     Ok(Ok(()))
 }
 
-/// The refusal of so many blocks of a pool.
-fn refuse(pool: &BlockPool, needed: u32) -> Refused {
-    let never = needed > pool.num_usable();
-    Refused {
-        reason: if never { Reason::Never } else { Reason::Later },
-        needed: u64::from(needed),
-        available: u64::from(pool.num_free()),
-        pending: 0,
-    }
+/// The refusal of so many blocks of a pool that keeps so many free.
+fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
+    let never = needed + watermark > pool.num_usable();
+    let reason = if never { Reason::Never } else { Reason::Later };
+    Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark))
 }
 
 /// The blocks of a request that hold tokens computed before the open batch, in table order.
 fn kept(state: &State, row: Row) -> impl Iterator<Item = BlockId> + '_ {
-    let request = &state[row];
-    let record = state.batch.records.get(&row);
-    let num_tokens = record.map_or(request.num_computed, |record| record.num_computed_before);
-    let num_blocks = num_tokens.div_ceil(state.config.block_size()) as usize;
-    request.tables.iter().flat_map(move |table| table.iter().take(num_blocks).copied())
+    let num_tokens = state.num_settled(row);
+    let held = move |(group, table): (u32, &'_ Table)| {
+        table[..state.num_kept(group, table, num_tokens)].to_vec()
+    };
+    let tables = (0..).zip(&state[row].tables);
+    tables.flat_map(held).filter(|&block| !state.is_null(block))
 }
 
 /// Put the requests' tables on the host side and give back their device blocks, tail first.
 fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>) {
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &row in rows {
-        let num_computed = state[row].num_computed;
-        let num_blocks = num_computed.div_ceil(state.config.block_size()) as usize;
-        let side = |table: &Table| table.iter().take(num_blocks).map(|b| targets[b]).collect();
-        let tables: Vec<Table> = state[row].tables.iter().map(side).collect();
+        let num_computed = state.num_settled(row);
+        let side = |(group, table): (u32, &Table)| -> Table {
+            let held = &table[..state.num_kept(group, table, num_computed)];
+            let target = |block: &BlockId| {
+                if state.is_null(*block) { NO_HOST_BLOCK } else { targets[block] }
+            };
+            held.iter().map(target).collect()
+        };
+        let tables: Vec<Table> = (0..).zip(&state[row].tables).map(side).collect();
         let host = state.host.as_mut().expect("TIER-PART: checked at the start");
         for &block in tables.iter().flatten() {
-            if !owned.insert(block) {
+            if block != NO_HOST_BLOCK && !owned.insert(block) {
                 host.touch(block, &mut state.host_effects);
             }
         }
@@ -130,9 +133,14 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
     for request in rows.iter().map(|&row| &state[row]) {
-        let num_full = request.num_computed / state.config.block_size();
         for (group, table) in (0..).zip(&request.host_tables) {
+            let scale = state.scales[group as usize];
+            let num_full = request.num_computed / state.config.groups[group as usize].block_size;
+            let num_full = num_full.min(request.num_hashed(scale));
             for (position, &host_block) in (0..).zip(table) {
+                if host_block == NO_HOST_BLOCK {
+                    continue;
+                }
                 let place = *places.entry(host_block).or_insert_with(|| {
                     hits.push((host_block, None));
                     hits.len() - 1
@@ -140,7 +148,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
                 if !state.config.enable_caching || position >= num_full {
                     continue;
                 }
-                let block = state.device.index.first(&request.key(position, group));
+                let block = state.device.index.first(&request.key(scale, group, position));
                 if let Some(block) = block.filter(|block| !unwritten.contains(block)) {
                     hits[place].1 = Some(block);
                 }
@@ -185,18 +193,19 @@ fn put_back(
     targets: &HashMap<BlockId, BlockId>,
     owned: &mut HashSet<BlockId>,
 ) {
-    let side = |table: &Table| table.iter().map(|block| targets[block]).collect();
+    let side = |table: &Table| table.iter().map(|&block| place(block, targets)).collect();
     let tables: Vec<Table> = state[row].host_tables.iter().map(side).collect();
     for (group, table) in (0..).zip(&tables) {
         for (position, &block) in (0..).zip(table) {
-            if !owned.insert(block) {
+            if !state.is_null(block) && !owned.insert(block) {
                 state.device.touch(block, &mut state.effects);
             }
             state.effects.emit(Command::SetTable { row, group, position, block });
         }
     }
     let num_computed = state[row].num_computed;
-    let num_cached = tables.iter().map(|table| num_published(state, row, table)).collect();
+    let cached = |(group, table): (u32, &Table)| num_published(state, row, group, table);
+    let num_cached = (0..).zip(&tables).map(cached).collect();
     release_host(state, row);
     let request = &mut state[row];
     request.num_computed = num_computed;
@@ -204,9 +213,14 @@ fn put_back(
     request.tables = tables;
 }
 
-/// Leading full blocks that are findable already.
-fn num_published(state: &State, row: Row, blocks: &[BlockId]) -> u32 {
-    let num_full = (state[row].num_computed / state.config.block_size()) as usize;
-    let full = blocks.iter().take(num_full);
-    full.take_while(|&&block| state.device.key(block).is_some()).count() as u32
+/// The device block that a host block's content is found in.
+fn place(host_block: BlockId, targets: &HashMap<BlockId, BlockId>) -> BlockId {
+    if host_block == NO_HOST_BLOCK { NULL_BLOCK } else { targets[&host_block] }
+}
+
+/// Leading full blocks that are findable already, or no longer needed.
+fn num_published(state: &State, row: Row, group: u32, blocks: &[BlockId]) -> u32 {
+    let num_full = state[row].num_computed / state.config.groups[group as usize].block_size;
+    let done = |&&block: &&BlockId| state.is_null(block) || state.device.key(block).is_some();
+    blocks.iter().take(num_full as usize).take_while(done).count() as u32
 }

@@ -8,8 +8,10 @@
 
 use std::path::Path;
 
-use crate::config::{Config, Duplicates, Eviction, Group};
+use crate::config::{Config, Duplicates, Eviction};
 use crate::errors::Error;
+use crate::groups::{Group, KINDS};
+use crate::hashing::Hashing;
 use crate::trace_calls::Runner;
 
 /// One call of a trace and the outcome lines that it must have, without their indent.
@@ -106,7 +108,6 @@ pub fn outcomes(trace: &Trace) -> Result<Vec<Vec<String>>, Error> {
 
 fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
     let mut config = Config::new(0, 16, b"trace");
-    let (mut block_size, mut num_groups, mut zero_new_blocks) = (16, 1, false);
     for word in words {
         let (name, value) =
             word.split_once('=').ok_or_else(|| format!("'{word}' is not name=value"))?;
@@ -118,11 +119,13 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
         };
         match (name, value) {
             ("num_blocks", _) => config.num_blocks = count()?,
-            ("block_size", _) => block_size = count()?,
-            ("num_groups", _) => num_groups = count()?,
-            ("zero_new_blocks", _) => zero_new_blocks = flag()?,
+            ("block_size", _) => config.groups = vec![Group::new(count()?)],
+            ("groups", _) => {
+                config.groups = value.split(',').map(parse_group).collect::<Result<_, _>>()?;
+            }
             ("num_host_blocks", _) => config.num_host_blocks = count()?,
             ("max_model_len", _) => config.max_model_len = Some(count()?),
+            ("max_num_batched_tokens", _) => config.max_num_batched_tokens = Some(count()?),
             ("enable_caching", _) => config.enable_caching = flag()?,
             ("null_block", _) => config.null_block = flag()?,
             ("eviction", "lru") => config.eviction = Eviction::Lru,
@@ -130,13 +133,41 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("duplicates", "keep") => config.duplicates = Duplicates::Keep,
             ("duplicates", "merge") => config.duplicates = Duplicates::Merge,
             ("num_preallocate_tokens", _) => config.num_preallocate_tokens = count()?,
+            ("watermark_blocks", _) => config.watermark_blocks = count()?,
+            ("use_eagle", _) => config.use_eagle = flag()?,
             ("enable_events", _) => config.enable_events = flag()?,
+            ("record_new_blocks", _) => config.record_new_blocks = flag()?,
+            ("hashing", "sha256") => config.hashing = Hashing::Sha256,
+            ("hashing", "sha256_cbor") => config.hashing = Hashing::Sha256Cbor,
+            ("hashing", "xxh3") => config.hashing = Hashing::Xxh3,
             _ => return Err(format!("the config takes no '{word}'")),
         }
     }
-    config.groups = vec![Group { block_size, zero_new_blocks }; num_groups as usize];
     config.check().map_err(|error| error.to_string())?;
     Ok(config)
+}
+
+fn parse_group(word: &str) -> Result<Group, String> {
+    let bad = || format!("'{word}' is not kind:block_size[:window][+eagle][+zero]");
+    let mut flags = word.split('+');
+    let parts: Vec<&str> = flags.next().unwrap_or_default().split(':').collect();
+    let number = |part: &str| part.parse::<u32>().map_err(|_| bad());
+    let [kind, size, window @ ..] = &parts[..] else { return Err(bad()) };
+    let mut group = Group::new(number(size)?);
+    group.kind = *KINDS.iter().find(|each| each.name() == *kind).ok_or_else(bad)?;
+    group.window = match window {
+        [] => None,
+        [window] => Some(number(window)?),
+        _ => return Err(bad()),
+    };
+    for flag in flags {
+        match flag {
+            "eagle" => group.eagle = true,
+            "zero" => group.zero_new_blocks = true,
+            _ => return Err(bad()),
+        }
+    }
+    Ok(group)
 }
 
 fn difference(call: &Call, actual: &[String]) -> String {

@@ -9,21 +9,23 @@
 use std::collections::HashMap;
 
 use crate::allocate::Requests;
+use crate::asked::{Asked, AskedHit};
 use crate::batch::take_batch;
 use crate::block_pool::BlockPool;
 use crate::commands::Command;
 use crate::config::Config;
 use crate::errors::Error;
 use crate::events::Event;
-use crate::plan::{Asked, AskedHit};
-use crate::state::{State, make_state};
+use crate::extra_keys::{LoRA, MediaItem};
+use crate::ids::BlockId;
+use crate::state::{NO_HOST_BLOCK, State, Table, make_state};
 use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
-use crate::values::{Admitted, Hit, KVCacheBlocks, Verdict};
+use crate::values::{Admitted, Hit, Request, Verdict};
 use crate::{
-    allocate, caching, decode, drain, encode, fork, pins, queries, release, requests, swap,
-    truncate,
+    allocate, caching, decode, drain, encode, fork, operations, pins, queries, release, requests,
+    rewind, swap, truncate, window,
 };
 
 /// A call whose verb or words cannot be read.
@@ -76,9 +78,9 @@ impl Runner {
         self.names.learn(&self.state);
         let taken = if number == self.state.batch.number { num_commands } else { 0 };
         let commands: Vec<Command> = self.state.effects.commands.iter().skip(taken).collect();
-        let events: &[Event] = self.state.effects.events.get(num_events..).unwrap_or(&[]);
+        let events: Vec<Event> = self.state.effects.events.iter().skip(num_events).collect();
         lines.extend(write_commands(&commands, &self.names));
-        lines.extend(write_events(events, &self.names));
+        lines.extend(write_events(&events, &self.names));
         Ok(lines)
     }
 
@@ -87,6 +89,10 @@ impl Runner {
             "add_request" => self.add_request(words),
             "add_tokens" => self.add_tokens(words),
             "remove_request" => self.remove_request(words),
+            "add_drafts" => self.add_drafts(words),
+            "accept" => self.accept(words),
+            "rewind" => self.rewind(words),
+            "remove_skipped_blocks" => self.remove_skipped_blocks(words),
             "get_computed_blocks" => self.get_computed_blocks(words),
             "allocate_slots" => self.allocate_slots(words),
             "can_allocate" => self.can_allocate(words),
@@ -100,10 +106,15 @@ impl Runner {
             "pin" => self.pin(words),
             "unpin" => self.unpin(words),
             "evict_blocks" => self.evict_blocks(words),
+            "store" => self.store(words),
+            "load" => self.load(words),
+            "complete_operation" => self.complete_operation(words),
             "reset_prefix_cache" => self.reset_prefix_cache(words),
             "take_batch" => self.take_batch(words),
             "take_events" => self.take_events(words),
             "take_stats" => self.take_stats(words),
+            "take_new_block_ids" => self.take_new_block_ids(words),
+            "new_step_starts" => self.new_step_starts(words),
             "queue" => self.queue(words),
             "host_queue" => self.host_queue(words),
             "owners" => self.owners(words),
@@ -111,6 +122,7 @@ impl Runner {
             "table" => self.table(words),
             "host_table" => self.host_table(words),
             "computed" => self.computed(words),
+            "drafts" => self.drafts(words),
             "status" => self.status(words),
             "row" => self.row(words),
             "common" => self.common(words),
@@ -119,9 +131,25 @@ impl Runner {
     }
 
     fn add_request(&mut self, words: &[&str]) -> Called {
-        let [request_id, tokens] = exactly(words)?;
+        let [request_id, tokens, options @ ..] = words else { return Err(Failure::Words) };
         let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
-        let row = requests::add_request(&mut self.state, request_id, &tokens)?;
+        let mut request = Request::new(request_id, &tokens);
+        let extra = &mut request.extra_keys;
+        for option in options {
+            match option.split_once('=').unwrap_or((option, "")) {
+                ("lora", name) => {
+                    extra.lora = Some(LoRA { name: name.to_owned(), path: String::new() });
+                }
+                ("media", items) => {
+                    let items: Option<Vec<MediaItem>> = items.split(',').map(read_media).collect();
+                    extra.media = items.ok_or(Failure::Words)?;
+                }
+                ("salt", salt) => extra.cache_salt = Some(salt),
+                ("skip", "") => request.skip_reading_prefix_cache = true,
+                _ => return Err(Failure::Words),
+            }
+        }
+        let row = requests::add_request(&mut self.state, request)?;
         text(format!("row {}", row.0))
     }
 
@@ -134,6 +162,27 @@ impl Runner {
     fn remove_request(&mut self, words: &[&str]) -> Called {
         let [request_id] = exactly(words)?;
         nothing(requests::remove_request(&mut self.state, request_id))
+    }
+
+    fn add_drafts(&mut self, words: &[&str]) -> Called {
+        let [request_id, tokens] = exactly(words)?;
+        let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
+        nothing(requests::add_drafts(&mut self.state, request_id, tokens))
+    }
+
+    fn accept(&mut self, words: &[&str]) -> Called {
+        let [request_id, count] = exactly(words)?;
+        nothing(requests::accept(&mut self.state, request_id, number(count)?))
+    }
+
+    fn rewind(&mut self, words: &[&str]) -> Called {
+        let [count, request_ids @ ..] = words else { return Err(Failure::Words) };
+        nothing(rewind::rewind(&mut self.state, request_ids, number(count)?))
+    }
+
+    fn remove_skipped_blocks(&mut self, words: &[&str]) -> Called {
+        let [request_id, count] = exactly(words)?;
+        nothing(window::remove_skipped_blocks(&mut self.state, request_id, number(count)?))
     }
 
     fn get_computed_blocks(&mut self, words: &[&str]) -> Called {
@@ -164,6 +213,8 @@ impl Runner {
             match option.split_once('=').unwrap_or((option, "")) {
                 ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
                 ("external", value) => asked.num_external_computed_tokens = number(value)?,
+                ("encoder", value) => asked.num_encoder_tokens = number(value)?,
+                ("reserved", value) => asked.reserved_blocks = number(value)?,
                 ("hit", _) => {
                     let hit = self.hits.get(*request_id).ok_or(Failure::Words)?;
                     asked.hit = Some(AskedHit::from(hit));
@@ -226,6 +277,28 @@ impl Runner {
         nothing(caching::evict_blocks(&mut self.state, &numbers(words)?))
     }
 
+    fn store(&mut self, words: &[&str]) -> Called {
+        let started = operations::store(&mut self.state, &numbers(words)?)?;
+        text(write_operations(started))
+    }
+
+    fn load(&mut self, words: &[&str]) -> Called {
+        let (request_id, mut asked) = self.asked(words)?;
+        asked.num_external_computed_tokens = std::mem::take(&mut asked.num_new_tokens);
+        let started = operations::load(&mut self.state, request_id, &asked);
+        admitted(started, |started| Value::Text(write_operations(started)))
+    }
+
+    fn complete_operation(&mut self, words: &[&str]) -> Called {
+        let [operation, result] = exactly(words)?;
+        let done = match result {
+            "done" => true,
+            "failed" => false,
+            _ => return Err(Failure::Words),
+        };
+        nothing(operations::complete_operation(&mut self.state, number(operation)?, done))
+    }
+
     fn reset_prefix_cache(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
         Ok(Value::Flag(caching::reset_prefix_cache(&mut self.state)))
@@ -249,6 +322,18 @@ impl Runner {
     fn take_stats(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
         Ok(Value::Stats(drain::take_stats(&mut self.state)))
+    }
+
+    fn take_new_block_ids(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        let taken = drain::take_new_block_ids(&mut self.state);
+        text(write_ids(taken.into_iter().map(|block| block.0)))
+    }
+
+    fn new_step_starts(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        drain::new_step_starts(&mut self.state);
+        Ok(Value::Nothing)
     }
 
     fn queue(&mut self, words: &[&str]) -> Called {
@@ -286,12 +371,22 @@ impl Runner {
     fn host_table(&mut self, words: &[&str]) -> Called {
         let [request_id] = exactly(words)?;
         let request = queries::find_request(&self.state, request_id)?;
-        Ok(Value::Blocks(KVCacheBlocks { blocks: request.host_tables.clone() }))
+        let write = |table: &Table| match table[..] {
+            [] => "none".to_owned(),
+            _ => table.iter().map(|&each| write_host_block(each)).collect::<Vec<_>>().join(" "),
+        };
+        let tables: Vec<String> = request.host_tables.iter().map(write).collect();
+        text(format!("blocks {}", tables.join(" | ")))
     }
 
     fn computed(&mut self, words: &[&str]) -> Called {
         let [request_id] = exactly(words)?;
         text(queries::find_request(&self.state, request_id)?.num_computed)
+    }
+
+    fn drafts(&mut self, words: &[&str]) -> Called {
+        let [request_id] = exactly(words)?;
+        text(queries::find_request(&self.state, request_id)?.drafts.len())
     }
 
     fn status(&mut self, words: &[&str]) -> Called {
@@ -308,6 +403,22 @@ impl Runner {
         let [request_id] = exactly(words)?;
         text(write_ids(queries::get_num_common_prefix_blocks(&self.state, request_id)?))
     }
+}
+
+/// The item of `name@offset+length`.
+fn read_media(word: &str) -> Option<MediaItem> {
+    let (identifier, place) = word.split_once('@')?;
+    let (offset, length) = place.split_once('+')?;
+    let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
+    Some(MediaItem { identifier: identifier.to_owned(), offset, length })
+}
+
+fn write_operations(operations: Vec<u32>) -> String {
+    format!("operations {}", write_ids(operations))
+}
+
+fn write_host_block(block: BlockId) -> String {
+    if block == NO_HOST_BLOCK { "-1".to_owned() } else { block.0.to_string() }
 }
 
 fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {

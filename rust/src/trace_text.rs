@@ -2,8 +2,9 @@
 //! How traces write tokens, keys, commands, events and values.
 //!
 //! Rules: one line says one thing; consecutive commands of one kind (and, for table changes, of one
-//! row and group) share a line. A content key reads as the tokens of its prefix in parentheses,
-//! with `@group` behind it in every group but the first. Twin: kvcore/trace_text.py.
+//! row and group) share a line. A content key reads as the tokens of its prefix in parentheses, its
+//! extra keys behind them after `;`, and `@group` behind that in every group but the first. Twin:
+//! kvcore/trace_text.py.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -11,6 +12,7 @@ use std::fmt::Display;
 use crate::commands::Command;
 use crate::errors::{Error, Field};
 use crate::events::Event;
+use crate::extra_keys::ExtraKeys;
 use crate::hashing::{BlockHash, Key};
 use crate::state::State;
 use crate::values::{Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused};
@@ -24,10 +26,11 @@ pub struct Names {
 impl Names {
     /// Take in the hashes of all requests of a state.
     pub fn learn(&mut self, state: &State) {
-        let size = state.config.block_size() as usize;
+        let size = state.hash_block_size as usize;
         for request in state.requests() {
             for (hash, end) in request.block_hashes.iter().zip((size..).step_by(size)) {
-                let name = || format!("({})", write_tokens(&request.tokens[..end]));
+                let marks = || write_marks(&request.extra_keys, end as u32);
+                let name = || format!("({}{})", write_tokens(&request.tokens[..end]), marks());
                 self.prefixes.entry(*hash).or_insert_with(name);
             }
         }
@@ -63,6 +66,21 @@ pub fn write_tokens(tokens: &[u32]) -> String {
         _ => run[0].to_string(),
     };
     runs.map(write).collect::<Vec<_>>().join(",")
+}
+
+/// The extra keys of a prefix, each behind `;`.
+pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
+    let mut marks = String::new();
+    if let Some(lora) = &extra_keys.lora {
+        marks += &format!(";lora={}", lora.name);
+    }
+    for item in extra_keys.media.iter().filter(|item| item.offset < num_tokens) {
+        marks += &format!(";media={}@{}+{}", item.identifier, item.offset, item.length);
+    }
+    if let Some(salt) = &extra_keys.cache_salt {
+        marks += &format!(";salt={salt}");
+    }
+    marks
 }
 
 /// Ids in order; `none` where there are none.
@@ -170,6 +188,8 @@ fn head(command: &Command) -> String {
         Command::CopyOnWrite { .. } => "CopyOnWrite".to_owned(),
         Command::SwapOut { .. } => "SwapOut".to_owned(),
         Command::SwapIn { .. } => "SwapIn".to_owned(),
+        Command::Store { .. } => "Store".to_owned(),
+        Command::Load { .. } => "Load".to_owned(),
         Command::SetTable { row, group, .. } => format!("SetTable row {}{}:", row.0, of(*group)),
         Command::CutTable { row, group, .. } => format!("CutTable row {}{}:", row.0, of(*group)),
     }
@@ -186,6 +206,12 @@ fn item(command: &Command, names: &Names) -> String {
         Command::CopyOnWrite { source, target } => format!("{}>{}", source.0, target.0),
         Command::SwapOut { block, host_block } => format!("{}>host:{}", block.0, host_block.0),
         Command::SwapIn { host_block, block } => format!("host:{}>{}", host_block.0, block.0),
+        Command::Store { operation, block, key } => {
+            format!("{operation}:{}{}", block.0, names.key(key))
+        }
+        Command::Load { operation, key, block } => {
+            format!("{operation}:{}>{}", names.key(key), block.0)
+        }
         Command::SetTable { position, block, .. } => format!("{position}={}", block.0),
         Command::CutTable { length, .. } => length.to_string(),
     }

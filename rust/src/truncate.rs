@@ -11,9 +11,9 @@ use crate::state::State;
 
 /// Keep the first num_tokens (at least one) of a request's tokens.
 ///
-/// Fails with UnknownRequest, SwappedOut, BeyondRequest, HitInOpenBatch.
+/// Fails with UnknownRequest, SwappedOut, LoadUnfinished, BeyondRequest, HitInOpenBatch.
 pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<(), Error> {
-    let row = state.on_device(request_id)?;
+    let row = state.idle(request_id)?;
     let most = i64::from(state[row].num_tokens());
     if !(1..=most).contains(&num_tokens) {
         let request = state[row].name();
@@ -23,10 +23,11 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     leave_open_batch(state, row);
     let kept = num_tokens as u32;
     cut_tables(state, row, kept);
-    let num_full = kept / state.config.block_size();
+    let size = state.hash_block_size;
     let request = &mut state[row];
     request.tokens.truncate(kept as usize);
-    request.block_hashes.truncate(num_full as usize);
+    request.block_hashes.truncate((kept / size) as usize);
+    request.extra_keys = request.extra_keys.cut(kept, size);
     Ok(())
 }
 
@@ -34,18 +35,19 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
 mod tests {
     use super::*;
     use crate::allocate::{Requests, allocate_slots, append};
+    use crate::asked::Asked;
     use crate::batch::take_batch;
     use crate::commands::Command;
     use crate::config::Config;
     use crate::ids::BlockId;
-    use crate::plan::Asked;
     use crate::requests::add_request;
     use crate::state::make_state;
+    use crate::values::Request;
 
     #[test]
     fn a_block_that_was_cut_loses_its_key_when_it_is_written_again() {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
-        let row = add_request(&mut state, "a", &[1, 2, 3, 4]).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
         take_batch(&mut state);
         truncate(&mut state, "a", 3).unwrap();
@@ -53,13 +55,13 @@ mod tests {
         append(&mut state, Requests::Ids(&["a"]), &[9]).unwrap();
         let commands: Vec<Command> = state.effects.commands.iter().collect();
         assert!(matches!(commands[..], [Command::Evict { block: BlockId(2), .. }]), "{commands:?}");
-        assert_eq!(state.device.key(BlockId(2)), Some(&state[row].key(1, 0)));
+        assert_eq!(state.device.key(BlockId(2)), Some(&state[row].key(1, 0, 1)));
     }
 
     #[test]
     fn a_cut_outside_the_request_is_misuse() {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
-        add_request(&mut state, "a", &[1, 2]).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
         for asked in [0, 3, -1] {
             let request = "'a'".to_owned();
             let beyond = Error::BeyondRequest { request, num_tokens: 2, asked };

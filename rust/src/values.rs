@@ -4,6 +4,8 @@
 //! Rules: all compare by content. A refusal is one of these values, never an error.
 //! Twin: kvcore/values.py.
 
+use crate::extra_keys::GivenKeys;
+use crate::hashing::BlockHash;
 use crate::ids::BlockId;
 
 /// Why a call was refused.
@@ -50,15 +52,32 @@ impl Status {
 }
 
 /// A request as an engine hands it in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+#[derive(Debug, Clone, Default)]
+pub struct Request<'a> {
     /// A name of its own, not empty.
-    pub request_id: String,
+    pub request_id: &'a str,
     /// At least one token id.
     pub tokens: Vec<u32>,
+    /// What its keys hold besides its tokens.
+    pub extra_keys: GivenKeys<'a>,
+    /// The engine's own hashes of full blocks, in order; None: the core hashes.
+    pub block_hashes: Option<GivenHashes>,
+    /// It never hits, but publishes.
+    pub skip_reading_prefix_cache: bool,
 }
 
-/// Block ids, one list a group, in table order.
+impl<'a> Request<'a> {
+    /// A request of these tokens and nothing else.
+    #[must_use]
+    pub fn new(request_id: &'a str, tokens: &[u32]) -> Self {
+        Request { request_id, tokens: tokens.to_vec(), ..Request::default() }
+    }
+}
+
+/// Block hashes as an engine hands them in: None for what is no hash.
+pub type GivenHashes = Vec<Option<BlockHash>>;
+
+/// Block ids, one list a group, in table order; 0 is the null block where there is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KVCacheBlocks {
     /// The ids of each group.
@@ -70,6 +89,21 @@ impl KVCacheBlocks {
     #[must_use]
     pub fn get_block_ids(&self) -> Vec<Vec<u32>> {
         self.blocks.iter().map(|ids| ids.iter().map(|block| block.0).collect()).collect()
+    }
+
+    /// The ids of the blocks without a key, one list a group; has_key: of the manager.
+    #[must_use]
+    pub fn get_unhashed_block_ids(&self, has_key: impl Fn(BlockId) -> bool) -> Vec<Vec<u32>> {
+        let unhashed = |ids: &Vec<BlockId>| {
+            ids.iter().filter(|&&block| !has_key(block)).map(|block| block.0).collect()
+        };
+        self.blocks.iter().map(unhashed).collect()
+    }
+
+    /// No blocks, in as many groups.
+    #[must_use]
+    pub fn new_empty(&self) -> KVCacheBlocks {
+        KVCacheBlocks { blocks: vec![Vec::new(); self.blocks.len()] }
     }
 }
 
@@ -117,7 +151,8 @@ pub struct Appended {
 
 /// Look-ups since the last `take_stats`, counted with the allocation that used them.
 ///
-/// queries and hits are tokens. Requests that were preempted before are counted apart.
+/// queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
+/// cache was reset meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are the sums that the type names
 pub struct PrefixCacheStats {
@@ -127,6 +162,7 @@ pub struct PrefixCacheStats {
     pub preempted_requests: u64,
     pub preempted_queries: u64,
     pub preempted_hits: u64,
+    pub reset: bool,
 }
 
 impl PrefixCacheStats {

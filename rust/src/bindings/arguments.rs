@@ -7,12 +7,15 @@
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
+use crate::asked::{Asked, AskedHit};
 use crate::bindings::errors::raise;
-use crate::config::{Config, Duplicates, Eviction, Group};
+use crate::bindings::hashing::hashing;
+use crate::config::{Config, Duplicates, Eviction};
 use crate::errors::Error;
-use crate::plan::{Asked, AskedHit};
+use crate::groups::{Group, KINDS};
+use crate::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
 const FAR: i64 = 1 << 61;
@@ -52,6 +55,8 @@ arguments! {
     IdsArg: IDS;
     /// A number of tokens or blocks.
     CountArg: INT;
+    /// Block hashes.
+    HashesArg: HASHES;
     /// True or False.
     FlagArg: BOOL;
     /// A block id.
@@ -124,13 +129,14 @@ impl<'py> Given<'py> {
         Ok(Some(AskedHit { blocks, num_tokens }))
     }
 
-    /// An allocation: its new, lookahead and external tokens, its hit, whether its caching is
-    /// delayed and whether the full sequence must fit.
+    /// An allocation: its new, lookahead, external and encoder tokens, its hit, whether its caching
+    /// is delayed and whether the full sequence must fit, and how many blocks stay reserved.
     pub(crate) fn asked(
         &mut self,
-        (new, lookahead, external): (CountArg<'_, 'py>, CountArg<'_, 'py>, CountArg<'_, 'py>),
+        [new, lookahead, external, encoder]: [CountArg<'_, 'py>; 4],
         hit: HitArg<'_, 'py>,
-        (delay, full): (FlagArg<'_, 'py>, FlagArg<'_, 'py>),
+        [delay, full]: [FlagArg<'_, 'py>; 2],
+        reserved: CountArg<'_, 'py>,
     ) -> PyResult<Asked> {
         Ok(Asked {
             num_new_tokens: self.count(new)?,
@@ -138,7 +144,28 @@ impl<'py> Given<'py> {
             num_lookahead_tokens: self.count(lookahead)?,
             num_external_computed_tokens: self.count(external)?,
             delay_cache_blocks: flag(delay)?,
+            num_encoder_tokens: self.count(encoder)?,
             full_sequence_must_fit: flag(full)?,
+            reserved_blocks: self.count(reserved)?,
+            loads: false,
+        })
+    }
+
+    /// A load: its tokens, its hit, whether the full sequence must fit, and how many blocks stay
+    /// reserved.
+    pub(crate) fn loading(
+        &mut self,
+        num_tokens: CountArg<'_, 'py>,
+        hit: HitArg<'_, 'py>,
+        full: FlagArg<'_, 'py>,
+        reserved: CountArg<'_, 'py>,
+    ) -> PyResult<Asked> {
+        Ok(Asked {
+            num_external_computed_tokens: self.count(num_tokens)?,
+            hit: self.hit(hit)?,
+            full_sequence_must_fit: flag(full)?,
+            reserved_blocks: self.count(reserved)?,
+            ..Asked::default()
         })
     }
 
@@ -180,7 +207,7 @@ impl<'py> Given<'py> {
 }
 
 /// Whether an object is true.
-fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
+pub(crate) fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
     object.0.is_truthy()
 }
 
@@ -206,23 +233,25 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
     let number = |name: &str| object.getattr(name)?.extract::<u32>();
     let truth = |name: &str| object.getattr(name)?.is_truthy();
     let mut groups = Vec::new();
-    for group in items(object.getattr("groups")?.as_borrowed())? {
-        groups.push(Group {
-            block_size: group.getattr("block_size")?.extract()?,
-            zero_new_blocks: group.getattr("zero_new_blocks")?.is_truthy()?,
-        });
+    for each in items(object.getattr("groups")?.as_borrowed())? {
+        groups.push(group(each.as_borrowed())?);
     }
     Ok(Config {
         num_blocks: number("num_blocks")?,
         groups,
         num_host_blocks: number("num_host_blocks")?,
         max_model_len: object.getattr("max_model_len")?.extract()?,
+        max_num_batched_tokens: object.getattr("max_num_batched_tokens")?.extract()?,
         enable_caching: truth("enable_caching")?,
         null_block: truth("null_block")?,
         eviction: eviction(object.getattr("eviction")?.as_borrowed())?,
         duplicates: duplicates(object.getattr("duplicates")?.as_borrowed())?,
         num_preallocate_tokens: number("num_preallocate_tokens")?,
+        watermark_blocks: number("watermark_blocks")?,
+        use_eagle: truth("use_eagle")?,
         enable_events: truth("enable_events")?,
+        record_new_blocks: truth("record_new_blocks")?,
+        hashing: hashing(object.py(), object.getattr("hashing")?.extract()?)?,
         hash_seed: object.getattr("hash_seed")?.extract()?,
     })
 }
@@ -234,6 +263,35 @@ pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
         Ok("uncached_first") => Ok(Eviction::UncachedFirst),
         _ => Err(unknown("eviction", name, "must be one of lru, uncached_first")),
     }
+}
+
+/// Block hashes, of whatever form.
+pub(crate) fn hashes(hashes: HashesArg<'_, '_>) -> PyResult<GivenHashes> {
+    let hash = |item: Borrowed<'_, '_, PyAny>| {
+        item.cast::<PyBytes>().ok().and_then(|bytes| bytes.as_bytes().try_into().ok())
+    };
+    Ok(items(hashes.0)?.iter_borrowed().map(hash).collect())
+}
+
+fn group(object: Borrowed<'_, '_, PyAny>) -> PyResult<Group> {
+    let name = object.getattr("kind")?;
+    let kind = name
+        .extract()
+        .ok()
+        .and_then(|kind: &str| KINDS.into_iter().find(|each| each.name() == kind));
+    let Some(kind) = kind else {
+        let names: Vec<&str> = KINDS.iter().map(|kind| kind.name()).collect();
+        let reason = format!("must be one of {}", names.join(", "));
+        return Err(unknown("kind", name.as_borrowed(), &reason));
+    };
+    Ok(Group {
+        block_size: object.getattr("block_size")?.extract()?,
+        kind,
+        window: object.getattr("window")?.extract()?,
+        eagle: object.getattr("eagle")?.is_truthy()?,
+        zero_new_blocks: object.getattr("zero_new_blocks")?.is_truthy()?,
+        page_bytes: object.getattr("page_bytes")?.extract()?,
+    })
 }
 
 fn duplicates(name: Borrowed<'_, '_, PyAny>) -> PyResult<Duplicates> {

@@ -69,7 +69,8 @@ impl BlockPool {
             let count = u32::try_from(asked).map_err(|_| invalid)?;
             Ok(pool::take(pool, count, effects))
         })?;
-        values::taken(py, &outcome)
+        let numbers = |blocks: Vec<BlockId>| blocks.into_iter().map(|block| block.0).collect();
+        values::taken(py, outcome.map(numbers))
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.

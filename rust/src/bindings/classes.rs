@@ -9,7 +9,7 @@ use pyo3::types::PyModule;
 
 static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
 
-/// The classes of `kvcore.values`, `kvcore.events` and `kvcore.commands`, members of enums
+/// The classes of `kvcore.values`, `kvcore.event_log` and `kvcore.commands`, members of enums
 /// included.
 pub(crate) struct Classes {
     pub(crate) blocks: Py<PyAny>,
@@ -18,9 +18,7 @@ pub(crate) struct Classes {
     pub(crate) appended: Py<PyAny>,
     pub(crate) stats: Py<PyAny>,
     pub(crate) batch: Py<PyAny>,
-    pub(crate) stored: Py<PyAny>,
-    pub(crate) removed: Py<PyAny>,
-    pub(crate) cleared: Py<PyAny>,
+    pub(crate) events: Py<PyAny>,
     pub(crate) later: Py<PyAny>,
     pub(crate) never: Py<PyAny>,
     pub(crate) verdict_ok: Py<PyAny>,
@@ -41,9 +39,7 @@ impl Classes {
 
     fn find(py: Python<'_>) -> PyResult<Self> {
         let values = py.import("kvcore.values")?;
-        let events = py.import("kvcore.events")?;
         let value = |name: &str| values.getattr(name).map(Bound::unbind);
-        let event = |name: &str| events.getattr(name).map(Bound::unbind);
         let member =
             |name: &str, of: &str| Ok::<_, PyErr>(values.getattr(name)?.getattr(of)?.unbind());
         Ok(Classes {
@@ -53,9 +49,7 @@ impl Classes {
             appended: value("Appended")?,
             stats: value("PrefixCacheStats")?,
             batch: py.import("kvcore.commands")?.getattr("Batch")?.unbind(),
-            stored: event("BlockStored")?,
-            removed: event("BlockRemoved")?,
-            cleared: event("AllBlocksCleared")?,
+            events: py.import("kvcore.event_log")?.getattr("Events")?.unbind(),
             later: member("Reason", "LATER")?,
             never: member("Reason", "NEVER")?,
             verdict_ok: member("Verdict", "OK")?,

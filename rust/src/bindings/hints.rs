@@ -7,7 +7,6 @@ use pyo3::{type_hint_identifier, type_hint_subscript, type_hint_union};
 const NONE: PyStaticExpr = PyStaticExpr::Constant { value: PyStaticConstant::None };
 const ELLIPSIS: PyStaticExpr = PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis };
 const TUPLE: PyStaticExpr = type_hint_identifier!("builtins", "tuple");
-const EVENT: PyStaticExpr = type_hint_identifier!("kvcore.events", "Event");
 const REFUSED: PyStaticExpr = type_hint_identifier!("kvcore.values", "Refused");
 
 pub(crate) const ANY: PyStaticExpr = type_hint_identifier!("typing", "Any");
@@ -34,6 +33,11 @@ pub(crate) const STATUS: PyStaticExpr = type_hint_identifier!("kvcore.values", "
 pub(crate) const APPENDED: PyStaticExpr = type_hint_identifier!("kvcore.values", "Appended");
 pub(crate) const STATS: PyStaticExpr = type_hint_identifier!("kvcore.values", "PrefixCacheStats");
 pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.commands", "Batch");
-pub(crate) const EVENTS: PyStaticExpr = type_hint_subscript!(TUPLE, EVENT, ELLIPSIS);
-pub(crate) const TAKEN: PyStaticExpr =
-    type_hint_union!(type_hint_subscript!(TUPLE, INT, ELLIPSIS), REFUSED);
+pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.event_log", "Events");
+pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
+pub(crate) const TAKEN: PyStaticExpr = type_hint_union!(NUMBERS, REFUSED);
+const BYTES: PyStaticExpr = type_hint_identifier!("builtins", "bytes");
+const KEYS_OF_GROUP: PyStaticExpr = type_hint_subscript!(TUPLE, BYTES, ELLIPSIS);
+pub(crate) const KEYS: PyStaticExpr = type_hint_subscript!(TUPLE, KEYS_OF_GROUP, ELLIPSIS);
+pub(crate) const HASHES: PyStaticExpr =
+    type_hint_subscript!(type_hint_identifier!("collections.abc", "Iterable"), BYTES);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.Manager`: one state, and how a call reaches it. Its methods are in `methods.rs`.
+//! `kvcore._rust.Manager`: one state, and how a call reaches it.
+//! Its methods are in `methods.rs` and `questions.rs`.
 //!
 //! Rules: a call reads its arguments, runs one transition and makes its result; the state is
 //! borrowed for the transition alone, in which no Python runs, so threads take turns.
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{BlocksArg, Given, IdArg, IdsArg, items};
+use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, items};
 use crate::bindings::errors::Wrong;
 use crate::bindings::values::{self, PyBlocks, PyMoved};
 use crate::errors::Error;
@@ -50,6 +51,18 @@ impl Manager {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         Self::change(this, &given, |state| transition(state, name))
+    }
+
+    /// Run a transition of one request and a number.
+    pub(crate) fn change_count<'py>(
+        this: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        count: CountArg<'_, 'py>,
+        transition: impl FnOnce(&mut State, &str, i64) -> Result<(), Error>,
+    ) -> PyResult<()> {
+        let mut given = Given::default();
+        let (name, number) = (given.name(request_id.0), given.count(count)?);
+        Self::change(this, &given, |state| transition(state, name, number))
     }
 
     /// Run a transition of some blocks.

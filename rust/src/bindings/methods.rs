@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of `kvcore._rust.Manager`.
+//! The methods of `kvcore._rust.Manager` that change its state; `questions.rs` has the others.
 //!
-//! Rules: those of `kvcore.backend.Backend`, with the same arguments, results and errors, in that
-//! order. A wrong argument is told when the transition would, so both backends name the same thing
-//! first.
+//! Rules: those of `kvcore.backend.Backend` that change the state, with the same arguments, results
+//! and errors, in that order. A wrong argument is told when the transition would, so both backends
+//! name the same thing first.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
-use crate::allocate::{Requests, allocate_slots, append, can_allocate, read_request_ids};
+use crate::allocate::{Requests, allocate_slots, append, read_request_ids};
 use crate::batch::take_batch;
 use crate::bindings::arguments::{
-    self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HitArg, IdArg, IdsArg, RequestArg,
-    TokensArg, listed,
+    self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg,
+    RequestArg, TokensArg, flag, items, listed,
 };
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::manager::Manager;
+use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
 use crate::bindings::values::{
-    self, PyAdmitted, PyAppended, PyBatch, PyBlocks, PyEvents, PyHit, PyMoved, PyStats, PyStatus,
-    PyVerdict,
+    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyOperations, PyStats, PyTaken,
 };
 use crate::caching::{cache_blocks, evict_blocks, reset_prefix_cache};
-use crate::decode::decode;
-use crate::drain::{take_events, take_stats};
-use crate::encode::encode;
+use crate::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
 use crate::fork::fork;
+use crate::operations::{complete_operation, load, store};
 use crate::pins::{pin, unpin};
-use crate::queries::{get_blocks, get_computed_blocks, get_num_common_prefix_blocks};
 use crate::release::free;
-use crate::requests::{add_request, add_tokens, check_new_id, remove_request};
-use crate::state::{RequestState, State, make_state};
+use crate::requests::{accept, add_block_hashes, add_drafts, add_tokens, remove_request};
+use crate::rewind::rewind;
+use crate::state::{State, make_state};
 use crate::swap::{swap_in, swap_out};
 use crate::truncate::truncate;
+use crate::window::remove_skipped_blocks;
 
 #[pymethods]
 impl Manager {
@@ -47,15 +46,7 @@ impl Manager {
     /// Make a request known; returns its row.
     #[pyo3(signature = (request, /))]
     fn add_request(slf: &Bound<'_, Self>, request: RequestArg<'_, '_>) -> PyResult<u32> {
-        let mut given = Given::default();
-        let id = request.0.getattr("request_id")?;
-        let name = given.name(id.as_borrowed());
-        let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()));
-        let row = Self::change(slf, &given, |state| {
-            check_new_id(state, name)?;
-            Ok::<_, Wrong>(add_request(state, name, &tokens?)?)
-        })?;
-        Ok(row.0)
+        requests::add(slf, request)
     }
 
     /// Add tokens behind those that a request has.
@@ -74,26 +65,53 @@ impl Manager {
         })
     }
 
+    /// Add the engine's hashes of the next full blocks of a request that brought its own.
+    #[pyo3(signature = (request_id, hashes, /))]
+    fn add_block_hashes(
+        slf: &Bound<'_, Self>,
+        request_id: IdArg<'_, '_>,
+        hashes: HashesArg<'_, '_>,
+    ) -> PyResult<()> {
+        let hashes = arguments::hashes(hashes)?;
+        Self::change_one(slf, request_id, |state, name| add_block_hashes(state, name, hashes))
+    }
+
+    /// Put guessed tokens behind those of a request, in place of the guesses before.
+    #[pyo3(signature = (request_id, tokens, /))]
+    fn add_drafts(
+        slf: &Bound<'_, Self>,
+        request_id: IdArg<'_, '_>,
+        tokens: TokensArg<'_, '_>,
+    ) -> PyResult<()> {
+        let mut given = Given::default();
+        let name = given.name(request_id.0);
+        let tokens = read_tokens(tokens);
+        Self::change(slf, &given, |state| {
+            state.idle(name)?;
+            Ok::<_, Wrong>(add_drafts(state, name, tokens?)?)
+        })
+    }
+
+    /// Make the first scheduled drafts tokens of the request and drop the others.
+    #[pyo3(signature = (request_id, num_accepted, /))]
+    fn accept<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        num_accepted: CountArg<'_, 'py>,
+    ) -> PyResult<()> {
+        Self::change_count(slf, request_id, num_accepted, accept)
+    }
+
     /// Forget a request that holds no blocks.
     #[pyo3(signature = (request_id, /))]
     fn remove_request(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
         Self::change_one(slf, request_id, remove_request)
     }
 
-    /// The longest cached prefix that leaves a token to compute. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_computed_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<PyHit<'py>> {
-        let hit = Self::ask_of(slf, request_id, get_computed_blocks)?;
-        values::hit(slf.py(), &hit)
-    }
-
     /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
     #[pyo3(signature = (
         request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, full_sequence_must_fit
+        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks
     ))]
     #[allow(clippy::too_many_arguments)] // those of the transition
     fn allocate_slots<'py>(
@@ -104,45 +122,22 @@ impl Manager {
         num_lookahead_tokens: CountArg<'_, 'py>,
         num_external_computed_tokens: CountArg<'_, 'py>,
         delay_cache_blocks: FlagArg<'_, 'py>,
+        num_encoder_tokens: CountArg<'_, 'py>,
         full_sequence_must_fit: FlagArg<'_, 'py>,
+        reserved_blocks: CountArg<'_, 'py>,
     ) -> PyResult<PyAdmitted<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
+        let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
         let asked = given.asked(
-            (num_new_tokens, num_lookahead_tokens, num_external_computed_tokens),
+            [num_new_tokens, num_lookahead_tokens, external, encoder],
             hit,
-            (delay_cache_blocks, full_sequence_must_fit),
+            [delay_cache_blocks, full_sequence_must_fit],
+            reserved_blocks,
         )?;
         let change = |state: &mut State| allocate_slots(state, name, &asked);
         let outcome = Self::change(slf, &given, change)?;
         values::admitted(slf.py(), &outcome, Self::grown_none(slf)?)
-    }
-
-    /// What `allocate_slots` would say to the same arguments. Changes nothing.
-    #[pyo3(signature = (
-        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
-        delay_cache_blocks, full_sequence_must_fit
-    ))]
-    #[allow(clippy::too_many_arguments)] // those of the transition
-    fn can_allocate<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-        num_new_tokens: CountArg<'_, 'py>,
-        hit: HitArg<'_, 'py>,
-        num_lookahead_tokens: CountArg<'_, 'py>,
-        num_external_computed_tokens: CountArg<'_, 'py>,
-        delay_cache_blocks: FlagArg<'_, 'py>,
-        full_sequence_must_fit: FlagArg<'_, 'py>,
-    ) -> PyResult<PyVerdict<'py>> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let asked = given.asked(
-            (num_new_tokens, num_lookahead_tokens, num_external_computed_tokens),
-            hit,
-            (delay_cache_blocks, full_sequence_must_fit),
-        )?;
-        let question = |state: &State| can_allocate(state, name, &asked);
-        values::verdict(slf.py(), Self::ask(slf, &given, question)?)
     }
 
     /// One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
@@ -178,10 +173,7 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_computed_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let count = given.count(num_computed_tokens)?;
-        Self::change(slf, &given, |state| cache_blocks(state, name, count))
+        Self::change_count(slf, request_id, num_computed_tokens, cache_blocks)
     }
 
     /// Give back a request's blocks, tail first; its tokens stay.
@@ -209,10 +201,31 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
+        Self::change_count(slf, request_id, num_tokens, truncate)
+    }
+
+    /// Take back what requests count past so many tokens, since it was not written.
+    #[pyo3(signature = (request_ids, num_computed_tokens, /))]
+    fn rewind<'py>(
+        slf: &Bound<'py, Self>,
+        request_ids: IdsArg<'_, 'py>,
+        num_computed_tokens: CountArg<'_, 'py>,
+    ) -> PyResult<()> {
         let mut given = Given::default();
-        let name = given.name(request_id.0);
-        let count = given.count(num_tokens)?;
-        Self::change(slf, &given, |state| truncate(state, name, count))
+        let ids = items(request_ids.0)?;
+        let names = given.names(&ids);
+        let count = given.count(num_computed_tokens)?;
+        Self::change(slf, &given, |state| rewind(state, &names, count))
+    }
+
+    /// Give back the blocks that no query at total_computed_tokens or later sees.
+    #[pyo3(signature = (request_id, total_computed_tokens, /))]
+    fn remove_skipped_blocks<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        total_computed_tokens: CountArg<'_, 'py>,
+    ) -> PyResult<()> {
+        Self::change_count(slf, request_id, total_computed_tokens, remove_skipped_blocks)
     }
 
     /// Move the requests' blocks to the host tier, each distinct block once.
@@ -256,6 +269,49 @@ impl Manager {
         reset_prefix_cache(&mut self.state)
     }
 
+    /// Copy blocks to the external store under their keys; returns one operation a block.
+    #[pyo3(signature = (block_ids, /))]
+    fn store<'py>(
+        slf: &Bound<'py, Self>,
+        block_ids: BlocksArg<'_, 'py>,
+    ) -> PyResult<PyOperations<'py>> {
+        let mut given = Given::default();
+        let blocks = given.blocks(block_ids)?;
+        let started = Self::change(slf, &given, |state| store(state, &blocks))?;
+        values::operations(slf.py(), started)
+    }
+
+    /// Fill slots for the next tokens of a request from the external store.
+    #[pyo3(signature = (
+        request_id, num_tokens, hit, /, *, full_sequence_must_fit, reserved_blocks
+    ))]
+    fn load<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        num_tokens: CountArg<'_, 'py>,
+        hit: HitArg<'_, 'py>,
+        full_sequence_must_fit: FlagArg<'_, 'py>,
+        reserved_blocks: CountArg<'_, 'py>,
+    ) -> PyResult<PyTaken<'py>> {
+        let mut given = Given::default();
+        let name = given.name(request_id.0);
+        let asked = given.loading(num_tokens, hit, full_sequence_must_fit, reserved_blocks)?;
+        let outcome = Self::change(slf, &given, |state| load(state, name, &asked))?;
+        values::taken(slf.py(), outcome)
+    }
+
+    /// Finish a store or load, done or failed.
+    #[pyo3(signature = (operation, done, /))]
+    fn complete_operation<'py>(
+        slf: &Bound<'py, Self>,
+        operation: CountArg<'_, 'py>,
+        done: FlagArg<'_, 'py>,
+    ) -> PyResult<()> {
+        let mut given = Given::default();
+        let (number, done) = (given.count(operation)?, flag(done)?);
+        Self::change(slf, &given, |state| complete_operation(state, number, done))
+    }
+
     /// Close and number the open batch.
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
         let taken = take_batch(&mut slf.try_borrow_mut()?.state);
@@ -274,74 +330,13 @@ impl Manager {
         values::stats(slf.py(), &taken)
     }
 
-    /// The device blocks of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<PyBlocks<'py>> {
-        let held = Self::ask_of(slf, request_id, get_blocks)?;
-        values::blocks(slf.py(), &held.blocks)
+    /// Hand out the blocks that full-attention groups got since the last call, group by group.
+    fn take_new_block_ids(&mut self) -> Vec<u32> {
+        take_new_block_ids(&mut self.state).into_iter().map(|block| block.0).collect()
     }
 
-    /// Leading blocks that all requests with device blocks hold, a group. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_num_common_prefix_blocks<'py>(
-        slf: &Bound<'py, Self>,
-        request_id: IdArg<'_, 'py>,
-    ) -> PyResult<Vec<u32>> {
-        Self::ask_of(slf, request_id, get_num_common_prefix_blocks)
-    }
-
-    /// Tokens of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn num_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_tokens)
-    }
-
-    /// Tokens of a request that are computed or scheduled. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_computed)
-    }
-
-    /// The row of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Ok(Self::ask_of(slf, request_id, State::request)?.0)
-    }
-
-    /// Where a request's blocks are. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
-    fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
-        let status = Self::ask_one(slf, request_id, RequestState::status)?;
-        values::status(slf.py(), status)
-    }
-
-    /// Device blocks without owner.
-    #[getter]
-    fn num_free_blocks(&self) -> u32 {
-        self.state.device().num_free()
-    }
-
-    /// Host blocks without owner; 0 without a host tier.
-    #[getter]
-    fn num_free_host_blocks(&self) -> u32 {
-        self.state.host().map_or(0, |host| host.num_free())
-    }
-
-    /// The canonical bytes of the state. O(pool).
-    fn encode<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = encode(&slf.try_borrow()?.state);
-        Ok(PyBytes::new(slf.py(), &bytes))
-    }
-
-    /// Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
-    #[pyo3(signature = (data, /))]
-    fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
-        let py = slf.py();
-        let state = decode(data).map_err(|error| raise(py, error))?;
-        *slf.try_borrow_mut()? = Self::of(py, state)?;
-        Ok(())
+    /// Say that a scheduling step begins.
+    fn new_step_starts(&mut self) {
+        new_step_starts(&mut self.state);
     }
 }

@@ -14,6 +14,8 @@ mod hashing;
 mod hints;
 mod manager;
 mod methods;
+mod questions;
+mod requests;
 mod tokens;
 mod values;
 

@@ -6,7 +6,8 @@ use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 
 use crate::bindings::classes::Classes;
 use crate::commands::Batch;
-use crate::events::Event;
+use crate::events::EventLog;
+use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Verdict,
@@ -52,10 +53,14 @@ results! {
     PyStats: STATS;
     /// A `Batch`.
     PyBatch: BATCH;
-    /// A tuple of events.
+    /// An `Events`.
     PyEvents: EVENTS;
-    /// A tuple of block ids, or a `Refused`.
+    /// A tuple of block ids or operations, or a `Refused`.
     PyTaken: TAKEN;
+    /// A tuple of operations.
+    PyOperations: NUMBERS;
+    /// A tuple of keys a group.
+    PyKeys: KEYS;
 }
 
 /// Block ids, one list a group.
@@ -91,14 +96,11 @@ pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyM
     }))
 }
 
-/// The blocks of a pool, or a refusal.
-pub(crate) fn taken<'py>(
-    py: Python<'py>,
-    outcome: &Admitted<Vec<BlockId>>,
-) -> PyResult<PyTaken<'py>> {
+/// Blocks of a pool or operations, or a refusal.
+pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResult<PyTaken<'py>> {
     Ok(PyTaken(match outcome {
-        Ok(blocks) => ids(py, blocks)?.into_any(),
-        Err(refusal) => refused(py, refusal)?,
+        Ok(numbers) => PyTuple::new(py, numbers)?.into_any(),
+        Err(refusal) => refused(py, &refusal)?,
     }))
 }
 
@@ -151,29 +153,26 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &PrefixCacheStats) -> PyResult<
     let fresh = (stats.requests, stats.queries, stats.hits);
     let again = (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits);
     let class = Classes::get(py)?.stats.bind(py);
-    Ok(PyStats(class.call1((fresh.0, fresh.1, fresh.2, again.0, again.1, again.2))?))
+    let counts = (fresh.0, fresh.1, fresh.2, again.0, again.1, again.2, stats.reset);
+    Ok(PyStats(class.call1(counts)?))
 }
 
-/// Events, in order.
-pub(crate) fn events<'py>(py: Python<'py>, events: &[Event]) -> PyResult<PyEvents<'py>> {
-    let objects: Vec<_> = events.iter().map(|each| event(py, each)).collect::<PyResult<_>>()?;
-    Ok(PyEvents(PyTuple::new(py, objects)?.into_any()))
+/// Events, in order: objects are made when they are read.
+pub(crate) fn events<'py>(py: Python<'py>, log: &EventLog) -> PyResult<PyEvents<'py>> {
+    let data = PyBytes::new(py, log.as_bytes());
+    Ok(PyEvents(Classes::get(py)?.events.bind(py).call1((data, log.len()))?))
 }
 
-fn event<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyAny>> {
-    let classes = Classes::get(py)?;
-    match event {
-        Event::BlockStored { block_hashes, parent_hash, tokens, block_size, group } => {
-            let hashes = PyTuple::new(py, block_hashes.iter().map(|hash| PyBytes::new(py, hash)))?;
-            let parent = parent_hash.as_ref().map(|hash| PyBytes::new(py, hash));
-            let tokens = PyTuple::new(py, tokens)?;
-            classes.stored.bind(py).call1((hashes, parent, tokens, *block_size, *group))
-        }
-        Event::BlockRemoved { block_hash, group } => {
-            classes.removed.bind(py).call1((PyBytes::new(py, block_hash), *group))
-        }
-        Event::AllBlocksCleared => classes.cleared.bind(py).call0(),
-    }
+/// Keys, one tuple a group.
+pub(crate) fn keys<'py>(py: Python<'py>, groups: &[Vec<Key>]) -> PyResult<PyKeys<'py>> {
+    let tuple = |keys: &Vec<Key>| PyTuple::new(py, keys.iter().map(|key| PyBytes::new(py, &key.0)));
+    let tuples = groups.iter().map(tuple).collect::<PyResult<Vec<_>>>()?;
+    Ok(PyKeys(PyTuple::new(py, tuples)?.into_any()))
+}
+
+/// The numbers of operations.
+pub(crate) fn operations(py: Python<'_>, started: Vec<u32>) -> PyResult<PyOperations<'_>> {
+    Ok(PyOperations(PyTuple::new(py, started)?.into_any()))
 }
 
 fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny>> {

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods of `kvcore._rust.Manager` that ask, and those that write and read the whole state.
+//!
+//! Rules: those of `kvcore.backend.Backend`, with the same arguments, results and errors.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::allocate::can_allocate;
+use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, Given, HitArg, IdArg};
+use crate::bindings::errors::raise;
+use crate::bindings::manager::Manager;
+use crate::bindings::values::{self, PyBlocks, PyHit, PyKeys, PyStatus, PyVerdict};
+use crate::decode::decode;
+use crate::encode::encode;
+use crate::queries::{
+    get_block_keys, get_blocks, get_computed_blocks, get_num_common_prefix_blocks, has_key,
+};
+use crate::state::{RequestState, State};
+
+#[pymethods]
+impl Manager {
+    /// The longest cached prefix that leaves a token to compute. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn get_computed_blocks<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+    ) -> PyResult<PyHit<'py>> {
+        let hit = Self::ask_of(slf, request_id, get_computed_blocks)?;
+        values::hit(slf.py(), &hit)
+    }
+
+    /// What `allocate_slots` would say to the same arguments. Changes nothing.
+    #[pyo3(signature = (
+        request_id, num_new_tokens, hit, /, *, num_lookahead_tokens, num_external_computed_tokens,
+        delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, reserved_blocks
+    ))]
+    #[allow(clippy::too_many_arguments)] // those of the transition
+    fn can_allocate<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        num_new_tokens: CountArg<'_, 'py>,
+        hit: HitArg<'_, 'py>,
+        num_lookahead_tokens: CountArg<'_, 'py>,
+        num_external_computed_tokens: CountArg<'_, 'py>,
+        delay_cache_blocks: FlagArg<'_, 'py>,
+        num_encoder_tokens: CountArg<'_, 'py>,
+        full_sequence_must_fit: FlagArg<'_, 'py>,
+        reserved_blocks: CountArg<'_, 'py>,
+    ) -> PyResult<PyVerdict<'py>> {
+        let mut given = Given::default();
+        let name = given.name(request_id.0);
+        let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
+        let asked = given.asked(
+            [num_new_tokens, num_lookahead_tokens, external, encoder],
+            hit,
+            [delay_cache_blocks, full_sequence_must_fit],
+            reserved_blocks,
+        )?;
+        let question = |state: &State| can_allocate(state, name, &asked);
+        values::verdict(slf.py(), Self::ask(slf, &given, question)?)
+    }
+
+    /// The device blocks of a request. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn get_blocks<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+    ) -> PyResult<PyBlocks<'py>> {
+        let held = Self::ask_of(slf, request_id, get_blocks)?;
+        values::blocks(slf.py(), &held.blocks)
+    }
+
+    /// Leading blocks that all requests with device blocks hold, a group. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn get_num_common_prefix_blocks<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+    ) -> PyResult<Vec<u32>> {
+        Self::ask_of(slf, request_id, get_num_common_prefix_blocks)
+    }
+
+    /// Tokens of a request. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn num_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
+        Self::ask_one(slf, request_id, RequestState::num_tokens)
+    }
+
+    /// The keys of a request's full blocks, one tuple a group. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn get_block_keys<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+    ) -> PyResult<PyKeys<'py>> {
+        let keys = Self::ask_of(slf, request_id, get_block_keys)?;
+        values::keys(slf.py(), &keys)
+    }
+
+    /// Whether a device block is findable; the null block counts as such. Changes nothing.
+    #[pyo3(signature = (block, /))]
+    fn has_key<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<bool> {
+        let mut given = Given::default();
+        let number = given.block(block.0)?;
+        Self::ask(slf, &given, |state| has_key(state, number))
+    }
+
+    /// Draft tokens of a request. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn num_draft_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
+        Self::ask_one(slf, request_id, RequestState::num_drafts)
+    }
+
+    /// Tokens of a request that are computed or scheduled. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
+        Self::ask_one(slf, request_id, RequestState::num_computed)
+    }
+
+    /// The row of a request. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
+        Ok(Self::ask_of(slf, request_id, State::request)?.0)
+    }
+
+    /// Where a request's blocks are. Changes nothing.
+    #[pyo3(signature = (request_id, /))]
+    fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
+        let status = Self::ask_one(slf, request_id, RequestState::status)?;
+        values::status(slf.py(), status)
+    }
+
+    /// Device blocks without owner.
+    #[getter]
+    fn num_free_blocks(&self) -> u32 {
+        self.state.device().num_free()
+    }
+
+    /// Host blocks without owner; 0 without a host tier.
+    #[getter]
+    fn num_free_host_blocks(&self) -> u32 {
+        self.state.host().map_or(0, |host| host.num_free())
+    }
+
+    /// The canonical bytes of the state. O(pool).
+    fn encode<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = encode(&slf.try_borrow()?.state);
+        Ok(PyBytes::new(slf.py(), &bytes))
+    }
+
+    /// Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
+    #[pyo3(signature = (data, /))]
+    fn restore(slf: &Bound<'_, Self>, data: &[u8]) -> PyResult<()> {
+        let py = slf.py();
+        let state = decode(data).map_err(|error| raise(py, error))?;
+        *slf.try_borrow_mut()? = Self::of(py, state)?;
+        Ok(())
+    }
+}

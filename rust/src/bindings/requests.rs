@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A `Request` as it comes from an engine.
+//!
+//! Rules: it is read once, when it is added; what it is made of is judged by the core. Its tokens
+//! are moved into the state, not copied.
+
+use pyo3::prelude::*;
+
+use crate::bindings::arguments::{Given, HashesArg, RequestArg, TokensArg, hashes};
+use crate::bindings::errors::Wrong;
+use crate::bindings::extra_keys::Parts;
+use crate::bindings::manager::Manager;
+use crate::bindings::tokens::read_tokens;
+use crate::requests::{add_request, check_new_id};
+use crate::values::Request;
+
+/// Make a request known; returns its row.
+pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> PyResult<u32> {
+    let mut given = Given::default();
+    let id = request.0.getattr("request_id")?;
+    let request_id = given.name(id.as_borrowed());
+    let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()));
+    let own = request.0.getattr("block_hashes")?;
+    let own_hashes = (!own.is_none()).then(|| hashes(HashesArg(own.as_borrowed())));
+    let block_hashes = own_hashes.transpose()?;
+    let parts = Parts::read(request)?;
+    let extra_keys = parts.keys(&mut given);
+    let skip_reading_prefix_cache = request.0.getattr("skip_reading_prefix_cache")?.is_truthy()?;
+    let row = Manager::change(manager, &given, |state| {
+        check_new_id(state, request_id)?;
+        let tokens = tokens?;
+        let request =
+            Request { request_id, tokens, extra_keys, block_hashes, skip_reading_prefix_cache };
+        Ok::<_, Wrong>(add_request(state, request)?)
+    })?;
+    Ok(row.0)
+}
