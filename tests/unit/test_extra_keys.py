@@ -35,6 +35,7 @@ from kvcore.hashing import HASHINGS
 from tests.conftest import Backend
 from tests.unit.hand_hashes import Key, chain, hashes_of
 from tests.unit.misuse import check_error
+from tests.unit.stories import make, unchanged
 
 PARENT = bytes(range(32))
 ANY: Any = None
@@ -229,7 +230,7 @@ OFFSET, LENGTH = "the offset of a media item", "the length of a media item"
 
 @pytest.mark.seed("S001-38")
 @pytest.mark.parametrize(
-    ("make", "error"),
+    ("build", "error"),
     [
         (lambda: LoRA(""), refused("the name of a LoRA adapter", TEXT, "")),
         (lambda: LoRA(ANY), refused("the name of a LoRA adapter", TEXT, None)),
@@ -254,11 +255,19 @@ OFFSET, LENGTH = "the offset of a media item", "the length of a media item"
     ids=lambda value: str(value) if isinstance(value, KvcoreError) else "",
 )
 def test_a_part_that_no_key_can_be_made_of_is_refused_when_it_is_made(
-    make: Any, error: InvalidExtraKey
+    build: Any, error: InvalidExtraKey
 ) -> None:
     with pytest.raises(InvalidExtraKey) as caught:
-        make()
+        build()
     check_error(caught.value, error)
+
+
+@pytest.mark.seed("S001-38")
+def test_an_item_without_identifier_reaches_no_manager(backend: Backend) -> None:
+    manager = make(backend)
+    with unchanged(manager), pytest.raises(InvalidExtraKey, match="identifier"):
+        manager.add_request(Request("a", [1, 2], media=[MediaItem(ANY, 0, 1)]))
+    manager.add_request(Request("a", [1, 2], media=[MediaItem("image", 0, 1)]))
 
 
 @pytest.mark.parametrize(
