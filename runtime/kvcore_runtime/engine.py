@@ -16,22 +16,20 @@ values of other engines come and go through an exchange (exchange.py).
 import collections
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import attrs
-import torch
-from torch import Tensor
 
 from kvcore import Config, KVCacheManager
 from kvcore.commands import Batch
+from kvcore_runtime.answers import Asker, draw_tokens, take_tokens
 from kvcore_runtime.contiguous import Decode
-from kvcore_runtime.drafts import Drafter, count_accepted
+from kvcore_runtime.drafts import Drafter
 from kvcore_runtime.engine_errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.exchange import Exchange
 from kvcore_runtime.forward import Forward, make_runtime
 from kvcore_runtime.metrics import Metrics, timed
 from kvcore_runtime.model import Llama
-from kvcore_runtime.sampling import finish_reason, sample
 from kvcore_runtime.scheduler import Chunk, Preemption, Scheduler
 from kvcore_runtime.sequence import (
     Completion,
@@ -68,14 +66,6 @@ class EngineOptions:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidOption(name=name, value=value, least=1)
-
-
-class _Asker(NamedTuple):
-    """A sequence that samples, its drafts, and the rows of logits behind them."""
-
-    sequence: Sequence
-    drafts: tuple[int, ...]
-    rows: range
 
 
 class Engine:
@@ -210,29 +200,23 @@ class Engine:
         """Run the forward pass and give each sequence its next tokens; returns what finished."""
         logits = self._forward.compute(chunks)
         askers = self._askers(chunks)
-        rows = [row for each in askers for row in each.rows]
-        if not rows:
-            return []
-        tokens = sample(
-            logits[torch.tensor(rows, device=logits.device)],
-            [each.sequence.sampling for each in askers for _ in each.rows],
-            [
-                len(each.sequence.generated) + place
-                for each in askers
-                for place in range(len(each.rows))
-            ],
-        )
+        kept = logits if self.options.keep_logits else None
         completions = []
-        start = 0
-        for asker in askers:
-            end = start + len(asker.rows)
-            completion = self._take(asker, tokens[start:end], logits)
-            if completion is not None:
-                completions.append(completion)
-            start = end
+        for asker, sampled in zip(askers, draw_tokens(askers, logits), strict=True):
+            sequence = asker.sequence
+            taken = take_tokens(asker, sampled, kept, self._decode)
+            self.metrics.num_generated_tokens += taken.num_tokens
+            if asker.drafts:
+                self.manager.accept(sequence.sequence_id, taken.num_accepted)
+                self.metrics.count_drafts(len(asker.drafts), taken.num_accepted)
+            if taken.completion is not None:
+                self.exchange.finished(sequence)
+                self._release(sequence)
+                self._close(sequence)
+                completions.append(taken.completion)
         return completions
 
-    def _askers(self, chunks: list[Chunk]) -> list[_Asker]:
+    def _askers(self, chunks: list[Chunk]) -> list[Asker]:
         """Who samples from which rows of logits; at a prompt's end its other samples do too."""
         askers = []
         row = 0
@@ -241,36 +225,11 @@ class Engine:
             row = rows.stop
             if not rows:
                 continue
-            askers.append(_Asker(sequence, chunk.drafts, rows))
+            askers.append(Asker(sequence, chunk.drafts, rows))
             if not sequence.generated and sequence.sample == 0:
                 self.exchange.prompt_computed(sequence)
-                askers += [_Asker(child, (), rows) for child in self._fork(sequence)]
+                askers += [Asker(child, (), rows) for child in self._fork(sequence)]
         return askers
-
-    def _take(self, asker: _Asker, sampled: list[int], logits: Tensor) -> Completion | None:
-        """Give a sequence the drafts that were right and the token behind them."""
-        sequence, completion = asker.sequence, None
-        num_right = count_accepted(asker.drafts, sampled)
-        num_taken = 0
-        for row, token in zip(asker.rows, sampled[: num_right + 1], strict=False):
-            sequence.generated.append(token)
-            num_taken += 1
-            if self.options.keep_logits:
-                sequence.logits.append(logits[row].clone())
-            completion = self._finished(sequence)
-            if completion is not None:
-                break
-        self.metrics.num_generated_tokens += num_taken
-        sequence.pending = True
-        if asker.drafts:
-            num_accepted = min(num_right, num_taken)
-            self.manager.accept(sequence.sequence_id, num_accepted)
-            self.metrics.count_drafts(len(asker.drafts), num_accepted)
-        if completion is not None:
-            self.exchange.finished(sequence)
-            self._release(sequence)
-            self._close(sequence)
-        return completion
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """The other samples of a prompt that was just computed, sharing its blocks."""
@@ -283,20 +242,6 @@ class Engine:
             self.scheduler.add_running(child)
             children.append(child)
         return children
-
-    def _finished(self, sequence: Sequence) -> Completion | None:
-        decode, generated = self._decode, sequence.generated
-        text = decode(generated) if decode is not None and sequence.sampling.stop else ""
-        reason = finish_reason(sequence.sampling, generated, text)
-        if reason is None:
-            return None
-        return Completion(
-            request_id=sequence.request.request_id,
-            sample=sequence.sample,
-            tokens=tuple(generated),
-            reason=reason,
-            logits=torch.stack(sequence.logits) if sequence.logits else None,
-        )
 
     def _release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds and forget it."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvcore.commands import Allocate, Batch, Evict, EvictAll, Free, Touch
 from kvcore_runtime.engine import Engine
+from kvcore_runtime.exchange import is_null
 from kvcore_runtime.sequence import Sequence
 
 FREE = 0
@@ -50,8 +51,13 @@ class PoolRecord:
         frame = np.full(engine.manager.config.num_blocks, FREE, dtype=np.int16)
         frame[sorted(self._cached)] = CACHED
         owned: set[int] = set()
-        for sequence in scheduler.running:
-            blocks = tables.row_blocks(sequence.row)
+        for sequence in (*scheduler.running, *scheduler.loading):
+            blocks = [
+                block
+                for group in range(tables.num_groups)
+                for block in tables.row_blocks(sequence.row, group)
+                if not is_null(engine.manager.config, block)
+            ]
             frame[blocks] = FIRST_REQUEST + self._number(sequence)
             frame[[block for block in blocks if block in owned]] = SHARED
             owned.update(blocks)
@@ -62,7 +68,7 @@ class PoolRecord:
                 life[self._number(sequence)] = Life.WAITING
         for state, queue in (
             (Life.SWAPPED, scheduler.swapped),
-            (Life.RUNNING, scheduler.running),
+            (Life.RUNNING, [*scheduler.running, *scheduler.loading]),
         ):
             life |= {self._number(sequence): state for sequence in queue}
         self.lives.append(life)
