@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small engine that schedules as vLLM does, and a worker that believes only what it is told.
+
+The worker's table of a request is written once at its admission and grows by what `allocate_slots`
+returns. Each cell holds the prefix that its token ends; a step writes all its cells first, then
+reads what its queries see, and a wrong prefix is a wrong answer. A token follows from its prefix.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from kvcore import Config
+from kvcore.compat import BehindWindow, KVCacheBlocks, KVCacheManager
+from kvcore.groups import skipped_blocks, skipped_tokens
+
+VOCABULARY = 5
+Cell = tuple[int, int, int]
+"""Group, block, offset."""
+
+
+@dataclass
+class EngineRequest:
+    """What an engine knows of a request, by vLLM's names."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int = 8
+    output: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    spec_token_ids: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    status: str = "WAITING"
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and accepted tokens."""
+        return self.prompt + self.output
+
+    @property
+    def num_tokens(self) -> int:
+        """How many those are."""
+        return len(self.prompt) + len(self.output)
+
+
+def next_token(prefix: list[int]) -> int:
+    """What the model says after a prefix."""
+    return hash(tuple(prefix)) % VOCABULARY
+
+
+def answer(prompt: list[int], max_tokens: int) -> list[int]:
+    """What it says after a prompt."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Worker:
+    """The cache's contents and the block tables of a model runner."""
+
+    def __init__(self, config: Config) -> None:
+        self.groups = config.groups
+        self.cells: dict[Cell, tuple[int, ...]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+
+    def write(
+        self, request: EngineRequest, tokens: list[int], first: int, end: int, *, query: int
+    ) -> None:
+        """Put the keys and values of positions [first, end) of these tokens in place, but for
+        blocks that no query from this one on sees.
+        """
+        for index, group in enumerate(self.groups):
+            table = self.tables[request.request_id][index]
+            kept_from = skipped_blocks(group, query) * group.block_size
+            for position in range(max(first, kept_from), end):
+                block = table[position // group.block_size]
+                assert block != 0, f"{request.request_id} writes the null block"
+                cell = (index, block, position % group.block_size)
+                self.cells[cell] = tuple(tokens[: position + 1])
+
+    def is_right(self, request: EngineRequest, tokens: list[int], first: int, end: int) -> bool:
+        """Whether the queries at positions [first, end) see what they should."""
+        return all(
+            self._holds(request, tokens, index, position)
+            for index, group in enumerate(self.groups)
+            for position in range(skipped_tokens(group, first), end)
+        )
+
+    def num_right(self, request: EngineRequest, num_tokens: int) -> int:
+        """The most tokens, of so many, behind which a query sees what it should."""
+        tokens = request.all_token_ids
+        while True:
+            wrong = [
+                position
+                for index, group in enumerate(self.groups)
+                for position in range(skipped_tokens(group, num_tokens), num_tokens)
+                if not self._holds(request, tokens, index, position)
+            ]
+            if not wrong:
+                return num_tokens
+            num_tokens = min(wrong)
+
+    def _holds(self, request: EngineRequest, tokens: list[int], index: int, position: int) -> bool:
+        size = self.groups[index].block_size
+        block = self.tables[request.request_id][index][position // size]
+        return self.cells.get((index, block, position % size)) == tuple(tokens[: position + 1])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Positions of a request that a step computes; tokens: with drafts."""
+
+    request: EngineRequest
+    first: int
+    end: int
+    tokens: list[int]
+
+
+class Engine:
+    """Continuous batching with chunked prefill, preemption, drafts, and loads that may fail."""
+
+    def __init__(self, manager: KVCacheManager, *, budget: int, dice: random.Random) -> None:
+        self.manager = manager
+        self.worker = Worker(manager.config)
+        self.budget = budget
+        self.dice = dice
+        self.waiting: list[EngineRequest] = []
+        self.loading: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []
+        self.done: list[EngineRequest] = []
+        self.happened: set[str] = set()
+        self.num_preempted = 0
+        self._lost: dict[str, int] = {}
+
+    def step(self) -> None:
+        """Schedule, compute, sample."""
+        chunks = self._schedule()
+        for chunk in chunks:
+            chunk.request.num_computed_tokens = chunk.end
+        for chunk in chunks:
+            first = chunk.first
+            self.worker.write(chunk.request, chunk.tokens, first, chunk.end, query=first)
+        wrong = [
+            chunk.request
+            for chunk in chunks
+            if not self.worker.is_right(chunk.request, chunk.tokens, chunk.first, chunk.end)
+        ]
+        assert self._lost or not wrong, f"{wrong} read what nobody wrote for them"
+        for chunk in chunks:
+            if chunk.request not in wrong:
+                self._sample(chunk)
+        if self._lost:
+            self._count_what_is_there()
+
+    def abort(self, request: EngineRequest) -> None:
+        """Drop a request wherever it is."""
+        for queue in (self.waiting, self.loading, self.running):
+            if request in queue:
+                queue.remove(request)
+        request.status = "FINISHED_ABORTED"
+        self.manager.free(request)
+        self.happened.add("abort")
+
+    def _schedule(self) -> list[Chunk]:
+        self.manager.new_step_starts()
+        self._finish_loads()
+        chunks: dict[str, Chunk] = {}
+        num_preempted = self.num_preempted
+        for request in list(self.running):
+            count = request.num_tokens + len(request.spec_token_ids) - request.num_computed_tokens
+            count = min(count, self._budget_left(chunks))
+            if request not in self.running or count <= 0:
+                continue
+            got = self._allocate(request, count)
+            while got is None and request in self.running:
+                # As under a priority policy: the victim may be scheduled in this step already.
+                victim = self.dice.choice(self.running)
+                self._preempt(victim, was_scheduled=chunks.pop(victim.request_id, None) is not None)
+                got = self._allocate(request, count) if request in self.running else None
+            if got is not None:
+                self._grow(request, got.get_block_ids())
+                chunks[request.request_id] = self._chunk(request, count)
+        if num_preempted == self.num_preempted:
+            self._admit(chunks)
+        return list(chunks.values())
+
+    def _budget_left(self, chunks: dict[str, Chunk]) -> int:
+        return self.budget - sum(chunk.end - chunk.first for chunk in chunks.values())
+
+    def _allocate(self, request: EngineRequest, count: int) -> KVCacheBlocks | None:
+        """Slots for a running request; it starts anew where its window is gone."""
+        try:
+            return self.manager.allocate_slots(request, count, num_lookahead_tokens=1)
+        except BehindWindow:
+            self.happened.add("behind the window")
+            return None
+
+    def _admit(self, chunks: dict[str, Chunk]) -> None:
+        while self.waiting and (budget := self._budget_left(chunks)) > 0:
+            request = self.waiting[0]
+            blocks, num_hit = self.manager.get_computed_blocks(request)
+            if num_hit:
+                self.happened.add("hit")
+            external, load_later = self._remote(request, num_hit)
+            count = 0 if load_later else min(budget, request.num_tokens - num_hit - external)
+            got = self.manager.allocate_slots(
+                *(request, count, num_hit, blocks, 1, external),
+                delay_cache_blocks=load_later,
+                full_sequence_must_fit=True,
+            )
+            if got is None:
+                return
+            request = self.waiting.pop(0)
+            request.num_computed_tokens = num_hit + external
+            ids = self.manager.get_block_ids(request.request_id)
+            self.worker.tables[request.request_id] = [list(table) for table in ids]
+            self._load(request, num_hit, num_hit + external)
+            if load_later:
+                self.loading.append(request)
+                continue
+            request.status = "RUNNING"
+            self.running.append(request)
+            chunks[request.request_id] = self._chunk(request, count)
+
+    def _chunk(self, request: EngineRequest, count: int) -> Chunk:
+        first = request.num_computed_tokens
+        tokens = request.all_token_ids + request.spec_token_ids
+        return Chunk(request, first, first + count, tokens)
+
+    def _grow(self, request: EngineRequest, ids: tuple[list[int], ...]) -> None:
+        for table, new in zip(self.worker.tables[request.request_id], ids, strict=True):
+            table += new
+
+    def _preempt(self, request: EngineRequest, *, was_scheduled: bool) -> None:
+        self.running.remove(request)
+        self.manager.free(request)
+        request.status, request.num_computed_tokens = "PREEMPTED", 0
+        request.spec_token_ids = []
+        request.num_preemptions += 1
+        self.num_preempted += 1
+        self.waiting.insert(0, request)
+        self.happened.add("preemption in mid-step" if was_scheduled else "preemption")
+
+    def _remote(self, request: EngineRequest, num_hit: int) -> tuple[int, bool]:
+        """Tokens that another engine has, and whether they come later."""
+        most = request.num_tokens - num_hit
+        match self.dice.randrange(4):
+            case 0 if most > 1:
+                return self.dice.randrange(1, most), False
+            case 1 if most > 0:
+                return self.dice.randint(1, most), True
+        return 0, False
+
+    def _load(self, request: EngineRequest, first: int, end: int) -> None:
+        """Bring external tokens, all or up to where it fails."""
+        if end > first and self.dice.randrange(3) == 0:
+            self._lost[request.request_id] = end = self.dice.randrange(first, end)
+        query = min(request.num_computed_tokens, request.num_tokens - 1)
+        self.worker.write(request, request.all_token_ids, first, end, query=query)
+
+    def _count_what_is_there(self) -> None:
+        """Lower the counts of all who count tokens that a failed load did not bring."""
+        for request in self.running + self.loading:
+            num_right = self.worker.num_right(request, request.num_computed_tokens)
+            if num_right < request.num_computed_tokens:
+                request.num_computed_tokens = num_right
+                request.spec_token_ids = []
+                self.happened.add("failed load")
+        self._lost.clear()
+
+    def _finish_loads(self) -> None:
+        for request in list(self.loading):
+            if self.dice.randrange(2):
+                continue
+            self.loading.remove(request)
+            if request.num_computed_tokens == 0:
+                self.manager.free(request)
+                self.waiting.append(request)
+                continue
+            self.manager.cache_blocks(request, request.num_computed_tokens)
+            if request.num_computed_tokens == request.num_tokens:
+                request.num_computed_tokens -= 1
+                self.happened.add("whole load")
+            request.status = "RUNNING"
+            self.running.append(request)
+
+    def _sample(self, chunk: Chunk) -> None:
+        """Take the model's tokens: those that repeat the drafts, and one more."""
+        request, drafts = chunk.request, chunk.tokens[chunk.request.num_tokens : chunk.end]
+        if chunk.end < request.num_tokens:
+            return
+        new = [next_token(request.all_token_ids)]
+        while len(new) <= len(drafts) and drafts[len(new) - 1] == new[-1]:
+            new.append(next_token(request.all_token_ids + new))
+        rejected = len(drafts) - (len(new) - 1)
+        if rejected:
+            self.happened.add("rejection")
+        if len(new) > 1:
+            self.happened.add("acceptance")
+        request.num_computed_tokens -= rejected
+        request.output += new[: request.max_tokens - len(request.output)]
+        if len(request.output) == request.max_tokens:
+            self.running.remove(request)
+            request.status = "FINISHED_LENGTH_CAPPED"
+            self.manager.free(request)
+            self.done.append(request)
+            return
+        right = answer(request.all_token_ids, self.dice.randrange(4))
+        request.spec_token_ids = [
+            token if self.dice.randrange(4) else self.dice.randrange(VOCABULARY) for token in right
+        ]
