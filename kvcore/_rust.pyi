@@ -5,7 +5,7 @@ The compiled twin of the Python core.
 from collections.abc import Iterable
 from kvcore.commands import Batch
 from kvcore.config import Config
-from kvcore.events import Event
+from kvcore.event_log import Events
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsIndex, final
 
@@ -74,6 +74,18 @@ class Manager:
         """
         The empty state of a configuration. Raises InvalidConfig.
         """
+    def accept(self, request_id: str, num_accepted: int, /) -> None:
+        """
+        Make the first scheduled drafts tokens of the request and drop the others.
+        """
+    def add_block_hashes(self, request_id: str, hashes: Iterable[bytes], /) -> None:
+        """
+        Add the engine's hashes of the next full blocks of a request that brought its own.
+        """
+    def add_drafts(self, request_id: str, tokens: Any, /) -> None:
+        """
+        Put guessed tokens behind those of a request, in place of the guesses before.
+        """
     def add_request(self, request: Request, /) -> int:
         """
         Make a request known; returns its row.
@@ -82,7 +94,7 @@ class Manager:
         """
         Add tokens behind those that a request has.
         """
-    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> KVCacheBlocks | Refused:
+    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
         """
@@ -94,9 +106,13 @@ class Manager:
         """
         Publish a request's full blocks up to so many tokens, whose caching was delayed.
         """
-    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> Verdict:
+    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, delay_cache_blocks: bool, num_encoder_tokens: int, full_sequence_must_fit: bool, reserved_blocks: int) -> Verdict:
         """
         What `allocate_slots` would say to the same arguments. Changes nothing.
+        """
+    def complete_operation(self, operation: int, done: bool, /) -> None:
+        """
+        Finish a store or load, done or failed.
         """
     def encode(self, /) -> bytes:
         """
@@ -114,6 +130,10 @@ class Manager:
         """
         Give back a request's blocks, tail first; its tokens stay.
         """
+    def get_block_keys(self, request_id: str, /) -> tuple[tuple[bytes, ...], ...]:
+        """
+        The keys of a request's full blocks, one tuple a group. Changes nothing.
+        """
     def get_blocks(self, request_id: str, /) -> KVCacheBlocks:
         """
         The device blocks of a request. Changes nothing.
@@ -130,9 +150,25 @@ class Manager:
         """
         The row of a request. Changes nothing.
         """
+    def has_key(self, block: int, /) -> bool:
+        """
+        Whether a device block is findable; the null block counts as such. Changes nothing.
+        """
+    def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, full_sequence_must_fit: bool, reserved_blocks: int) -> tuple[int, ...] | Refused:
+        """
+        Fill slots for the next tokens of a request from the external store.
+        """
+    def new_step_starts(self, /) -> None:
+        """
+        Say that a scheduling step begins.
+        """
     def num_computed_tokens(self, request_id: str, /) -> int:
         """
         Tokens of a request that are computed or scheduled. Changes nothing.
+        """
+    def num_draft_tokens(self, request_id: str, /) -> int:
+        """
+        Draft tokens of a request. Changes nothing.
         """
     @property
     def num_free_blocks(self, /) -> int:
@@ -156,6 +192,10 @@ class Manager:
         """
         Forget a request that holds no blocks.
         """
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int, /) -> None:
+        """
+        Give back the blocks that no query at total_computed_tokens or later sees.
+        """
     def reset_prefix_cache(self, /) -> bool:
         """
         Forget every key; False, and nothing happens, while any block of any tier is used.
@@ -164,9 +204,17 @@ class Manager:
         """
         Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
         """
+    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> None:
+        """
+        Take back what requests count past so many tokens, since it was not written.
+        """
     def status(self, request_id: str, /) -> Status:
         """
         Where a request's blocks are. Changes nothing.
+        """
+    def store(self, block_ids: Iterable[int], /) -> tuple[int, ...]:
+        """
+        Copy blocks to the external store under their keys; returns one operation a block.
         """
     def swap_in(self, request_ids: Iterable[str], /) -> Refused | None:
         """
@@ -180,9 +228,13 @@ class Manager:
         """
         Close and number the open batch.
         """
-    def take_events(self, /) -> tuple[Event, ...]:
+    def take_events(self, /) -> Events:
         """
         Hand out the events since the last call.
+        """
+    def take_new_block_ids(self, /) -> list[int]:
+        """
+        Hand out the blocks that full-attention groups got since the last call, group by group.
         """
     def take_stats(self, /) -> PrefixCacheStats:
         """

@@ -2,11 +2,10 @@
 //! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
 //!
 //! Rules: plan first (`plan.rs`), then change; a refusal changes nothing but the window's trim. All
-//! groups' hits are touched before any group allocates, so that no allocation evicts a hit; external
-//! blocks of all groups come before new ones. The computed count
-//! advances by hits, external and new tokens. Full blocks are published by the call that schedules
-//! their last token, unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin:
-//! kvcore/allocate.py.
+//! groups' hits are touched before any group allocates, so that no allocation evicts a hit;
+//! external blocks of all groups come before new ones. The computed count advances by hits,
+//! external and new tokens. Full blocks are published by the call that schedules their last token,
+//! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
 
 use std::vec::IntoIter;
 
@@ -135,8 +134,8 @@ fn check_append(
     Ok(rows)
 }
 
-/// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of these
-/// can grow by a token, once for each time that it is among them.
+/// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of
+/// these can grow by a token, once for each time that it is among them.
 fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
     state.check_idle(row)?;

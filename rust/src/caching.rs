@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::block_pool::BlockPool;
 use crate::config::{Config, Duplicates};
 use crate::errors::Error;
-use crate::events::Stored;
+use crate::events::{News, Stored};
 use crate::ids::{BlockId, Row};
 use crate::state::{Merge, Published, RequestState, State, request_mut};
 
@@ -59,7 +59,7 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
         return false;
     }
     state.device.clear_index(&mut state.effects);
-    state.effects.announce_cleared();
+    state.effects.announce(&News::AllBlocksCleared);
     state.stats.reset = true;
     true
 }
@@ -115,7 +115,8 @@ pub(crate) fn announce_stored(state: &mut State, row: Row, group: u32, blocks: (
         return;
     }
     let State { config, scales, effects, requests, .. } = state;
-    effects.announce_stored(&stored(request_mut(requests, row), config, scales, group, blocks));
+    let stored = stored(request_mut(requests, row), config, scales, group, blocks);
+    effects.announce(&News::BlockStored(stored));
 }
 
 /// What the event says of a request's blocks at positions [first, end) that became findable.

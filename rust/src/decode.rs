@@ -12,17 +12,17 @@ use hashbrown::{HashMap, HashSet};
 use crate::block_pool::{BlockPool, make_pool};
 use crate::commands::{Batch, Commands, close};
 use crate::config::Config;
-use crate::encode::{DUPLICATES, EVICTIONS, MAGIC};
+use crate::decode_request::read_request;
+use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED};
 use crate::errors::Error;
-use crate::events::{CLEARED, Event, EventLog, REMOVED, STORED};
-use crate::extra_keys::{ExtraKey, ExtraKeys, LoRA, MediaItem};
+use crate::events::{Event, EventLog};
+use crate::extra_keys::ExtraKey;
 use crate::free_queue::make_free_queue;
 use crate::groups::{Group, KINDS};
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
 use crate::state::{
-    BatchRecord, MAX_OPERATION, Merge, NO_HOST_BLOCK, Operation, Published, RequestState, State,
-    Table, make_state,
+    BatchRecord, MAX_OPERATION, Merge, Operation, Published, State, Table, make_state,
 };
 use crate::values::PrefixCacheStats;
 
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The error at this place.
-    fn damaged(&self, reason: impl Into<String>) -> Error {
+    pub(crate) fn damaged(&self, reason: impl Into<String>) -> Error {
         Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
     }
 
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    fn flag(&mut self) -> Result<bool, Error> {
+    pub(crate) fn flag(&mut self) -> Result<bool, Error> {
         Ok(self.choice(2)? == 1)
     }
 
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         Err(self.damaged(format!("{value} is not below {count}")))
     }
 
-    fn u32(&mut self) -> Result<u32, Error> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Error> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A count, and so many values read one after the other.
-    fn list<T>(
+    pub(crate) fn list<T>(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<T, Error>,
     ) -> Result<Vec<T>, Error> {
@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A count and so many u32.
-    fn numbers(&mut self) -> Result<Vec<u32>, Error> {
+    pub(crate) fn numbers(&mut self) -> Result<Vec<u32>, Error> {
         let size = (self.u32()? as usize).saturating_mul(4);
         let bytes = self.take(size)?;
         let number = |part: &[u8]| u32::from_le_bytes([part[0], part[1], part[2], part[3]]);
@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The blocks of a table or queue of a pool.
-    fn blocks(&mut self, num_blocks: u32) -> Result<Table, Error> {
+    pub(crate) fn blocks(&mut self, num_blocks: u32) -> Result<Table, Error> {
         Ok(self.ids(num_blocks)?.into_iter().map(BlockId).collect())
     }
 
@@ -131,18 +131,18 @@ impl<'a> Reader<'a> {
     }
 
     /// A count and so many bytes of UTF-8.
-    fn name(&mut self) -> Result<&'a str, Error> {
+    pub(crate) fn name(&mut self) -> Result<&'a str, Error> {
         let name = std::str::from_utf8(self.sized()?);
         name.map_err(|_| self.damaged("a name is not UTF-8"))
     }
 
     /// A flag, and the text where there is one.
-    fn text(&mut self) -> Result<Option<String>, Error> {
+    pub(crate) fn text(&mut self) -> Result<Option<String>, Error> {
         Ok(if self.flag()? { Some(self.name()?.to_owned()) } else { None })
     }
 
     /// A count and so many block hashes.
-    fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
+    pub(crate) fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
         let size = (self.u32()? as usize).saturating_mul(HASH_SIZE);
         let joined = self.take(size)?;
         let hash = |part: &[u8]| {
@@ -274,69 +274,6 @@ fn read_pool(
     Ok(pool)
 }
 
-fn read_request(source: &mut Reader<'_>, config: &Config) -> Result<RequestState, Error> {
-    let mut request = RequestState {
-        request_id: Arc::from(source.name()?),
-        tokens: source.numbers()?,
-        drafts: source.numbers()?,
-        block_hashes: source.hashes()?,
-        own_hashes: source.flag()?,
-        skip_reading: source.flag()?,
-        extra_keys: read_extra_keys(source)?,
-        num_computed: source.u32()?,
-        tables: Vec::new(),
-        num_cached: Vec::new(),
-        host_tables: Vec::new(),
-        preempted: false,
-        num_loading: 0,
-        load_end: 0,
-    };
-    for _ in &config.groups {
-        request.tables.push(source.blocks(config.num_blocks)?);
-        request.num_cached.push(source.u32()?);
-    }
-    if source.flag()? {
-        for _ in &config.groups {
-            request.host_tables.push(read_host_table(source, config.num_host_blocks)?);
-        }
-    }
-    request.preempted = source.flag()?;
-    request.num_loading = source.u32()?;
-    request.load_end = source.u32()?;
-    Ok(request)
-}
-
-fn read_host_table(source: &mut Reader<'_>, num_blocks: u32) -> Result<Table, Error> {
-    let table: Table = source.numbers()?.into_iter().map(BlockId).collect();
-    if table.iter().any(|&block| block.0 >= num_blocks && block != NO_HOST_BLOCK) {
-        return Err(source.damaged(format!("an id is not below {num_blocks}")));
-    }
-    Ok(table)
-}
-
-fn read_extra_keys(source: &mut Reader<'_>) -> Result<ExtraKeys, Error> {
-    let reason = "an extra key that no request has";
-    let mut extra_keys = ExtraKeys::default();
-    if source.flag()? {
-        let (name, path) = (source.name()?.to_owned(), source.name()?.to_owned());
-        if name.is_empty() {
-            return Err(source.damaged(reason));
-        }
-        extra_keys.lora = Some(LoRA { name, path });
-    }
-    extra_keys.media = source.list(|source| {
-        let identifier = source.name()?.to_owned();
-        let item = MediaItem { identifier, offset: source.u32()?, length: source.u32()? };
-        if item.identifier.is_empty() || item.length == 0 {
-            return Err(source.damaged(reason));
-        }
-        Ok(item)
-    })?;
-    extra_keys.cache_salt = source.text()?;
-    extra_keys.embeds = source.hashes()?;
-    Ok(extra_keys)
-}
-
 fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     state.batch.number = source.u64()?;
     state.effects.commands = read_commands(source, state.batch.number)?;
@@ -400,7 +337,7 @@ fn read_events(source: &mut Reader<'_>) -> Result<EventLog, Error> {
     for _ in 0..count {
         read_event(source)?;
     }
-    Ok(EventLog::of(source.data[start..source.offset].to_vec(), count))
+    Ok(EventLog::of(&source.data[start..source.offset], count))
 }
 
 /// The event of the next bytes. Fails with DamagedState.

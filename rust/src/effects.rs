@@ -5,7 +5,7 @@
 //! are silent, since all that concerns the runtime is said by the swaps. Twin: kvcore/effects.py.
 
 use crate::commands::{Command, Commands};
-use crate::events::{EventLog, Stored};
+use crate::events::{EventLog, News, removed};
 use crate::hashing::Key;
 
 /// Commands and events in the order of their making; events only where they are enabled.
@@ -45,24 +45,15 @@ impl Effects {
         }
     }
 
-    /// Add the event that blocks became findable, where events are enabled.
-    pub fn announce_stored(&mut self, stored: &Stored<'_>) {
+    /// Add an event, where events are enabled.
+    pub fn announce(&mut self, news: &News<'_>) {
         if self.events_enabled {
-            self.events.push_stored(stored);
+            self.events.push(news);
         }
     }
 
     /// Add the event that the last copy under a key is gone, where events are enabled.
     pub fn announce_removed(&mut self, key: &Key) {
-        if self.events_enabled {
-            self.events.push_removed(key);
-        }
-    }
-
-    /// Add the event that nothing is findable any more, where events are enabled.
-    pub fn announce_cleared(&mut self) {
-        if self.events_enabled {
-            self.events.push_cleared();
-        }
+        self.announce(&removed(key));
     }
 }

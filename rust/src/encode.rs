@@ -8,9 +8,10 @@
 use crate::block_pool::BlockPool;
 use crate::commands::close;
 use crate::config::{Config, Duplicates, Eviction};
+use crate::events::{News, Stored};
 use crate::extra_keys::ExtraKeys;
 use crate::groups::KINDS;
-use crate::hashing::{BlockHash, HASHINGS};
+use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS};
 use crate::ids::{BlockId, Row};
 use crate::state::{RequestState, State};
 
@@ -20,12 +21,38 @@ pub const MAGIC: &[u8] = b"kvcore state 2\n";
 pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
 /// Treatments of duplicates, by their number in the bytes.
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
+/// The number of a stored event.
+pub const STORED: u8 = 0;
+/// The number of a removed event.
+pub const REMOVED: u8 = 1;
+/// The number of a cleared event.
+pub const CLEARED: u8 = 2;
+
 /// Bytes that are being written.
-struct Writer {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Writer {
     data: Vec<u8>,
 }
 
 impl Writer {
+    /// Bytes that begin with these.
+    #[must_use]
+    pub fn new(start: &[u8]) -> Self {
+        Writer { data: start.to_vec() }
+    }
+
+    /// No bytes, and room for so many.
+    #[must_use]
+    pub fn with_room(size: usize) -> Self {
+        Writer { data: Vec::with_capacity(size) }
+    }
+
+    /// The bytes so far.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.data
+    }
+
     fn u8(&mut self, value: u8) {
         self.data.push(value);
     }
@@ -45,7 +72,7 @@ impl Writer {
     /// A count and so many u32.
     fn numbers(&mut self, values: &[u32]) {
         self.count(values.len());
-        values.iter().for_each(|&value| self.u32(value));
+        self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
     /// A count and so many ids.
@@ -82,7 +109,7 @@ impl Writer {
 /// The canonical bytes of a state.
 #[must_use]
 pub fn encode(state: &State) -> Vec<u8> {
-    let mut out = Writer { data: MAGIC.to_vec() };
+    let mut out = Writer::new(MAGIC);
     write_config(&mut out, &state.config);
     write_pool(&mut out, &state.device);
     if let Some(host) = &state.host {
@@ -228,4 +255,59 @@ fn write_operations(out: &mut Writer, state: &State) {
         out.u32(operation.first_token);
     }
     out.u32(state.next_operation);
+}
+
+/// The bytes of one event.
+pub fn write_event(out: &mut Writer, news: &News<'_>) {
+    match news {
+        News::BlockStored(stored) => write_stored(out, stored),
+        News::BlockRemoved(key) => {
+            out.u8(REMOVED);
+            out.data.extend_from_slice(&key.block_hash());
+            out.u32(key.group());
+        }
+        News::AllBlocksCleared => out.u8(CLEARED),
+    }
+}
+
+fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
+    let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
+    let (scale, size) = (stored.scale as usize, stored.block_size as usize);
+    out.data.reserve(64 + (end - first) * (HASH_SIZE + 4 * size));
+    out.u8(STORED);
+    out.count(end - first);
+    for position in first..end {
+        out.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
+    }
+    match first {
+        0 => out.sized(&[]),
+        _ => out.sized(&stored.hashes[first * scale - 1]),
+    }
+    out.numbers(&stored.tokens[first * size..end * size]);
+    out.u32(stored.block_size);
+    out.u32(stored.group);
+    out.text(stored.extra_keys.lora.as_ref().map(|lora| lora.name.as_str()));
+    write_keys(out, stored);
+}
+
+/// A flag, and the extra keys of each block where any has some.
+fn write_keys(out: &mut Writer, stored: &Stored<'_>) {
+    let flag = out.data.len();
+    out.flag(false);
+    if stored.extra_keys.is_empty() {
+        return;
+    }
+    let ((first, end), size) = (stored.blocks, stored.block_size);
+    for start in (first * size..end * size).step_by(size as usize) {
+        let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
+        out.data[flag] |= u8::from(!keys.is_empty());
+        out.u8(keys.len() as u8);
+        for (tag, value) in keys {
+            out.u8(tag);
+            out.sized(&value);
+        }
+    }
+    if out.data[flag] == 0 {
+        out.data.truncate(flag + 1);
+    }
 }

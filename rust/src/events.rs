@@ -10,15 +10,9 @@
 use std::collections::BTreeSet;
 
 use crate::decode::{Reader, read_event};
+use crate::encode::{Writer, write_event};
 use crate::extra_keys::{ExtraKey, ExtraKeys};
 use crate::hashing::{BlockHash, Key, make_key};
-
-/// The number of a stored event.
-pub const STORED: u8 = 0;
-/// The number of a removed event.
-pub const REMOVED: u8 = 1;
-/// The number of a cleared event.
-pub const CLEARED: u8 = 2;
 
 /// A change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,17 +65,28 @@ pub struct Stored<'a> {
     pub extra_keys: &'a ExtraKeys,
 }
 
+/// An event as it is announced: what it says is borrowed until it is written.
+#[derive(Debug, Clone, Copy)]
+pub enum News<'a> {
+    /// Consecutive blocks of one request became findable.
+    BlockStored(Stored<'a>),
+    /// The last block under a key is no longer findable.
+    BlockRemoved(&'a Key),
+    /// Nothing is findable any more.
+    AllBlocksCleared,
+}
+
 /// Events in the order of their making, as their canonical bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventLog {
-    data: Vec<u8>,
+    bytes: Writer,
     count: u32,
 }
 
 impl EventLog {
     /// The events of canonical bytes that were read before.
-    pub(crate) fn of(data: Vec<u8>, count: u32) -> Self {
-        EventLog { data, count }
+    pub(crate) fn of(data: &[u8], count: u32) -> Self {
+        EventLog { bytes: Writer::new(data), count }
     }
 
     /// Events so far.
@@ -99,101 +104,34 @@ impl EventLog {
     /// The canonical bytes of the events, without their count.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.data
+        self.bytes.as_bytes()
     }
 
     /// The events, in order.
     pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
-        let mut source = Reader::new(&self.data);
+        let mut source = Reader::new(self.as_bytes());
         (0..self.count).map(move |_| {
             read_event(&mut source).expect("EVT-REPLAY: the log is written by push alone")
         })
     }
 
-    /// Consecutive blocks of one request became findable.
-    pub fn push_stored(&mut self, stored: &Stored<'_>) {
-        let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
-        let (scale, size) = (stored.scale as usize, stored.block_size as usize);
-        let tokens = &stored.tokens[first * size..end * size];
+    /// Add an event.
+    pub fn push(&mut self, news: &News<'_>) {
+        write_event(&mut self.bytes, news);
         self.count += 1;
-        self.data.reserve(64 + (end - first) * (32 + 4 * size));
-        self.data.push(STORED);
-        self.number(end - first);
-        for position in first..end {
-            self.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
-        }
-        match first {
-            0 => self.number(0),
-            _ => self.sized(&stored.hashes[first * scale - 1]),
-        }
-        self.number(tokens.len());
-        self.data.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-        self.number(size);
-        self.number(stored.group as usize);
-        self.push_extra_keys(stored);
-    }
-
-    /// A flag, and the extra keys of each block where any has some.
-    fn push_extra_keys(&mut self, stored: &Stored<'_>) {
-        let lora = stored.extra_keys.lora.as_ref();
-        self.data.push(u8::from(lora.is_some()));
-        if let Some(lora) = lora {
-            self.sized(lora.name.as_bytes());
-        }
-        let flag = self.data.len();
-        self.data.push(0);
-        if stored.extra_keys.is_empty() {
-            return;
-        }
-        let ((first, end), size) = (stored.blocks, stored.block_size);
-        for start in (first * size..end * size).step_by(size as usize) {
-            let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
-            self.data[flag] |= u8::from(!keys.is_empty());
-            self.data.push(keys.len() as u8);
-            for (tag, value) in keys {
-                self.data.push(tag);
-                self.sized(&value);
-            }
-        }
-        if self.data[flag] == 0 {
-            self.data.truncate(flag + 1);
-        }
-    }
-
-    /// The last block under a key is no longer findable.
-    pub fn push_removed(&mut self, key: &Key) {
-        self.count += 1;
-        self.data.push(REMOVED);
-        self.data.extend_from_slice(&key.block_hash());
-        self.number(key.group() as usize);
-    }
-
-    /// Nothing is findable any more.
-    pub fn push_cleared(&mut self) {
-        self.count += 1;
-        self.data.push(CLEARED);
     }
 
     /// Hand the events out; the log is empty, with as much room as they took.
     pub fn take(&mut self) -> EventLog {
-        let empty = EventLog { data: Vec::with_capacity(self.data.len()), count: 0 };
+        let empty = EventLog { bytes: Writer::with_room(self.as_bytes().len()), count: 0 };
         std::mem::replace(self, empty)
-    }
-
-    fn sized(&mut self, value: &[u8]) {
-        self.number(value.len());
-        self.data.extend_from_slice(value);
-    }
-
-    fn number(&mut self, value: usize) {
-        self.data.extend_from_slice(&(value as u32).to_le_bytes());
     }
 }
 
 /// The event for the last copy under a key.
 #[must_use]
-pub fn removed(key: &Key) -> Event {
-    Event::BlockRemoved { block_hash: key.block_hash(), group: key.group() }
+pub fn removed(key: &Key) -> News<'_> {
+    News::BlockRemoved(key)
 }
 
 /// The keys that a mirror of the index holds after these events, from nothing.
@@ -229,7 +167,7 @@ mod tests {
     fn a_mirror_follows_the_events() {
         let mut log = EventLog::default();
         let extra_keys = &ExtraKeys::default();
-        log.push_stored(&Stored {
+        log.push(&News::BlockStored(Stored {
             blocks: (0, 2),
             tokens: &[1, 2],
             hashes: &HASHES,
@@ -237,12 +175,12 @@ mod tests {
             block_size: 1,
             group: 3,
             extra_keys,
-        });
-        log.push_removed(&make_key(&HASHES[0], 3));
+        }));
+        log.push(&removed(&make_key(&HASHES[0], 3)));
         assert_eq!(replay(&log), Some(BTreeSet::from([make_key(&HASHES[1], 3)])));
-        log.push_cleared();
+        log.push(&News::AllBlocksCleared);
         assert_eq!(replay(&log), Some(BTreeSet::new()));
-        log.push_removed(&make_key(&HASHES[1], 3));
+        log.push(&removed(&make_key(&HASHES[1], 3)));
         assert_eq!((replay(&log), log.len()), (None, 4));
     }
 
@@ -251,7 +189,7 @@ mod tests {
         let mut log = EventLog::default();
         let lora = LoRA { name: "a".to_owned(), path: "b".to_owned() };
         let extra_keys = ExtraKeys { lora: Some(lora), ..ExtraKeys::default() };
-        log.push_stored(&Stored {
+        log.push(&News::BlockStored(Stored {
             blocks: (1, 2),
             tokens: &[1, 2, 3, 4, 5],
             hashes: &HASHES,
@@ -259,7 +197,7 @@ mod tests {
             block_size: 2,
             group: 0,
             extra_keys: &extra_keys,
-        });
+        }));
         let expected = Event::BlockStored {
             block_hashes: vec![HASHES[3]],
             parent_hash: Some(HASHES[1]),

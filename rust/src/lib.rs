@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod access;
 pub mod allocate;
 pub mod asked;
 pub mod batch;
@@ -16,6 +17,7 @@ pub mod caching;
 pub mod commands;
 pub mod config;
 pub mod decode;
+mod decode_request;
 pub mod drain;
 pub mod effects;
 pub mod encode;
@@ -45,6 +47,8 @@ mod trace;
 mod trace_calls;
 #[cfg(test)]
 mod trace_text;
+#[cfg(test)]
+mod trace_words;
 pub mod truncate;
 pub mod values;
 pub mod window;

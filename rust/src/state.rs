@@ -7,7 +7,6 @@
 //! stored. Inside the twin a request is named by its row. Twin: kvcore/state.py.
 
 use std::collections::BTreeMap;
-use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -63,42 +62,6 @@ pub struct RequestState {
 }
 
 impl RequestState {
-    /// The id that the engine gave.
-    #[must_use]
-    pub fn request_id(&self) -> &str {
-        &self.request_id
-    }
-
-    /// The tokens, in order.
-    #[must_use]
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Tokens of the request.
-    #[must_use]
-    pub fn num_tokens(&self) -> u32 {
-        self.tokens.len() as u32
-    }
-
-    /// Guessed tokens behind them.
-    #[must_use]
-    pub fn num_drafts(&self) -> u32 {
-        self.drafts.len() as u32
-    }
-
-    /// Tokens that are computed or scheduled.
-    #[must_use]
-    pub fn num_computed(&self) -> u32 {
-        self.num_computed
-    }
-
-    /// Device block ids, one table a group.
-    #[must_use]
-    pub fn tables(&self) -> &[Table] {
-        &self.tables
-    }
-
     /// Whether the request has device blocks.
     #[must_use]
     pub fn holds_blocks(&self) -> bool {
@@ -136,12 +99,6 @@ impl RequestState {
     pub fn key(&self, scale: u32, group: u32, position: u32) -> Key {
         let last = (position + 1) * scale - 1;
         make_key(&self.block_hashes[last as usize], group)
-    }
-
-    /// The request's name in messages.
-    #[must_use]
-    pub fn name(&self) -> String {
-        repr(&self.request_id)
     }
 }
 
@@ -255,35 +212,6 @@ pub fn make_state(config: Config) -> Result<State, Error> {
 }
 
 impl State {
-    /// What the state was made for.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// The device pool.
-    #[must_use]
-    pub fn device(&self) -> &BlockPool {
-        &self.device
-    }
-
-    /// The host pool, where there is one.
-    #[must_use]
-    pub fn host(&self) -> Option<&BlockPool> {
-        self.host.as_ref()
-    }
-
-    /// Commands and events that were not taken yet.
-    #[must_use]
-    pub fn effects(&self) -> &Effects {
-        &self.effects
-    }
-
-    /// The requests, in row order.
-    pub fn requests(&self) -> impl Iterator<Item = &RequestState> {
-        self.requests.iter().flatten()
-    }
-
     /// The row of the request of this id. Fails with UnknownRequest.
     pub fn request(&self, request_id: &str) -> Result<Row, Error> {
         let known = self.rows.get(request_id).copied();
@@ -400,20 +328,6 @@ impl State {
             return if num_tokens > 0 { table.len() } else { 0 };
         }
         table.len().min(num_tokens.div_ceil(group.block_size) as usize)
-    }
-}
-
-impl Index<Row> for State {
-    type Output = RequestState;
-
-    fn index(&self, row: Row) -> &RequestState {
-        self.requests[row.index()].as_ref().expect("ROWS: a row in use has a request")
-    }
-}
-
-impl IndexMut<Row> for State {
-    fn index_mut(&mut self, row: Row) -> &mut RequestState {
-        request_mut(&mut self.requests, row)
     }
 }
 

@@ -11,18 +11,20 @@ use std::collections::HashMap;
 use crate::allocate::Requests;
 use crate::asked::{Asked, AskedHit};
 use crate::batch::take_batch;
-use crate::block_pool::BlockPool;
 use crate::commands::Command;
 use crate::config::Config;
 use crate::errors::Error;
 use crate::events::Event;
 use crate::extra_keys::{LoRA, MediaItem};
-use crate::ids::BlockId;
-use crate::state::{NO_HOST_BLOCK, State, Table, make_state};
+use crate::state::{State, make_state};
 use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
-use crate::values::{Admitted, Hit, Request, Verdict};
+use crate::trace_words::{
+    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_media, text,
+    write_host_tables, write_operations, write_queue,
+};
+use crate::values::{Hit, Request, Verdict};
 use crate::{
     allocate, caching, decode, drain, encode, fork, operations, pins, queries, release, requests,
     rewind, swap, truncate, window,
@@ -31,20 +33,6 @@ use crate::{
 /// A call whose verb or words cannot be read.
 #[derive(Debug)]
 pub struct BadCall(pub String);
-
-/// Why a call has no value.
-enum Failure {
-    Misuse(Error),
-    Words,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Failure::Misuse(error)
-    }
-}
-
-type Called = Result<Value, Failure>;
 
 /// A state that takes calls as words and gives outcomes as lines.
 pub struct Runner {
@@ -371,12 +359,7 @@ impl Runner {
     fn host_table(&mut self, words: &[&str]) -> Called {
         let [request_id] = exactly(words)?;
         let request = queries::find_request(&self.state, request_id)?;
-        let write = |table: &Table| match table[..] {
-            [] => "none".to_owned(),
-            _ => table.iter().map(|&each| write_host_block(each)).collect::<Vec<_>>().join(" "),
-        };
-        let tables: Vec<String> = request.host_tables.iter().map(write).collect();
-        text(format!("blocks {}", tables.join(" | ")))
+        text(write_host_tables(&request.host_tables))
     }
 
     fn computed(&mut self, words: &[&str]) -> Called {
@@ -403,53 +386,4 @@ impl Runner {
         let [request_id] = exactly(words)?;
         text(write_ids(queries::get_num_common_prefix_blocks(&self.state, request_id)?))
     }
-}
-
-/// The item of `name@offset+length`.
-fn read_media(word: &str) -> Option<MediaItem> {
-    let (identifier, place) = word.split_once('@')?;
-    let (offset, length) = place.split_once('+')?;
-    let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
-    Some(MediaItem { identifier: identifier.to_owned(), offset, length })
-}
-
-fn write_operations(operations: Vec<u32>) -> String {
-    format!("operations {}", write_ids(operations))
-}
-
-fn write_host_block(block: BlockId) -> String {
-    if block == NO_HOST_BLOCK { "-1".to_owned() } else { block.0.to_string() }
-}
-
-fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {
-    words.try_into().map_err(|_| Failure::Words)
-}
-
-fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
-    word.parse().map_err(|_| Failure::Words)
-}
-
-fn numbers(words: &[&str]) -> Result<Vec<i64>, Failure> {
-    words.iter().map(|word| number(word)).collect()
-}
-
-fn text(value: impl ToString) -> Called {
-    Ok(Value::Text(value.to_string()))
-}
-
-fn nothing(done: Result<(), Error>) -> Called {
-    Ok(done.map(|()| Value::Nothing)?)
-}
-
-fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value) -> Called {
-    Ok(given?.map_or_else(Value::Refused, value))
-}
-
-fn write_queue(pool: &BlockPool) -> String {
-    write_ids(pool.queue.iter().map(|block| block.0))
-}
-
-fn listed(items: impl Iterator<Item = String>) -> String {
-    let items: Vec<String> = items.collect();
-    if items.is_empty() { "none".to_owned() } else { items.join(" ") }
 }

@@ -32,8 +32,8 @@ impl Trim {
 
 /// Give back the blocks that no query at total_computed_tokens or later sees.
 ///
-/// Drafts do not count as computed here: they may be dropped. Fails with UnknownRequest, SwappedOut,
-/// LoadUnfinished, InvalidCount, BeyondComputed.
+/// Drafts do not count as computed here: they may be dropped. Fails with UnknownRequest,
+/// SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed.
 pub fn remove_skipped_blocks(
     state: &mut State,
     request_id: &str,

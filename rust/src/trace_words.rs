@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The words of text traces: what calls are made of, and what they come to.
+//!
+//! Rules: those of `trace_calls.rs`, of which this is a part. Python's own conversions are enough
+//! for it.
+
+use crate::block_pool::BlockPool;
+use crate::errors::Error;
+use crate::extra_keys::MediaItem;
+use crate::ids::BlockId;
+use crate::state::{NO_HOST_BLOCK, Table};
+use crate::trace_text::{Value, write_ids};
+use crate::values::Admitted;
+
+/// Why a call has no value.
+#[derive(Debug)]
+pub enum Failure {
+    /// The core's error.
+    Misuse(Error),
+    /// Its words cannot be read.
+    Words,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Misuse(error)
+    }
+}
+
+/// What a call comes to.
+pub type Called = Result<Value, Failure>;
+
+/// The item of `name@offset+length`.
+pub fn read_media(word: &str) -> Option<MediaItem> {
+    let (identifier, place) = word.split_once('@')?;
+    let (offset, length) = place.split_once('+')?;
+    let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
+    Some(MediaItem { identifier: identifier.to_owned(), offset, length })
+}
+
+/// So many words.
+pub fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {
+    words.try_into().map_err(|_| Failure::Words)
+}
+
+/// The number of a word.
+pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
+    word.parse().map_err(|_| Failure::Words)
+}
+
+/// The number of each word.
+pub fn numbers(words: &[&str]) -> Result<Vec<i64>, Failure> {
+    words.iter().map(|word| number(word)).collect()
+}
+
+/// A value as it reads.
+pub fn text(value: impl ToString) -> Called {
+    Ok(Value::Text(value.to_string()))
+}
+
+/// The value of a call that gives none.
+pub fn nothing(done: Result<(), Error>) -> Called {
+    Ok(done.map(|()| Value::Nothing)?)
+}
+
+/// The value of a call that may be refused.
+pub fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value) -> Called {
+    Ok(given?.map_or_else(Value::Refused, value))
+}
+
+/// The numbers of operations.
+pub fn write_operations(operations: Vec<u32>) -> String {
+    format!("operations {}", write_ids(operations))
+}
+
+/// The tables of a request in the host tier.
+pub fn write_host_tables(tables: &[Table]) -> String {
+    let item = |block: &BlockId| match *block {
+        NO_HOST_BLOCK => "-1".to_owned(),
+        block => block.0.to_string(),
+    };
+    let tables: Vec<String> = tables.iter().map(|table| listed(table.iter().map(item))).collect();
+    format!("blocks {}", tables.join(" | "))
+}
+
+/// A free queue, front first.
+pub fn write_queue(pool: &BlockPool) -> String {
+    write_ids(pool.queue.iter().map(|block| block.0))
+}
+
+/// Items with spaces between; `none` where there are none.
+pub fn listed(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() { "none".to_owned() } else { items.join(" ") }
+}
