@@ -12,7 +12,10 @@ from typing import Literal, overload
 
 import attrs
 
+from kvcore.arguments import check_kind
 from kvcore.compat.errors import NotOneGroup
+from kvcore.values import Hit
+from kvcore.values import KVCacheBlocks as CoreBlocks
 
 
 @attrs.frozen
@@ -53,3 +56,17 @@ class KVCacheBlocks:
     def new_empty(self) -> KVCacheBlocks:
         """No blocks, in as many groups."""
         return KVCacheBlocks(((),) * len(self.blocks), self.has_key)
+
+
+def read_hit(blocks: KVCacheBlocks | None, num_tokens: int, *, looked_up: bool) -> Hit | None:
+    """The hit that an engine hands in; an empty one says no more than that it looked.
+
+    looked_up: whether a look-up could have found anything. Raises WrongArgument.
+    """
+    if blocks is not None:
+        check_kind("new_computed_blocks", blocks, KVCacheBlocks)
+        if any(blocks.blocks):
+            return Hit(CoreBlocks(blocks.blocks), num_tokens)
+    if num_tokens or (looked_up and blocks is not None):
+        return Hit(CoreBlocks(()), num_tokens)
+    return None

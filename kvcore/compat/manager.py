@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore.arguments import check_kind, read_count, read_ints, read_list
+from kvcore.arguments import read_count, read_ints, read_list
 from kvcore.commands import Batch
-from kvcore.compat.blocks import KVCacheBlocks
+from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.place import Asked, Place, find_place, new_blocks
+from kvcore.compat.place import Asked, Place, find_place, new_blocks, withdraw
 from kvcore.compat.roll import Known, Roll
 from kvcore.compat.steps import Steps
 from kvcore.config import Config
+from kvcore.errors import InvalidConfig
 from kvcore.events import Event
 from kvcore.manager import KVCacheManager as Core
 from kvcore.values import Hit, PrefixCacheStats, Refused
@@ -32,7 +33,8 @@ class KVCacheManager:
     log_stats: whether `make_prefix_cache_stats` says anything. own_hashes: whether a request's
     block_hashes are used where it has them; they are 32 bytes, one for each `hash_block_size`
     tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
-    manager underneath. last_refusal: why the last `allocate_slots` that gave None did.
+    manager underneath. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
+    where duplicates are merged, which replaces blocks, and nobody hears of it from the commands.
     """
 
     def __init__(
@@ -44,6 +46,9 @@ class KVCacheManager:
         own_hashes: bool = True,
         keep_commands: bool = False,
     ) -> None:
+        if config.duplicates == "merge" and not keep_commands:
+            reason = "tables change in place, so the commands must be kept and applied"
+            raise InvalidConfig(field="duplicates", value="'merge'", reason=reason)
         self.core = Core(config, backend)
         self.config = config
         self.enable_caching = config.enable_caching
@@ -106,7 +111,8 @@ class KVCacheManager:
             num_external=read_count("num_external_computed_tokens", num_external_computed_tokens),
             num_lookahead=read_count("num_lookahead_tokens", num_lookahead_tokens),
         )
-        hit = self._hit(request, asked.num_hit, new_computed_blocks)
+        looked_up = self.enable_caching and not skips_reading(request)
+        hit = read_hit(new_computed_blocks, asked.num_hit, looked_up=looked_up)
         seen = see(request)
         self._steps.notice(seen)
         known = self._roll.bring(request, seen)
@@ -126,7 +132,7 @@ class KVCacheManager:
             blocks = self.create_kv_cache_blocks(new_blocks(self.core, place, got))
         self.last_refusal = None
         self._steps.schedule(request, seen, place.start)
-        self._roll.hold(seen, place.end)
+        self._roll.hold(seen, place.start if asked.num_new else seen.num_computed, place.end)
         if place.again and not delay_cache_blocks:
             self._steps.publish_later(seen.name, place.end)
         return blocks
@@ -135,12 +141,15 @@ class KVCacheManager:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is.
 
         A finished one is forgotten. One that is freed in the step that scheduled it is not computed
-        in it. Raises HitInOpenBatch.
+        in it. Nothing past a lowered num_computed_tokens stays findable, so that is reset after
+        this call. Raises HitInOpenBatch.
         """
         seen = see(request)
         if seen.name not in self._roll:
             return
         self._steps.notice(seen)
+        if self._roll.was_lowered(seen):
+            withdraw(self.core, self._steps, seen)
         self.core.free(seen.name)
         self._steps.leave(seen.name)
         self._steps.change()
@@ -226,19 +235,6 @@ class KVCacheManager:
         For a runtime that applies them; rows are those of `core.get_row`. Raises CommandsNotKept.
         """
         return self._steps.take()
-
-    def _hit(
-        self, request: EngineRequest, num_tokens: int, blocks: KVCacheBlocks | None
-    ) -> Hit | None:
-        """The hit of a call; an empty one says that the request was looked up."""
-        if blocks is not None:
-            check_kind("new_computed_blocks", blocks, KVCacheBlocks)
-            if any(blocks.blocks):
-                return Hit(CoreBlocks(blocks.blocks), num_tokens)
-        looked_up = self.enable_caching and blocks is not None and not skips_reading(request)
-        if num_tokens or looked_up:
-            return Hit(CoreBlocks(self.empty_kv_cache_blocks.blocks), num_tokens)
-        return None
 
     def _allocate(
         self, known: Known, seen: Seen, place: Place, hit: Hit | None, **options: Any

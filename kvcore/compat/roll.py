@@ -36,13 +36,15 @@ class Known:
     """What was said to the core of a request.
 
     last_token: the last of its tokens. num_hashes: of its own, None where the core hashes. drafts:
-    behind its tokens. end: the most tokens that it was scheduled to since it holds blocks.
+    behind its tokens. said: the engine's count when it was scheduled last, at least. end: the most
+    tokens that it was scheduled to since it holds blocks.
     """
 
     request: EngineRequest
     last_token: int
     num_hashes: int | None
     drafts: list[int] = attrs.field(factory=list)
+    said: int = 0
     end: int = 0
 
 
@@ -90,11 +92,15 @@ class Roll:
             return known
         return self._extend(known, seen)
 
-    def hold(self, seen: Seen, end: int) -> None:
-        """Note that a request holds blocks, and that it is scheduled to so many tokens."""
+    def hold(self, seen: Seen, said: int, end: int) -> None:
+        """Note that a request holds blocks, and that it is scheduled up to end."""
         self._resting.pop(seen.name, None)
         known = self._known[seen.name]
-        known.end = max(known.end, end)
+        known.said, known.end = said, max(known.end, end)
+
+    def was_lowered(self, seen: Seen) -> bool:
+        """Whether the engine counts less of a known request than when it was scheduled last."""
+        return seen.num_computed < self._known[seen.name].said
 
     def put_drafts(self, known: Known, seen: Seen, count: int) -> None:
         """Have so many drafts behind a request's tokens, up to one more than the pool has slots."""
@@ -110,7 +116,7 @@ class Roll:
             self._forget(name)
             return
         known = self._known[name]
-        known.request, known.drafts, known.end = request, [], 0
+        known.request, known.drafts, known.said, known.end = request, [], 0, 0
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> Known:

@@ -15,7 +15,8 @@ import pytest
 from kvcore import Config, Group
 from kvcore.compat import KVCacheManager
 from tests.conftest import Backend
-from tests.unit.compat_engine import Engine, EngineRequest, answer
+from tests.unit.compat_engine import Engine
+from tests.unit.compat_worker import EngineRequest, answer
 
 NUM_STEPS_MAX = 400
 NUM_REQUESTS = 12
