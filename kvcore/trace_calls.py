@@ -6,8 +6,9 @@ one that the request's last `get_computed_blocks` gave. After each call every in
 What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
 that. Twin: rust/src/trace_calls.rs.
 
-    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [skip]
+    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip]
     add_tokens r0 15-18        remove_request r0          append r0=15 r1=7
+    add_block_hashes r0 cd     a letter for each hash of the engine's own
     add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
     get_computed_blocks r0     cache_blocks r0 8          remove_skipped_blocks r0 8
     allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [whole]
@@ -34,6 +35,7 @@ from kvcore.block_pool import BlockPool
 from kvcore.config import Config
 from kvcore.errors import KvcoreError
 from kvcore.extra_keys import LoRA, MediaItem
+from kvcore.hashing import HASH_SIZE
 from kvcore.manager import KVCacheManager
 from kvcore.state import State
 from kvcore.trace_text import (
@@ -103,6 +105,8 @@ class Runner:
                 options["media"] = [_read_media(item) for item in value.split(",")]
             elif name == "salt":
                 options["cache_salt"] = value
+            elif name == "own":
+                options["block_hashes"] = _read_hashes(value)
             elif word == "skip":
                 options["skip_reading_prefix_cache"] = True
             else:
@@ -112,6 +116,9 @@ class Runner:
 
     def add_tokens(self, request_id: str, tokens: str) -> None:
         self.manager.add_tokens(request_id, read_tokens(tokens))
+
+    def add_block_hashes(self, request_id: str, letters: str) -> None:
+        self.manager.add_block_hashes(request_id, _read_hashes(letters))
 
     def remove_request(self, request_id: str) -> None:
         self.manager.remove_request(request_id)
@@ -265,6 +272,10 @@ class Runner:
 
 def _write_operations(operations: Iterable[int]) -> str:
     return f"operations {write_ids(operations)}"
+
+
+def _read_hashes(letters: str) -> list[bytes]:
+    return [letter * HASH_SIZE for letter in (bytes([code]) for code in letters.encode())]
 
 
 def _read_media(word: str) -> MediaItem:

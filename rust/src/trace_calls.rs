@@ -21,8 +21,8 @@ use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::trace_words::{
-    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_media, text,
-    write_host_tables, write_operations, write_queue,
+    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_hashes, read_media,
+    text, write_host_tables, write_operations, write_queue,
 };
 use crate::values::{Hit, Request, Verdict};
 use crate::{
@@ -76,6 +76,7 @@ impl Runner {
         match verb {
             "add_request" => self.add_request(words),
             "add_tokens" => self.add_tokens(words),
+            "add_block_hashes" => self.add_block_hashes(words),
             "remove_request" => self.remove_request(words),
             "add_drafts" => self.add_drafts(words),
             "accept" => self.accept(words),
@@ -133,6 +134,7 @@ impl Runner {
                     extra.media = items.ok_or(Failure::Words)?;
                 }
                 ("salt", salt) => extra.cache_salt = Some(salt),
+                ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
                 ("skip", "") => request.skip_reading_prefix_cache = true,
                 _ => return Err(Failure::Words),
             }
@@ -145,6 +147,11 @@ impl Runner {
         let [request_id, tokens] = exactly(words)?;
         let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
         nothing(requests::add_tokens(&mut self.state, request_id, &tokens))
+    }
+
+    fn add_block_hashes(&mut self, words: &[&str]) -> Called {
+        let [request_id, hashes] = exactly(words)?;
+        nothing(requests::add_block_hashes(&mut self.state, request_id, read_hashes(hashes)))
     }
 
     fn remove_request(&mut self, words: &[&str]) -> Called {

@@ -7,10 +7,11 @@
 use crate::block_pool::BlockPool;
 use crate::errors::Error;
 use crate::extra_keys::MediaItem;
+use crate::hashing::HASH_SIZE;
 use crate::ids::BlockId;
 use crate::state::{NO_HOST_BLOCK, Table};
 use crate::trace_text::{Value, write_ids};
-use crate::values::Admitted;
+use crate::values::{Admitted, GivenHashes};
 
 /// Why a call has no value.
 #[derive(Debug)]
@@ -36,6 +37,11 @@ pub fn read_media(word: &str) -> Option<MediaItem> {
     let (offset, length) = place.split_once('+')?;
     let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
     Some(MediaItem { identifier: identifier.to_owned(), offset, length })
+}
+
+/// Hashes of an engine's own, a letter each.
+pub fn read_hashes(word: &str) -> GivenHashes {
+    word.bytes().map(|letter| Some([letter; HASH_SIZE])).collect()
 }
 
 /// So many words.
