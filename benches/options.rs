@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What events cost a whole trace, and what a second group costs a decode step.
 //!
-//! Run: `cargo bench --bench options`. The trace is made here: conversations whose turns share their
-//! history, prompts in chunks, one token a step for each running request, a pool that evicts; its
-//! events are drained once a step. Rounds of all cases take turns, so that a neighbour's load meets
-//! them alike; a case's time is its least, and its ratio to the first the median over rounds.
+//! Run: `cargo bench --bench options`. The trace is made here: conversations whose turns share
+//! their history, prompts in chunks, one token a step for each running request, a pool that evicts;
+//! its events are drained once a step. Rounds of all cases take turns, so that a neighbour's load
+//! meets them alike; a case's time is its least, and its ratio to the first the median over rounds.
 //! `-- --test` runs each case once.
 
 use std::time::{Duration, Instant};
@@ -55,8 +55,7 @@ fn compare<T>(cases: &[(&str, T)], num_rounds: usize, run: impl Fn(&T) -> Durati
     }
 }
 
-/// Prompts in order of arrival: each conversation has five turns, and each turn repeats the ones
-/// before.
+/// Prompts in order of arrival: each conversation has five turns, and each repeats those before.
 fn conversations(count: usize) -> Vec<Vec<u32>> {
     let mut random = Random(1);
     let mut histories: Vec<Vec<u32>> = vec![Vec::new(); count];
@@ -71,7 +70,7 @@ fn conversations(count: usize) -> Vec<Vec<u32>> {
     prompts
 }
 
-/// The whole operation list of a trace: at most 20 running, chunks of 2,048 tokens, 64 answers each.
+/// The whole operation list of a trace: at most 20 running, chunks of 2,048 tokens, 64 answers.
 fn replay(trace: &[Vec<u32>], events: bool) -> Duration {
     const RUNNING: usize = 20;
     const ANSWERS: u32 = 64;

@@ -50,19 +50,19 @@ class Group:
     page_bytes: int | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if not is_count(self.block_size, 1, MAX_BLOCK_SIZE):
+        if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
             _refuse("block_size", self.block_size, "must be at least 1")
         if self.kind not in KINDS:
             _refuse("kind", repr(self.kind), f"must be one of {', '.join(KINDS)}")
         if self.kind in WINDOWED:
-            if not is_count(self.window, 1, MAX_BLOCK_SIZE):
+            if not _is_count(self.window, 1, MAX_BLOCK_SIZE):
                 _refuse("window", self.window, f"a {self.kind} group needs at least 1 token")
         elif self.window is not None:
             _refuse("window", self.window, f"a {self.kind} group has none")
         for name in ("eagle", "zero_new_blocks"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, repr(getattr(self, name)), "must be True or False")
-        if self.page_bytes is not None and not is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
+        if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
             _refuse("page_bytes", self.page_bytes, "must be at least 1 where it is said")
 
     @property
@@ -103,7 +103,7 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
     return most + int(group.kind == "sliding_window" or group.window % group.block_size > 0)
 
 
-def is_count(value: Any, least: int, most: int) -> bool:
+def _is_count(value: Any, least: int, most: int) -> bool:
     """Whether a value is an int, and no bool, within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 

@@ -40,9 +40,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
-import cbor2
-import xxhash
-
 from kvcore.extra_keys import MAX_EXTRA_KEYS, NO_EXTRA_KEYS, ExtraKey, ExtraKeys, vllm_key
 
 Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
@@ -63,7 +60,7 @@ def root_hash(seed: bytes, hashing: Hashing = "sha256") -> bytes:
         case "sha256":
             return hashlib.sha256(_ROOT + seed).digest()
         case "sha256_cbor":
-            return hashlib.sha256(cbor2.dumps(seed.decode(), canonical=True)).digest()
+            return hashlib.sha256(_cbor(seed.decode())).digest()
         case "xxh3":
             return _xxh3(_ROOT + seed)
 
@@ -85,8 +82,7 @@ def hash_block(
             return hashlib.sha256(parent + _encode(tokens, extra_keys)).digest()
         case "sha256_cbor":
             extra = tuple(vllm_key(tag, value) for tag, value in extra_keys) or None
-            encoded = cbor2.dumps((parent, tuple(tokens), extra), canonical=True)
-            return hashlib.sha256(encoded).digest()
+            return hashlib.sha256(_cbor((parent, tuple(tokens), extra))).digest()
         case "xxh3":
             digest = parent[:_XXH3_HALF] + parent[-_XXH3_HALF:]
             return _xxh3(digest + _encode(tokens, extra_keys))
@@ -130,6 +126,15 @@ def _encode(tokens: Sequence[int], extra_keys: Sequence[ExtraKey]) -> bytes:
     return b"".join(parts)
 
 
+# Compiled libraries are loaded where their hashing is asked for: the default needs neither.
+def _cbor(value: object) -> bytes:
+    from cbor2 import dumps
+
+    return dumps(value, canonical=True)
+
+
 def _xxh3(data: bytes) -> bytes:
+    import xxhash
+
     digest = xxhash.xxh3_128_digest(data)
     return digest[:_XXH3_HALF] + _XXH3_MARK + digest[_XXH3_HALF:]

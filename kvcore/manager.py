@@ -19,6 +19,7 @@ from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.errors import BackendMissing, WrongArgument
 from kvcore.event_log import Events
+from kvcore.extra_keys import check_kinds
 from kvcore.state import State
 from kvcore.values import (
     Appended,
@@ -52,6 +53,7 @@ class KVCacheManager:
     def add_request(self, request: Request) -> int:
         """Make a request known; returns its row, which stays until `remove_request`."""
         check_kind("request", request, Request)
+        check_kinds(request)
         return self._core.add_request(request)
 
     def add_tokens(self, request_id: str, tokens: Any) -> None:
