@@ -13,7 +13,7 @@ from kvcore_runtime.model import Llama, tiny_config, tiny_model
 from kvcore_runtime.sequence import GenerationRequest
 from kvcore_runtime.visibility import FULL, Visibility
 
-from kvcore import Config
+from kvcore import Config, Request
 from tests.conftest import Backend
 from tests.runtime.questions import (
     answer,
@@ -158,24 +158,30 @@ def test_a_hole_in_a_parcel_is_computed_with_all_behind_it(backend: Backend, nam
     assert_drained(decode)
 
 
-def test_loaded_blocks_are_findable_only_when_their_content_is_there(backend: Backend) -> None:
+def test_loaded_blocks_are_findable_from_when_their_content_is_there(backend: Backend) -> None:
     channel = Slow(3)
     prefill = make_engine("full", backend, channel, Sender)
     decode = make_engine("full", backend, channel, Receiver)
-    first, second = requests()[0], attrs.evolve(requests()[0], request_id="again")
-    answer(prefill, [attrs.evolve(first, sampling=attrs.evolve(first.sampling, max_tokens=1))])
+    first = requests()[0]
+    answer(prefill, only_prompts()[:1])
     decode.add_request(first)
-    decode.step()
-    assert decode.scheduler.loading
+    decode.manager.add_request(Request("probe", first.prompt))
+    while not decode.scheduler.loading:
+        decode.step()
+    assert decode.manager.get_computed_blocks("probe").num_tokens == 0
     # The same prompt, which nobody sent: it is computed here and not read from unwritten blocks.
-    decode.add_request(second)
-    completions = {each.request_id: each.tokens for each in decode.run()}
-    assert completions["r0"] == completions["again"] == references(model("full"))["r0#0"].tokens
-    third = attrs.evolve(first, request_id="third")
-    before = decode.metrics.num_computed_tokens
-    answer(decode, [third])
-    # 81 tokens: five blocks are found, one token is left, and 11 of 12 new ones are computed.
-    assert decode.metrics.num_computed_tokens - before == 1 + 11
+    decode.add_request(attrs.evolve(first, request_id="again"))
+    decode.step()
+    decode.abort("again")
+    decode.manager.evict_blocks(range(1, decode.manager.config.num_blocks))
+    while decode.scheduler.loading:
+        assert decode.manager.get_computed_blocks("probe").num_tokens == 0
+        decode.step()
+    assert decode.metrics.num_computed_tokens == 64, "only the one that was aborted"
+    # 81 tokens, of which the last is left to compute: five whole blocks were loaded.
+    assert decode.manager.get_computed_blocks("probe").num_tokens == 80
+    (done,) = decode.run()
+    assert done.tokens == references(model("full"))["r0#0"].tokens
     assert_drained(decode)
 
 

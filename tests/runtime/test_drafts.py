@@ -176,6 +176,9 @@ def test_an_end_among_the_drafts_ends_the_answer_there(backend: Backend) -> None
     assert done.tokens == whole[: whole.index(end) + 1]
     assert done.logits is not None
     assert done.logits.shape[0] == len(done.tokens)
+    # Behind the first token; drafts behind the end do not count, right as they were.
+    assert 0 < engine.metrics.num_accepted_drafts < len(done.tokens)
+    assert engine.metrics.num_rejected_drafts > 0
     assert_drained(engine)
 
 
