@@ -134,6 +134,9 @@ def records(state: State) -> Iterator[str]:
         if record.num_computed_before > request.num_computed:
             yield f"{name} counts less than before the open batch"
         for item in record.published:
+            if item.group >= len(state.config.groups):
+                yield f"{name} published in group {item.group} of {len(state.config.groups)}"
+                continue
             size = state.config.groups[item.group].block_size
             if (item.position + 1) * size <= record.num_computed_before:
                 yield f"block {item.block} was written before the open batch"

@@ -32,7 +32,6 @@ PYTHON_ONLY = {
     ("extra_keys.py", "vllm_key"): "the twin lays out its bytes at once, in message.rs",
     ("free_queue.py", "FreeQueueDraft"): DRAFT,
     ("free_queue.py", "freeze"): DRAFT,
-    ("groups.py", "is_count"): "a count is unsigned by its type",
     ("hash_index.py", "HashIndexDraft"): DRAFT,
     ("hash_index.py", "freeze"): DRAFT,
     ("state.py", "Draft"): DRAFT,

@@ -279,7 +279,9 @@ errors! {
     InvalidExtraKey { name: &'static str, expected: &'static str, value: String }
         "{name} must be {expected}, not {value}";
     /// Media items stand in the prompt one behind the other.
-    UnsortedMedia { request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64 }
+    UnsortedMedia {
+        request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
+    }
         "request {request}: media item {position} takes {length} tokens from {offset} on, \
          must lie within tokens {first} to {num_tokens}";
     /// Two parts of one request do not have the sizes that belong together.
