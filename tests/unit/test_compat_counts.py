@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kvcore.compat` makes of an engine's counts: drafts, tokens to come, failed loads.
+
+Nine usable blocks of two tokens unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcore import Group
+from kvcore.compat import BehindWindow, KVCacheManager
+from kvcore.errors import BeyondModelLength, TooManyTokens
+from tests.conftest import Backend
+from tests.unit.compat_stories import admit, finish, make
+from tests.unit.compat_worker import EngineRequest
+
+
+@pytest.fixture
+def manager(backend: Backend) -> KVCacheManager:
+    """With one group."""
+    return make(backend)
+
+
+def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
+    """Tokens of a new request with these that would be hit."""
+    return manager.get_computed_blocks(EngineRequest(f"asks {tokens}", tokens))[1]
+
+
+def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
+    """Schedule so many tokens of a running request in a step of their own; its new blocks."""
+    manager.new_step_starts()
+    got = manager.allocate_slots(request, count)
+    assert got is not None
+    request.num_computed_tokens += count
+    return got.blocks[0]
+
+
+def drafted(manager: KVCacheManager) -> EngineRequest:
+    """A request with 4 computed tokens, a sampled fifth and drafts 6, 7, 8 that are scheduled."""
+    request, _ = admit(manager, "r", [1, 2, 3, 4])
+    request.output, request.spec_token_ids = [5], [6, 7, 8]
+    decode(manager, request, 4)
+    return request
+
+
+@pytest.mark.seed("S000-30")
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
+def test_drafts_are_published_when_they_were_accepted(
+    manager: KVCacheManager, num_accepted: int
+) -> None:
+    request = drafted(manager)
+    table = manager.get_block_ids("r")[0]
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 4
+    # The model goes on with 0 where it does not repeat a draft.
+    request.output += [*[6, 7, 8][:num_accepted], 0]
+    request.num_computed_tokens -= 3 - num_accepted
+    request.spec_token_ids = []
+    decode(manager, request, 1)
+    tokens = request.all_token_ids
+    assert manager.core.num_tokens("r") == len(tokens) == 6 + num_accepted
+    assert manager.core.num_computed_tokens("r") == len(tokens)
+    assert num_found(manager, [*tokens, 9]) == len(tokens) // 2 * 2
+    # Blocks of rejected drafts stay at their places and are written again.
+    assert manager.get_block_ids("r")[0][: len(table)] == table
+    finish(manager, request)
+
+
+def test_a_token_that_equals_a_rejected_draft_is_computed_again(manager: KVCacheManager) -> None:
+    request = drafted(manager)
+    # All drafts are rejected, though the engine samples a 6 all the same.
+    request.output.append(6)
+    request.num_computed_tokens -= 3
+    request.spec_token_ids = []
+    manager.new_step_starts()
+    assert manager.core.num_computed_tokens("r") == 8
+    assert manager.allocate_slots(request, 1) is manager.empty_kv_cache_blocks
+    # Scheduled by this step, as any new token: who leaves the step takes it along.
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 6
+    manager.free(request)
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 4
+
+
+def test_drafts_of_a_refused_call_leave_nothing(manager: KVCacheManager) -> None:
+    request, _ = admit(manager, "r", [1, 2, 3, 4])
+    other, _ = admit(manager, "other", list(range(20, 34)))
+    request.output, request.spec_token_ids = [5], [6, 7]
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 3) is None
+    assert manager.core.num_draft_tokens("r") == 0
+    finish(manager, other)
+    request.output, request.spec_token_ids = [5, 8], []
+    assert manager.allocate_slots(request, 2) is not None
+    assert manager.core.num_tokens("r") == 6
+
+
+def test_drafts_past_the_model_length_are_misuse(backend: Backend) -> None:
+    manager = make(backend, max_model_len=6)
+    request, _ = admit(manager, "r", [1, 2, 3, 4])
+    request.output, request.spec_token_ids = [5], [6, 7]
+    manager.new_step_starts()
+    with pytest.raises(BeyondModelLength):
+        manager.allocate_slots(request, 3)
+    assert manager.core.num_draft_tokens("r") == 0
+    assert manager.allocate_slots(request, 2, num_lookahead_tokens=9) is not None
+    assert len(manager.get_block_ids("r")[0]) == 3
+    with pytest.raises((BeyondModelLength, TooManyTokens)):
+        manager.allocate_slots(EngineRequest("huge", [1]), 2**40)
+
+
+def test_steps_can_be_scheduled_before_their_tokens_are_known(manager: KVCacheManager) -> None:
+    """As with asynchronous scheduling: two steps are under way before the first token comes."""
+    request, table = admit(manager, "r", [1, 2, 3])
+    assert decode(manager, request, 1) == ()
+    assert decode(manager, request, 1) == (3,)
+    assert num_found(manager, [1, 2, 3, 0, 0, 9]) == 2
+    request.output += [4, 5]
+    assert decode(manager, request, 1) == ()
+    assert manager.get_block_ids("r")[0] == [*table[0], 3]
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 4
+    request.output += [6]
+    assert decode(manager, request, 1) == (4,)
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 6
+    finish(manager, request)
+
+
+def test_what_a_failed_load_left_is_computed_again_in_place(manager: KVCacheManager) -> None:
+    request = EngineRequest("r", [1, 2, 3, 4, 5, 6, 7])
+    assert manager.allocate_slots(request, 1, num_external_computed_tokens=6) is not None
+    request.num_computed_tokens = 7
+    table = manager.get_block_ids("r")
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 6
+    # Only the first two tokens came: the engine lowers its count and computes in two chunks.
+    request.num_computed_tokens = 2
+    assert decode(manager, request, 2) == ()
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
+    assert decode(manager, request, 3) == ()
+    assert manager.get_block_ids("r") == table
+    request.output.append(8)
+    assert decode(manager, request, 1) == ()
+    assert manager.core.num_computed_tokens("r") == 8
+
+
+def test_what_a_delayed_load_brought_in_part_is_published_when_it_is_whole(
+    manager: KVCacheManager,
+) -> None:
+    request = EngineRequest("r", [1, 2, 3, 4, 5, 6, 7])
+    assert manager.allocate_slots(request, 0, 0, None, 0, 6, True) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 2
+    manager.cache_blocks(request, 2)
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
+    assert manager.allocate_slots(request, 5) is not None
+    assert manager.get_block_ids("r") == ([1, 2, 3, 4],)
+    # Not while the step is scheduled: the request may still be preempted.
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
+    request.num_computed_tokens = 7
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 6
+
+
+def test_nothing_that_was_to_be_computed_again_stays_findable(manager: KVCacheManager) -> None:
+    request = EngineRequest("r", [1, 2, 3, 4, 5, 6, 7])
+    assert manager.allocate_slots(request, 0, 0, None, 0, 6, True) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 2
+    assert manager.allocate_slots(request, 5) is not None
+    manager.free(request)
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 0
+    request.num_computed_tokens = 0
+    assert manager.allocate_slots(request, 1, num_external_computed_tokens=6) is not None
+    request.num_computed_tokens = 7
+    manager.new_step_starts()
+    # Freed, as a failed request is, before its next call: what it lost goes with it.
+    request.num_computed_tokens = 2
+    finish(manager, request)
+    assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
+
+
+def test_a_load_that_failed_behind_a_window_starts_anew(backend: Backend) -> None:
+    manager = make(backend, 20, groups=(Group(2), Group(2, kind="sliding_window", window=3)))
+    request = EngineRequest("r", list(range(9)))
+    assert manager.allocate_slots(request, 1, num_external_computed_tokens=8) is not None
+    request.num_computed_tokens = 9
+    manager.new_step_starts()
+    request.num_computed_tokens = 4
+    before = manager.core.encode()
+    with pytest.raises(BehindWindow, match="keeps nothing before token 6"):
+        manager.allocate_slots(request, 5)
+    assert manager.core.encode() == before
+    manager.free(request)
+    request.num_computed_tokens = 0
+    assert manager.allocate_slots(request, 9) is not None
