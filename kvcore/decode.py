@@ -357,7 +357,7 @@ def read_event(source: Reader) -> Event:
         tokens = tuple(source.numbers())
         size, group, lora = source.u32(), source.u32(), source.text()
         marked = hashes if source.flag() else ()
-        extra = [tuple(_read_extra_key(source) for _ in range(source.u8())) for _ in marked]
+        extra = [tuple(_read_extra_key(source) for _ in range(source.u32())) for _ in marked]
         return BlockStored(hashes, parent, tokens, size, group, lora, tuple(extra))
     if kind == REMOVED:
         return BlockRemoved(source.take(HASH_SIZE), source.u32())

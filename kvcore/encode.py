@@ -216,7 +216,7 @@ def write_event(out: Writer, event: Event) -> None:
             out.text(event.lora_name)
             out.u8(bool(event.extra_keys))
             for keys in event.extra_keys:
-                out.u8(len(keys))
+                out.u32(len(keys))
                 for tag, value in keys:
                     out.u8(tag)
                     out.sized(value)

@@ -370,7 +370,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
 
 /// The extra keys of one block.
 fn read_keys(source: &mut Reader<'_>) -> Result<Vec<ExtraKey>, Error> {
-    let [count] = source.array()?;
+    let count = source.u32()?;
     (0..count).map(|_| Ok((source.array::<1>()?[0], source.sized()?.to_vec()))).collect()
 }
 

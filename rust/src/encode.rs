@@ -301,7 +301,7 @@ fn write_keys(out: &mut Writer, stored: &Stored<'_>) {
     for start in (first * size..end * size).step_by(size as usize) {
         let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
         out.data[flag] |= u8::from(!keys.is_empty());
-        out.u8(keys.len() as u8);
+        out.count(keys.len());
         for (tag, value) in keys {
             out.u8(tag);
             out.sized(&value);

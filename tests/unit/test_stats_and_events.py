@@ -9,9 +9,12 @@ from kvcore import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    Group,
     KVCacheManager,
     PrefixCacheStats,
+    PromptEmbeds,
     Refused,
+    Request,
 )
 from kvcore.events import replay
 from tests.conftest import Backend
@@ -193,3 +196,15 @@ def test_events_are_made_only_where_they_are_asked_for(backend: Backend) -> None
     step(manager)
     manager.evict_blocks([1])
     assert manager.take_events() == []
+
+
+def test_a_coarse_block_tells_all_its_embeddings(backend: Backend) -> None:
+    # A block of 300 tokens is hashed token by token, since another group has blocks of one.
+    manager = make(backend, 610, groups=(Group(1), Group(300)), enable_events=True)
+    rows = PromptEmbeds(bytes(301), 1)
+    manager.add_request(Request("a", range(301), prompt_embeds=rows))
+    admit(manager, "a")
+    coarse = [event for event in manager.take_events() if getattr(event, "block_size", 0) == 300]
+    (stored,) = coarse
+    assert isinstance(stored, BlockStored)
+    assert [len(keys) for keys in stored.extra_keys] == [300]
