@@ -118,7 +118,7 @@ def check_length(draft: Draft, request: RequestState, asked: Asked) -> None:
     name, limit = repr(request.request_id), draft.config.length_limit
     local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
     total = min(local + asked.num_external_computed_tokens, limit)
-    scheduled = total + asked.num_new_tokens
+    scheduled = max(local, total + asked.num_new_tokens)
     if scheduled > limit:
         raise BeyondModelLength(request=name, asked=scheduled, max_model_len=limit)
     num_tokens = len(request.tokens)

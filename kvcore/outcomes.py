@@ -89,7 +89,8 @@ def longest_hit(state: State, request: RequestState) -> int:
     if not config.enable_caching or request.skip_reading:
         return 0
     step = config.hit_alignment
-    for length in range((len(request.tokens) - 1) // step * step, 0, -step):
+    most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+    for length in range(most // step * step, 0, -step):
         if all(_resumes(state, request, group, length) for group in range(len(config.groups))):
             return length
     return 0

@@ -23,6 +23,9 @@ from kvcore.state import RequestState, State
 Letter = tuple[object, ...]
 """What one position adds to a prefix: its token, and what stands in the token's place."""
 
+NOTHING = (None,) * 4
+"""What stands in the place of a plain token."""
+
 PREFIX_PROPERTIES = {
     "HASH-INJ": "a block hash stands for one run of tokens",
     "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
@@ -127,7 +130,8 @@ def _letters(
     for position, token in enumerate(tokens):
         block = position // hash_block_size
         row = embeds[block] if block < len(embeds) else None
-        yield (token, lora, salt if position == 0 else None, places.get(position), row)
+        extra = (lora, salt if position == 0 else None, places.get(position), row)
+        yield (token,) if extra == NOTHING else (token, *extra)
 
 
 def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolation:

@@ -73,6 +73,10 @@ class Schedule:
                 for request_id in args[0]:
                     self._cut(state, request_id, self.computed[request_id])
 
+    def loads(self) -> list[Write]:
+        """The writes of the open batch that load external tokens, in the order of the calls."""
+        return [write for write in self._writes if write.loaded > write.start]
+
     def take(self) -> list[Write]:
         """The writes of the batch, in the order of the calls; it is taken now."""
         writes, self._writes, self._before = self._writes, [], {}

@@ -32,6 +32,7 @@ class Lockstep:
         self.ghost = Ghost(config)
         self.schedule = Schedule()
         self.calls: list[Call] = []
+        self.fails: list[tuple[str, int] | None] = []
         self.events: list[Event] = []
         self.executed: list[Command] = []
         self.failing: tuple[str, int] | None = None
@@ -40,6 +41,7 @@ class Lockstep:
         """Make a call everywhere; returns its value, or a `Misuse`."""
         call = Call(name, args, options)
         self.calls.append(call)
+        self.fails.append(self.failing)
         before = self.state
         outcome = perform(before, call)
         self.state = outcome.state

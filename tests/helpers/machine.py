@@ -16,10 +16,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvcore import Hit, Request
 from kvcore.values import Status
 from tests.helpers.lockstep import Lockstep, story
-from tests.helpers.worlds import NAMES, allocations, by_status, configs, rarely, tokens
+from tests.helpers.worlds import (
+    NAMES,
+    allocations,
+    by_status,
+    configs,
+    own_hashes,
+    rarely,
+    requests,
+    seldom,
+    tokens,
+)
 
 DATA = st.data()
-UPKEEP = ("pin", "unpin", "evict", "reset", "drain", "cache", "cache", "extend", "remove", "remove")
+UPKEEP = (
+    *("pin", "unpin", "evict", "reset", "drain", "cache", "cache", "extend", "extend", "remove"),
+    *("trim", "trim", "hashes", "rewind"),
+)
 
 
 def any_known(machine: Machine) -> bool:
@@ -64,30 +77,28 @@ class Machine(RuleBasedStateMachine):
 
     def new_name(self, data: st.DataObject) -> str:
         fresh = [name for name in self.names if name not in self.run.state.requests]
-        repeat = not fresh or data.draw(rarely())
+        repeat = not fresh or data.draw(seldom())
         return data.draw(st.sampled_from(self.names if repeat else fresh))
 
     def some(self, data: st.DataObject, *statuses: Status) -> list[str]:
         names = by_status(self.run.state, *statuses)
         return data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
 
-    @rule(data=DATA)
-    @precondition(any_name_left)
     def serve(self, data: st.DataObject) -> None:
         """Add a request and schedule all of it, as an engine does."""
         name = self.new_name(data)
-        self.run.call("add_request", Request(name, self.prompt(data)))
+        self.run.call("add_request", data.draw(self.request(name)))
         hit = self.run.hit(name)
         left = len(self.run.state.requests[name].tokens) - hit.num_tokens
         self.run.call("allocate_slots", name, left, hit)
 
-    def prompt(self, data: st.DataObject) -> list[int]:
-        return data.draw(tokens(self.run.state.config, most=self.longest))
+    def request(self, name: str) -> st.SearchStrategy[Request]:
+        return requests(self.run.state, name, most=self.longest)
 
     @rule(data=DATA)
     @precondition(any_name_left)
     def add_request(self, data: st.DataObject) -> None:
-        self.run.call("add_request", Request(self.new_name(data), self.prompt(data)))
+        self.run.call("add_request", data.draw(self.request(self.new_name(data))))
 
     def allocate(self, data: st.DataObject) -> None:
         request_id, count, hit, options = data.draw(allocations(self.run, self.hits))
@@ -95,26 +106,26 @@ class Machine(RuleBasedStateMachine):
 
     def append(self, data: st.DataObject) -> None:
         names = self.some(data, Status.RUNNING)
+        if not data.draw(seldom()):
+            names = [each for each in names if not self.run.state.requests[each].drafts]
         values = data.draw(st.lists(st.integers(0, 1), min_size=len(names), max_size=len(names)))
         self.run.call("append", names, values)
 
     allocate_any = rule(data=DATA)(precondition(any_known)(allocate))
     allocate_more = rule(data=DATA)(precondition(any_known)(allocate))
+    serve_some = rule(data=DATA)(precondition(any_name_left)(serve))
+    serve_more = rule(data=DATA)(precondition(any_name_left)(serve))
     append_some = rule(data=DATA)(precondition(any_running)(append))
     append_more = rule(data=DATA)(precondition(any_running)(append))
 
     @rule(data=DATA)
     @precondition(any_running)
     def free(self, data: st.DataObject) -> None:
-        self.run.call("free", data.draw(st.sampled_from(self.known())))
-
-    @rule(data=DATA)
-    @precondition(any_known)
-    def finish(self, data: st.DataObject) -> None:
-        """Free a request and forget it."""
+        """Free a request, and forget it or not."""
         request_id = data.draw(st.sampled_from(self.known()))
         self.run.call("free", request_id)
-        self.run.call("remove_request", request_id)
+        if data.draw(st.booleans()):
+            self.run.call("remove_request", request_id)
 
     @rule(data=DATA)
     @precondition(any_running)
@@ -139,10 +150,46 @@ class Machine(RuleBasedStateMachine):
     def swap_in(self, data: st.DataObject) -> None:
         self.run.call("swap_in", self.some(data, Status.SWAPPED))
 
+    @rule(data=DATA)
+    @precondition(any_running)
+    def guess(self, data: st.DataObject) -> None:
+        """Put drafts behind a request and schedule all of it, as an engine does."""
+        name = data.draw(st.sampled_from(by_status(self.run.state, Status.RUNNING)))
+        drafts = data.draw(st.lists(st.integers(0, 1), max_size=3))
+        self.run.call("add_drafts", name, drafts)
+        request = self.run.state.requests[name]
+        left = len(request.tokens) + len(request.drafts) - request.num_computed
+        if left > 0 and not data.draw(rarely()):
+            self.run.call("allocate_slots", name, left)
+
+    @rule(data=DATA)
+    @precondition(lambda self: bool(self.guessing()))
+    def accept(self, data: st.DataObject) -> None:
+        """Judge the scheduled drafts of a request, which the forward pass has seen."""
+        name = data.draw(st.sampled_from(self.guessing()))
+        request = self.run.state.requests[name]
+        if name in self.run.state.batch.records and not data.draw(rarely()):
+            self.run.call("take_batch")
+        scheduled = request.num_computed - len(request.tokens)
+        self.run.call("accept", name, data.draw(st.integers(0, scheduled)))
+
+    def guessing(self) -> list[str]:
+        """Requests with scheduled drafts."""
+        known = self.run.state.requests.values()
+        return sorted(r.request_id for r in known if r.num_computed > len(r.tokens))
+
     @rule()
     @precondition(lambda self: any_running(self) or bool(self.run.state.batch.commands))
     def take_batch(self) -> None:
         self.run.call("take_batch")
+
+    @rule(data=DATA)
+    @precondition(lambda self: bool(self.run.schedule.loads()))
+    def fail_load(self, data: st.DataObject) -> None:
+        """Take the batch; the first of its loads fails somewhere."""
+        write = self.run.schedule.loads()[0]
+        first = data.draw(st.integers(write.start, write.loaded - 1))
+        self.run.take_and_fail((write.request_id, first))
 
     @rule(data=DATA, kind=st.sampled_from(UPKEEP))
     @precondition(any_known)
@@ -161,13 +208,25 @@ class Machine(RuleBasedStateMachine):
             case "reset":
                 self.run.call("reset_prefix_cache")
             case "drain":
-                self.run.call("take_events")
-                self.run.call("take_stats")
+                for name in ("take_events", "take_stats", "take_new_block_ids", "new_step_starts"):
+                    self.run.call(name)
             case "cache":
                 most = state.requests[name].num_computed
                 self.run.call("cache_blocks", name, data.draw(st.integers(0, most + 1)))
             case "extend":
                 self.run.call("add_tokens", name, data.draw(tokens(state.config, most=3)))
+            case "trim":
+                most = state.requests[name].num_computed
+                self.run.call("remove_skipped_blocks", name, data.draw(st.integers(0, most + 1)))
+            case "hashes":
+                request = state.requests[name]
+                hashes = own_hashes(state.config, list(request.tokens))
+                hashes = hashes[len(request.block_hashes) :]
+                self.run.call("add_block_hashes", name, hashes[: data.draw(st.integers(0, 3))])
+            case "rewind":
+                names = self.some(data, *Status)
+                most = min(state.requests[each].num_computed for each in names)
+                self.run.call("rewind", names, data.draw(st.integers(0, most)))
             case "remove":
                 self.run.call("remove_request", name)
 
@@ -175,12 +234,15 @@ class Machine(RuleBasedStateMachine):
         """Make one call of any rule that applies, outside Hypothesis's own choice of rules."""
         ways = [self.add_request, self.serve] if any_name_left(self) else []
         if any_known(self):
-            ways += [self.allocate, self.finish, self.upkeep_any]
+            ways += [self.allocate, self.upkeep_any]
         if any_running(self):
             ways += [self.append, self.append, self.free, self.fork, self.truncate, self.take_any]
+            ways += [self.guess]
             ways += [self.swap_out] if self.run.state.host is not None else []
         if by_status(self.run.state, Status.SWAPPED):
             ways.append(self.swap_in)
+        if self.guessing():
+            ways += [self.accept, self.accept]
         data.draw(st.sampled_from(ways))(data)
 
     def upkeep_any(self, data: st.DataObject) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from kvcore import Config, Group, Hit
+from kvcore import Config, Group, Hit, KvcoreError, Request
 from kvcore.config import Duplicates, Eviction
+from kvcore.extra_keys import LoRA, MediaItem
+from kvcore.groups import Kind
+from kvcore.hashing import Hashing, hash_blocks, root_hash
 from kvcore.queries import get_computed_blocks
 from kvcore.state import State
 from kvcore.values import Status
@@ -16,7 +21,16 @@ from tests.helpers.lockstep import Lockstep
 
 EVICTIONS: list[Eviction] = ["lru", "uncached_first"]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
+HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]
 NAMES = ("a", "b", "c", "d", "e")
+KINDS: list[Kind] = [
+    *("full_attention", "full_attention", "mla"),
+    *("sliding_window", "sliding_window", "chunked_local"),
+]
+LORAS = (LoRA("one"), LoRA("two", "/two"))
+SALTS = ("one", "two")
+PLACEHOLDER = 7
+"""The token that stands in the place of media; nothing else is it."""
 
 
 def rarely() -> st.SearchStrategy[bool]:
@@ -24,28 +38,69 @@ def rarely() -> st.SearchStrategy[bool]:
     return st.sampled_from([False, False, False, False, True])
 
 
+def seldom() -> st.SearchStrategy[bool]:
+    """True now and then: for what is mostly misuse."""
+    return st.integers(0, 14).map(lambda number: number == 7)
+
+
+@st.composite
+def groups(draw: st.DrawFn, block_sizes: list[int], *, cross: bool) -> tuple[Group, ...]:
+    """One to three groups of any kinds; a cross-attention group never stands alone."""
+    size = draw(st.sampled_from(block_sizes))
+    sizes = [size, size, 2 * size, 3 * size] if size <= 4 else [size, size, 2 * size]
+    made = []
+    for _ in range(draw(st.sampled_from([1, 1, 2, 2, 3]))):
+        kind = draw(st.sampled_from(KINDS))
+        windowed = kind in ("sliding_window", "chunked_local")
+        made.append(
+            Group(
+                draw(st.sampled_from(sizes)),
+                kind=kind,
+                window=draw(st.integers(1, 3 * size)) if windowed else None,
+                zero_new_blocks=draw(rarely()),
+            )
+        )
+    if cross:
+        made.append(Group(draw(st.sampled_from(sizes)), kind="cross_attention"))
+    return tuple(made)
+
+
 @st.composite
 def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
     """Any configuration whose device pool has so many usable blocks."""
     usable = draw(st.integers(least, most))
-    block_size = draw(st.sampled_from([1, 2, 2, 3, 3, 4] if most < 64 else [1, 4, 16]))
-    num_groups = draw(st.sampled_from([1, 1, 1, 1, 1, 2]))
-    null_block = draw(st.booleans())
-    zero = draw(st.booleans())
-    limit = usable // num_groups * block_size
-    return Config(
-        usable + null_block,
-        groups=(Group(block_size, zero_new_blocks=zero),) * num_groups,
-        num_host_blocks=draw(st.sampled_from([0, usable // 2, usable])),
-        max_model_len=draw(st.sampled_from([None, None, limit, 1 + limit // 2])),
-        enable_caching=draw(st.sampled_from([True, True, True, False])),
-        null_block=null_block,
-        eviction=draw(st.sampled_from(EVICTIONS)),
-        duplicates=draw(st.sampled_from(DUPLICATES)),
-        num_preallocate_tokens=draw(st.sampled_from([0, 0, 1, 5])),
-        enable_events=draw(st.booleans()),
-        hash_seed=b"tests",
-    )
+    caching = draw(st.sampled_from([True, True, True, False]))
+    cross = not caching and draw(st.booleans())
+    kinds = draw(groups([1, 2, 2, 3, 3, 4] if most < 64 else [1, 4, 16], cross=cross))
+    windowed = any(group.is_windowed for group in kinds)
+    null_block = windowed or draw(st.booleans())
+    eagle = draw(rarely())
+    if eagle and draw(st.booleans()):
+        kinds = (attrs.evolve(kinds[0], eagle=True), *kinds[1:])
+    usable = max(usable, 3 * len(kinds))
+    limit = usable // len(kinds) * min(group.block_size for group in kinds)
+    try:
+        return Config(
+            usable + null_block,
+            groups=kinds,
+            num_host_blocks=draw(st.sampled_from([0, usable // 2, usable])),
+            max_model_len=draw(st.sampled_from([None, None, None, limit, 1 + limit // 2])),
+            max_num_batched_tokens=draw(st.sampled_from([None, None, 1, 2, 5])),
+            enable_caching=caching,
+            null_block=null_block,
+            eviction=draw(st.sampled_from(EVICTIONS)),
+            duplicates=draw(st.sampled_from(DUPLICATES)),
+            num_preallocate_tokens=draw(st.sampled_from([0, 0, 0, 1, 5])),
+            watermark_blocks=draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2])),
+            use_eagle=eagle,
+            enable_events=draw(st.booleans()),
+            record_new_blocks=draw(rarely()),
+            hashing=draw(st.sampled_from(HASHINGS)),
+            hash_seed=b"tests",
+        )
+    except KvcoreError:
+        assume(False)
+        raise
 
 
 def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
@@ -53,10 +108,50 @@ def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
     if most <= 16:
         return st.lists(st.integers(0, 1), min_size=1, max_size=most)
     size = config.block_size
-    runs = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=most // size)
+    runs = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=max(1, most // size))
     return st.tuples(runs, st.integers(0, size)).map(
         lambda pair: [letter for letter in pair[0] for _ in range(size)] + [9] * pair[1]
     )
+
+
+@st.composite
+def requests(draw: st.DrawFn, state: State, name: str, *, most: int) -> Request:
+    """A request, plain more often than not; else with extra keys, flags or hashes of its own.
+
+    Its prompt often begins as another request does, or follows it.
+    """
+    config = state.config
+    prompt = draw(tokens(config, most=most))
+    known = sorted(state.requests)
+    if known and draw(st.booleans()):
+        other: list[int] = list(state.requests[draw(st.sampled_from(known))].tokens)
+        prompt = (other + prompt)[: draw(st.integers(max(1, len(other) // 2), most))]
+    if draw(st.sampled_from([True, True, True, False])):
+        return Request(name, prompt)
+    options: dict[str, Any] = {}
+    if draw(rarely()):
+        options["skip_reading_prefix_cache"] = True
+    kind = draw(st.sampled_from(["lora", "salt", "media", "media", "own", "none"]))
+    match kind:
+        case "lora":
+            options["lora"] = draw(st.sampled_from(LORAS))
+        case "salt":
+            options["cache_salt"] = draw(st.sampled_from(SALTS))
+        case "media":
+            start = draw(st.integers(0, len(prompt) - 1))
+            end = draw(st.integers(start + 1, len(prompt)))
+            prompt[start:end] = [PLACEHOLDER] * (end - start)
+            item = f"{draw(st.sampled_from(['cat', 'dog']))} of {end - start}"
+            options["media"] = (MediaItem(item, start, end - start),)
+        case "own":
+            options["block_hashes"] = own_hashes(config, prompt)[: draw(st.integers(0, 2))]
+    return Request(name, prompt, **options)
+
+
+def own_hashes(config: Config, prompt: list[int]) -> list[bytes]:
+    """An engine's hashes of full blocks, of another chain than the core's."""
+    root = root_hash(b"the engine's")
+    return list(hash_blocks(root, prompt, config.hash_block_size))
 
 
 @st.composite
@@ -70,18 +165,24 @@ def allocations(
     state = run.state
     request_id = draw(st.sampled_from(names or sorted(state.requests)))
     request = state.requests[request_id]
-    options: dict[str, Any] = {}
     hit: Hit | None = None
     if not any(request.tables) and not draw(rarely()):
         hit = get_computed_blocks(state, request_id)
         stale.append(hit)
-    elif draw(rarely()) and stale:
+    elif draw(seldom()) and stale:
         hit = draw(st.sampled_from(tuple(stale)))
     start = request.num_computed + (0 if hit is None else hit.num_tokens)
     left = max(0, len(request.tokens) - start)
-    external = draw(st.integers(0, left)) if draw(rarely()) else 0
-    rest = left - external
+    external = draw(st.integers(0, left)) if draw(st.sampled_from([0, 0, 1])) else 0
+    rest = left - external + len(request.drafts)
     count = draw(st.sampled_from([rest, rest, max(1, rest // 2), 1, 1]))
+    return request_id, count, hit, draw(options_of(state, request_id, external))
+
+
+@st.composite
+def options_of(draw: st.DrawFn, state: State, request_id: str, external: int) -> dict[str, Any]:
+    """The options of an allocation, each left out more often than not."""
+    options: dict[str, Any] = {}
     if external:
         options["num_external_computed_tokens"] = external
     if draw(rarely()):
@@ -89,7 +190,12 @@ def allocations(
     for flag in ("delay_cache_blocks", "full_sequence_must_fit"):
         if draw(rarely()):
             options[flag] = True
-    return request_id, count, hit, options
+    if draw(seldom()):
+        options["reserved_blocks"] = draw(st.integers(0, 3))
+    if any(group.is_cross for group in state.config.groups):
+        fresh = not state.requests[request_id].num_computed
+        options["num_encoder_tokens"] = draw(st.integers(0, 5)) if fresh else 0
+    return options
 
 
 def by_status(state: State, *statuses: Status) -> list[str]:
