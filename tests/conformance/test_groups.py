@@ -74,6 +74,16 @@ def test_one_groups_miss_shortens_all_until_all_agree(backend: Backend) -> None:
     assert other.get_computed_blocks("b") == Hit(KVCacheBlocks(((0, 2, 3), (7, 8, 9))), 6)
 
 
+@pytest.mark.seed("S000-58")
+def test_a_group_that_agreed_is_asked_again_about_a_shorter_length(backend: Backend) -> None:
+    # Two windows that need two blocks in a row, 1 to 6 and 7 to 12.
+    manager = cached(backend, (FIVE, FIVE), 12)
+    # The first agrees to 12, the second only to 8, where the first lacks block 4; both have what 6
+    # needs.
+    manager.evict_blocks([11, 12, 4])
+    assert manager.get_computed_blocks("b") == Hit(KVCacheBlocks(((0, 2, 3), (0, 8, 9))), 6)
+
+
 @pytest.mark.seed("S000-57", "S001-78")
 def test_eagle_drops_the_last_hit_block_once(backend: Backend) -> None:
     manager = cached(backend, (FULL,), 6, use_eagle=True)

@@ -21,7 +21,7 @@ from tests.unit.stories import (
 )
 
 
-@pytest.mark.seed("S001-11")
+@pytest.mark.seed("S001-11", "X-01")
 def test_a_fresh_pool_gives_its_lowest_blocks_first(backend: Backend) -> None:
     manager = make(backend, 6)
     assert queue(manager) == [1, 2, 3, 4, 5]
@@ -45,7 +45,7 @@ def test_the_tail_of_a_freed_request_leaves_before_its_prefix(backend: Backend) 
     assert step(manager)[:3] == [Free(3, False), Free(2, True), Free(1, True)]
 
 
-@pytest.mark.seed("S001-12", "S004-12")
+@pytest.mark.seed("S001-12", "S004-12", "X-01", "X-03")
 def test_what_was_freed_first_leaves_first(backend: Backend) -> None:
     manager = make(backend, 6)
     serve(manager, "a", [0, 1])
@@ -93,6 +93,7 @@ def test_forgetting_a_key_leaves_the_block_where_it_is(backend: Backend) -> None
         manager.evict_blocks([4, 2, 5])
 
 
+@pytest.mark.seed("X-03")
 def test_uncached_blocks_go_to_the_front_if_the_policy_says_so(backend: Backend) -> None:
     manager = make(backend, 6, eviction="uncached_first")
     serve(manager, "a", [0, 1, 2, 3, 4])
@@ -112,7 +113,7 @@ def test_of_several_uncached_blocks_the_one_freed_last_leaves_first(backend: Bac
     assert queue(manager) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.seed("S000-37")
+@pytest.mark.seed("S000-37", "X-04")
 def test_blocks_without_caching_are_freed_tail_first_too(backend: Backend) -> None:
     manager = make(backend, 6, enable_caching=False)
     serve(manager, "a", [0, 1, 2, 3, 4])

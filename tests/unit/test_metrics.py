@@ -54,7 +54,7 @@ def test_past_the_limit_the_oldest_update_leaves() -> None:
     assert aggregates(metrics) == (4, 40, 30)
 
 
-@pytest.mark.seed("S001-23")
+@pytest.mark.seed("S001-23", "X-09")
 def test_as_many_updates_leave_as_it_takes() -> None:
     metrics = PrefixCachingMetrics(5)
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_as_many_updates_leave_as_it_takes() -> None:
     assert metrics.hit_rate == 18 / 50
 
 
-@pytest.mark.seed("S001-23")
+@pytest.mark.seed("S001-23", "X-09")
 def test_an_update_above_the_limit_stays_as_the_newest() -> None:
     metrics = PrefixCachingMetrics(5)
     metrics.observe(update(3, 30, 0))
@@ -75,7 +75,7 @@ def test_an_update_above_the_limit_stays_as_the_newest() -> None:
     assert (aggregates(metrics), metrics.hit_rate) == ((1, 10, 10), 1.0)
 
 
-@pytest.mark.seed("S001-23")
+@pytest.mark.seed("S001-23", "X-09")
 def test_an_update_without_requests_pushes_nothing_out() -> None:
     metrics = PrefixCachingMetrics(1)
     metrics.observe(update(1, 10, 5))

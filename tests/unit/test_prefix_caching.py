@@ -40,7 +40,7 @@ def test_a_prompt_that_was_served_before_finds_its_full_blocks(backend: Backend)
     assert manager.num_computed_tokens("b") == 5
 
 
-@pytest.mark.seed("S000-54", "S001-77")
+@pytest.mark.seed("S000-54", "S001-77", "X-06")
 def test_a_full_hit_leaves_the_last_block_to_compute(backend: Backend) -> None:
     # At least one token must be computed, or there are no logits: of 4 tokens, 3 may be hits, and
     # those hold one full block.
@@ -60,7 +60,7 @@ def test_a_block_is_found_only_under_the_whole_history_before_it(backend: Backen
         assert manager.get_computed_blocks(request_id).num_tokens == 0
 
 
-@pytest.mark.seed("S004-09")
+@pytest.mark.seed("S004-09", "X-13")
 def test_a_request_hits_what_another_schedules_in_the_same_step(backend: Backend) -> None:
     manager = make(backend)
     assert serve(manager, "a", [0, 1, 2]) == [1, 2]

@@ -83,6 +83,7 @@ def test_never_is_judged_by_the_whole_request_not_by_what_it_lacks(
     assert ask(manager, "a", 1) == Refused(NEVER, needed=1, available=0)
 
 
+@pytest.mark.seed("X-14")
 def test_a_refusal_is_false_and_what_fits_is_true(manager: KVCacheManager) -> None:
     add(manager, "b", range(50, 56))
     assert not manager.allocate_slots("b", 5)

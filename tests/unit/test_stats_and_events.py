@@ -73,7 +73,7 @@ def test_a_refused_look_up_is_not_counted(backend: Backend) -> None:
     assert manager.take_stats() == PrefixCacheStats()
 
 
-@pytest.mark.seed("S000-55")
+@pytest.mark.seed("S000-55", "X-07")
 def test_preempted_requests_are_counted_apart(manager: KVCacheManager) -> None:
     serve(manager, "a", [0, 1, 2])
     step(manager)
