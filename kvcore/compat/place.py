@@ -63,8 +63,8 @@ def find_place(core: Core, steps: Steps, known: Known, seen: Seen, asked: Asked)
         raise BeyondComputed(request=repr(seen.name), num_computed=counted, asked=seen.num_computed)
     again = seen.num_computed < counted
     if again and seen.name in steps:
-        # Until the schedule is made the engine's count stays where the batch began.
-        again = seen.num_computed < steps.start_of(seen.name)
+        # The engine's count stays until the schedule is made.
+        again = seen.num_computed < steps.count_before(seen.name)
     if again:
         check_windows(core, seen, counted)
         steps.close()
@@ -104,7 +104,7 @@ def withdraw(core: Core, steps: Steps, seen: Seen) -> None:
     blocks = [
         block
         for group, table in zip(core.config.groups, tables, strict=True)
-        for block in ([] if group.is_cross else table[seen.num_computed // group.block_size :])
+        for block in table[seen.num_computed // group.block_size :]
         if block or not core.config.null_block
     ]
     core.evict_blocks(blocks)

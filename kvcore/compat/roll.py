@@ -144,11 +144,10 @@ class Roll:
             return self._replace(known, seen, num_known)
         new = read_tokens(known.request, num_known, seen.num_tokens)
         if known.drafts:
-            accepted = self._settle(known, seen, new, num_known)
-            new = new[accepted:]
+            new = new[self._settle(known, seen, new, num_known) :]
         if len(new):
             core.add_tokens(name, new)
-            known.last_token = int(new[-1])
+        known.last_token = last_of(known.request, seen.num_tokens)
         self._add_hashes(known, seen)
         return known
 
@@ -166,8 +165,6 @@ class Roll:
         while accepted < most and int(new[accepted]) == known.drafts[accepted]:
             accepted += 1
         self._core.accept(seen.name, accepted)
-        if accepted:
-            known.last_token = known.drafts[accepted - 1]
         known.drafts = []
         return accepted
 

@@ -22,11 +22,14 @@ MAX_UNREAD_BATCHES = 64
 
 @attrs.frozen
 class Scheduled:
-    """A request of the open batch: the counts at which it was scheduled first."""
+    """A request of the open batch: what was seen of it when it was scheduled first.
+
+    start: where the batch's computation begins, behind hits and external tokens.
+    """
 
     request: EngineRequest
+    seen: Seen
     start: int
-    num_tokens: int
 
 
 class Steps:
@@ -54,11 +57,11 @@ class Steps:
     def schedule(self, request: EngineRequest, seen: Seen, start: int) -> None:
         """Note that the open batch computes this request's tokens from start on."""
         self._changed = True
-        self._scheduled.setdefault(seen.name, Scheduled(request, start, seen.num_tokens))
+        self._scheduled.setdefault(seen.name, Scheduled(request, seen, start))
 
-    def start_of(self, name: str) -> int:
-        """Where the open batch, which schedules this request, began for it."""
-        return self._scheduled[name].start
+    def count_before(self, name: str) -> int:
+        """The engine's count of a request of the open batch when it was scheduled first."""
+        return self._scheduled[name].seen.num_computed
 
     def publish_later(self, name: str, num_tokens: int) -> None:
         """Publish a request's blocks up to so many tokens when the open batch is closed."""
@@ -75,7 +78,7 @@ class Steps:
         over = own is not None and _is_over(own, seen)
         if not over and self._scheduled:
             first = next(iter(self._scheduled.values()))
-            over = first is not own and _is_over(first, see(first.request))
+            over = _is_over(first, see(first.request))
         if over:
             self.close()
 
@@ -112,4 +115,4 @@ class Steps:
 
 
 def _is_over(scheduled: Scheduled, seen: Seen) -> bool:
-    return seen.num_computed > scheduled.start or seen.num_tokens > scheduled.num_tokens
+    return seen.num_computed > scheduled.start or seen.num_tokens > scheduled.seen.num_tokens

@@ -66,6 +66,37 @@ def test_drafts_are_published_when_they_were_accepted(
     finish(manager, request)
 
 
+def test_accepted_drafts_were_computed_by_the_step_before(manager: KVCacheManager) -> None:
+    request = drafted(manager)
+    request.output += [6, 7, 8]
+    request.spec_token_ids = []
+    manager.new_step_starts()
+    # The engine may also go on before it has a token behind the drafts.
+    assert manager.allocate_slots(request, 1) is not None
+    request.output.append(0)
+    assert num_found(manager, [*request.all_token_ids, 9]) == 8
+    request.num_computed_tokens = 8
+    manager.free(request)
+    assert num_found(manager, [*request.all_token_ids, 9]) == 8
+
+
+def test_asking_twice_in_a_step_gives_nothing_new(manager: KVCacheManager) -> None:
+    request, _ = admit(manager, "r", [1, 2, 3, 4])
+    request.output, request.spec_token_ids = [5], [6, 7, 8]
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 4) is not None
+    assert manager.allocate_slots(request, 4) is manager.empty_kv_cache_blocks
+    assert manager.core.num_draft_tokens("r") == 3
+    hitting = EngineRequest("hitting", [1, 2, 3, 4, 9, 9])
+    blocks, num_hit = manager.get_computed_blocks(hitting)
+    assert manager.allocate_slots(hitting, 2, num_hit, blocks) is not None
+    assert manager.allocate_slots(hitting, 2) is manager.empty_kv_cache_blocks
+    hitting.num_computed_tokens = num_hit
+    assert num_found(manager, [*hitting.prompt, 0]) == 6
+    manager.free(hitting)
+    assert num_found(manager, [*hitting.prompt, 0]) == 4
+
+
 def test_a_token_that_equals_a_rejected_draft_is_computed_again(manager: KVCacheManager) -> None:
     request = drafted(manager)
     # All drafts are rejected, though the engine samples a 6 all the same.
@@ -174,6 +205,57 @@ def test_nothing_that_was_to_be_computed_again_stays_findable(manager: KVCacheMa
     request.num_computed_tokens = 2
     finish(manager, request)
     assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 2
+
+
+def test_what_is_computed_again_with_delayed_caching_waits_to_be_cached(
+    manager: KVCacheManager,
+) -> None:
+    request = EngineRequest("r", [1, 2, 3, 4, 5])
+    assert manager.allocate_slots(request, 0, 0, None, 0, 4, True) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 2
+    assert manager.allocate_slots(request, 3, delay_cache_blocks=True) is not None
+    request.num_computed_tokens = 5
+    manager.new_step_starts()
+    assert num_found(manager, [1, 2, 3, 4, 9]) == 0
+    manager.cache_blocks(request, 5)
+    assert num_found(manager, [1, 2, 3, 4, 9]) == 4
+
+
+def test_who_ends_while_it_is_computed_again_is_not_published_later(
+    manager: KVCacheManager,
+) -> None:
+    request = EngineRequest("r", [1, 2, 3, 4, 5])
+    assert manager.allocate_slots(request, 0, 0, None, 0, 4, True) is not None
+    manager.new_step_starts()
+    request.num_computed_tokens = 2
+    assert manager.allocate_slots(request, 3) is not None
+    finish(manager, request)
+    manager.new_step_starts()
+    assert num_found(manager, [1, 2, 3, 4, 9]) == 0
+
+
+def test_an_engine_may_count_a_load_when_it_is_done(manager: KVCacheManager) -> None:
+    first, _ = admit(manager, "first", [1, 2, 3])
+    finish(manager, first)
+    request = EngineRequest("r", [1, 2, 3, 4, 5])
+    blocks, num_hit = manager.get_computed_blocks(request)
+    assert manager.allocate_slots(request, 0, num_hit, blocks, 0, 2, True) is not None
+    manager.new_step_starts()
+    # Aborted before that: what it hit stays findable.
+    finish(manager, request)
+    assert num_found(manager, [1, 2, 9]) == 2
+
+
+@pytest.mark.seed("S000-28", "S000-36")
+def test_encoder_blocks_are_new_beside_external_ones(backend: Backend) -> None:
+    groups = (Group(2), Group(2, kind="cross_attention"))
+    manager = make(backend, 20, groups=groups, enable_caching=False)
+    request = EngineRequest("r", [1, 2, 3])
+    got = manager.allocate_slots(request, 0, 0, None, 0, 3, num_encoder_tokens=4)
+    assert got is not None
+    assert [len(ids) for ids in got.blocks] == [0, 2]
+    assert [len(ids) for ids in manager.get_block_ids("r")] == [2, 2]
 
 
 def test_a_load_that_failed_behind_a_window_starts_anew(backend: Backend) -> None:

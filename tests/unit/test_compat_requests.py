@@ -125,7 +125,22 @@ def test_only_so_many_requests_rest(
     # The oldest was forgotten and comes back; the youngest of the others stays.
     assert manager.get_computed_blocks(waiting[0])[1] == 2
     assert set(manager.core.state().requests) == {"held", "w0", "w3", "w4"}
+    manager.get_computed_blocks(waiting[3])
+    manager.get_computed_blocks(waiting[1])
+    assert set(manager.core.state().requests) == {"held", "w0", "w1", "w3"}
     finish(manager, held)
+
+
+def test_the_object_that_was_freed_is_the_one_that_comes_back(manager: KVCacheManager) -> None:
+    admit(manager, "r", [1, 2, 3])
+    freed = EngineRequest("r", [1, 2, 3], num_computed_tokens=3)
+    manager.free(freed)
+    freed.num_computed_tokens = 0
+    blocks, num_hit = manager.get_computed_blocks(freed)
+    assert manager.allocate_slots(freed, 1, num_hit, blocks) is not None
+    stats = manager.make_prefix_cache_stats()
+    assert stats is not None
+    assert (stats.requests, stats.preempted_requests) == (1, 1)
 
 
 @pytest.mark.parametrize("same_object", [False, True])

@@ -84,6 +84,16 @@ def test_who_is_freed_after_its_step_stays_findable(backend: Backend, sign: str)
     assert num_found(manager, [1, 2, 3]) == 2
 
 
+def test_who_left_a_step_does_not_speak_for_it(manager: KVCacheManager) -> None:
+    first = schedule(manager, "first", [7, 8, 9])
+    second = schedule(manager, "second", [4, 5, 6])
+    request = schedule(manager, "r", [1, 2, 3])
+    manager.free(first)
+    second.num_computed_tokens = 3
+    finish(manager, request)
+    assert num_found(manager, [1, 2, 3]) == 2
+
+
 def test_a_count_of_hits_and_external_tokens_is_no_sign(manager: KVCacheManager) -> None:
     first, _ = admit(manager, "first", [1, 2, 3])
     manager.new_step_starts()
