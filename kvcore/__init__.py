@@ -31,6 +31,7 @@ from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.groups import Group
 from kvcore.manager import KVCacheManager
+from kvcore.metrics import BlockObserver, PrefixCachingMetrics
 from kvcore.state import State, make_state
 from kvcore.values import (
     Appended,
@@ -50,6 +51,7 @@ __all__ = [
     "Allocate",
     "Appended",
     "Batch",
+    "BlockObserver",
     "BlockRemoved",
     "BlockStored",
     "Command",
@@ -72,6 +74,7 @@ __all__ = [
     "MediaItem",
     "Outcome",
     "PrefixCacheStats",
+    "PrefixCachingMetrics",
     "PromptEmbeds",
     "Reason",
     "Refused",
