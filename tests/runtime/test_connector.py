@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prompt computed by one engine and answered by another gives the tokens and logits of one."""
 
+from collections.abc import Sequence
 from functools import cache, partial
 
 import attrs
@@ -95,9 +96,9 @@ def only_prompts() -> list[GenerationRequest]:
     ]
 
 
-def computed_after_load(engine: Engine) -> int:
+def computed_after_load(engine: Engine, asked: Sequence[GenerationRequest]) -> int:
     """Positions of prompts that the answering engine computed itself."""
-    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in requests())
+    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in asked)
     return engine.metrics.num_computed_tokens - num_decoded
 
 
@@ -113,7 +114,7 @@ def test_an_answer_behind_a_hand_over_is_that_of_one_engine(
     assert_drained(prefill)
     assert len(channel) == 7
     assert_same_answers(answer(decode, requests()), references(model(name)))
-    assert computed_after_load(decode) == 7  # the last token of each prompt
+    assert computed_after_load(decode, requests()) == 7  # the last token of each prompt
     assert len(channel) == 0
     assert_drained(decode)
 
@@ -136,14 +137,15 @@ def test_both_engines_may_be_at_work_at_the_same_time(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_tokens", [0, 1, 16, 37, 64])
+@pytest.mark.parametrize("num_tokens", [0, 16, 37])
 def test_what_did_not_come_is_computed(backend: Backend, name: str, num_tokens: int) -> None:
     channel = Lossy(num_tokens)
     prefill = make_engine(name, backend, channel, Sender)
-    answer(prefill, only_prompts())
+    answer(prefill, only_prompts()[:3])
     decode = make_engine(name, backend, channel, Receiver)
-    assert_same_answers(answer(decode, requests()), references(model(name)))
-    assert computed_after_load(decode) > 7
+    asked = requests()[:3]
+    assert_same_answers(answer(decode, asked), references(model(name)), asked)
+    assert computed_after_load(decode, asked) > 3
     assert_drained(decode)
 
 
@@ -151,10 +153,11 @@ def test_what_did_not_come_is_computed(backend: Backend, name: str, num_tokens: 
 def test_a_hole_in_a_parcel_is_computed_with_all_behind_it(backend: Backend, name: str) -> None:
     channel = Torn()
     prefill = make_engine(name, backend, channel, Sender)
-    answer(prefill, only_prompts())
+    answer(prefill, only_prompts()[:3])
     decode = make_engine(name, backend, channel, Receiver)
-    assert_same_answers(answer(decode, requests()), references(model(name)))
-    assert computed_after_load(decode) > 7
+    asked = requests()[:3]
+    assert_same_answers(answer(decode, asked), references(model(name)), asked)
+    assert computed_after_load(decode, asked) > 3
     assert_drained(decode)
 
 
@@ -186,26 +189,26 @@ def test_loaded_blocks_are_findable_from_when_their_content_is_there(backend: Ba
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_steps", [1, 3, 5])
 def test_an_abort_while_a_load_is_on_its_way_leaks_nothing(
     backend: Backend, name: str, num_steps: int
 ) -> None:
-    channel = Slow(2)
+    channel, asked = Slow(2), requests()[:4]
     prefill = make_engine(name, backend, channel, Sender)
-    answer(prefill, only_prompts())
+    answer(prefill, only_prompts()[:4])
     decode = make_engine(name, backend, channel, Receiver, 50)
-    for request in requests():
+    for request in asked:
         decode.add_request(request)
     for _ in range(num_steps):
         decode.step()
     was_loading = bool(decode.scheduler.loading)
     assert was_loading or num_steps > 2
-    for request in requests():
+    for request in asked:
         decode.abort(request.request_id)
         decode.manager.check()
     assert_drained(decode)
     # Nothing that comes late is written into blocks that others hold now.
-    assert_same_answers(answer(decode, requests()), references(model(name)))
+    assert_same_answers(answer(decode, asked), references(model(name)), asked)
     assert_drained(decode)
 
 

@@ -109,9 +109,7 @@ def requests() -> list[GenerationRequest]:
 
 
 def assert_same_answers(completions: dict[str, Completion], name: str) -> None:
-    expected = questions.references(model(name))
-    assert len(completions) == 5
-    questions.assert_same_answers(completions, {each: expected[each] for each in completions})
+    questions.assert_same_answers(completions, questions.references(model(name)), requests())
 
 
 def salted(salt: str) -> list[GenerationRequest]:
@@ -159,7 +157,7 @@ def test_another_hash_seed_finds_nothing(backend: Backend, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("every", [1, 3])
 def test_a_store_that_fails_costs_no_answer(
     backend: Backend, name: str, every: int, tmp_path: Path
 ) -> None:
@@ -176,7 +174,7 @@ def test_a_store_that_fails_costs_no_answer(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("every", [1, 4])
 def test_what_a_failed_load_leaves_out_is_computed(
     backend: Backend, name: str, every: int, tmp_path: Path
 ) -> None:
@@ -197,8 +195,9 @@ def spoil_cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("spoil", [spoil_damaged, spoil_cut])
+@pytest.mark.parametrize(
+    ("name", "spoil"), [("full", spoil_damaged), ("windowed", spoil_damaged), ("full", spoil_cut)]
+)
 def test_damaged_files_are_told_computed_and_stored_anew(
     backend: Backend, name: str, spoil: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -255,7 +254,7 @@ def test_a_small_pool_loads_too(backend: Backend, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("num_steps", [1, 3, 9])
 def test_an_abort_in_flight_holds_its_blocks_until_the_operations_end(
     backend: Backend, name: str, num_steps: int, tmp_path: Path
 ) -> None:

@@ -98,8 +98,10 @@ def make_engine(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("drafts", ["right", "mixed", "wrong", "look-up"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("drafts", "temperature"),
+    [("right", 0.0), ("mixed", 0.0), ("look-up", 0.0), ("mixed", 0.9), ("wrong", 0.9)],
+)
 def test_answers_are_those_without_drafts(
     backend: Backend, name: str, drafts: str, temperature: float
 ) -> None:
@@ -147,9 +149,7 @@ def test_drafts_give_way_to_nothing_but_change_no_answer_in_a_small_pool(
 def test_drafts_take_what_a_small_step_has_left(backend: Backend, token_budget: int) -> None:
     engine = make_engine("windowed", backend, foreseen("windowed", 0.9), token_budget=token_budget)
     asked = requests()[:2]
-    expected = references(model("windowed"))
-    completions = answer(engine, asked)
-    assert_same_answers(completions, {name: expected[name] for name in completions})
+    assert_same_answers(answer(engine, asked), references(model("windowed")), asked)
     assert engine.metrics.num_accepted_drafts > 0
     assert_drained(engine)
 
@@ -208,7 +208,7 @@ def test_drafts_are_never_reused_by_others_only_accepted_tokens_are(backend: Bac
     assert_drained(engine)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 4, 7, 11])
+@pytest.mark.parametrize("num_steps", [1, 4, 9])
 def test_an_abort_between_drafted_steps_leaks_nothing(backend: Backend, num_steps: int) -> None:
     engine = make_engine("windowed", backend, drafters("windowed", 0.9)["mixed"], 33, 20)
     for request in requests():

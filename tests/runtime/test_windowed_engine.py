@@ -71,14 +71,17 @@ def make_engine(
     return Engine(model(name), config, options)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("num_blocks", "num_host_blocks", "token_budget", "preemption"),
+    ("name", "num_blocks", "num_host_blocks", "token_budget", "preemption"),
     [
-        pytest.param(300, 0, 256, "swap", id="all fits"),
-        pytest.param(300, 0, 24, "swap", id="small chunks"),
-        pytest.param(33, 60, 64, "swap", id="swaps"),
-        pytest.param(33, 0, 40, "recompute", id="recomputes"),
+        pytest.param("alternating", 300, 0, 256, "swap", id="all fits"),
+        pytest.param("alternating", 300, 0, 24, "swap", id="small chunks"),
+        pytest.param("alternating", 33, 60, 64, "swap", id="swaps"),
+        pytest.param("alternating", 33, 0, 40, "recompute", id="recomputes"),
+        pytest.param("chunks", 18, 20, 24, "swap", id="chunks"),
+        pytest.param("windows only", 12, 20, 64, "swap", id="windows only"),
+        pytest.param("three kinds", 40, 20, 64, "swap", id="three kinds"),
+        pytest.param("one in three", 30, 0, 64, "recompute", id="one in three"),
     ],
 )
 def test_windowed_groups_answer_as_the_full_history_masked(
