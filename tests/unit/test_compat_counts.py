@@ -71,13 +71,15 @@ def test_accepted_drafts_were_computed_by_the_step_before(manager: KVCacheManage
     request.output += [6, 7, 8]
     request.spec_token_ids = []
     manager.new_step_starts()
-    # The engine may also go on before it has a token behind the drafts.
+    # An engine may go on before it has a token behind the drafts.
     assert manager.allocate_slots(request, 1) is not None
-    request.output.append(0)
     assert num_found(manager, [*request.all_token_ids, 9]) == 8
-    request.num_computed_tokens = 8
     manager.free(request)
+    # It left this step, and what the step before computed stays.
     assert num_found(manager, [*request.all_token_ids, 9]) == 8
+    request.output.append(0)
+    request.num_computed_tokens = 0
+    assert manager.get_computed_blocks(request)[1] == 8
 
 
 def test_asking_twice_in_a_step_gives_nothing_new(manager: KVCacheManager) -> None:
