@@ -171,7 +171,7 @@ class KVCacheManager:
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks; their owners keep them, and the null block has none."""
         blocks = read_ints(read_list("block_ids", block_ids))
-        self.core.evict_blocks([block for block in blocks if not self._is_null(block)])
+        self.core.evict_blocks([b for b in blocks if b != 0 or not self.config.null_block])
         self._steps.change()
 
     def reset_prefix_cache(self) -> bool:
@@ -254,6 +254,3 @@ class KVCacheManager:
                 self._steps.change()
                 self._roll.put_drafts(known, seen, 0)
         return got
-
-    def _is_null(self, block: Any) -> bool:
-        return self.config.null_block and block == 0

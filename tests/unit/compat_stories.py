@@ -6,6 +6,7 @@ Requests are the plain objects of `compat_worker`.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from kvcore import Config
@@ -38,3 +39,9 @@ def finish(manager: KVCacheManager, request: EngineRequest) -> None:
     """Free a request that is over."""
     request.status = "FINISHED_STOPPED"
     manager.free(request)
+
+
+def plain(name: str, tokens: Any, **fields: Any) -> Any:
+    """A request object with the fewest attributes, and these."""
+    given = {"all_token_ids": tokens, "num_tokens": len(tokens), "num_computed_tokens": 0}
+    return SimpleNamespace(request_id=name, **{**given, **fields})
