@@ -164,6 +164,12 @@ class NoTier(CacheError):
     message = "batch {number} holds operation {operation}, and there is no tier to carry it out"
 
 
+class TierUnusable(CacheError):
+    """A tier cannot be set up."""
+
+    message = "{place}: {reason}"
+
+
 class TierError(CacheError):
     """Base of what makes a single store or load fail; the block that it is about is unchanged."""
 

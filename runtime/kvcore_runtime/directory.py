@@ -24,7 +24,13 @@ from torch import Tensor
 
 from kvcore.hashing import KEY_SIZE
 from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import BlockDamaged, BlockForeign, BlockMissing, TierFailed
+from kvcore_runtime.cache_errors import (
+    BlockDamaged,
+    BlockForeign,
+    BlockMissing,
+    TierFailed,
+    TierUnusable,
+)
 
 MAGIC = b"kvblock1"
 SUFFIX = ".kv"
@@ -36,7 +42,7 @@ class DirectoryTier:
     """Pages by key in one directory, which is made if it is not there.
 
     description: what the pages are, written into each file and expected in it: `describe` makes one
-    of a cache. Raises TierFailed where the directory cannot be made.
+    of a cache. Raises TierUnusable where the directory cannot be made.
     """
 
     def __init__(self, path: Path, description: str) -> None:
@@ -46,7 +52,7 @@ class DirectoryTier:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TierFailed(key="", place=path, reason=_say(error)) from error
+            raise TierUnusable(place=path, reason=_say(error)) from error
 
     def __contains__(self, key: bytes) -> bool:
         return self.file(key).exists()

@@ -17,10 +17,13 @@ from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
 from kvcore_runtime.conversation import Held, hold_conversations
+from kvcore_runtime.directory import DirectoryTier, describe
+from kvcore_runtime.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine import Engine
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.exchange import Exchange
 from kvcore_runtime.job import Job, read_job
-from kvcore_runtime.model import LayerWeights, Llama, LlamaWeights, tiny_model
+from kvcore_runtime.model import LayerWeights, Llama, LlamaWeights, tiny_config, tiny_model
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import PoolRecord
 from kvcore_runtime.report import (
@@ -83,7 +86,9 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
     """
     torch.set_num_threads(job.threads)
     if job.model == "tiny":
-        return place_model(tiny_model(invariant=job.verify), job.device), ByteTokenizer()
+        config = tiny_config(visibilities=job.visibilities)
+        model = tiny_model(invariant=job.verify, config=config)
+        return place_model(model, job.device), ByteTokenizer()
     file = open_gguf(find_smollm2())
     with tqdm(desc="loading", unit="layer", leave=False, disable=None) as bar:
 
@@ -98,7 +103,22 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
 def make_engine(job: Job, model: Llama, tokenizer: Tokenizer) -> tuple[Engine, PoolRecord | None]:
     """The engine, and the record that it fills where a picture is wanted."""
     record = PoolRecord() if job.picture is not None else None
-    engine = Engine(model, job.config, job.options, decode=tokenizer.decode, observe=record)
+
+    def exchange(engine: Engine) -> Exchange:
+        if job.directory is None:
+            return Exchange()
+        mode = "invariant" if model.invariant else "plain"
+        description = describe(engine.runtime.cache, f"{job.model} {mode} {job.device.type}")
+        return DirectoryExchange(engine, DirectoryTier(job.directory, description))
+
+    engine = Engine(
+        model,
+        job.config,
+        job.options,
+        exchange=exchange,
+        decode=tokenizer.decode,
+        observe=record,
+    )
     return engine, record
 
 

@@ -2,56 +2,39 @@
 """The command line of `kvcore generate`, read and checked into a job before anything is done."""
 
 import argparse
-import os
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
 
 from kvcore import Config
-from kvcore_runtime import prompts as prompts_file
+from kvcore_runtime.drafts import PromptLookup
 from kvcore_runtime.engine import EngineOptions
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.layer_groups import make_groups
+from kvcore_runtime.options import DEFAULTS, TINY, make_parser
 from kvcore_runtime.prompts import Prompt, read_prompts
 from kvcore_runtime.sampling import Sampling
+from kvcore_runtime.visibility import FULL, Visibility
 
-TINY_PROMPTS = Path(__file__).with_name("tiny_prompts.jsonl")
-TINY: dict[str, Any] = {
-    "prompts": TINY_PROMPTS,
-    "model": "tiny",
-    "num_blocks": 40,
-    "host_blocks": 12,
-    "token_budget": 96,
-    "max_tokens": 24,
-    "temperature": 1.0,
-    "threads": 1,
-    "require_all": True,
-}
-"""What --tiny stands for: each unless it is given too."""
-DEFAULTS: dict[str, Any] = {
-    "prompts": None,
-    "model": "smollm2",
-    "num_blocks": 64,
-    "host_blocks": 40,
-    "token_budget": 256,
-    "max_tokens": 40,
-    "temperature": 0.0,
-    "threads": max(1, (os.cpu_count() or 1) // 2),
-    "require_all": False,
-}
-"""Otherwise. The pool is one that examples/prompts.jsonl brings under pressure. Threads that wait
-for each other lose far more on a busy machine than they win on an idle one: half of it is left."""
+DIRECTORY_SEED = b"kvcore generate --directory"
+"""Root of the keys of blocks in files: the same in every run. Otherwise each has its own."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """A checked call: everything but the model."""
+    """A checked call: everything but the model.
+
+    visibilities: of the tiny model's layers, () for full attention. directory: where blocks are
+    kept, None for nowhere.
+    """
 
     prompts: list[Prompt]
     config: Config
     options: EngineOptions
     model: str
+    visibilities: tuple[Visibility, ...]
+    directory: Path | None
     device: torch.device
     threads: int
     verify: bool
@@ -69,7 +52,7 @@ def read_job(argv: list[str]) -> Job:
 
     Raises KvcoreError or KvcoreRuntimeError.
     """
-    given = _make_parser().parse_args(argv)
+    given = make_parser().parse_args(argv)
     if given.tiny and given.model not in (None, "tiny"):
         raise WrongCall(f"--tiny with --model {given.model}: --tiny stands for the tiny model")
     preset = TINY if given.tiny else DEFAULTS
@@ -90,17 +73,21 @@ def read_job(argv: list[str]) -> Job:
     if given.threads < 1:
         raise WrongCall(f"--threads {given.threads}: expected 1 or more")
     device = _read_device(given.device)
+    visibilities = _read_visibilities(given)
     return Job(
         prompts=read_prompts(given.prompts, defaults),
-        config=Config(given.num_blocks, given.block_size, num_host_blocks=given.host_blocks),
+        config=_read_config(given, visibilities),
         options=EngineOptions(
             backend=given.backend,
             token_budget=given.token_budget,
             preemption=given.preempt,
+            drafter=PromptLookup(num_drafts=given.drafts) if given.drafts else None,
             guard=given.guard,
             keep_logits=given.verify and given.model == "tiny",
         ),
         model=given.model,
+        visibilities=visibilities,
+        directory=given.directory,
         device=device,
         threads=given.threads,
         verify=given.verify,
@@ -108,6 +95,24 @@ def read_job(argv: list[str]) -> Job:
         picture=given.picture,
         as_json=given.json,
     )
+
+
+def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
+    if given.window is None:
+        return ()
+    if given.model != "tiny":
+        raise WrongCall(f"--window {given.window}: {given.model} has no windows, --model tiny may")
+    sliding = Visibility(kind="sliding_window", window=given.window)
+    return (FULL, sliding, FULL, sliding)
+
+
+def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]) -> Config:
+    config = Config(
+        given.num_blocks,
+        groups=make_groups(visibilities or (FULL,), given.block_size),
+        num_host_blocks=given.host_blocks,
+    )
+    return config if given.directory is None else attrs.evolve(config, hash_seed=DIRECTORY_SEED)
 
 
 def _check_picture(path: Path) -> None:
@@ -129,93 +134,3 @@ def _read_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WrongCall(f"--device {name}: torch finds no CUDA device here")
     return device
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvcore generate",
-        description="Answer prompts with a model whose cache lies in blocks that kvcore manages.",
-        epilog=prompts_file.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="one JSON object a line")
-    parser.add_argument("--tiny", action="store_true", help="random model, own prompts, seconds")
-    parser.add_argument(
-        "--model", choices=("smollm2", "tiny"), help="default: smollm2; with --tiny: tiny"
-    )
-    parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="default: cpu")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of torch; default: half the cores; with --tiny: 1"
-    )
-    pool = parser.add_argument_group("pool")
-    pool.add_argument(
-        "--num-blocks",
-        type=int,
-        metavar="N",
-        help=_default("num_blocks", "device blocks, with block 0"),
-    )
-    pool.add_argument(
-        "--block-size", type=int, metavar="N", default=16, help="tokens a block; default: 16"
-    )
-    pool.add_argument(
-        "--host-blocks", type=int, metavar="N", help=_default("host_blocks", "blocks to swap to")
-    )
-    pool.add_argument("--backend", choices=("rust", "python"), help="default: rust where built")
-    pool.add_argument("--guard", action="store_true", help="check every read of a block")
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--token-budget",
-        type=int,
-        metavar="N",
-        help=_default("token_budget", "tokens a step at most"),
-    )
-    engine.add_argument(
-        "--preempt",
-        choices=("swap", "recompute"),
-        default="swap",
-        help="how the youngest gives way; swap (default) recomputes where the host tier is full",
-    )
-    _add_sampling(parser)
-    _add_results(parser)
-    return parser
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    sampling = parser.add_argument_group("sampling, where a prompt does not say")
-    sampling.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help=_default("max_tokens", "tokens an answer at most"),
-    )
-    sampling.add_argument(
-        "--temperature", type=float, metavar="T", help=_default("temperature", "0: greedy")
-    )
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all; default: 0")
-    sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="1: all; default: 1.0"
-    )
-    sampling.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    results = parser.add_argument_group("results")
-    results.add_argument(
-        "--verify",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="invariant mode, and every answer again from a contiguous cache; default: on",
-    )
-    results.add_argument(
-        "--require-all",
-        action=argparse.BooleanOptionalAction,
-        help="fail unless eviction, copy-on-write, swap and both preemptions happened; "
-        "default: on with --tiny only",
-    )
-    results.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the pool over time")
-    results.add_argument("--json", action="store_true", help="answers and figures as JSON")
-
-
-def _default(name: str, meaning: str) -> str:
-    """The help of an option whose default depends on --tiny."""
-    return f"{meaning}; default: {DEFAULTS[name]}; with --tiny: {TINY[name]}"

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from kvcore_runtime.conversation import Answer, Held
+from kvcore_runtime.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine import Engine
 from kvcore_runtime.prompts import Prompt
 
@@ -19,7 +20,9 @@ class Summary:
     """The figures of one run.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
-    came back from preemption. Usages and shares are 0.0 to 1.0, times seconds unless the name says.
+    came back from preemption. drafts: tokens guessed. blocks_stored, blocks_loaded: to and from
+    files; operations_failed: stores and loads that are in neither. Usages and shares are 0.0 to
+    1.0, times seconds unless the name says.
     """
 
     backend: str
@@ -39,6 +42,11 @@ class Summary:
     blocks_swapped_in: int
     preemptions_by_swap: int
     preemptions_by_recompute: int
+    drafts: int
+    drafts_accepted: int
+    blocks_stored: int
+    blocks_loaded: int
+    operations_failed: int
     peak_usage: float
     mean_usage: float
     steps: int
@@ -52,6 +60,7 @@ def summarise(engine: Engine, held: Held) -> Summary:
     """The figures of a finished run; drains the manager's statistics."""
     config, metrics = engine.manager.config, engine.metrics
     stats = engine.manager.take_stats()
+    kept = engine.exchange if isinstance(engine.exchange, DirectoryExchange) else None
     return Summary(
         backend=engine.manager.backend,
         num_blocks=config.num_usable_blocks,
@@ -70,6 +79,11 @@ def summarise(engine: Engine, held: Held) -> Summary:
         blocks_swapped_in=metrics.num_blocks_in,
         preemptions_by_swap=engine.scheduler.preemptions.by_swap,
         preemptions_by_recompute=engine.scheduler.preemptions.by_recompute,
+        drafts=metrics.num_drafts,
+        drafts_accepted=metrics.num_accepted_drafts,
+        blocks_stored=kept.num_stored if kept else 0,
+        blocks_loaded=kept.num_loaded if kept else 0,
+        operations_failed=len(kept.errors) if kept else 0,
         peak_usage=metrics.peak_usage,
         mean_usage=metrics.mean_usage,
         steps=metrics.num_steps,
@@ -95,6 +109,9 @@ def format_table(summary: Summary) -> str:
         "blocks swapped": f"{s.blocks_swapped_out} out, {s.blocks_swapped_in} in",
         "preemptions": f"{s.preemptions_by_swap} by swap, "
         f"{s.preemptions_by_recompute} by recompute",
+        "drafts": f"{s.drafts}, {s.drafts_accepted} accepted",
+        "blocks in files": f"{s.blocks_stored} stored, {s.blocks_loaded} loaded, "
+        f"{s.operations_failed} failed",
         "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
         "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
         "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from kvcore_runtime import generate
-from kvcore_runtime.job import TINY_PROMPTS
+from kvcore_runtime.options import TINY_PROMPTS
 from kvcore_runtime.prompts import read_prompts
 from kvcore_runtime.sampling import Sampling
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import BlockDamaged, BlockForeign, BlockMissing, TierFailed
+from kvcore_runtime.cache_errors import (
+    BlockDamaged,
+    BlockForeign,
+    BlockMissing,
+    TierFailed,
+    TierUnusable,
+)
 from kvcore_runtime.directory import DirectoryTier, describe
 from kvcore_runtime.layout import CacheLayout
 from torch import Tensor
@@ -137,7 +143,7 @@ def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_had_is_said(tmp_path: Path) -> None:
     (tmp_path / "blocks").write_text("in the way")
-    with pytest.raises(TierFailed, match="File exists"):
+    with pytest.raises(TierUnusable, match="File exists"):
         make_tier(tmp_path)
     (tmp_path / "blocks").unlink()
     tier = make_tier(tmp_path)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from kvcore_runtime import generate
 from kvcore_runtime.contiguous import Generation, generate_reference
-from kvcore_runtime.job import DEFAULTS, TINY
 from kvcore_runtime.model import tiny_model
+from kvcore_runtime.options import DEFAULTS, TINY
 from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
 from kvcore_runtime.report import format_count
@@ -75,10 +75,31 @@ def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixtu
     assert err == "", "no bars where stderr is no terminal"
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
+        *("drafts", "blocks in files"),
         *("preemptions", "pool in use", "speed", "manager", "verified: 4 answers"),
         *("-- sea/1: ", "-- sea/2: ", "-- song, sample 2: ", " > Why is the sea salt?"),
     ):
         assert name in out
+
+
+def test_windows_drafts_and_files_change_no_answer(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run loads what the first one kept."""
+    directory = ["--directory", str(tmp_path / "blocks")]
+    options = ["--window", "21", "--drafts", "3", "--max-tokens", "24", "--temperature", "0"]
+    _, plain = run_json(call(prompts, "--window", "21", *options[4:]), capsys)
+    for is_second in (False, True):
+        code, result = run_json(call(prompts, *options, *directory), capsys)
+        assert code == 0
+        tokens = {json.dumps(each["tokens"]) for each in result["answers"]}
+        assert tokens == {json.dumps(each["tokens"]) for each in plain["answers"]}
+        summary = result["summary"]
+        assert result["verified"]["rows of logits bit by bit"] == summary["generated_tokens"]
+        assert 0 < summary["drafts_accepted"] < summary["drafts"]
+        assert (summary["blocks_loaded"] > 0) == is_second
+        assert summary["blocks_stored"] > 0
+        assert summary["operations_failed"] == 0
 
 
 def test_a_pool_without_pressure_fails_where_pressure_is_required(
@@ -182,6 +203,13 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
         (["--picture", "no/such/a.png"], "--picture no/such/a.png: there is no such directory"),
         (["--picture", "pool.foo"], "--picture pool.foo: expected a name that ends in .png"),
         (["--picture", "pool"], "--picture pool: expected a name that ends in .png"),
+        (["--window", "0"], "window is 0, expected 1 token or more"),
+        (
+            ["--model", "smollm2", "--window", "8"],
+            "--window 8: smollm2 has no windows, --model tiny may",
+        ),
+        (["--drafts", "-1"], "num_drafts is -1, expected 1 or more"),
+        (["--directory", "/dev/null/x"], "/dev/null/x: Not a directory"),
         (
             ["--tiny", "--model", "smollm2"],
             "--tiny with --model smollm2: --tiny stands for the tiny model",

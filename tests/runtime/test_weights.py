@@ -14,8 +14,8 @@ import pytest
 import torch
 from kvcore_runtime.contiguous import generate_reference
 from kvcore_runtime.errors import ModelNotFound, UnsupportedModel
-from kvcore_runtime.job import DEFAULTS
 from kvcore_runtime.model import Llama, LlamaConfig
+from kvcore_runtime.options import DEFAULTS
 from kvcore_runtime.prompts import read_prompts
 from kvcore_runtime.sampling import FinishReason, Sampling
 from kvcore_runtime.tokenizer import BpeTokenizer, StreamDecoder
