@@ -15,7 +15,7 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::Kind;
 use crate::ids::{BlockId, Row};
-use crate::plan::{Growth, Plan, Rewrite, plan_allocation};
+use crate::plan::{Growth, Plan, Rewrite, empty_plan, plan_allocation, takes_nothing};
 use crate::requests::{check_no_drafts, extend};
 use crate::state::{BatchRecord, NULL_BLOCK, State, request_mut};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
@@ -85,6 +85,10 @@ pub fn append(
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
+        if takes_nothing(state, row) {
+            commit(state, &asked, &empty_plan(state, row));
+            continue;
+        }
         let planned = plan_allocation(state, row, &asked);
         match planned.expect("NOCRASH: check_append has checked every call of the append") {
             Ok(plan) => commit(state, &asked, &plan),
@@ -163,9 +167,11 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         let preempted = request.preempted;
         state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
     }
-    let num_computed_before = state[row].num_computed;
-    let record = || BatchRecord { num_computed_before, published: Vec::new() };
-    state.batch.records.entry(row).or_insert_with(record);
+    if state.batch.records.get(row).is_none() {
+        let num_computed_before = state[row].num_computed;
+        let record = BatchRecord { num_computed_before, published: Vec::new() };
+        state.batch.records.insert_new(row, record);
+    }
     apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
         attach_hits(state, row, group, hits);

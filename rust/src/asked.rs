@@ -79,17 +79,15 @@ impl Asked {
 
 /// Fails with InvalidCount for a count below zero.
 pub fn read_asked(asked: &Asked) -> Result<(), Error> {
-    let counts = [
-        ("num_new_tokens", asked.num_new_tokens),
-        ("num_lookahead_tokens", asked.num_lookahead_tokens),
-        ("num_external_computed_tokens", asked.num_external_computed_tokens),
-        ("num_encoder_tokens", asked.num_encoder_tokens),
-        ("reserved_blocks", asked.reserved_blocks),
-    ];
-    match counts.into_iter().find(|(_, value)| *value < 0) {
-        Some((name, value)) => Err(Error::InvalidCount { name, value, least: 0 }),
-        None => Ok(()),
-    }
+    let check = |name, value| match value {
+        0.. => Ok(()),
+        _ => Err(Error::InvalidCount { name, value, least: 0 }),
+    };
+    check("num_new_tokens", asked.num_new_tokens)?;
+    check("num_lookahead_tokens", asked.num_lookahead_tokens)?;
+    check("num_external_computed_tokens", asked.num_external_computed_tokens)?;
+    check("num_encoder_tokens", asked.num_encoder_tokens)?;
+    check("reserved_blocks", asked.reserved_blocks)
 }
 
 /// The hit blocks a group, none where there is no hit. Fails for nothing to do, wrong hits, and
@@ -170,7 +168,7 @@ pub fn check_length(state: &State, request: &RequestState, asked: &Asked) -> Res
     let limit = i64::from(state.config.length_limit());
     let num_local = i64::from(request.num_computed) + asked.num_hit_tokens();
     let num_total = (num_local + asked.num_external_computed_tokens).min(limit);
-    let num_scheduled = num_total + asked.num_new_tokens;
+    let num_scheduled = num_local.max(num_total + asked.num_new_tokens);
     if num_scheduled > limit {
         let (request, asked) = (request.name(), num_scheduled);
         return Err(Error::BeyondModelLength { request, asked, max_model_len: limit });

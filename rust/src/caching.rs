@@ -101,7 +101,7 @@ fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool
     }
     state.device.publish(block, key);
     let written = (position + 1) * state.config.groups[group as usize].block_size;
-    if let Some(record) = state.batch.records.get_mut(&row)
+    if let Some(record) = state.batch.records.get_mut(row)
         && written > record.num_computed_before
     {
         record.published.push(Published { group, position, block, key });
@@ -134,6 +134,6 @@ fn stored<'a>(
         scale: scales[group as usize],
         block_size: config.groups[group as usize].block_size,
         group,
-        extra_keys: &request.extra_keys,
+        extra_keys: request.extra_keys(),
     }
 }

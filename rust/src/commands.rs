@@ -60,6 +60,7 @@ pub enum Command {
 impl Command {
     /// The number of the kind in a batch.
     #[must_use]
+    #[inline]
     pub fn kind(&self) -> i32 {
         match self {
             Command::Allocate { .. } => 1,
@@ -115,6 +116,7 @@ pub struct Commands {
 
 impl Commands {
     /// Add a command.
+    #[inline]
     pub fn push(&mut self, command: Command) {
         let [a, b, c, d] = to_row(&command, &mut self.keys);
         self.rows.push([command.kind(), a, b, c, d]);
@@ -201,6 +203,7 @@ impl Batch {
 }
 
 /// The four value columns of a command; appends its key, if it has one, to keys.
+#[inline]
 pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
     match *command {
         Command::Allocate { block } | Command::Touch { block } | Command::Zero { block } => {

@@ -290,7 +290,7 @@ fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
             let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
             Ok(Published { group, position, block, key: source.key()? })
         })?;
-        state.batch.records.insert(row, BatchRecord { num_computed_before, published });
+        state.batch.records.insert_new(row, BatchRecord { num_computed_before, published });
     }
     state.batch.merges = source.list(|source| {
         let request_id = Arc::from(source.name()?);

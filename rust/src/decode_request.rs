@@ -24,7 +24,7 @@ pub(crate) fn read_request(
         block_hashes: source.hashes()?,
         own_hashes: source.flag()?,
         skip_reading: source.flag()?,
-        extra_keys: read_extra_keys(source)?,
+        extra_keys: Some(read_extra_keys(source)?).filter(|keys| !keys.is_empty()).map(Arc::new),
         num_computed: source.u32()?,
         tables: Vec::new(),
         num_cached: Vec::new(),

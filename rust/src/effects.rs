@@ -39,6 +39,7 @@ impl Effects {
     }
 
     /// Add a command.
+    #[inline]
     pub fn emit(&mut self, command: Command) {
         if !self.silent {
             self.commands.push(command);

@@ -189,7 +189,7 @@ fn write_request(out: &mut Writer, request: &RequestState) {
     out.hashes(&request.block_hashes);
     out.flag(request.own_hashes);
     out.flag(request.skip_reading);
-    write_extra_keys(out, &request.extra_keys);
+    write_extra_keys(out, request.extra_keys());
     out.u32(request.num_computed);
     for (table, &num_cached) in request.tables.iter().zip(&request.num_cached) {
         out.ids(table);
@@ -224,11 +224,11 @@ fn write_batch(out: &mut Writer, state: &State) {
     out.u64(batch.number);
     out.sized(&closed.buffer);
     out.sized(&closed.keys);
-    let mut rows: Vec<Row> = batch.records.keys().copied().collect();
+    let mut rows: Vec<Row> = batch.records.keys().collect();
     rows.sort_unstable();
     out.numbers(&rows.iter().map(|row| row.0).collect::<Vec<u32>>());
     for row in rows {
-        let record = &batch.records[&row];
+        let record = batch.records.get(row).expect("its row was among the keys");
         out.u32(record.num_computed_before);
         out.count(record.published.len());
         for item in &record.published {

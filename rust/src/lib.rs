@@ -39,6 +39,7 @@ pub mod queries;
 pub mod release;
 pub mod requests;
 pub mod rewind;
+pub mod row_map;
 pub mod state;
 pub mod swap;
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub struct Growth {
 }
 
 /// What an allocation will do.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The row of the request.
     pub row: Row,
@@ -127,6 +127,37 @@ pub fn plan_allocation(
     preallocate(state, request, &hits, &mut growth, available - needed - reserve);
     let num_scheduled = lengths.scheduled;
     Ok(Ok(Plan { row, hits, num_scheduled, trims, rewrites, growth }))
+}
+
+/// Whether one more token of a request that `append` has checked takes nothing: its slot is there,
+/// of one owner and without a key in every group, and no window moves on by a block.
+#[must_use]
+pub fn takes_nothing(state: &State, row: Row) -> bool {
+    let request = &state[row];
+    let local = request.num_computed;
+    let seen_from = if state.has_windows { visible_from(state, row, local) } else { local };
+    let mut groups = state.config.groups.iter().zip(&request.tables);
+    groups.all(|(group, table)| {
+        let Some(&block) = table.get((local / group.block_size) as usize) else { return false };
+        let skipped = skipped_blocks(group, seen_from) as usize;
+        let trimmed = skipped == 0 || state.is_null(table[skipped - 1]);
+        trimmed && state.device.ref_count(block) == 1 && state.device.key(block).is_none()
+    })
+}
+
+/// The plan of a token that takes nothing.
+#[must_use]
+pub fn empty_plan(state: &State, row: Row) -> Plan {
+    let plan = Plan {
+        row,
+        hits: Vec::new(),
+        num_scheduled: state[row].num_computed + 1,
+        trims: Vec::new(),
+        rewrites: Vec::new(),
+        growth: Vec::new(),
+    };
+    debug_assert_eq!(plan_allocation(state, row, &Asked::new(1)), Ok(Ok(plan.clone())));
+    plan
 }
 
 /// The tokens of an allocation that was checked.

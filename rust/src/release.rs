@@ -53,15 +53,15 @@ pub(crate) fn abandon_loads(state: &mut State, row: Row) {
 pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error> {
     let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
     let mut others: BTreeSet<&str> = BTreeSet::new();
-    let records = leaving.iter().filter_map(|row| state.batch.records.get(row));
+    let records = leaving.iter().filter_map(|&row| state.batch.records.get(row));
     for item in records.flat_map(|record| &record.published) {
         if state.device.ref_count(item.block) < 2 {
             continue;
         }
         for row in state.batch.records.keys().filter(|row| !leaving.contains(row)) {
-            if counts_on(state, *row, item) {
+            if counts_on(state, row, item) {
                 blocks.insert(item.block);
-                others.insert(&state[*row].request_id);
+                others.insert(&state[row].request_id);
             }
         }
     }
@@ -86,7 +86,7 @@ fn counts_on(state: &State, row: Row, item: &Published) -> bool {
 ///
 /// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
-    let Some(record) = state.batch.records.remove(&row) else { return };
+    let Some(record) = state.batch.records.remove(row) else { return };
     for item in &record.published {
         if state.device.key(item.block) == Some(&item.key) {
             state.device.unpublish(item.block, &mut state.effects);

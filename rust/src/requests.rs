@@ -10,10 +10,10 @@
 use std::sync::Arc;
 
 use crate::errors::{Error, repr};
-use crate::extra_keys::{ExtraKeys, read_extra_keys};
+use crate::extra_keys::read_extra_keys;
 use crate::hashing::{HASH_SIZE, hash_blocks};
 use crate::ids::Row;
-use crate::state::{RequestState, State, Table};
+use crate::state::{NO_EXTRA_KEYS, RequestState, State, Table};
 use crate::values::{GivenHashes, Request};
 
 /// Make a request known; returns its row.
@@ -33,7 +33,7 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
     let known = &mut state[row];
     known.own_hashes = block_hashes.is_some();
     known.skip_reading = request.skip_reading_prefix_cache;
-    known.extra_keys = extra_keys;
+    known.extra_keys = (!extra_keys.is_empty()).then(|| Arc::new(extra_keys));
     known.tokens = tokens;
     known.block_hashes.extend(block_hashes.into_iter().flatten().flatten());
     hash_new_blocks(state, row);
@@ -84,7 +84,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
         return Err(Error::InvalidCount { name: "num_accepted", value: num_accepted, least: 0 });
     }
     let num_scheduled = i64::from(request.num_computed - request.num_accepted());
-    if num_scheduled > 0 && state.batch.records.contains_key(&row) {
+    if num_scheduled > 0 && state.batch.records.get(row).is_some() {
         return Err(Error::InOpenBatch { thing: format!("request {}", request.name()) });
     }
     if num_accepted > num_scheduled {
@@ -157,7 +157,7 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
         block_hashes: Vec::new(),
         own_hashes: false,
         skip_reading: false,
-        extra_keys: ExtraKeys::default(),
+        extra_keys: None,
         num_computed: 0,
         tables: vec![Table::new(); num_groups],
         num_cached: vec![0; num_groups],
@@ -186,7 +186,7 @@ fn hash_new_blocks(state: &mut State, row: Row) {
     }
     let parent = request.block_hashes.last().copied().unwrap_or(root);
     let tokens = &request.tokens[start..];
-    let extra_keys = &request.extra_keys;
+    let extra_keys = request.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS);
     let hashes = hash_blocks(parent, tokens, size, start as u32, extra_keys, hashing);
     request.block_hashes.extend(hashes);
 }
@@ -233,6 +233,7 @@ fn check_tokens(request_id: &str, tokens: &[u32]) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::extra_keys::ExtraKeys;
     use crate::hashing::{Hashing, root_hash};
     use crate::state::make_state;
 

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use rustc_hash::FxBuildHasher;
 
 use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
@@ -20,6 +19,7 @@ use crate::extra_keys::ExtraKeys;
 use crate::groups::{Group, skipped_blocks};
 use crate::hashing::{BlockHash, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
+use crate::row_map::RowMap;
 use crate::values::{PrefixCacheStats, Status};
 
 /// The blocks of a request in one group, in order.
@@ -29,6 +29,9 @@ pub type Table = Vec<BlockId>;
 pub const NULL_BLOCK: BlockId = BlockId(0);
 /// What stands in a host table where the null block was.
 pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
+/// Those of most requests.
+pub(crate) static NO_EXTRA_KEYS: ExtraKeys =
+    ExtraKeys { lora: None, media: Vec::new(), cache_salt: None, embeds: Vec::new() };
 /// The greatest number of an operation.
 pub const MAX_OPERATION: u32 = (1 << 31) - 1;
 
@@ -46,7 +49,8 @@ pub struct RequestState {
     pub(crate) own_hashes: bool,
     /// It never hits.
     pub(crate) skip_reading: bool,
-    pub(crate) extra_keys: ExtraKeys,
+    /// None: it has no extra keys, as most.
+    pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
     pub(crate) num_computed: u32,
     /// Device block ids, one table a group; no longer needed ones are the null block.
     pub(crate) tables: Vec<Table>,
@@ -62,6 +66,12 @@ pub struct RequestState {
 }
 
 impl RequestState {
+    /// What its keys hold besides its tokens.
+    #[must_use]
+    pub fn extra_keys(&self) -> &ExtraKeys {
+        self.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS)
+    }
+
     /// Whether the request has device blocks.
     #[must_use]
     pub fn holds_blocks(&self) -> bool {
@@ -146,7 +156,7 @@ pub struct Operation {
 #[derive(Debug, Clone, Default)]
 pub struct OpenBatch {
     pub(crate) number: u64,
-    pub(crate) records: HashMap<Row, BatchRecord, FxBuildHasher>,
+    pub(crate) records: RowMap<BatchRecord>,
     pub(crate) merges: Vec<Merge>,
 }
 
@@ -299,7 +309,7 @@ impl State {
     /// that they need was given back since.
     #[must_use]
     pub fn num_settled(&self, row: Row) -> u32 {
-        let record = self.batch.records.get(&row);
+        let record = self.batch.records.get(row);
         let num_tokens =
             record.map_or_else(|| self[row].num_accepted(), |record| record.num_computed_before);
         self.resumable(row, num_tokens)

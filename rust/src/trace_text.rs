@@ -29,7 +29,7 @@ impl Names {
         let size = state.hash_block_size as usize;
         for request in state.requests() {
             for (hash, end) in request.block_hashes.iter().zip((size..).step_by(size)) {
-                let marks = || write_marks(&request.extra_keys, end as u32);
+                let marks = || write_marks(request.extra_keys(), end as u32);
                 let name = || format!("({}{})", write_tokens(&request.tokens[..end]), marks());
                 self.prefixes.entry(*hash).or_insert_with(name);
             }

@@ -5,6 +5,8 @@
 //! keys; a block that the cut goes through keeps its key until it is written again (`allocate.rs`).
 //! Source: bug catalogue, row 7. Twin: kvcore/truncate.py.
 
+use std::sync::Arc;
+
 use crate::errors::Error;
 use crate::release::{check_leaving, cut_tables, leave_open_batch};
 use crate::state::State;
@@ -27,7 +29,9 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     let request = &mut state[row];
     request.tokens.truncate(kept as usize);
     request.block_hashes.truncate((kept / size) as usize);
-    request.extra_keys = request.extra_keys.cut(kept, size);
+    if let Some(extra_keys) = &mut request.extra_keys {
+        *extra_keys = Arc::new(extra_keys.cut(kept, size));
+    }
     Ok(())
 }
 
