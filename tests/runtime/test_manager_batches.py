@@ -16,22 +16,37 @@ from kvcore_runtime.apply import Runtime
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.visibility import FULL, Visibility
 
-from kvcore import Config, KVCacheManager, Refused, Request, Status
+from kvcore import Config, Group, KVCacheManager, Refused, Request, Status
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN = 2, 9, 8, 12
+ONE_GROUP = (FULL,)
+THREE_GROUPS = (
+    FULL,
+    Visibility(kind="sliding_window", window=3),
+    Visibility(kind="chunked_local", window=4),
+)
 KINDS_SEEN = {1, 2, 3, 5, 7, 8, 9, 12, 13}
 
 
 class Play:
     """An engine without a model: random calls, then batch, writes and checks, step after step."""
 
-    def __init__(self, seed: int, backend: Literal["python", "rust"], guard: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        backend: Literal["python", "rust"],
+        guard: bool,
+        kept: tuple[Visibility, ...],
+    ) -> None:
         self.pick = random.Random(seed)
+        self.kept = kept
+        num_blocks, num_host_blocks = NUM_BLOCKS * len(kept), NUM_HOST_BLOCKS * len(kept)
         config = Config(
-            NUM_BLOCKS,
-            BLOCK_SIZE,
-            num_host_blocks=NUM_HOST_BLOCKS,
+            num_blocks,
+            groups=tuple(Group(BLOCK_SIZE, kind=each.kind, window=each.window) for each in kept),
+            num_host_blocks=num_host_blocks,
             max_model_len=MAX_LEN,
             duplicates=self.pick.choice(["keep", "merge"]),
             eviction=self.pick.choice(["lru", "uncached_first"]),
@@ -39,12 +54,15 @@ class Play:
         )
         self.manager = KVCacheManager(config, backend=backend)
         layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE)
-        cache = Cache(layout, NUM_BLOCKS, NUM_HOST_BLOCKS, guard=guard)
-        self.runtime = Runtime(cache, BlockTables(16, MAX_LEN // BLOCK_SIZE, 64, BLOCK_SIZE))
+        shapes = [(1, BLOCK_SIZE)] * len(kept)
+        cache = Cache(layout, num_blocks, num_host_blocks, guard=guard, groups=shapes)
+        tables = BlockTables(16, MAX_LEN // BLOCK_SIZE, 64, BLOCK_SIZE, num_groups=len(kept))
+        self.runtime = Runtime(cache, tables, kept=kept)
         self.tokens: dict[str, list[int]] = {}
         self.rows: dict[str, int] = {}
         self.writes: dict[str, tuple[int, int]] = {}
         self.kinds: Counter[int] = Counter()
+        self.num_nulls = 0
         self.made = 0
 
     def step(self) -> None:
@@ -56,12 +74,14 @@ class Play:
         if len(self.tokens) < 5:
             self._admit()
         # Before the batch is taken: taking it may merge blocks, which the next batch tells.
-        expected = {name: self._table(name) for name in self.rows}
+        expected = {name: self._tables(name) for name in self.rows}
         batch = self.manager.take_batch()
         self.kinds.update(batch.column("kind").tolist())
         self.runtime.apply(batch)
-        for name, table in expected.items():
-            assert self.runtime.tables.row_blocks(self.rows[name]) == table, name
+        for name, tables in expected.items():
+            for group, table in enumerate(tables):
+                assert self.runtime.tables.row_blocks(self.rows[name], group) == table, name
+                self.num_nulls += table.count(0)
         self._forward()
 
     def _admit(self) -> None:
@@ -116,44 +136,53 @@ class Play:
     def _note(self, name: str, start: int) -> None:
         self.writes[name] = (start, self.manager.num_computed_tokens(name) - start)
 
-    def _table(self, name: str) -> list[int]:
-        swapped = self.manager.status(name) is Status.SWAPPED
-        return [] if swapped else list(self.manager.get_block_ids(name)[0])
+    def _tables(self, name: str) -> list[list[int]]:
+        if self.manager.status(name) is Status.SWAPPED:
+            return [[] for _ in self.kept]
+        return [list(table) for table in self.manager.get_block_ids(name)]
+
+    def _content(self, name: str, position: int) -> float:
+        return float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
 
     def _forward(self) -> None:
-        keys, values = self.runtime.cache.layer(0)
         names = list(self.writes)
         rows = [self.rows[name] for name in names]
         starts, counts = zip(*self.writes.values(), strict=True) if names else ((), ())
         lengths = [start + count for start, count in self.writes.values()]
         self.runtime.check_reads(rows, starts, lengths, names)
-        slots = self.runtime.tables.slot_mapping(rows, starts, counts)
-        written = [
-            float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
-            for name, (start, count) in self.writes.items()
-            for position in range(start, start + count)
-        ]
-        for slot, number in zip(slots.tolist(), written, strict=True):
-            keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
-            values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
+        for group in range(len(self.kept)):
+            keys, values = self.runtime.cache.layer(0, group)
+            slots = self.runtime.tables.slot_mapping(rows, starts, counts, group=group).tolist()
+            written = [
+                self._content(name, position)
+                for name, (start, count) in self.writes.items()
+                for position in range(start, start + count)
+            ]
+            for slot, number in zip(slots, written, strict=True):
+                keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
+                values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
         self.runtime.check_content(rows, starts, lengths, names)
-        for name, row, length in zip(names, rows, lengths, strict=True):
-            every = self.runtime.tables.blocks[0, row].long()
-            held = keys[every].flatten()[:length].tolist()
-            assert held == [
-                float(hash(tuple(self.tokens[name][: position + 1])) % 99991)
-                for position in range(length)
-            ], name
+        for group, kept in enumerate(self.kept):
+            keys, _ = self.runtime.cache.layer(0, group)
+            for name, row, start, length in zip(names, rows, starts, lengths, strict=True):
+                every = self.runtime.tables.blocks[group, row].long()
+                seen = range(kept.first_seen(start), length)
+                held = keys[every].flatten()[seen.start : length].tolist()
+                assert held == [self._content(name, position) for position in seen], name
 
 
+@pytest.mark.parametrize("kept", [ONE_GROUP, THREE_GROUPS], ids=["one group", "three groups"])
 @pytest.mark.parametrize("guard", [False, True])
 def test_requests_read_their_own_tokens_whatever_the_manager_does(
-    backend: Literal["python", "rust"], guard: bool
+    backend: Literal["python", "rust"], guard: bool, kept: tuple[Visibility, ...]
 ) -> None:
     kinds: Counter[int] = Counter()
+    num_nulls = 0
     for seed in range(10):
-        play = Play(seed, backend, guard)
+        play = Play(seed, backend, guard, kept)
         for _ in range(25):
             play.step()
         kinds += play.kinds
+        num_nulls += play.num_nulls
     assert set(kinds) >= KINDS_SEEN, kinds
+    assert (num_nulls > 0) == (kept is THREE_GROUPS)
