@@ -5,7 +5,7 @@ Rules: a parcel is a copy, so the sender's blocks are its own again at once. The
 gives slots for external tokens whose caching is delayed; they are published when their content is
 there, and a last token is left to compute, from whose logits the answer starts. What is lost on the
 way, wholly or in part, is rewound and computed. An abort ends a load at once: nothing is written
-later. Source: S000-26, 29, 61.
+later. Source: S000-04, 24, 26, 29.
 """
 
 from __future__ import annotations

@@ -2,21 +2,22 @@
 """Blocks in the files of a directory, named by key.
 
 Rules: a file is there whole or not at all: it is written under a temporary name, synchronised, then
-renamed; a renaming that a power failure undoes costs a block and nothing else. A file says what it
-holds: a header (magic, sizes, key, description of the layout), the page, and a SHA-256 of all that.
-Whoever reads it believes nothing else: what is cut, torn or flipped is damaged, is removed, and can
-be stored anew. Salt, adapters and media of a request are in its keys, so they need no rule here;
-the description tells models and layouts apart, which keys do not. Keys of several processes agree
-where their hash seeds do.
+renamed; a renaming that a power failure undoes costs a block and nothing else, and what a writer
+that died has left under a temporary name is nobody's block. A file says what it holds: a header
+(magic, sizes, key, description of the layout), the page, and a SHA-256 of all that. Whoever reads
+it believes nothing else: what is cut, torn or flipped is damaged, is removed, and can be stored
+anew. Salt, adapters and media of a request are in its keys, so they need no rule here; the
+description tells models and layouts apart, which keys do not. Keys of several processes agree where
+their hash seeds do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import struct
+import uuid
 from pathlib import Path
 
 import torch
@@ -48,7 +49,6 @@ class DirectoryTier:
     def __init__(self, path: Path, description: str) -> None:
         self.path = path
         self._description = description.encode()
-        self._numbers = itertools.count()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,7 +71,7 @@ class DirectoryTier:
         header = _HEADER.pack(MAGIC, len(self._description), page.numel(), key)
         parts = [header, self._description, page.numpy().tobytes()]
         checksum = _checksum(*parts)
-        temporary = self.path / f".{key.hex()}.{os.getpid()}.{next(self._numbers)}"
+        temporary = self.path / f".{key.hex()}.{uuid.uuid4().hex}"
         try:
             with temporary.open("xb") as file:
                 for part in (*parts, checksum):

@@ -8,6 +8,7 @@ read, so the table may hold the null block there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -87,10 +88,11 @@ class Forward:
         ends = [each.end for each in chunks]
         self._runtime.check_reads(rows, starts, ends, names)
         attention = self._attention(rows, starts, ends)
+        stops = itertools.accumulate(each.end - each.start for each in chunks)
         wanted = [
-            row - each.num_wanted + 1 + place
-            for row, each in zip(attention.step.last_rows().tolist(), chunks, strict=True)
-            for place in range(each.num_wanted)
+            row
+            for stop, each in zip(stops, chunks, strict=True)
+            for row in range(stop - each.num_wanted, stop)
         ]
         logits = self._model.forward(
             torch.tensor([t for each in chunks for t in each.tokens()], device=device),
