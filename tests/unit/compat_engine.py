@@ -43,8 +43,26 @@ class Engine:
     def step(self) -> None:
         """Schedule, compute, sample."""
         chunks = self._schedule()
+        wrong = self._compute(chunks)
         for chunk in chunks:
-            chunk.request.num_computed_tokens = chunk.end
+            if chunk.request not in wrong:
+                self._sample(chunk)
+        self._count_what_is_there()
+
+    def abort(self, request: EngineRequest) -> None:
+        """Drop a request wherever it is."""
+        self._drop(request, "FINISHED_ABORTED")
+        self.happened.add("abort")
+
+    def _drop(self, request: EngineRequest, status: str) -> None:
+        for queue in (self.waiting, self.loading, self.running):
+            if request in queue:
+                queue.remove(request)
+        request.status = status
+        self.manager.free(request)
+
+    def _compute(self, chunks: list[Chunk]) -> list[EngineRequest]:
+        """Write, then read; the requests that read what a failed load left."""
         for chunk in chunks:
             first = chunk.first
             self.worker.write(chunk.request, chunk.tokens, first, chunk.end, query=first)
@@ -54,20 +72,7 @@ class Engine:
             if not self.worker.is_right(chunk.request, chunk.tokens, chunk.first, chunk.end)
         ]
         assert self._lost or not wrong, f"{wrong} read what nobody wrote for them"
-        for chunk in chunks:
-            if chunk.request not in wrong:
-                self._sample(chunk)
-        if self._lost:
-            self._count_what_is_there()
-
-    def abort(self, request: EngineRequest) -> None:
-        """Drop a request wherever it is."""
-        for queue in (self.waiting, self.loading, self.running):
-            if request in queue:
-                queue.remove(request)
-        request.status = "FINISHED_ABORTED"
-        self.manager.free(request)
-        self.happened.add("abort")
+        return wrong
 
     def _schedule(self) -> list[Chunk]:
         self.manager.new_step_starts()
@@ -75,7 +80,7 @@ class Engine:
         chunks: dict[str, Chunk] = {}
         num_preempted = self.num_preempted
         for request in list(self.running):
-            count = request.num_tokens + len(request.spec_token_ids) - request.num_computed_tokens
+            count = request.num_tokens + self._num_ahead(request) - request.num_computed_tokens
             count = min(count, self._budget_left(chunks))
             if request not in self.running or count <= 0:
                 continue
@@ -90,7 +95,13 @@ class Engine:
                 chunks[request.request_id] = self._chunk(request, count)
         if num_preempted == self.num_preempted:
             self._admit(chunks)
+        for chunk in chunks.values():
+            chunk.request.num_computed_tokens = chunk.end
         return list(chunks.values())
+
+    def _num_ahead(self, request: EngineRequest) -> int:
+        """Tokens behind the known ones that can be scheduled."""
+        return len(request.spec_token_ids)
 
     def _budget_left(self, chunks: dict[str, Chunk]) -> int:
         return self.budget - sum(chunk.end - chunk.first for chunk in chunks.values())
@@ -168,7 +179,7 @@ class Engine:
 
     def _count_what_is_there(self) -> None:
         """Lower the counts of all who count tokens that a failed load did not bring."""
-        for request in self.running + self.loading:
+        for request in self.running + self.loading if self._lost else []:
             num_right = self.worker.num_right(request, request.num_computed_tokens)
             if num_right < request.num_computed_tokens:
                 request.num_computed_tokens = num_right
@@ -208,11 +219,13 @@ class Engine:
         request.num_computed_tokens -= rejected
         request.output += new[: request.max_tokens - len(request.output)]
         if len(request.output) == request.max_tokens:
-            self.running.remove(request)
-            request.status = "FINISHED_LENGTH_CAPPED"
-            self.manager.free(request)
+            self._drop(request, "FINISHED_LENGTH_CAPPED")
             self.done.append(request)
             return
+        self._propose(request)
+
+    def _propose(self, request: EngineRequest) -> None:
+        """Guess what comes next, mostly right."""
         right = answer(request.all_token_ids, self.dice.randrange(4))
         request.spec_token_ids = [
             token if self.dice.randrange(4) else self.dice.randrange(VOCABULARY) for token in right

@@ -15,6 +15,7 @@ import pytest
 from kvcore import Config, Group
 from kvcore.compat import KVCacheManager
 from tests.conftest import Backend
+from tests.unit.compat_ahead import AheadEngine
 from tests.unit.compat_engine import Engine
 from tests.unit.compat_worker import EngineRequest, answer
 
@@ -24,6 +25,7 @@ GOALS = {
     *("hit", "preemption", "preemption in mid-step", "acceptance", "rejection"),
     *("failed load", "whole load", "abort"),
 }
+AHEAD = GOALS - {"acceptance", "rejection"} | {"ahead"}
 
 WORLDS: dict[str, dict[str, Any]] = {
     "full": {"groups": (Group(2),)},
@@ -34,11 +36,11 @@ WORLDS: dict[str, dict[str, Any]] = {
 }
 
 
-def play(backend: Backend, world: str, seed: int) -> Engine:
+def play(backend: Backend, world: str, seed: int, kind: type[Engine] = Engine) -> Engine:
     """Serve random prompts to their ends, checking tables and invariants after each step."""
     dice = random.Random(seed)
     config = Config(14 * len(WORLDS[world]["groups"]), hash_seed=b"compat", **WORLDS[world])
-    engine = Engine(KVCacheManager(config, backend=backend), budget=7, dice=dice)
+    engine = kind(KVCacheManager(config, backend=backend), budget=7, dice=dice)
     for number in range(NUM_REQUESTS):
         prompt = [0, 1, 2, 3, 4, 0, 1, 2][: dice.randrange(9)]
         prompt += [dice.randrange(2) for _ in range(dice.randint(1, 4))]
@@ -61,15 +63,18 @@ def play(backend: Backend, world: str, seed: int) -> Engine:
     raise AssertionError(f"seed {seed} is not served after {NUM_STEPS_MAX} steps")
 
 
+@pytest.mark.parametrize("kind", [Engine, AheadEngine])
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_answer_of_an_engine_is_right(backend: Backend, world: str) -> None:
+def test_every_answer_of_an_engine_is_right(
+    backend: Backend, world: str, kind: type[Engine]
+) -> None:
     happened: set[str] = set()
     for seed in range(25):
-        engine = play(backend, world, seed)
+        engine = play(backend, world, seed, kind)
         happened |= engine.happened
         for request in engine.done:
             assert request.output == answer(request.prompt, request.max_tokens), seed
         assert engine.manager.usage == 0.0
         assert len(engine.manager.core.state().requests) == 0
-    goals = GOALS - {"hit"} if world == "uncached" else GOALS
-    assert goals <= happened
+    goals = GOALS if kind is Engine else AHEAD
+    assert goals - ({"hit"} if world == "uncached" else set()) <= happened
