@@ -165,7 +165,8 @@ class Receiver(Exchange):
             runtime.tables.row_blocks(awaited.sequence.row, group)
             for group in range(runtime.tables.num_groups)
         ]
-        end = min(awaited.end, parcel.num_tokens)
+        # What came may be less than what was hit here.
+        end = max(awaited.start, min(awaited.end, parcel.num_tokens))
         for layout, pages, table in zip(parcel.layouts, parcel.pages, tables, strict=True):
             for position in _spanned(awaited.start, end, layout.block_size):
                 if position not in pages and not is_null(

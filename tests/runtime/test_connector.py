@@ -149,6 +149,22 @@ def test_what_did_not_come_is_computed(backend: Backend, name: str, num_tokens: 
     assert_drained(decode)
 
 
+def test_a_loss_does_not_reach_into_what_was_hit(backend: Backend) -> None:
+    """The first answer leaves the common beginning in the cache, of which less comes later."""
+    channel = Lossy(16)
+    prefill = make_engine("full", backend, channel, Sender)
+    decode = make_engine("full", backend, channel, Receiver)
+    asked = requests()[:3]
+    completions = answer(decode, asked[:1])
+    answer(prefill, only_prompts()[1:3])
+    decode.add_request(asked[1])
+    decode.step()
+    decode.add_request(asked[2])
+    completions |= {f"{each.request_id}#{each.sample}": each for each in decode.run()}
+    assert_same_answers(completions, references(model("full")), asked)
+    assert_drained(decode)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hole_in_a_parcel_is_computed_with_all_behind_it(backend: Backend, name: str) -> None:
     channel = Torn()
