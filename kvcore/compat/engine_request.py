@@ -21,7 +21,6 @@ from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.tokens import MAX_TOKEN
 from kvcore.values import Request
 
-COUNTED = ("request_id", "num_tokens", "num_computed_tokens")
 PLACEHOLDER = 0
 """Stands for a draft whose id the engine does not know yet."""
 
@@ -53,13 +52,13 @@ class Seen:
 
 def see(request: EngineRequest) -> Seen:
     """Read id and counts. Raises WrongArgument for what is no request, InvalidCount."""
-    if not all(hasattr(request, name) for name in COUNTED):
-        expected = f"an object with {', '.join(COUNTED)}"
-        raise WrongArgument(name="request", expected=expected, value=repr(request))
+    try:
+        name, tokens, computed = request.request_id, request.num_tokens, request.num_computed_tokens
+    except AttributeError:
+        expected = "an object with request_id, num_tokens and num_computed_tokens"
+        raise WrongArgument(name="request", expected=expected, value=repr(request)) from None
     return Seen(
-        request.request_id,
-        read_count("num_tokens", request.num_tokens, 1),
-        read_count("num_computed_tokens", request.num_computed_tokens),
+        name, read_count("num_tokens", tokens, 1), read_count("num_computed_tokens", computed)
     )
 
 

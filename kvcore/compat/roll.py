@@ -48,12 +48,6 @@ class Known:
     end: int = 0
 
 
-def last_of(request: EngineRequest, num_tokens: int) -> int:
-    """The last of so many tokens of a request."""
-    (token,) = read_tokens(request, num_tokens - 1, num_tokens)
-    return int(token)
-
-
 class Roll:
     """Adds, extends and forgets requests of the core.
 
@@ -140,14 +134,19 @@ class Roll:
         """Add what is new since the request was seen last; settles drafts that were scheduled."""
         core, name = self._core, seen.name
         num_known = core.num_tokens(name)
-        if seen.num_tokens < num_known or last_of(known.request, num_known) != known.last_token:
+        if seen.num_tokens < num_known:
             return self._replace(known, seen, num_known)
-        new = read_tokens(known.request, num_known, seen.num_tokens)
+        last_and_new = read_tokens(known.request, num_known - 1, seen.num_tokens)
+        if int(last_and_new[0]) != known.last_token:
+            return self._replace(known, seen, num_known)
+        new = last_and_new[1:]
         if known.drafts:
-            new = new[self._settle(known, seen, new, num_known) :]
+            accepted = self._settle(known, seen, new, num_known)
+            known.last_token = int(last_and_new[accepted])
+            new = new[accepted:]
         if len(new):
             core.add_tokens(name, new)
-        known.last_token = last_of(known.request, seen.num_tokens)
+            known.last_token = int(new[-1])
         self._add_hashes(known, seen)
         return known
 

@@ -75,10 +75,11 @@ class Steps:
     def notice(self, seen: Seen) -> None:
         """Close the open batch if this request, or the first one of the batch, says it is over."""
         own = self._scheduled.get(seen.name)
-        over = own is not None and _is_over(own, seen)
+        over = own is not None and _is_over(own, seen.num_tokens, seen.num_computed)
         if not over and self._scheduled:
             first = next(iter(self._scheduled.values()))
-            over = _is_over(first, see(first.request))
+            request = first.request
+            over = _is_over(first, request.num_tokens, request.num_computed_tokens)
         if over:
             self.close()
 
@@ -114,5 +115,5 @@ class Steps:
         return read
 
 
-def _is_over(scheduled: Scheduled, seen: Seen) -> bool:
-    return seen.num_computed > scheduled.start or seen.num_tokens > scheduled.seen.num_tokens
+def _is_over(scheduled: Scheduled, num_tokens: int, num_computed: int) -> bool:
+    return num_computed > scheduled.start or num_tokens > scheduled.seen.num_tokens

@@ -10,7 +10,7 @@ import pytest
 
 from kvcore import Group
 from kvcore.compat import KVCacheManager
-from kvcore.errors import BeyondModelLength, TooManyTokens
+from kvcore.errors import BeyondModelLength, InvalidToken, TooManyTokens
 from tests.conftest import Backend
 from tests.unit.compat_stories import admit, finish, make
 from tests.unit.compat_worker import EngineRequest
@@ -80,6 +80,19 @@ def test_accepted_drafts_were_computed_by_the_step_before(manager: KVCacheManage
     request.output.append(0)
     request.num_computed_tokens = 0
     assert manager.get_computed_blocks(request)[1] == 8
+
+
+def test_a_wrong_token_behind_accepted_drafts_can_be_put_right(manager: KVCacheManager) -> None:
+    request = drafted(manager)
+    request.output += [6, 7, -1]
+    request.num_computed_tokens, request.spec_token_ids = 7, []
+    manager.new_step_starts()
+    with pytest.raises(InvalidToken):
+        manager.allocate_slots(request, 1)
+    assert manager.core.num_tokens("r") == 7
+    request.output[-1] = 9
+    assert manager.allocate_slots(request, 1) is not None
+    assert manager.core.num_tokens("r") == 8
 
 
 def test_asking_twice_in_a_step_gives_nothing_new(manager: KVCacheManager) -> None:
