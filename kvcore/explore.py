@@ -144,7 +144,7 @@ class Explorer:
                     outcome = self._judged(name, opened, partial(self._perform, before, call))
                     if outcome is not None:
                         longer.append((*path, Step(before, call, outcome)))
-            yield from longer
+                        yield longer[-1]
             paths = longer
 
     def _judged(self, name: bytes, steps: tuple[Step, ...], make: Callable[[], T]) -> T | None:

@@ -115,7 +115,7 @@ class Ghost:
                     seen = skipped_tokens(group, request.num_accepted)
                     for position, node in enumerate(held):
                         block = table[position // group.block_size]
-                        if position >= seen or not self._is_null(block):
+                        if position >= seen or not self._is_null(tier, block):
                             slot = position % group.block_size
                             yield "KV-READ", (tier, block), slot, (node, index)
         for key, blocks in state.device.index.items():
@@ -179,7 +179,7 @@ class Ghost:
 
     def _put(self, group: Group, table: list[int], position: int, content: Content) -> None:
         block = table[position // group.block_size]
-        if not self._is_null(block):
+        if not self._is_null("device", block):
             self._slots(("device", block))[position % group.block_size] = content
 
     def _spread(self, state: State, writes: Sequence[Write]) -> None:
@@ -217,8 +217,8 @@ class Ghost:
         for index, group in enumerate(self._config.groups):
             yield index, group, self.tables.get((request.row, index), [])
 
-    def _is_null(self, block: int) -> bool:
-        return block < self._null or block == NO_HOST_BLOCK
+    def _is_null(self, tier: Tier, block: int) -> bool:
+        return block < self._null if tier == "device" else block == NO_HOST_BLOCK
 
     def _slots(self, place: Place) -> list[Content]:
         return self.contents.setdefault(place, [None] * self._size)

@@ -167,8 +167,7 @@ def resumes(state: State, request_id: str, num_tokens: int) -> bool:
     """Whether a request still has, in every group, the blocks that the query behind so many tokens
     sees or shares.
     """
-    request = state.requests[request_id]
-    tables = request.host_tables or request.tables
+    tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):
         if not group.is_windowed:
             continue

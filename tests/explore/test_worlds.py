@@ -7,6 +7,8 @@ world is explored. Say which in the commit that changes one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcore import Group
@@ -16,8 +18,12 @@ from tests.conftest import need_twin
 from tests.explore.worlds import Parity, world
 
 GROUP = Group(2)
+SLOT = Group(1)
+WINDOW = Group(1, kind="sliding_window", window=2)
+CHUNKS = Group(1, kind="chunked_local", window=2)
 BASIC_GOALS = ("Evict", "Touch", "sharing", "CopyOnWrite", "duplicates", "refused later")
 SWAP_CALLS = ("swap_out", "swap_in")
+LOADS: dict[str, Any] = {"num_external": 1, "loads_fail": True}
 
 
 def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Report:
@@ -56,8 +62,87 @@ def test_uncached_first_is_right_on_every_edge() -> None:
 
 
 def test_two_groups_with_a_null_block_are_right_on_every_edge() -> None:
-    where = world(5, 2, 3, groups=(GROUP, GROUP), null_block=True, num_preallocate_tokens=2)
+    where = world(4, 2, 3, groups=(GROUP, GROUP), null_block=True, num_preallocate_tokens=2)
     explore(where, 671, 5265, "Evict", "Touch", "sharing", "CopyOnWrite", "duplicates")
+
+
+def test_a_full_and_a_windowed_group_are_right_on_every_edge() -> None:
+    where = world(4, 2, 3, groups=(SLOT, WINDOW), enable_events=True)
+    explore(where, 949, 8100, "Evict", "Touch", "sharing", "duplicates", "trim", "refused never")
+
+
+def test_groups_of_two_block_sizes_are_right_on_every_edge() -> None:
+    where = world(4, 2, 3, groups=(GROUP, WINDOW), without=("reset_prefix_cache",))
+    explore(where, 2139, 14977, *BASIC_GOALS, "trim")
+
+
+def test_chunks_are_right_on_every_edge() -> None:
+    where = world(2, 2, 3, groups=(CHUNKS,), without=("fork", "append", "reset_prefix_cache"))
+    explore(where, 1089, 8393, "Evict", "Touch", "sharing", "trim", "refused later")
+
+
+def test_dropping_the_last_hit_is_right_on_every_edge() -> None:
+    where = world(6, 1, 3, use_eagle=True, groups=(Group(1, eagle=True), WINDOW))
+    explore(where, 437, 1951, "Evict", "Touch", "trim")
+
+
+def test_drafts_accepted_in_any_number_are_right_on_every_edge() -> None:
+    where = world(2, 2, 3, num_drafts=2)
+    explore(where, 1432, 13542, *BASIC_GOALS, "add_drafts", "accept", "DraftsPending")
+
+
+def test_drafts_behind_a_window_are_right_on_every_edge() -> None:
+    where = world(2, 2, 3, num_drafts=2, groups=(WINDOW,), without=("fork",))
+    explore(where, 1142, 11206, "Evict", "Touch", "accept", "trim")
+
+
+def test_external_tokens_that_fail_to_come_are_right_on_every_edge() -> None:
+    where = world(4, 2, 2, groups=(SLOT, WINDOW), **LOADS)
+    explore(where, 732, 8615, "Evict", "Touch", "sharing", "rewind", "trim", "refused later")
+
+
+def test_hits_on_tokens_that_fail_to_come_are_right_on_every_edge_of_two_calls_a_batch() -> None:
+    without = ("fork", "append", "remove_request", "reset_prefix_cache")
+    where = world(2, 2, 2, groups=(SLOT,), calls_per_batch=2, without=without, **LOADS)
+    explore(where, 108, 7406, "Evict", "Touch", "sharing", "rewind", "HeldByOthers")
+
+
+def test_delayed_caching_of_external_tokens_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, "cache_blocks", delays=(True,), **LOADS)
+    explore(where, 885, 11729, *BASIC_GOALS, "cache_blocks", "rewind")
+
+
+def test_delayed_caching_of_duplicates_that_merge_is_right_on_every_edge() -> None:
+    where = world(
+        *(2, 2, 2, "cache_blocks"),
+        groups=(SLOT,),
+        delays=(False, True),
+        duplicates="merge",
+        calls_per_batch=2,
+        without=("fork", "append", "reset_prefix_cache"),
+    )
+    explore(where, 203, 13136, "Evict", "Touch", "sharing", "merge", "cache_blocks")
+
+
+def test_a_watermark_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, watermark_blocks=1)
+    explore(where, 534, 4283, "Evict", "CopyOnWrite", "refused later", "refused never")
+
+
+def test_cutting_and_rewinding_behind_a_window_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, "truncate", "rewind", groups=(WINDOW,))
+    explore(where, 993, 9701, "Evict", "truncate", "rewind", "HeldByOthers", "trim")
+
+
+def test_swapping_behind_a_window_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, *SWAP_CALLS, num_host_blocks=2, groups=(WINDOW,), enable_caching=False)
+    explore(where, 529, 3635, "SwapOut", "SwapIn", "sharing", "trim", "refused later")
+
+
+def test_salts_are_right_on_every_edge() -> None:
+    kinds: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "one"}, {"cache_salt": "two"})
+    where = world(2, 2, 2, num_letters=1, kinds_of_requests=kinds, enable_events=True)
+    explore(where, 186, 1164, "Evict", "duplicates", "CopyOnWrite")
 
 
 @pytest.mark.slow
@@ -82,3 +167,95 @@ def test_leaving_the_open_batch_is_right_on_every_edge_of_three_calls_a_batch() 
 @pytest.mark.slow
 def test_four_blocks_two_requests_four_tokens_are_right_on_every_edge() -> None:
     explore(world(4, 2, 4, enable_events=True), 81886, 818809, *BASIC_GOALS)
+
+
+@pytest.mark.slow
+def test_full_and_windowed_groups_of_whole_blocks_are_right_on_every_edge() -> None:
+    where = world(4, 2, 4, groups=(GROUP, Group(2, kind="sliding_window", window=2)))
+    explore(where, 5005, 48432, *BASIC_GOALS, "trim")
+
+
+@pytest.mark.slow
+def test_two_block_sizes_of_longer_requests_are_right_on_every_edge() -> None:
+    where = world(4, 2, 4, groups=(GROUP, WINDOW))
+    explore(where, 6411, 61271, *BASIC_GOALS, "trim", "refused never")
+
+
+@pytest.mark.slow
+def test_full_and_windowed_groups_are_right_on_every_edge_of_two_calls_a_batch() -> None:
+    where = world(4, 2, 2, groups=(SLOT, WINDOW), calls_per_batch=2)
+    explore(where, 426, 22112, "Evict", "Touch", "sharing", "duplicates")
+
+
+@pytest.mark.slow
+def test_dropping_the_last_hit_is_right_on_every_edge_of_two_requests() -> None:
+    where = world(3, 2, 3, use_eagle=True, groups=(SLOT,))
+    explore(where, 2396, 18593, "Evict", "Touch", "sharing", "duplicates", "refused later")
+
+
+@pytest.mark.slow
+def test_drafts_of_longer_requests_are_right_on_every_edge() -> None:
+    explore(world(2, 2, 4, num_drafts=2), 3404, 40246, *BASIC_GOALS, "accept", "DraftsPending")
+
+
+@pytest.mark.slow
+def test_cutting_requests_with_drafts_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, "truncate", "rewind", num_drafts=1, without=("fork", "append"))
+    explore(where, 1211, 11907, "Evict", "Touch", "accept", "truncate", "rewind", "HeldByOthers")
+
+
+@pytest.mark.slow
+def test_two_external_tokens_that_fail_to_come_are_right_on_every_edge() -> None:
+    where = world(2, 2, 4, num_external=2, loads_fail=True)
+    explore(where, 1383, 36625, *BASIC_GOALS, "rewind")
+
+
+@pytest.mark.slow
+def test_external_tokens_behind_a_window_are_right_on_every_edge() -> None:
+    where = world(
+        *(2, 2, 3, "remove_skipped_blocks"), num_external=2, loads_fail=True, groups=(WINDOW,)
+    )
+    explore(where, 2249, 48881, "Evict", "Touch", "rewind", "trim", "remove_skipped_blocks")
+
+
+@pytest.mark.slow
+def test_delayed_caching_of_longer_requests_is_right_on_every_edge() -> None:
+    where = world(2, 2, 4, "cache_blocks", delays=(True, False), enable_events=True)
+    explore(where, 2258, 30285, *BASIC_GOALS, "cache_blocks")
+
+
+@pytest.mark.slow
+def test_a_watermark_over_three_blocks_is_right_on_every_edge() -> None:
+    explore(world(3, 2, 3, watermark_blocks=1), 2944, 23640, *BASIC_GOALS)
+
+
+@pytest.mark.slow
+def test_cutting_whole_blocks_behind_a_window_is_right_on_every_edge() -> None:
+    group = Group(2, kind="sliding_window", window=2)
+    where = world(2, 2, 4, "truncate", "rewind", groups=(group,))
+    explore(where, 3590, 42201, *BASIC_GOALS, "truncate", "rewind", "HeldByOthers", "trim")
+
+
+@pytest.mark.slow
+def test_rewinding_behind_a_window_is_right_on_every_edge_of_two_calls_a_batch() -> None:
+    where = world(
+        2, 2, 3, "rewind", groups=(WINDOW,), calls_per_batch=2, without=("fork", "append")
+    )
+    explore(where, 890, 83969, "Evict", "Touch", "rewind", "HeldByOthers", "trim")
+
+
+@pytest.mark.slow
+def test_swapping_two_requests_behind_a_window_is_right_on_every_edge() -> None:
+    where = world(2, 2, 3, *SWAP_CALLS, num_host_blocks=1, groups=(WINDOW,))
+    explore(where, 3029, 23869, "Evict", "SwapOut", "SwapIn", "trim", "refused later")
+
+
+@pytest.mark.slow
+def test_chunks_of_two_requests_are_right_on_every_edge() -> None:
+    where = world(2, 2, 4, groups=(CHUNKS,))
+    explore(where, 4928, 47082, "Evict", "Touch", "sharing", "trim", "refused later")
+
+
+@pytest.mark.slow
+def test_lookahead_is_right_on_every_edge() -> None:
+    explore(world(2, 2, 4, num_lookahead=1), 1420, 20353, *BASIC_GOALS, "refused never")

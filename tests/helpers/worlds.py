@@ -123,8 +123,8 @@ def requests(draw: st.DrawFn, state: State, name: str, *, most: int) -> Request:
     config = state.config
     prompt = draw(tokens(config, most=most))
     known = sorted(state.requests)
-    if known and draw(st.booleans()):
-        other: list[int] = list(state.requests[draw(st.sampled_from(known))].tokens)
+    if draw(st.booleans()) and known:
+        other = list(state.requests[draw(st.sampled_from(known))].tokens)
         prompt = (other + prompt)[: draw(st.integers(max(1, len(other) // 2), most))]
     if draw(st.sampled_from([True, True, True, False])):
         return Request(name, prompt)
