@@ -7,8 +7,6 @@
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
 //! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
 
-use std::vec::IntoIter;
-
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
@@ -169,8 +167,7 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     }
     if state.batch.records.get(row).is_none() {
         let num_computed_before = state[row].num_computed;
-        let record = BatchRecord { num_computed_before, published: Vec::new() };
-        state.batch.records.insert_new(row, record);
+        state.batch.records.insert_new(row, BatchRecord::new(num_computed_before));
     }
     apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
@@ -214,7 +211,12 @@ fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
 }
 
 /// Make one block of a table fit to be written.
-fn apply_rewrite(state: &mut State, row: Row, rewrite: Rewrite, fresh: &mut IntoIter<BlockId>) {
+fn apply_rewrite(
+    state: &mut State,
+    row: Row,
+    rewrite: Rewrite,
+    fresh: &mut impl Iterator<Item = BlockId>,
+) {
     let Rewrite { group, position, shared, copied } = rewrite;
     let block = state[row].tables[group as usize][position as usize];
     if !shared {

@@ -14,8 +14,7 @@ use crate::state::{Merge, State};
 pub fn take_batch(state: &mut State) -> Batch {
     let taken = close(state.batch.number, &state.effects.commands);
     state.effects.commands.clear();
-    state.batch.number += 1;
-    state.batch.records.clear();
+    state.batch.advance();
     for merge in std::mem::take(&mut state.batch.merges) {
         apply_merge(state, &merge);
     }

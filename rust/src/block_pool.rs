@@ -9,6 +9,7 @@
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
 
 use crate::commands::Command;
 use crate::config::Eviction;
@@ -20,20 +21,25 @@ use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::values::{Admitted, Reason, Refused};
 
+/// Blocks that were taken: few in most steps, so they need no room on the heap.
+pub type Taken = SmallVec<[BlockId; 8]>;
+
 /// All blocks of one tier.
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     /// 1 where block 0 is the null block, else 0.
     first_block: u32,
     eviction: Eviction,
-    /// Owners of each block, pins included.
-    pub(crate) ref_counts: Vec<u32>,
-    pub(crate) keys: Vec<Option<Key>>,
+    /// Owners of each block, pins included; `KEYED` is added where it has a key.
+    owners: Vec<u32>,
     pub(crate) queue: FreeQueue,
     pub(crate) index: HashIndex,
     /// Block to its number of pins.
     pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
 }
+
+/// One word says of a block all that is asked of it when it is written or released.
+const KEYED: u32 = 1 << 31;
 
 /// An empty pool, whose blocks are first taken lowest first.
 #[must_use]
@@ -42,10 +48,9 @@ pub fn make_pool(num_blocks: u32, null_block: bool, eviction: Eviction) -> Block
     BlockPool {
         first_block,
         eviction,
-        ref_counts: vec![0; num_blocks as usize],
-        keys: vec![None; num_blocks as usize],
+        owners: vec![0; num_blocks as usize],
         queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
-        index: HashIndex::default(),
+        index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
     }
 }
@@ -54,7 +59,7 @@ impl BlockPool {
     /// Blocks of the pool, the null block included.
     #[must_use]
     pub fn num_blocks(&self) -> u32 {
-        self.ref_counts.len() as u32
+        self.owners.len() as u32
     }
 
     /// Blocks that can have an owner.
@@ -78,7 +83,13 @@ impl BlockPool {
     /// Owners of a block, pins included.
     #[must_use]
     pub fn ref_count(&self, block: BlockId) -> u32 {
-        self.ref_counts[block.index()]
+        self.owners[block.index()] & !KEYED
+    }
+
+    /// Whether a block has one owner and no key, so that it can be written in place.
+    #[must_use]
+    pub fn is_writable(&self, block: BlockId) -> bool {
+        self.owners[block.index()] == 1
     }
 
     /// Pins of a block.
@@ -90,7 +101,7 @@ impl BlockPool {
     /// The key of a block.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<&Key> {
-        self.keys[block.index()].as_ref()
+        (self.owners[block.index()] >= KEYED).then(|| self.index.key(block))
     }
 
     /// The blocks without owner, in the order in which they leave.
@@ -100,14 +111,14 @@ impl BlockPool {
     }
 
     /// Give so many blocks from the front one owner each; evicts those that have a key.
-    pub fn take(&mut self, count: u32, effects: &mut Effects) -> Vec<BlockId> {
+    pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let mut blocks = Vec::with_capacity(count as usize);
+        let mut blocks = Taken::with_capacity(count as usize);
         for _ in 0..count {
             let Some(block) = self.queue.front() else { break };
             self.queue.remove(block);
             self.unpublish(block, effects);
-            self.ref_counts[block.index()] = 1;
+            self.owners[block.index()] = 1;
             effects.emit(Command::Allocate { block });
             blocks.push(block);
         }
@@ -120,18 +131,18 @@ impl BlockPool {
             self.queue.remove(block);
             effects.emit(Command::Touch { block });
         }
-        self.ref_counts[block.index()] += 1;
+        self.owners[block.index()] += 1;
     }
 
     /// Take one owner from each; those left without join the free queue in the order given.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
         for block in blocks {
             debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
-            self.ref_counts[block.index()] -= 1;
+            self.owners[block.index()] -= 1;
             if self.ref_count(block) > 0 {
                 continue;
             }
-            let cached = self.key(block).is_some();
+            let cached = self.owners[block.index()] == KEYED;
             if self.eviction == Eviction::UncachedFirst && !cached {
                 self.queue.prepend(block);
             } else {
@@ -144,13 +155,19 @@ impl BlockPool {
     /// Make a block findable under a key.
     pub fn publish(&mut self, block: BlockId, key: Key) {
         debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
-        self.keys[block.index()] = Some(key);
+        self.owners[block.index()] |= KEYED;
         self.index.insert(key, block);
+    }
+
+    /// Give a block so many owners, pins included.
+    pub(crate) fn restore(&mut self, block: BlockId, ref_count: u32) {
+        self.owners[block.index()] = ref_count & !KEYED;
     }
 
     /// Forget the key of a block, if it has one; its place in the free queue stays.
     pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
-        let Some(key) = self.keys[block.index()].take() else { return };
+        let Some(&key) = self.key(block) else { return };
+        self.owners[block.index()] &= !KEYED;
         effects.emit(Command::Evict { block, key });
         if self.index.remove(&key, block) {
             effects.announce_removed(&key);
@@ -159,7 +176,7 @@ impl BlockPool {
 
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
-        self.keys.fill(None);
+        self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
         effects.emit(Command::EvictAll);
     }
@@ -231,7 +248,7 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted
         let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
         return Err(Refused::new(reason, u64::from(count), pool.num_free()));
     }
-    Ok(pool.take(count, effects))
+    Ok(pool.take(count, effects).into_vec())
 }
 
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.

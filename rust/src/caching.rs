@@ -14,7 +14,7 @@ use crate::config::{Config, Duplicates};
 use crate::errors::Error;
 use crate::events::{News, Stored};
 use crate::ids::{BlockId, Row};
-use crate::state::{Merge, Published, RequestState, State, request_mut};
+use crate::state::{Merge, RequestState, State, request_mut};
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///
@@ -101,10 +101,9 @@ fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool
     }
     state.device.publish(block, key);
     let written = (position + 1) * state.config.groups[group as usize].block_size;
-    if let Some(record) = state.batch.records.get_mut(row)
-        && written > record.num_computed_before
-    {
-        record.published.push(Published { group, position, block, key });
+    let record = state.batch.records.get(row);
+    if record.is_some_and(|record| written > record.num_computed_before) {
+        state.batch.note_published(row, (group, position), block, key);
     }
     true
 }

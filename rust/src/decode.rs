@@ -21,9 +21,7 @@ use crate::free_queue::make_free_queue;
 use crate::groups::{Group, KINDS};
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
-use crate::state::{
-    BatchRecord, MAX_OPERATION, Merge, Operation, Published, State, Table, make_state,
-};
+use crate::state::{BatchRecord, MAX_OPERATION, Merge, Operation, State, Table, make_state};
 use crate::values::PrefixCacheStats;
 
 /// Bytes that are being read.
@@ -246,11 +244,10 @@ fn read_pool(
     let mut pool = make_pool(num_blocks, null_block, config.eviction);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {
-        pool.ref_counts[block.index()] = source.u32()?;
+        let ref_count = source.u32()?;
+        pool.restore(block, ref_count);
         if source.flag()? {
-            let key = source.key()?;
-            pool.keys[block.index()] = Some(key);
-            ranked.push((key, source.u32()?, block));
+            ranked.push((source.key()?, source.u32()?, block));
         }
     }
     let order = source.blocks(num_blocks)?;
@@ -263,7 +260,7 @@ fn read_pool(
         if pool.index.get(&key).len() != rank as usize {
             return Err(source.damaged("the blocks of a key are not ranked from 0"));
         }
-        pool.index.insert(key, block);
+        pool.publish(block, key);
     }
     let pinned = source.blocks(num_blocks)?;
     let counts = source.numbers()?;
@@ -285,12 +282,11 @@ fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         if state.requests[row.index()].is_none() {
             return Err(source.damaged("a free row is in the open batch"));
         }
-        let num_computed_before = source.u32()?;
-        let published = source.list(|source| {
+        state.batch.records.insert_new(row, BatchRecord::new(source.u32()?));
+        for _ in 0..source.u32()? {
             let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
-            Ok(Published { group, position, block, key: source.key()? })
-        })?;
-        state.batch.records.insert_new(row, BatchRecord { num_computed_before, published });
+            state.batch.note_published(row, (group, position), block, source.key()?);
+        }
     }
     state.batch.merges = source.list(|source| {
         let request_id = Arc::from(source.name()?);

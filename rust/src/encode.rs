@@ -166,12 +166,12 @@ fn write_config(out: &mut Writer, config: &Config) {
 }
 
 fn write_pool(out: &mut Writer, pool: &BlockPool) {
-    for (block, (&ref_count, key)) in (0..).zip(pool.ref_counts.iter().zip(&pool.keys)) {
-        out.u32(ref_count);
-        out.flag(key.is_some());
-        if let Some(key) = key {
+    for block in (0..pool.num_blocks()).map(BlockId) {
+        out.u32(pool.ref_count(block));
+        out.flag(pool.key(block).is_some());
+        if let Some(key) = pool.key(block) {
             out.sized(&key.0);
-            let rank = pool.index.get(key).iter().position(|&each| each == BlockId(block));
+            let rank = pool.index.get(key).iter().position(|&each| each == block);
             out.count(rank.expect("IDX-COMPLETE: a block is found under its key"));
         }
     }
@@ -230,8 +230,8 @@ fn write_batch(out: &mut Writer, state: &State) {
     for row in rows {
         let record = batch.records.get(row).expect("its row was among the keys");
         out.u32(record.num_computed_before);
-        out.count(record.published.len());
-        for item in &record.published {
+        out.count(batch.published_by(record).count());
+        for item in batch.published_by(record) {
             [item.group, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
             out.sized(&item.key.0);
         }

@@ -32,6 +32,7 @@ pub mod hashing;
 pub mod hits;
 pub mod ids;
 mod message;
+pub mod open_batch;
 pub mod operations;
 pub mod pins;
 pub mod plan;

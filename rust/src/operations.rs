@@ -8,14 +8,12 @@
 //! is not scheduled. Commands run before the forward pass, so what the open batch writes cannot be
 //! stored yet. Twin: kvcore/operations.py.
 
-use hashbrown::HashSet;
-
 use crate::allocate::commit;
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
 use crate::errors::Error;
-use crate::ids::{BlockId, Row};
+use crate::ids::Row;
 use crate::plan::plan_allocation;
 use crate::release::cut_tables;
 use crate::state::{MAX_OPERATION, Operation, State};
@@ -26,9 +24,7 @@ use crate::window::apply_trims;
 ///
 /// Fails with UnknownBlock, NotPublished, InOpenBatch.
 pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
-    let records = state.batch.records.values();
-    let unwritten: HashSet<BlockId> =
-        records.flat_map(|record| &record.published).map(|item| item.block).collect();
+    let unwritten = state.batch.unwritten();
     let check = |&number: &i64| {
         let block = state.device.check_block(number)?;
         let Some(&key) = state.device.key(block) else {
@@ -185,6 +181,7 @@ mod tests {
     use super::*;
     use crate::batch::take_batch;
     use crate::config::Config;
+    use crate::ids::BlockId;
     use crate::release::free;
     use crate::requests::add_request;
     use crate::state::make_state;

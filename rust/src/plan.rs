@@ -10,13 +10,15 @@
 //! key. Hits in the free queue cost capacity, since they are about to leave it. Source: S000-01 to
 //! S000-20, S004-07; design, 7.5. Twin: kvcore/plan.py.
 
+use smallvec::SmallVec;
+
 use crate::asked::{Asked, check_asked, read_asked};
 use crate::errors::Error;
 use crate::groups::{Group, skipped_blocks};
 use crate::ids::{BlockId, Row};
 use crate::state::{NULL_BLOCK, RequestState, State, Table};
 use crate::values::{Reason, Refused};
-use crate::window::{Trim, num_freed, plan_trims, visible_from};
+use crate::window::{Trims, num_freed, plan_trims, visible_from};
 
 /// A block of the request that is about to be written although it is shared or keyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +54,11 @@ pub struct Plan {
     /// Computed, hit, external and new tokens.
     pub num_scheduled: u32,
     /// What falls behind a window.
-    pub trims: Vec<Trim>,
+    pub trims: Trims,
     /// In table order.
     pub rewrites: Vec<Rewrite>,
     /// One a group; empty where no table grows, as in most steps.
-    pub growth: Vec<Growth>,
+    pub growth: SmallVec<[Growth; 4]>,
 }
 
 /// An allocation that does not fit, and the trim that it leaves behind.
@@ -67,7 +69,7 @@ pub struct Refusal {
     /// What the call gives.
     pub refused: Refused,
     /// What falls behind a window.
-    pub trims: Vec<Trim>,
+    pub trims: Trims,
 }
 
 /// Tokens of an allocation.
@@ -111,7 +113,7 @@ pub fn plan_allocation(
         let (needed, most) = gate_need(state, request, asked, &hits, &lengths);
         let available = i64::from(state.device.num_free());
         if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
-            return Ok(Err(Refusal { row, refused, trims: Vec::new() }));
+            return Ok(Err(Refusal { row, refused, trims: Trims::new() }));
         }
     }
     let trims = plan_trims(state, row, lengths.seen_from);
@@ -141,7 +143,7 @@ pub fn takes_nothing(state: &State, row: Row) -> bool {
         let Some(&block) = table.get((local / group.block_size) as usize) else { return false };
         let skipped = skipped_blocks(group, seen_from) as usize;
         let trimmed = skipped == 0 || state.is_null(table[skipped - 1]);
-        trimmed && state.device.ref_count(block) == 1 && state.device.key(block).is_none()
+        trimmed && state.device.is_writable(block)
     })
 }
 
@@ -152,9 +154,9 @@ pub fn empty_plan(state: &State, row: Row) -> Plan {
         row,
         hits: Vec::new(),
         num_scheduled: state[row].num_computed + 1,
-        trims: Vec::new(),
+        trims: Trims::new(),
         rewrites: Vec::new(),
-        growth: Vec::new(),
+        growth: SmallVec::new(),
     };
     debug_assert_eq!(plan_allocation(state, row, &Asked::new(1)), Ok(Ok(plan.clone())));
     plan
@@ -199,11 +201,12 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
         let last = lengths.slots.div_ceil(size).min(table.len() as u32);
         for position in first..last {
             let block = table[position as usize];
-            let shared = state.device.ref_count(block) > 1;
-            if shared || state.device.key(block).is_some() {
-                let copied = shared && lengths.local > position * size;
-                rewrites.push(Rewrite { group: index, position, shared, copied });
+            if state.device.is_writable(block) {
+                continue;
             }
+            let shared = state.device.ref_count(block) > 1;
+            let copied = shared && lengths.local > position * size;
+            rewrites.push(Rewrite { group: index, position, shared, copied });
         }
     }
     rewrites
@@ -217,15 +220,15 @@ pub fn plan_growth(
     asked: &Asked,
     hits: &[Vec<BlockId>],
     lengths: &Lengths,
-) -> Vec<Growth> {
+) -> SmallVec<[Growth; 4]> {
     let covers = |(group, table): (&Group, &Table)| {
         let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { lengths.slots };
         table.len() as u64 * u64::from(group.block_size) >= u64::from(num_tokens)
     };
     if state.config.groups.iter().zip(&request.tables).all(covers) {
-        return Vec::new();
+        return SmallVec::new();
     }
-    let mut growth = Vec::with_capacity(request.tables.len());
+    let mut growth = SmallVec::new();
     for (index, group) in state.config.groups.iter().enumerate() {
         let (size, held) = (group.block_size, num_held(request, hits, index));
         if group.is_cross() {

@@ -54,7 +54,7 @@ pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error>
     let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
     let mut others: BTreeSet<&str> = BTreeSet::new();
     let records = leaving.iter().filter_map(|&row| state.batch.records.get(row));
-    for item in records.flat_map(|record| &record.published) {
+    for item in records.flat_map(|record| state.batch.published_by(record)) {
         if state.device.ref_count(item.block) < 2 {
             continue;
         }
@@ -87,12 +87,12 @@ fn counts_on(state: &State, row: Row, item: &Published) -> bool {
 /// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.records.remove(row) else { return };
-    for item in &record.published {
-        if state.device.key(item.block) == Some(&item.key) {
-            state.device.unpublish(item.block, &mut state.effects);
+    let State { config, device, effects, requests, batch, .. } = state;
+    for item in batch.published_by(&record) {
+        if device.key(item.block) == Some(&item.key) {
+            device.unpublish(item.block, effects);
         }
     }
-    let State { config, requests, batch, .. } = state;
     let request_id = &request_mut(requests, row).request_id;
     batch.merges.retain(|merge| !is_unwritten(config, merge, &record, request_id));
     cut_tables(state, row, record.num_computed_before);

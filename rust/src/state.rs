@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
@@ -119,6 +119,8 @@ pub struct Published {
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
+    /// The place of the next one of the same request.
+    pub(crate) next: Option<u32>,
 }
 
 /// What the open batch did for a request that it schedules.
@@ -126,7 +128,8 @@ pub struct Published {
 pub struct BatchRecord {
     /// The count before the request's first slots in the batch, and before its hits.
     pub(crate) num_computed_before: u32,
-    pub(crate) published: Vec<Published>,
+    /// The places of the first and the last of its keys.
+    pub(crate) published: Option<(u32, u32)>,
 }
 
 /// A full block whose key another block held when it was filled (`Duplicates::Merge`).
@@ -157,6 +160,8 @@ pub struct Operation {
 pub struct OpenBatch {
     pub(crate) number: u64,
     pub(crate) records: RowMap<BatchRecord>,
+    /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
+    pub(crate) published: Vec<Published>,
     pub(crate) merges: Vec<Merge>,
 }
 
@@ -268,7 +273,7 @@ impl State {
     /// The rows of the requests of these ids. Fails with UnknownRequest, RepeatedRequest.
     pub fn distinct(&self, request_ids: &[&str]) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::with_capacity(request_ids.len());
-        let mut seen = hashbrown::HashSet::new();
+        let mut seen = HashSet::new();
         for &request_id in request_ids {
             let row = self.request(request_id)?;
             if !seen.insert(row) {

@@ -127,9 +127,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
 
 /// Host block to the device block that has its content, None where it must be copied.
 fn find_hits(state: &State, rows: &[Row]) -> Hits {
-    let records = state.batch.records.values();
-    let unwritten: HashSet<BlockId> =
-        records.flat_map(|record| &record.published).map(|item| item.block).collect();
+    let unwritten = state.batch.unwritten();
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
     for request in rows.iter().map(|&row| &state[row]) {

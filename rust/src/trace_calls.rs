@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::errors::Error;
 use crate::events::Event;
 use crate::extra_keys::{LoRA, MediaItem};
+use crate::ids::BlockId;
 use crate::state::{State, make_state};
 use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
@@ -343,19 +344,20 @@ impl Runner {
 
     fn owners(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
-        let counts = self.state.device.ref_counts.iter().enumerate();
+        let pool = &self.state.device;
+        let counts = (0..pool.num_blocks()).map(|block| (block, pool.ref_count(BlockId(block))));
         text(listed(
-            counts.filter(|(_, count)| **count > 0).map(|(b, count)| format!("{b}:{count}")),
+            counts.filter(|(_, count)| *count > 0).map(|(b, count)| format!("{b}:{count}")),
         ))
     }
 
     fn keys(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
-        let keys = self.state.device.keys.iter().enumerate();
-        let write = |(block, key): (usize, &Option<_>)| {
-            key.as_ref().map(|key| format!("{block}{}", self.names.key(key)))
+        let write = |block| {
+            let key = self.state.device.key(BlockId(block));
+            key.map(|key| format!("{block}{}", self.names.key(key)))
         };
-        text(listed(keys.filter_map(write)))
+        text(listed((0..self.state.device.num_blocks()).filter_map(write)))
     }
 
     fn table(&mut self, words: &[&str]) -> Called {

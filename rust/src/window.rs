@@ -6,11 +6,16 @@
 //! pass sees is not given back before the batch is taken. Source: S000-15, 16, 39, 40; S001-80.
 //! Twin: kvcore/window.py.
 
+use smallvec::SmallVec;
+
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::skipped_blocks;
 use crate::ids::{BlockId, Row};
 use crate::state::{NULL_BLOCK, State, request_mut};
+
+/// At most one a group: few groups have a window, so they need no room on the heap.
+pub type Trims = SmallVec<[Trim; 4]>;
 
 /// Positions [first, end) of a group's table that become the null block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +68,11 @@ pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
 
 /// What no query at seen_from or later sees and is still held. Changes nothing.
 #[must_use]
-pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Vec<Trim> {
-    let mut trims = Vec::new();
+pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
+    let mut trims = Trims::new();
+    if !state.has_windows {
+        return trims;
+    }
     for ((index, group), table) in (0..).zip(&state.config.groups).zip(&state[row].tables) {
         if !group.is_windowed() {
             continue;

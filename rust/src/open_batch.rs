@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The keys that the open batch published, by request.
+//!
+//! Rules: they lie in one column, so that noting one costs no allocation, and each names the next
+//! one of its request. Those of a request that left stay until the batch is taken, out of reach.
+
+use hashbrown::HashSet;
+
+use crate::hashing::Key;
+use crate::ids::{BlockId, Row};
+use crate::state::{BatchRecord, OpenBatch, Published};
+
+impl BatchRecord {
+    /// The record of a request that had computed so many tokens.
+    #[must_use]
+    pub fn new(num_computed_before: u32) -> Self {
+        BatchRecord { num_computed_before, published: None }
+    }
+}
+
+impl OpenBatch {
+    /// Note a key that was published for content that the batch writes for a request.
+    pub(crate) fn note_published(
+        &mut self,
+        row: Row,
+        (group, position): (u32, u32),
+        block: BlockId,
+        key: Key,
+    ) {
+        let Some(record) = self.records.get_mut(row) else { return };
+        let place = self.published.len() as u32;
+        if let Some((_, last)) = record.published {
+            self.published[last as usize].next = Some(place);
+        }
+        record.published = Some((record.published.map_or(place, |(first, _)| first), place));
+        self.published.push(Published { group, position, block, key, next: None });
+    }
+
+    /// What a request published, in order.
+    pub(crate) fn published_by(
+        &self,
+        record: &BatchRecord,
+    ) -> impl Iterator<Item = &Published> + use<'_> {
+        let at = |place: u32| &self.published[place as usize];
+        let first = record.published.map(|(first, _)| at(first));
+        std::iter::successors(first, move |item| item.next.map(at))
+    }
+
+    /// The blocks whose content the batch writes and that it published.
+    pub(crate) fn unwritten(&self) -> HashSet<BlockId> {
+        let all = self.records.values().flat_map(|record| self.published_by(record));
+        all.map(|item| item.block).collect()
+    }
+
+    /// Open the next batch.
+    pub(crate) fn advance(&mut self) {
+        self.number += 1;
+        self.records.clear();
+        self.published.clear();
+    }
+}
