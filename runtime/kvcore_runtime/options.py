@@ -80,6 +80,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     pool.add_argument("--backend", choices=("rust", "python"), help="default: rust where built")
     pool.add_argument("--guard", action="store_true", help="check every read of a block")
+    _add_engine(parser)
+    _add_sampling(parser)
+    _add_results(parser)
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--token-budget",
@@ -100,9 +107,6 @@ def make_parser() -> argparse.ArgumentParser:
         default="swap",
         help="how the youngest gives way; swap (default) recomputes where the host tier is full",
     )
-    _add_sampling(parser)
-    _add_results(parser)
-    return parser
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
