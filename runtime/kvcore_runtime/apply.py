@@ -99,7 +99,8 @@ class Runtime:
             raise BatchOutOfOrder(number=batch.number, expected=self.next_number)
         columns = batch_columns(batch)
         moves = _check(self.cache, batch.number, columns)
-        transfers = read_transfers(batch, columns)
+        has_transfers = any(each.kind in TRANSFERS for each in moves)
+        transfers = read_transfers(batch, columns) if has_transfers else []
         if transfers and self.external is None:
             raise NoTier(number=batch.number, operation=transfers[0].operation)
         planned = self.tables.plan(columns)

@@ -78,7 +78,7 @@ class PagedAttention:
         self._slots = (block_ids, slots - block_ids * self._block_size)
         spans = [
             range(first // self._block_size, -(-seq_len // self._block_size))
-            for first, seq_len in zip(self.step.first_keys(), self.step.seq_lens, strict=True)
+            for first, seq_len in zip(self.step.first_keys, self.step.seq_lens, strict=True)
         ]
         block_ids = _listed_blocks(block_tables.to(keys.device), spans)
         block_bytes = keys[0].numel() * keys.element_size()

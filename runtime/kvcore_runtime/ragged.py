@@ -37,7 +37,7 @@ class RaggedStep:
     visibility: Visibility = FULL
     _tiles: "_TileMasks | None" = attrs.field(init=False, repr=False)
     _masks: tuple[Tensor | None, ...] = attrs.field(init=False, repr=False)
-    _num_seen: tuple[int, ...] = attrs.field(init=False, repr=False)
+    _first_keys: tuple[int, ...] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if len(self.query_lens) != len(self.seq_lens):
@@ -51,12 +51,11 @@ class RaggedStep:
                 raise TooLong(
                     what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
                 )
+        object.__setattr__(self, "_first_keys", self._find_first_keys())
         width = _round_up(max(self.seq_lens, default=0))
         tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
         object.__setattr__(self, "_tiles", tiles)
         object.__setattr__(self, "_masks", () if self.invariant else self._build_masks())
-        num_seen = zip(self.seq_lens, self.first_keys(), strict=True)
-        object.__setattr__(self, "_num_seen", tuple(s - first for s, first in num_seen))
 
     @property
     def num_tokens(self) -> int:
@@ -67,9 +66,10 @@ class RaggedStep:
         """(query_len, seq_len) of each sequence."""
         return zip(self.query_lens, self.seq_lens, strict=True)
 
-    def first_keys(self) -> list[int]:
+    @property
+    def first_keys(self) -> tuple[int, ...]:
         """The first position of each sequence that a query of the step sees."""
-        return [self.visibility.first_seen(s - n) for n, s in self.pairs()]
+        return self._first_keys
 
     def positions(self) -> Tensor:
         """Position of each row in its sequence, [T] int64."""
@@ -95,11 +95,17 @@ class RaggedStep:
                 seq_len = self.seq_lens[index]
                 output = _attend_tiles(queries[index], keys, values, seq_len, self._tiles)
             else:
-                first = keys.shape[0] - self._num_seen[index]
-                mask = self._masks[index]
-                output = _attend_plain(queries[index], keys[first:], values[first:], mask)
+                unseen = keys.shape[0] - self.seq_lens[index] + self.first_keys[index]
+                if unseen:
+                    keys, values = keys[unseen:], values[unseen:]
+                output = _attend_plain(queries[index], keys, values, self._masks[index])
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _find_first_keys(self) -> tuple[int, ...]:
+        if self.visibility.window is None:
+            return (0,) * len(self.seq_lens)
+        return tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
 
     def _build_masks(self) -> tuple[Tensor | None, ...]:
         """One mask a sequence, for all layers; None where causal or single-query needs none."""
@@ -107,7 +113,7 @@ class RaggedStep:
             self.visibility.mask(range(s - n, s), range(first, s), self.device)
             if n > 1 and (n < s or self.visibility.window is not None)
             else None
-            for (n, s), first in zip(self.pairs(), self.first_keys(), strict=True)
+            for (n, s), first in zip(self.pairs(), self.first_keys, strict=True)
         )
 
 

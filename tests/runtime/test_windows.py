@@ -173,7 +173,7 @@ def test_attention_is_the_softmax_over_what_each_query_sees(
     step = RaggedStep(
         query_lens=(13, 1), seq_lens=(45, 30), invariant=invariant, visibility=visibility
     )
-    firsts = step.first_keys()
+    firsts = step.first_keys
     seen = step.attend(
         torch.cat((q[32:45], q[29:30])),
         [(k[firsts[0] : 45], v[firsts[0] : 45]), (k[firsts[1] : 30], v[firsts[1] : 30])],
