@@ -13,11 +13,12 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::Kind;
 use crate::ids::{BlockId, Row};
-use crate::plan::{Growth, Plan, Rewrite, empty_plan, plan_allocation, takes_nothing};
+use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
+use crate::quiet::{is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
 use crate::state::{BatchRecord, NULL_BLOCK, State, request_mut};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
-use crate::window::apply_trims;
+use crate::window::{apply_trims, moves_on, plan_trims, visible_from};
 
 /// The requests of an `append`: ids, or rows as a buffer holds them.
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +84,13 @@ pub fn append(
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
-        if takes_nothing(state, row) {
-            commit(state, &asked, &empty_plan(state, row));
+        if is_quiet(state, row) {
+            note_scheduled(state, row);
+            state[row].num_computed += 1;
+            continue;
+        }
+        if fits_in_place(state, row) {
+            commit_in_place(state, row);
             continue;
         }
         let planned = plan_allocation(state, row, &asked);
@@ -165,10 +171,7 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         let preempted = request.preempted;
         state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
     }
-    if state.batch.records.get(row).is_none() {
-        let num_computed_before = state[row].num_computed;
-        state.batch.records.insert_new(row, BatchRecord::new(num_computed_before));
-    }
+    note_scheduled(state, row);
     apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
         attach_hits(state, row, group, hits);
@@ -192,6 +195,31 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     state[row].num_computed = plan.num_scheduled;
     if state.config.enable_caching && !asked.delay_cache_blocks {
         publish_blocks(state, row, state[row].num_accepted());
+    }
+    settle(state, row);
+}
+
+/// Schedule one more token of a request whose slot is there.
+fn commit_in_place(state: &mut State, row: Row) {
+    if state.has_windows {
+        let seen_from = visible_from(state, row, state[row].num_computed);
+        if moves_on(state, row, seen_from) {
+            apply_trims(state, row, &plan_trims(state, row, seen_from));
+        }
+    }
+    note_scheduled(state, row);
+    state[row].num_computed += 1;
+    if state.config.enable_caching {
+        publish_blocks(state, row, state[row].num_computed);
+    }
+    settle(state, row);
+}
+
+/// Remember what a request had computed before its first slots in the open batch.
+fn note_scheduled(state: &mut State, row: Row) {
+    if state.batch.records.get(row).is_none() {
+        let record = BatchRecord::new(state[row].num_computed);
+        state.batch.records.insert_new(row, record);
     }
 }
 

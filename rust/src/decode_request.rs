@@ -32,6 +32,8 @@ pub(crate) fn read_request(
         preempted: false,
         num_loading: 0,
         load_end: 0,
+        quiet_until: 0,
+        quiet_since: 0,
     };
     for _ in &config.groups {
         request.tables.push(source.blocks(config.num_blocks)?);

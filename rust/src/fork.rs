@@ -29,6 +29,8 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     child.drafts.clear();
     child.num_computed = computed;
     child.preempted = false;
+    child.quiet_until = 0;
+    state[parent_row].quiet_until = 0;
     for (group, table) in (0..).zip(&mut child.tables) {
         table.truncate(state.num_kept(group, table, computed));
         for (position, &block) in (0..).zip(&*table) {

@@ -37,6 +37,7 @@ pub mod operations;
 pub mod pins;
 pub mod plan;
 pub mod queries;
+mod quiet;
 pub mod release;
 pub mod requests;
 pub mod rewind;

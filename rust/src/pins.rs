@@ -13,7 +13,9 @@ use crate::state::State;
 ///
 /// Fails with UnknownBlock, UnusedBlock.
 pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
-    for block in state.device.check_pins(block_ids)? {
+    let blocks = state.device.check_pins(block_ids)?;
+    state.num_pins += 1;
+    for block in blocks {
         state.device.pin(block, &mut state.effects);
     }
     Ok(())

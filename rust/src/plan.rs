@@ -131,35 +131,24 @@ pub fn plan_allocation(
     Ok(Ok(Plan { row, hits, num_scheduled, trims, rewrites, growth }))
 }
 
-/// Whether one more token of a request that `append` has checked takes nothing: its slot is there,
-/// of one owner and without a key in every group, and no window moves on by a block.
+/// Whether one more token of a request that `append` has checked takes no block: its slot is there,
+/// of one owner and without a key in every group. Its plan then has a window's trim at most.
 #[must_use]
-pub fn takes_nothing(state: &State, row: Row) -> bool {
+pub fn fits_in_place(state: &State, row: Row) -> bool {
     let request = &state[row];
-    let local = request.num_computed;
-    let seen_from = if state.has_windows { visible_from(state, row, local) } else { local };
     let mut groups = state.config.groups.iter().zip(&request.tables);
-    groups.all(|(group, table)| {
-        let Some(&block) = table.get((local / group.block_size) as usize) else { return false };
-        let skipped = skipped_blocks(group, seen_from) as usize;
-        let trimmed = skipped == 0 || state.is_null(table[skipped - 1]);
-        trimmed && state.device.is_writable(block)
-    })
+    let fits = groups.all(|(group, table)| {
+        let block = table.get((request.num_computed / group.block_size) as usize);
+        block.is_some_and(|&block| state.device.is_writable(block))
+    });
+    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &Asked::new(1))));
+    fits
 }
 
-/// The plan of a token that takes nothing.
-#[must_use]
-pub fn empty_plan(state: &State, row: Row) -> Plan {
-    let plan = Plan {
-        row,
-        hits: Vec::new(),
-        num_scheduled: state[row].num_computed + 1,
-        trims: Trims::new(),
-        rewrites: Vec::new(),
-        growth: SmallVec::new(),
-    };
-    debug_assert_eq!(plan_allocation(state, row, &Asked::new(1)), Ok(Ok(plan.clone())));
-    plan
+/// Whether an allocation is admitted and takes nothing.
+fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
+    let Ok(Ok(plan)) = planned else { return false };
+    plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty()
 }
 
 /// The tokens of an allocation that was checked.

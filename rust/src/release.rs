@@ -131,6 +131,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
     let request = &mut state[row];
     request.drafts.clear();
     request.num_computed = num_computed;
+    request.quiet_until = 0;
 }
 
 /// Give back a request's host blocks, tail first; it waits again.

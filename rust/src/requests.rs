@@ -96,6 +96,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     drafts.clear();
     let request = &mut state[row];
     request.drafts = drafts;
+    request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     Ok(())
 }
@@ -165,6 +166,8 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
         preempted: false,
         num_loading: 0,
         load_end: 0,
+        quiet_until: 0,
+        quiet_since: 0,
     });
     row
 }

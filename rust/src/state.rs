@@ -63,6 +63,10 @@ pub struct RequestState {
     pub(crate) num_loading: u32,
     /// Tokens up to the first failed load.
     pub(crate) load_end: u32,
+    /// Tokens up to which appends change the count alone (`quiet.rs`), no part of the bytes.
+    pub(crate) quiet_until: u32,
+    /// The state's num_pins when that was found.
+    pub(crate) quiet_since: u64,
 }
 
 impl RequestState {
@@ -197,6 +201,8 @@ pub struct State {
     /// Unfinished ones, by number.
     pub(crate) operations: BTreeMap<u32, Operation>,
     pub(crate) next_operation: u32,
+    /// Calls of `pin` so far, no part of the bytes.
+    pub(crate) num_pins: u64,
 }
 
 /// The empty state of a configuration. Fails with InvalidConfig.
@@ -222,6 +228,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         new_blocks: vec![Vec::new(); num_groups],
         operations: BTreeMap::new(),
         next_operation: 0,
+        num_pins: 0,
         config,
     })
 }

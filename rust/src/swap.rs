@@ -209,6 +209,7 @@ fn put_back(
     request.num_computed = num_computed;
     request.num_cached = num_cached;
     request.tables = tables;
+    request.quiet_until = 0;
 }
 
 /// The device block that a host block's content is found in.

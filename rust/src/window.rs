@@ -87,6 +87,16 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
     trims
 }
 
+/// Whether anything that is still held falls behind a window: in most steps nothing does.
+#[must_use]
+pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
+    let mut groups = state.config.groups.iter().zip(&state[row].tables);
+    groups.any(|(group, table)| {
+        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+        end > 0 && !state.is_null(table[end as usize - 1])
+    })
+}
+
 /// Blocks that the trims would leave without owner.
 #[must_use]
 pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {

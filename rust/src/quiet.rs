@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How far a request can grow without anything but its count changing.
+//!
+//! Rules: most decode tokens go to a slot that is there, fill no block and move no window. That
+//! holds from the last allocation on up to a count which is known then, as long as nobody else gets
+//! an owner's share in the request's blocks: `fork` and every cut forget it for the request, `pin`
+//! for all. Debug builds plan each such token and find that the plan is empty.
+
+use crate::asked::Asked;
+use crate::groups::{Group, Kind, skipped_blocks};
+use crate::ids::{BlockId, Row};
+use crate::plan::plan_allocation;
+use crate::state::State;
+
+/// Whether one more token of a request that `append` has checked changes its count alone.
+#[must_use]
+pub(crate) fn is_quiet(state: &State, row: Row) -> bool {
+    let request = &state[row];
+    let quiet = request.num_computed < request.quiet_until && request.quiet_since == state.num_pins;
+    debug_assert!(!quiet || is_nothing(state, row));
+    quiet
+}
+
+/// Note up to which count the next tokens of a request are quiet.
+pub(crate) fn settle(state: &mut State, row: Row) {
+    let num_computed = state[row].num_computed;
+    let groups = (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross());
+    let until = groups.map(|(index, group)| quiet_in_group(state, row, (index, group)));
+    let until = until.min().unwrap_or(num_computed);
+    let num_pins = state.num_pins;
+    let request = &mut state[row];
+    (request.quiet_until, request.quiet_since) = (until, num_pins);
+}
+
+/// The same for one group; 0 where the next token is not quiet.
+fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
+    let request = &state[row];
+    let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
+    let position = local / size;
+    if !table.get(position as usize).is_some_and(|&block| state.device.is_writable(block)) {
+        return 0;
+    }
+    let mut until = (position + 1).saturating_mul(size);
+    if state.config.enable_caching {
+        // The token that fills the next block publishes it.
+        until = until.min((request.num_cached[index] + 1).saturating_mul(size) - 1);
+    }
+    if group.is_windowed() {
+        until = until.min(next_trim(state, table, group, local));
+    }
+    until
+}
+
+/// The count at which a group's window moves on by a block; 0 where it has moved already.
+fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
+    let skipped = skipped_blocks(group, num_computed);
+    let held = skipped.checked_sub(1).and_then(|last| table.get(last as usize));
+    if held.is_some_and(|&block| !state.is_null(block)) {
+        return 0;
+    }
+    let window = group.window.unwrap_or(u32::MAX);
+    match group.kind {
+        Kind::SlidingWindow => {
+            ((skipped + 1).saturating_mul(group.block_size)).saturating_add(window - 1)
+        }
+        _ => (num_computed / window + 1).saturating_mul(window),
+    }
+}
+
+/// Whether the plan of one more token takes and gives nothing, and the token fills no block.
+fn is_nothing(state: &State, row: Row) -> bool {
+    let Ok(Ok(plan)) = plan_allocation(state, row, &Asked::new(1)) else { return false };
+    let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
+    let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
+    let publishes = state.config.enable_caching && groups.any(full);
+    let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
+    !publishes && !takes && plan.trims.is_empty()
+}
