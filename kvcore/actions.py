@@ -37,7 +37,7 @@ class World:
     num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
     of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
     drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
-    delays: whether calls delay the caching of their blocks, or not, each in turn.
+    num_encoder: encoder tokens that a request brings with its first slots. delays: whether calls delay the caching of their blocks, or not, each in turn.
     kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
     calls between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try.
@@ -51,6 +51,7 @@ class World:
     num_drafts: int = 0
     num_lookahead: int = 0
     num_external: int = 0
+    num_encoder: int = 0
     delays: tuple[bool, ...] = (False,)
     kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
     calls_per_batch: int = 1
@@ -148,20 +149,15 @@ def _allocations(world: World, state: State, request: RequestState) -> Iterator[
             for count in range(0 if external else 1, most + 1):
                 for lookahead in range(world.num_lookahead + 1):
                     for delay in world.delays:
-                        yield _allocation(name, count, each, external, lookahead, delay)
-
-
-def _allocation(
-    name: str, count: int, hit: Any, external: int, lookahead: int, delay: bool
-) -> Call:
-    options: dict[str, Any] = {}
-    if external:
-        options["num_external_computed_tokens"] = external
-    if lookahead:
-        options["num_lookahead_tokens"] = lookahead
-    if delay:
-        options["delay_cache_blocks"] = True
-    return Call("allocate_slots", (name, count) if hit is None else (name, count, hit), options)
+                        options = {
+                            "num_external_computed_tokens": external,
+                            "num_lookahead_tokens": lookahead,
+                            "delay_cache_blocks": delay,
+                            "num_encoder_tokens": 0 if request.num_computed else world.num_encoder,
+                        }
+                        said = {key: value for key, value in options.items() if value}
+                        args = (name, count) if each is None else (name, count, each)
+                        yield Call("allocate_slots", args, said)
 
 
 def _draft_calls(world: World, request: RequestState, children: Children) -> Iterator[Call]:

@@ -42,11 +42,12 @@ Failing = tuple[str, int] | None
 
 
 EDGE_PROPERTIES = {
-    "KV-READ": "each computed token of a request is read from a slot that holds its own prefix",
+    "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
     "TABLE-MIRROR": "block tables made from the commands alone are the state's",
     "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
     "COMPUTED-RULE": "computed counts are those that the sentences of the design give",
+    "ZEROED": "a new block of a group that asks for it is zeroed or filled before it is read",
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "no call fails in another way than by a typed error",
     **PREFIX_PROPERTIES,
@@ -139,13 +140,17 @@ class Explorer:
             longer = []
             for path in paths:
                 before = path[-1].outcome.state if path else state
-                for call in actions(self.world, before, self.prefixes):
+                possible = partial(self._possible, before)
+                for call in self._judged(name, path, possible) or ():
                     opened = (*path, Step(before, call, Outcome(before, (), None)))
                     outcome = self._judged(name, opened, partial(self._perform, before, call))
                     if outcome is not None:
                         longer.append((*path, Step(before, call, outcome)))
                         yield longer[-1]
             paths = longer
+
+    def _possible(self, state: State) -> list[Call]:
+        return list(actions(self.world, state, self.prefixes))
 
     def _judged(self, name: bytes, steps: tuple[Step, ...], make: Callable[[], T]) -> T | None:
         """What `make` gives. Raises Broken, with the story, where a judged property breaks."""
@@ -158,6 +163,14 @@ class Explorer:
             story = (*self._story(name), *(step.call for step in steps), *self._ending)
             raise Broken(wrong, repr(error), story) from error
 
+    def _ask(self, judge: Callable[..., None], *args: Any) -> None:
+        """Hear a judge; what counts is raised."""
+        try:
+            judge(*args)
+        except InvariantViolation as error:
+            if self._judges is None or error.name in self._judges:
+                raise
+
     def _check(self, state: State) -> None:
         for name, holds in invariants.PROPERTIES.items():
             if self._judges is None or name in self._judges:
@@ -167,11 +180,11 @@ class Explorer:
     def _perform(self, state: State, call: Call) -> Outcome[State, Any]:
         if call.name == "allocate_slots":
             hit = get_computed_blocks(state, call.args[0])
-            check_hit(state, state.requests[call.args[0]], hit)
+            self._ask(check_hit, state, state.requests[call.args[0]], hit)
         outcome = perform(state, call)
         if self._watch is not None:
             self._watch(state, call, outcome)
-        check_outcome(state, call, outcome)
+        self._ask(check_outcome, state, call, outcome)
         if call.name != "take_batch":
             self._check(outcome.state)
             self.prefixes.learn(outcome.state)
@@ -187,37 +200,30 @@ class Explorer:
         calls = tuple(step.call for step in steps)
         if opened is start:
             return start, calls
-        self._ghost.assume(start)
         self._schedule.assume(start)
+        self._ghost.assume(start, self._schedule.encoders)
         for step in steps:
-            self._follow(step)
-        self._schedule.check(opened)
-        self._schedule.check_caps(opened)
+            follow(self._schedule, step)
+        self._ask(self._schedule.check, opened)
+        self._ask(self._schedule.check_caps, opened)
         self.prefixes.learn(opened)
         self._ghost.execute(opened.batch.commands)
         writes = [failed(write, failing) for write in self._schedule.take()]
-        self._ghost.forward(opened, writes, self._schedule.encoders)
+        self._ask(self._ghost.forward, opened, writes, self._schedule.encoders)
         if opened.config.enable_events:
-            check_events(start.device.index, opened.events, opened)
+            self._ask(check_events, start.device.index, opened.events, opened)
         settled: State = self._perform(opened, Call("take_batch")).state
         if failing is None:
-            self._ghost.check(opened, {})
+            self._ghost.check(opened, self._schedule.encoders)
         else:
             settled = self._rewind(settled, failing)
         if len(settled.batch.commands):
             self.report.goals["merge"] += failing is None
             self._ghost.execute(settled.batch.commands)
-            self._ghost.check(settled, {})
+            self._ghost.check(settled, self._schedule.encoders)
             settled = self._perform(settled, Call("take_batch")).state
         drained = take_stats(take_events(settled).state).state
         return attrs.evolve(drained, batch=OpenBatch(0)), (*calls, *self._ending)
-
-    def _follow(self, step: Step) -> None:
-        if not isinstance(step.outcome.value, Misuse):
-            call = step.call
-            self._schedule.follow(
-                step.before, call.name, call.args, call.options, step.outcome.value
-            )
 
     def _rewind(self, state: State, failing: tuple[str, int]) -> State:
         """Take back what a failed load left, of all requests that count it."""
@@ -228,9 +234,10 @@ class Explorer:
             outcome = self._perform(state, call)
             self._ending = (*self._ending, call)
             if not isinstance(outcome.value, Misuse):
-                self._schedule.assume(state)
-                self._follow(Step(state, call, outcome))
-                self._schedule.check(outcome.state)
+                schedule = Schedule()
+                schedule.assume(state)
+                follow(schedule, Step(state, call, outcome))
+                schedule.check(outcome.state)
                 return outcome.state
             assert outcome.value.error == "HeldByOthers", outcome.value
             names += outcome.value.fields["requests"]  # type: ignore[arg-type]
@@ -252,11 +259,16 @@ def failures(steps: tuple[Step, ...]) -> Iterator[tuple[str, int]]:
     schedule = Schedule()
     schedule.assume(steps[0].before)
     for step in steps:
-        if not isinstance(step.outcome.value, Misuse):
-            call = step.call
-            schedule.follow(step.before, call.name, call.args, call.options, step.outcome.value)
-    for write in schedule.take():
+        follow(schedule, step)
+    for write in schedule.loads():
         yield from ((write.request_id, first) for first in range(write.start, write.loaded))
+
+
+def follow(schedule: Schedule, step: Step) -> None:
+    """Tell a schedule of a call, unless it was misuse."""
+    call, value = step.call, step.outcome.value
+    if not isinstance(value, Misuse):
+        schedule.follow(step.before, call.name, call.args, call.options, value)
 
 
 def failed(write: Write, failing: Failing) -> Write:

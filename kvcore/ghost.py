@@ -85,12 +85,14 @@ class Ghost:
         self.tables: dict[tuple[int, int], list[int]] = {}
         self.owned: set[int] = set()
         self.cached: set[int] = set()
+        self._empty: set[int] = set()
 
-    def assume(self, state: State) -> None:
+    def assume(self, state: State, encoders: Mapping[str, Encoder]) -> None:
         """Hold exactly what a state counts on, and its tables and owners."""
         self.prefixes.learn(state)
         self.contents = {}
-        for name, place, slot, content in self.expected(state, {}):
+        self._empty = set()
+        for name, place, slot, content in self.expected(state, encoders):
             slots = self._slots(place)
             if slots[slot] not in (None, content):
                 raise InvariantViolation(name, f"{place} slot {slot} is to hold two contents")
@@ -114,7 +116,7 @@ class Ghost:
                         held = _encoded(encoders.get(request.request_id))
                     seen = skipped_tokens(group, request.num_accepted)
                     for position, node in enumerate(held):
-                        block = table[position // group.block_size]
+                        block = entry(table, position // group.block_size)
                         if position >= seen or not self._is_null(tier, block):
                             slot = position % group.block_size
                             yield "KV-READ", (tier, block), slot, (node, index)
@@ -129,6 +131,9 @@ class Ghost:
         for command in commands:
             self._mirror(command)
             copy(self.contents, command, self._size)
+            target = command.writes()
+            if target is not None:
+                self._empty.discard(target[1] if target[0] == "device" else -1)
 
     def forward(
         self, state: State, writes: Sequence[Write], encoders: Mapping[str, Encoder]
@@ -136,6 +141,9 @@ class Ghost:
         """Load and write what a batch schedules, then read as its queries do: state is the one
         that the batch was taken from.
         """
+        for write in writes:
+            self._check_zeroed(state.requests[write.request_id])
+        self._empty = set()
         for write in writes:
             self._write(state.requests[write.request_id], write)
         if any(write.failed is not None for write in writes):
@@ -164,6 +172,13 @@ class Ghost:
             detail = f"{place[0]} block {place[1]} slot {slot} holds {held}, not {content}"
             raise InvariantViolation(name, detail)
 
+    def _check_zeroed(self, request: RequestState) -> None:
+        for index, group, table in self._layers(request):
+            for block in table if group.zero_new_blocks else ():
+                if block in self._empty:
+                    detail = f"block {block} of group {index} is read and was neither zeroed"
+                    raise InvariantViolation("ZEROED", f"{detail} nor filled")
+
     def _write(self, request: RequestState, write: Write) -> None:
         nodes = self.prefixes.nodes(request)
         for index, group, table in self._layers(request):
@@ -178,7 +193,7 @@ class Ghost:
                 self._put(group, table, position, content)
 
     def _put(self, group: Group, table: list[int], position: int, content: Content) -> None:
-        block = table[position // group.block_size]
+        block = entry(table, position // group.block_size)
         if not self._is_null("device", block):
             self._slots(("device", block))[position % group.block_size] = content
 
@@ -209,7 +224,7 @@ class Ghost:
             if group.is_cross:
                 first, held = 0, _encoded(encoders.get(write.request_id))
             for position in range(first, len(held)):
-                place: Place = ("device", table[position // group.block_size])
+                place: Place = ("device", entry(table, position // group.block_size))
                 slot = position % group.block_size
                 self._find("KV-READ", place, slot, (held[position], index), SPOILT)
 
@@ -226,6 +241,7 @@ class Ghost:
     def _mirror(self, command: Command) -> None:
         match command:
             case Allocate(block):
+                self._empty.add(block)
                 self.owned.add(block)
                 self.cached.discard(block)
                 self._forget(block)
@@ -259,6 +275,13 @@ class Ghost:
 def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
     """A request's tables with their tiers."""
     return (("device", request.tables), ("host", request.host_tables))
+
+
+def entry(table: Sequence[int], position: int) -> int:
+    """A table's block at a position. Raises InvariantViolation (KV-READ) where there is none."""
+    if position >= len(table):
+        raise InvariantViolation("KV-READ", f"a table of {len(table)} blocks has no {position}")
+    return table[position]
 
 
 def _encoded(encoder: Encoder | None) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from kvcore.window import remove_skipped_blocks
 
 OUTCOME_PROPERTIES = {
     "ATOMIC-FAIL": "misuse leaves the state as it was, a refusal too but for the window trim",
+    "ADMIT-EXACT": "what fits leaves free what must stay free, what is refused would not",
     "RESET": "a reset happens exactly if nothing is held, and then no key is left",
     "WRITE-EXCL": "what a call schedules to be written has one owner and no key but its own",
     "HIT-LONGEST": "a look-up finds the longest prefix that every group can resume behind",
@@ -33,8 +34,14 @@ OUTCOME_PROPERTIES = {
 }
 
 
+TAKING = ("allocate_slots", "swap_out", "swap_in")
+
+
 def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Raise InvariantViolation for what a call must not give (ATOMIC-FAIL, RESET, WRITE-EXCL)."""
+    """Raise InvariantViolation for what a call must not give (ATOMIC-FAIL, ADMIT-EXACT, RESET,
+    WRITE-EXCL).
+    """
+    _check_admission(before, call, outcome)
     if isinstance(outcome.value, Misuse):
         if outcome.commands or not _same(before, outcome.state):
             raise InvariantViolation("ATOMIC-FAIL", f"{call} raised and changed the state")
@@ -135,6 +142,26 @@ def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int
     yield request_id, first, min(last + call.options.get("num_lookahead_tokens", 0), limit)
 
 
+def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
+    """What must stay free, in the tier that a call takes blocks of, is left or is missing."""
+    if isinstance(outcome.value, Misuse) or call.name not in TAKING:
+        return
+    pool, reserve = outcome.state.device, call.options.get("reserved_blocks", 0)
+    if call.name == "swap_out":
+        assert outcome.state.host is not None
+        pool = outcome.state.host
+    elif call.name == "swap_in" or not any(before.requests[call.args[0]].tables):
+        reserve += before.config.watermark_blocks
+    if isinstance(outcome.value, Refused):
+        asked, there = outcome.value.needed, outcome.value.available
+        wrong = asked <= there and pool.num_free >= reserve
+    else:
+        wrong = pool.num_free < reserve
+    if wrong:
+        detail = f"{call} gives {outcome.value}, {pool.num_free} are free, {reserve} must stay"
+        raise InvariantViolation("ADMIT-EXACT", detail)
+
+
 def _check_refused(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
     if _same(before, outcome.state) and not outcome.commands:
         return
@@ -158,9 +185,9 @@ def _check_exclusive(state: State, request: RequestState, first: int, last: int)
             continue
         table = request.tables[index]
         for position in range(first // group.block_size, -(-last // group.block_size)):
-            block = table[position]
-            if block < state.device.first_block:
+            if position >= len(table) or table[position] < state.device.first_block:
                 continue
+            block = table[position]
             key = state.device.keys[block]
             own = position < request.num_hashed(state.config, index) and key == request.key(
                 state.config, index, position

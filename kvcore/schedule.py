@@ -36,7 +36,7 @@ class Schedule:
     def assume(self, state: State) -> None:
         """Start with a state whose open batch schedules nothing."""
         self.computed = {name: each.num_computed for name, each in state.requests.items()}
-        self.encoders = {}
+        self.encoders = encoders_of(state)
         self._before = {}
         self._writes = []
 
@@ -161,6 +161,20 @@ def next_token(request_id: str, start: int) -> Write:
     """The write of one token."""
     end = start + 1
     return Write(request_id=request_id, start=start, loaded=start, end=end, num_slots=end)
+
+
+def encoders_of(state: State) -> dict[str, Encoder]:
+    """What the cross-attention tables of a state's requests hold, full to the last slot: two that
+    share their first block hold the same.
+    """
+    found = {}
+    for request in state.requests.values():
+        tables = request.host_tables or request.tables
+        for group, table in zip(state.config.groups, tables, strict=True):
+            if group.is_cross and table:
+                number = 2 * FIRST_ENCODER * (1 + table[0])
+                found[request.request_id] = Encoder(number, len(table) * group.block_size)
+    return found
 
 
 def resumes(state: State, request_id: str, num_tokens: int) -> bool:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeded bugs: each puts one mistake into the production transitions.
 
-Rules: a mutant is a function that patches the core, the world in which it shows, and the properties
-that must find it, each on its own. A mutant that no property can find because only hits are lost is
-not here: the text traces catch those (`test_mutants.py`).
+The first of three files: pool, tables, hits, swaps. Rules: a mutant is a function that patches the
+core, the world in which it shows, and the properties that must find it, each on its own. A mutant
+that no property can find because only hits are lost is not here: the text traces catch those
+(`test_mutants.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from kvcore import (
     allocate,
+    asked,
     block_pool,
     caching,
     calls,
@@ -34,10 +36,8 @@ from kvcore.hash_index import HashIndexDraft
 from kvcore.hashing import hash_block
 from kvcore.state import Draft, RequestState
 from kvcore.values import Refused
-from tests.explore.seeding import MUTANTS, after, mutant, put, without
+from tests.explore.seeding import after, mutant, put, without
 from tests.explore.worlds import world
-
-__all__ = ["BASIC", "MUTANTS"]
 
 BASIC = world(2, 2, 3, enable_events=True)
 ONE = world(2, 1, 4, enable_events=True)
@@ -123,7 +123,7 @@ def m_fork_no_ref(patcher: pytest.MonkeyPatch) -> None:
     patcher.setitem(calls.TRANSITIONS, "fork", fork_untouched)
 
 
-@mutant(BASIC, "KV-READ")
+@mutant(BASIC, "KV-READ", "WRITE-EXCL")
 def m_no_cow(patcher: pytest.MonkeyPatch) -> None:
     patcher.setattr(plan, "plan_rewrites", lambda *_: ())
 
@@ -133,7 +133,7 @@ def m_cow_no_copy(patcher: pytest.MonkeyPatch) -> None:
     without(patcher, CopyOnWrite)
 
 
-@mutant(CUT, "CACHE-KV")
+@mutant(CUT, "CACHE-KV", "WRITE-EXCL")
 def m_keyed_block_written_in_place(patcher: pytest.MonkeyPatch) -> None:
     rewrites = plan.plan_rewrites
 
@@ -166,15 +166,18 @@ def m_touch_after_alloc(patcher: pytest.MonkeyPatch) -> None:
 
 @mutant(BASIC, "NOCRASH")
 def m_hits_cost_no_capacity(patcher: pytest.MonkeyPatch) -> None:
-    refuse = plan.refuse
+    find, refuse = plan.needed_hits, plan.refuse
+    queued: list[int] = []
 
-    def refuse_fewer(draft: Draft, request: Any, hits: Any, *rest: Any) -> Refused | None:
-        refused = refuse(draft, request, hits, *rest)
-        queued = sum(draft.device.ref_counts[block] == 0 for group in hits for block in group)
-        if refused is not None and refused.needed - queued <= refused.available:
-            return None
-        return refused
+    def note_queued(draft: Draft, *rest: Any) -> Any:
+        hits = find(draft, *rest)
+        queued[:] = [sum(draft.device.ref_counts[block] == 0 for block in hits)]
+        return hits
 
+    def refuse_fewer(draft: Draft, needed: int, *rest: Any) -> Refused | None:
+        return refuse(draft, needed - sum(queued), *rest)
+
+    patcher.setattr(plan, "needed_hits", note_queued)
     patcher.setattr(plan, "refuse", refuse_fewer)
 
 
@@ -202,8 +205,8 @@ def m_table_misses_a_block(patcher: pytest.MonkeyPatch) -> None:
     grow = allocate.grow
 
     def grow_less(*args: Any) -> Any:
-        table, blocks = grow(*args)
-        return table[: len(table) - 1], blocks
+        table = grow(*args)
+        return table.delete(len(table) - 1) if len(table) > len(args[3]) else table
 
     patcher.setattr(allocate, "grow", grow_less)
 
@@ -244,7 +247,7 @@ def m_publishes_the_key_before(patcher: pytest.MonkeyPatch) -> None:
 @mutant(ONE, "COMPUTED")
 def m_append_forgets_its_token(patcher: pytest.MonkeyPatch) -> None:
     patcher.setattr(allocate, "extend", lambda _draft, request, _tokens: request)
-    patcher.setattr(plan, "check_length", lambda *_: None)
+    patcher.setattr(asked, "check_length", lambda *_: None)
 
 
 @mutant(ONE, "ROWS")
@@ -325,6 +328,17 @@ def m_free_not_told(patcher: pytest.MonkeyPatch) -> None:
     without(patcher, Free)
 
 
+@mutant(BASIC, "ADMIT-EXACT")
+def m_needs_one_block_less(patcher: pytest.MonkeyPatch) -> None:
+    refuse = plan.refuse
+
+    def refuse_more(draft: Draft, needed: int, available: int, *rest: Any) -> Refused | None:
+        refused = refuse(draft, needed + 1, available, *rest)
+        return None if refused is None else attrs.evolve(refused, needed=needed)
+
+    patcher.setattr(plan, "refuse", refuse_more)
+
+
 @mutant(ONE, "EVT-COPY")
 def m_eviction_not_announced(patcher: pytest.MonkeyPatch) -> None:
     patcher.setattr(Effects, "announce_removed", lambda *_: None)
@@ -332,7 +346,7 @@ def m_eviction_not_announced(patcher: pytest.MonkeyPatch) -> None:
 
 @mutant(ONE, "HASH-INJ")
 def m_hash_without_parent(patcher: pytest.MonkeyPatch) -> None:
-    def hash_unchained(parent: bytes, tokens: Sequence[int], size: int) -> list[bytes]:
+    def hash_unchained(parent: bytes, tokens: Sequence[int], size: int, **_: Any) -> list[bytes]:
         root = bytes(len(parent))
         starts = range(0, len(tokens) - size + 1, size)
         return [hash_block(root, tokens[at : at + size]) for at in starts]
@@ -344,7 +358,7 @@ def m_hash_without_parent(patcher: pytest.MonkeyPatch) -> None:
 def m_refusal_counts_a_lookup(patcher: pytest.MonkeyPatch) -> None:
     def refuse_counted(draft: Draft, asked: Any) -> Any:
         planned = plan.plan_allocation(draft, asked)
-        if isinstance(planned, Refused):
+        if isinstance(planned, plan.Refusal):
             draft.stats = draft.stats.observe(1, 0, preempted=False)
         return planned
 

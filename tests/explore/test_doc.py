@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvcore.explore import EDGE_PROPERTIES
 from kvcore.invariants import PROPERTIES
-from tests.explore import mutants
+from tests.explore.all_mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
@@ -33,9 +33,7 @@ def test_page_has_every_property_with_its_sentence() -> None:
 
 def test_page_names_the_seeded_bugs_that_each_property_finds() -> None:
     for name, (_, bugs) in ROWS.items():
-        assert set(re.findall(r"`(\w+)`", bugs)) == {
-            m.name for m in mutants.MUTANTS if name in m.broken
-        }
+        assert set(re.findall(r"`(\w+)`", bugs)) == {m.name for m in MUTANTS if name in m.broken}
 
 
 def test_page_names_files_that_exist() -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvcore import queries, trace
+from kvcore import allocate, caching, trace
+from kvcore.actions import World
 from kvcore.block_pool import PoolDraft
 from kvcore.errors import TraceError
 from kvcore.explore import EDGE_PROPERTIES, Broken, Explorer
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.invariants import PROPERTIES
-from tests.explore.mutants import BASIC, MUTANTS
+from kvcore.state import Draft, RequestState
+from tests.explore.all_mutants import MUTANTS
+from tests.explore.group_mutants import ALONE
+from tests.explore.mutants import BASIC
 from tests.explore.seeding import Mutant
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -50,28 +53,32 @@ def m_freed_block_leaves_first(patcher: pytest.MonkeyPatch) -> None:
     patcher.setattr(FreeQueueDraft, "append", FreeQueueDraft.prepend)
 
 
-def m_lookup_misses(patcher: pytest.MonkeyPatch) -> None:
-    find = queries.get_computed_blocks
+def m_num_cached_counts_null(patcher: pytest.MonkeyPatch) -> None:
+    """Row 14: behind a null block everything counts as cached, so nothing is hashed."""
+    publish = caching.publish_blocks
 
-    def find_none(state: Any, request_id: str) -> Any:
-        hit = find(state, request_id)
-        return type(hit)(type(hit.blocks)(tuple(() for _ in hit.blocks.blocks)), 0)
+    def publish_before_nulls(draft: Draft, request: RequestState, num_tokens: int) -> None:
+        if not any(draft.is_null(table[0]) for table in request.tables if table):
+            publish(draft, request, num_tokens)
 
-    patcher.setattr(queries, "get_computed_blocks", find_none)
+    patcher.setattr(allocate, "publish_blocks", publish_before_nulls)
 
 
 @pytest.mark.parametrize(
-    ("patch", "story"),
+    ("patch", "where", "story"),
     [
-        (m_free_head_first, "evict_tail_first"),
-        (m_freed_block_leaves_first, "queue_order"),
-        (m_lookup_misses, "full_hit"),
+        (m_free_head_first, BASIC, "evict_tail_first"),
+        (m_freed_block_leaves_first, BASIC, "queue_order"),
+        (m_num_cached_counts_null, ALONE, "chunked_local"),
     ],
 )
 def test_bug_that_only_costs_hits_is_harmless_but_fails_its_trace(
-    patch: Callable[[pytest.MonkeyPatch], None], story: str, monkeypatch: pytest.MonkeyPatch
+    patch: Callable[[pytest.MonkeyPatch], None],
+    where: World,
+    story: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     patch(monkeypatch)
-    Explorer(BASIC).run()
+    Explorer(where).run()
     with pytest.raises(TraceError):
         trace.replay(trace.read_trace(TRACES / f"{story}.trace"), "python")

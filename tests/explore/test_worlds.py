@@ -41,8 +41,8 @@ def test_three_blocks_two_requests_four_tokens_are_right_on_every_edge() -> None
 
 
 def test_cutting_requests_is_right_on_every_edge() -> None:
-    where = world(2, 2, 4, "truncate", enable_events=True)
-    explore(where, 1722, 17943, *BASIC_GOALS, "truncate")
+    where = world(2, 2, 3, "truncate", enable_events=True)
+    explore(where, 669, 5719, *BASIC_GOALS, "truncate")
 
 
 def test_swapping_is_right_on_every_edge() -> None:
@@ -143,6 +143,23 @@ def test_salts_are_right_on_every_edge() -> None:
     kinds: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "one"}, {"cache_salt": "two"})
     where = world(2, 2, 2, num_letters=1, kinds_of_requests=kinds, enable_events=True)
     explore(where, 186, 1164, "Evict", "duplicates", "CopyOnWrite")
+
+
+def test_an_encoders_group_is_right_on_every_edge() -> None:
+    where = world(
+        *(4, 2, 3, "truncate", *SWAP_CALLS),
+        groups=(SLOT, Group(2, kind="cross_attention")),
+        num_encoder=2,
+        num_host_blocks=3,
+        enable_caching=False,
+    )
+    explore(where, 271, 2250, "SwapOut", "SwapIn", "sharing", "truncate", "refused later")
+
+
+@pytest.mark.slow
+def test_cutting_longer_requests_is_right_on_every_edge() -> None:
+    where = world(2, 2, 4, "truncate", enable_events=True)
+    explore(where, 1722, 17943, *BASIC_GOALS, "truncate")
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ ALLOCATE_DEFAULTS = {
     "reserved_blocks": 0,
 }
 OF_WORLD = frozenset(
-    {"num_letters", "num_drafts", "num_lookahead", "num_external", "delays", "kinds_of_requests"}
-    | {"calls_per_batch", "loads_fail"}
+    {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder"}
+    | {"delays", "kinds_of_requests", "calls_per_batch", "loads_fail"}
 )
 
 
