@@ -20,7 +20,7 @@ pub fn take_stats(state: &mut State) -> PrefixCacheStats {
 
 /// Hand out the blocks that full-attention groups got since the last call, group by group.
 ///
-/// None where `record_new_blocks` is off. Source: S000-50.
+/// Empty where `record_new_blocks` is off. Source: S000-50.
 pub fn take_new_block_ids(state: &mut State) -> Vec<BlockId> {
     let taken = state.new_blocks.concat();
     state.new_blocks.iter_mut().for_each(Vec::clear);

@@ -51,8 +51,9 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 /// block, group by group, or a refusal.
 ///
 /// asked: its external tokens are the ones to load, whole blocks of every group behind whole
-/// blocks; a token is left to compute. The rest is as in `allocate_slots`, with delayed caching.
-/// Fails as that does, and with WrongLoad.
+/// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
+/// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
+/// delayed caching. Fails as that does, and with WrongLoad.
 pub fn load(
     state: &mut State,
     request_id: &str,
@@ -75,9 +76,11 @@ pub fn load(
     };
     commit(state, asked, &plan);
     let started = start_loads(state, row, plan.num_scheduled - num_tokens as u32);
-    let request = &mut state[row];
-    request.num_loading = started.len() as u32;
-    request.load_end = plan.num_scheduled;
+    if !started.is_empty() {
+        let request = &mut state[row];
+        request.num_loading = started.len() as u32;
+        request.load_end = plan.num_scheduled;
+    }
     Ok(Ok(started))
 }
 

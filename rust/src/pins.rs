@@ -3,8 +3,6 @@
 //!
 //! Twin: kvcore/pins.py.
 
-use hashbrown::HashMap;
-
 use crate::errors::Error;
 use crate::ids::BlockId;
 use crate::state::State;
@@ -23,11 +21,8 @@ pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
 
 /// Undo `pin`; what an unfinished operation holds stays. Fails with UnknownBlock, NotPinned.
 pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
-    let mut held: HashMap<BlockId, u32> = HashMap::new();
-    for operation in state.operations.values() {
-        *held.entry(operation.block).or_insert(0) += 1;
-    }
-    let num_held = |block| held.get(&block).copied().unwrap_or(0);
+    let held = state.num_held();
+    let num_held = |block: BlockId| held.get(&block).copied().unwrap_or(0);
     for block in state.device.check_unpins(block_ids, num_held)? {
         state.device.unpin(block, &mut state.effects);
     }

@@ -302,7 +302,7 @@ pub fn refuse(
     let never = most() + reserve > i64::from(state.device.num_usable());
     let reason = if never { Reason::Never } else { Reason::Later };
     let available = (available - reserve).max(0) as u32;
-    Some(Refused::new(reason, needed as u64, available))
+    Some(Refused::new(reason, needed as u64, available).while_pending(state.num_pending()))
 }
 
 /// Add room for more tokens to the growth, as far as spare blocks go (S004-07).

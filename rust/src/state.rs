@@ -342,6 +342,23 @@ impl State {
         num_tokens
     }
 
+    /// Blocks that unfinished operations alone hold: they come back when those end.
+    #[must_use]
+    pub fn num_pending(&self) -> u32 {
+        let held = self.num_held();
+        let alone = |(&block, &count): (&BlockId, &u32)| self.device.ref_count(block) == count;
+        held.iter().filter(|&item| alone(item)).count() as u32
+    }
+
+    /// Times that unfinished operations hold each block.
+    pub(crate) fn num_held(&self) -> HashMap<BlockId, u32> {
+        let mut held = HashMap::new();
+        for operation in self.operations.values() {
+            *held.entry(operation.block).or_insert(0) += 1;
+        }
+        held
+    }
+
     /// Blocks of a table that so many tokens need: all of the encoder's, unless none are.
     #[must_use]
     pub fn num_kept(&self, group: u32, table: &[BlockId], num_tokens: u32) -> usize {

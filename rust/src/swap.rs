@@ -72,7 +72,8 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
     let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
     if needed + watermark > state.device.num_free() {
-        return Ok(Err(refuse(&state.device, needed, watermark)));
+        let refused = refuse(&state.device, needed, watermark);
+        return Ok(Err(refused.while_pending(state.num_pending())));
     }
     move_in(state, &rows, hits);
     Ok(Ok(()))

@@ -135,6 +135,12 @@ impl Refused {
     pub fn new(reason: Reason, needed: u64, available: u32) -> Self {
         Refused { reason, needed, available: u64::from(available), pending: 0 }
     }
+
+    /// The same, while so many blocks are about to come back.
+    #[must_use]
+    pub fn while_pending(self, pending: u32) -> Self {
+        Refused { pending: u64::from(pending), ..self }
+    }
 }
 
 /// The value of a call that may be refused.
