@@ -155,3 +155,50 @@ fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
     }
     blocks
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::allocate_slots;
+    use crate::asked::Asked;
+    use crate::caching::evict_blocks;
+    use crate::config::Config;
+    use crate::groups::Group;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    /// A full group in blocks of 2 and a window of 3 tokens in blocks of 4; eight tokens cached.
+    fn two_groups() -> State {
+        let mut config = Config::new(12, 2, b"seed");
+        config.groups.push(Group::windowed(4, Kind::SlidingWindow, 3));
+        let mut state = make_state(config).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5, 6, 7, 8, 9])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(8)).unwrap().unwrap();
+        state
+    }
+
+    fn found(state: &State) -> (Vec<Vec<u32>>, u32) {
+        let hit = longest_hit(state, &state[state.request("b").unwrap()]);
+        (hit.blocks.get_block_ids(), hit.num_tokens)
+    }
+
+    #[test]
+    fn a_window_needs_only_what_the_next_query_sees() {
+        let mut state = two_groups();
+        assert_eq!(found(&state), (vec![vec![1, 2, 3, 4], vec![0, 6]], 8));
+        evict_blocks(&mut state, &[5]).unwrap();
+        assert_eq!(found(&state), (vec![vec![1, 2, 3, 4], vec![0, 6]], 8));
+    }
+
+    #[test]
+    fn one_groups_miss_shortens_the_hit_for_all() {
+        let mut state = two_groups();
+        evict_blocks(&mut state, &[4]).unwrap();
+        assert_eq!(found(&state), (vec![vec![1, 2], vec![5]], 4));
+        evict_blocks(&mut state, &[5]).unwrap();
+        assert_eq!(found(&state), (vec![vec![], vec![]], 0));
+    }
+}

@@ -12,13 +12,17 @@ use crate::ids::{BlockId, Row};
 use crate::plan::plan_allocation;
 use crate::state::State;
 
-/// Whether one more token of a request that `append` has checked changes its count alone.
+/// Whether the last token of a request that `append` has checked changes its count alone.
 #[must_use]
 pub(crate) fn is_quiet(state: &State, row: Row) -> bool {
-    let request = &state[row];
-    let quiet = request.num_computed < request.quiet_until && request.quiet_since == state.num_pins;
+    let quiet = is_known_quiet(state, row);
     debug_assert!(!quiet || is_nothing(state, row));
     quiet
+}
+
+fn is_known_quiet(state: &State, row: Row) -> bool {
+    let request = &state[row];
+    request.num_computed < request.quiet_until && request.quiet_since == state.num_pins
 }
 
 /// Note up to which count the next tokens of a request are quiet.
@@ -75,4 +79,51 @@ fn is_nothing(state: &State, row: Row) -> bool {
     let publishes = state.config.enable_caching && groups.any(full);
     let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
     !publishes && !takes && plan.trims.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::{Requests, allocate_slots, append};
+    use crate::batch::take_batch;
+    use crate::config::Config;
+    use crate::fork::fork;
+    use crate::pins::pin;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    /// Five tokens in blocks of four, scheduled and taken.
+    fn running() -> (State, Row) {
+        let mut state = make_state(Config::new(9, 4, b"seed")).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        take_batch(&mut state);
+        (state, row)
+    }
+
+    #[test]
+    fn the_token_that_fills_a_block_is_not_quiet() {
+        let (mut state, row) = running();
+        let mut quiet = Vec::new();
+        for token in 6..11 {
+            quiet.push(is_known_quiet(&state, row));
+            append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+        }
+        assert_eq!(quiet, [true, true, false, false, true]);
+        assert_eq!(state[row].num_cached, [2]);
+    }
+
+    #[test]
+    fn who_shares_the_block_ends_the_quiet() {
+        let (mut state, row) = running();
+        assert!(is_known_quiet(&state, row));
+        fork(&mut state, "a", "b").unwrap();
+        assert!(!is_known_quiet(&state, row));
+        let (mut state, row) = running();
+        pin(&mut state, &[2]).unwrap();
+        assert!(!is_known_quiet(&state, row));
+        append(&mut state, Requests::Rows(&[row.0]), &[6]).unwrap();
+        assert_eq!(state[row].tables, [[1, 3].map(BlockId)], "the pinned block was copied");
+    }
 }
