@@ -47,9 +47,9 @@ def allocate_slots(
     are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
     num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless all the
     request's tokens would fit now. reserved_blocks: leave so many free. A refusal keeps the window
-    trim. Raises UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
-    DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest,
-    CachingDisabled.
+    trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, TooManyTokens,
+    BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
+    HitsOnRunningRequest, CachingDisabled.
     """
     asked = Asked(
         request_id=request_id,
@@ -86,7 +86,7 @@ def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outco
 
     request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
     untouched, but for the refused one's window trim. Raises UnknownRequest, SwappedOut,
-    LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
+    LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
     """
 
     def change(draft: Draft) -> Appended:

@@ -49,6 +49,8 @@ class Asked:
 
 
 MAX_COUNT = 2**31 - 1
+"""Most encoder tokens that are judged: no pool has blocks for more."""
+
 COUNTS = (
     "num_new_tokens",
     "num_lookahead_tokens",
@@ -59,12 +61,8 @@ COUNTS = (
 
 
 def read_asked(asked: Asked) -> Asked:
-    """The same with ints for counts and ids. Raises InvalidCount.
-
-    No pool has blocks for more than MAX_COUNT encoder tokens, so that is how many are judged.
-    """
+    """The same with ints for counts and ids. Raises InvalidCount."""
     counts: dict[str, Any] = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
-    counts["num_encoder_tokens"] = min(counts["num_encoder_tokens"], MAX_COUNT)
     return attrs.evolve(asked, hit=read_hit(asked.hit), **counts)
 
 

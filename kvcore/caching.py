@@ -95,13 +95,13 @@ def _publish_block(draft: Draft, request: RequestState, group: int, position: in
     key = request.key(draft.config, group, position)
     if draft.config.duplicates == "merge" and draft.device.index.first(key) is not None:
         merge = Merge(request.request_id, group, position, block, key)
-        draft.batch = attrs.evolve(draft.batch, merges=(*draft.batch.merges, merge))
+        draft.batch = attrs.evolve(draft.batch, merges=draft.batch.merges.append(merge))
         return False
     draft.device.publish(block, key)
     record = draft.records.get(request.request_id)
     written = (position + 1) * draft.config.groups[group].block_size
     if record is not None and written > record.num_computed_before:
-        published = (*record.published, Published(group, position, block, key))
+        published = record.published.append(Published(group, position, block, key))
         record = BatchRecord(record.num_computed_before, published)
         draft.records = draft.records.set(request.request_id, record)
     return True

@@ -24,6 +24,13 @@ MAX_BLOCKS = 2**31 - 1
 MAX_GROUPS = 64
 NO_LIMIT = 2**31 - 1
 
+
+class _Default(int):
+    """A number that nobody gave."""
+
+
+DEFAULT_BLOCK_SIZE: int = _Default(16)
+
 _EVICTIONS = ("lru", "uncached_first")
 _DUPLICATES = ("keep", "merge")
 _PROCESS_SEED = os.urandom(32).hex().encode()
@@ -34,7 +41,7 @@ class Config:
     """Sizes and options of one manager.
 
     num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for
-    the one default group; `groups` replaces it. num_host_blocks: blocks of the host tier, 0 for
+    the default group, or of the first one given. num_host_blocks: blocks of the host tier, 0 for
     none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
     request. max_num_batched_tokens: most tokens that one step computes of a request, None for
     max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
@@ -48,7 +55,7 @@ class Config:
     """
 
     num_blocks: int
-    block_size: int = 16
+    block_size: int = DEFAULT_BLOCK_SIZE
     groups: tuple[Group, ...] = attrs.field(default=(), kw_only=True)
     num_host_blocks: int = attrs.field(default=0, kw_only=True)
     max_model_len: int | None = attrs.field(default=None, kw_only=True)
@@ -73,6 +80,8 @@ class Config:
             object.__setattr__(self, "groups", (Group(self.block_size),))
         _check_groups(self)
         sizes = [group.block_size for group in self.groups]
+        if self.block_size is not DEFAULT_BLOCK_SIZE and self.block_size != sizes[0]:
+            _refuse(self, "block_size", f"the first group has blocks of {sizes[0]} tokens")
         object.__setattr__(self, "block_size", sizes[0])
         object.__setattr__(self, "hash_block_size", math.gcd(*sizes))
         object.__setattr__(self, "hit_alignment", math.lcm(*sizes))
@@ -163,16 +172,19 @@ def _check_sizes(config: Config) -> None:
     _check_count(config, "num_blocks", 1)
     null = " and the null block" if config.null_block else ""
     least = len(config.groups)
-    if config.num_usable_blocks < least:
+    kept = config.watermark_blocks
+    rest = f"{null}, {kept} stay free" if kept else null
+    more = kept + int(config.null_block)
+    if config.num_usable_blocks < least + kept:
         blocks = "1 block" if least == 1 else f"{least} blocks"
-        reason = f"one request needs {blocks}{null}, so {least + int(config.null_block)}"
+        reason = f"one request needs {blocks}{rest}, so {least + more}"
         _refuse(config, "num_blocks", reason)
     if config.max_model_len is not None:
         least = config.blocks_for(config.max_model_len)
-        if config.num_usable_blocks < least:
+        if config.num_usable_blocks < least + kept:
             reason = (
                 f"one request of max_model_len={config.max_model_len} tokens needs {least} "
-                f"blocks{null}, so {least + int(config.null_block)}"
+                f"blocks{rest}, so {least + more}"
             )
             _refuse(config, "num_blocks", reason)
 

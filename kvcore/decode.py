@@ -231,6 +231,8 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
     pinned, counts = source.ids(num_blocks), source.numbers()
     if len(pinned) != len(counts):
         raise source.damaged("pins without counts")
+    if pinned != sorted(set(pinned)):
+        raise source.damaged("the pinned blocks do not rise")
     return BlockPool(
         first_block=first_block,
         eviction=config.eviction,
@@ -308,12 +310,12 @@ def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
             Published(source.u32(), source.u32(), source.u32(), source.key())
             for _ in range(source.u32())
         ]
-        records[request_id] = BatchRecord(before, tuple(published))
+        records[request_id] = BatchRecord(before, pvector(published))
     merges = [
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())
     ]
-    return OpenBatch(number, pvector(commands), Map(records), tuple(merges))
+    return OpenBatch(number, pvector(commands), Map(records), pvector(merges))
 
 
 def _read_commands(source: Reader, number: int) -> list[Command]:
@@ -336,13 +338,15 @@ def _read_operations(
     source: Reader, config: Config, requests: dict[str, RequestState]
 ) -> dict[int, Operation]:
     operations: dict[int, Operation] = {}
+    last = -1
     for _ in range(source.u32()):
         number, block, key = source.u32(), source.u32(), source.key()
         batch, request_id, first = source.u64(), source.text(), source.u32()
         known = block < config.num_blocks and (request_id is None or request_id in requests)
-        if not known or number in operations or number > MAX_OPERATION:
+        if not known or not last < number <= MAX_OPERATION:
             raise source.damaged("an operation that no run gives")
         operations[number] = Operation(block, key, batch, request_id, first)
+        last = number
     return operations
 
 

@@ -29,7 +29,7 @@ def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
 def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
     """Hand out the blocks that full-attention groups got since the last call, group by group.
 
-    None where `record_new_blocks` is off. Source: S000-50.
+    Empty where `record_new_blocks` is off. Source: S000-50.
     """
     drained = attrs.evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])

@@ -16,7 +16,7 @@ from kvcore import request_invariants
 from kvcore.block_pool import BlockPool
 from kvcore.errors import InvariantViolation
 from kvcore.request_invariants import Property
-from kvcore.state import NO_HOST_BLOCK, State
+from kvcore.state import NO_HOST_BLOCK, Operation, State
 from kvcore.values import Status
 
 
@@ -147,6 +147,39 @@ def records(state: State) -> Iterator[str]:
             yield f"a merge names group {merge.group} of {len(state.config.groups)}"
 
 
+def operations(state: State) -> Iterator[str]:
+    """OPERATIONS: each unfinished one holds its block; a request waits for those that name it."""
+    pool = state.device
+    held = Counter(operation.block for operation in state.operations.values())
+    for block, count in held.items():
+        if block < pool.first_block or pool.pins.get(block, 0) < count:
+            yield f"{count} operations on block {block}, which has {pool.pins.get(block, 0)} pins"
+    loads = Counter(operation.request_id for operation in state.operations.values())
+    for request_id, request in state.requests.items():
+        name = f"request {request_id!r}"
+        if request.num_loading != loads[request_id]:
+            yield f"{name} waits for {request.num_loading} loads, {loads[request_id]} name it"
+        most = request.num_computed if request.num_loading else 0
+        if request.load_end > most:
+            yield f"{name} has loaded up to token {request.load_end} of {most}"
+    for number, operation in state.operations.items():
+        if operation.batch > state.batch.number:
+            yield f"operation {number} is of batch {operation.batch}, which was not opened yet"
+        if operation.request_id is not None and not _is_target(state, operation):
+            yield f"operation {number} fills block {operation.block}, which its request has not"
+
+
+def _is_target(state: State, operation: Operation) -> bool:
+    """Whether the block that a load fills stands where its key says."""
+    request = state.requests[str(operation.request_id)]
+    for index, group in enumerate(state.config.groups):
+        position = operation.first_token // group.block_size
+        known = position < min(len(request.tables[index]), request.num_hashed(state.config, index))
+        if known and request.tables[index][position] == operation.block:
+            return request.key(state.config, index, position) == operation.key
+    return False
+
+
 PROPERTIES: dict[str, Property] = {
     "REF": ref,
     "PARTITION": partition,
@@ -157,5 +190,6 @@ PROPERTIES: dict[str, Property] = {
     "LEAK": leak,
     "ROWS": rows,
     "OPEN-BATCH": records,
+    "OPERATIONS": operations,
     **request_invariants.PROPERTIES,
 }

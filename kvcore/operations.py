@@ -74,6 +74,8 @@ def load(
     """Fill slots for the next num_tokens of a request from the external store; value: one operation
     a block, group by group, or a refusal.
 
+    Where no query sees what would be loaded (a whole chunk), there is no operation, and the tokens
+    count at once.
     num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. The
     rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and WrongLoad.
     """
@@ -99,10 +101,10 @@ def load(
         first = plan.num_scheduled - count
         commit(draft, plan)
         started = start_loads(draft, draft.request(request_id), first)
-        loading = attrs.evolve(
-            draft.request(request_id), num_loading=len(started), load_end=plan.num_scheduled
-        )
-        draft.store(loading)
+        if started:
+            loading = draft.request(request_id)
+            end = plan.num_scheduled
+            draft.store(attrs.evolve(loading, num_loading=len(started), load_end=end))
         return started
 
     return transition(state, change)

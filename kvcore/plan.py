@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import attrs
 
-from kvcore.asked import Asked, check_asked, read_asked
-from kvcore.groups import skipped_blocks
+from kvcore.asked import MAX_COUNT, Asked, check_asked, read_asked
+from kvcore.groups import Group, skipped_blocks
 from kvcore.state import Draft, RequestState
 from kvcore.values import Reason, Refused
 from kvcore.window import Trim, num_freed, plan_trims, visible_from
@@ -186,7 +186,7 @@ def plan_growth(
     for index, group in enumerate(draft.config.groups):
         size, held = group.block_size, len(request.tables[index]) + len(hits[index])
         if group.is_cross:
-            grown = max(0, -(-asked.num_encoder_tokens // size) - held)
+            grown = max(0, _encoder_blocks(asked, group) - held)
             growth.append(Growth(nulls=0, external=0, grown=grown))
             continue
         num_total = -(-lengths.total // size)
@@ -212,9 +212,8 @@ def gate_need(
     needed = most = 0
     for index, group in enumerate(draft.config.groups):
         held = [*request.tables[index], *hits[index]]
-        num_tokens = asked.num_encoder_tokens if group.is_cross else num_full
-        blocks, cap = -(-num_tokens // group.block_size), draft.config.cap(index)
-        blocks = max(blocks, len(held)) if group.is_cross else blocks
+        blocks, cap = -(-num_full // group.block_size), draft.config.cap(index)
+        blocks = max(_encoder_blocks(asked, group), len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
         if cap is not None:
             live = sum(not draft.is_null(block) for block in held)
@@ -229,10 +228,15 @@ def step_most(draft: Draft, request: RequestState, asked: Asked, lengths: Length
     most = 0
     for table, group in zip(request.tables, draft.config.groups, strict=True):
         if group.is_cross:
-            most += max(len(table), -(-asked.num_encoder_tokens // group.block_size))
+            most += max(len(table), _encoder_blocks(asked, group))
         else:
             most += -(-lengths.slots // group.block_size) - skipped_blocks(group, lengths.total)
     return most
+
+
+def _encoder_blocks(asked: Asked, group: Group) -> int:
+    """Blocks that the encoder's tokens take."""
+    return -(-min(asked.num_encoder_tokens, MAX_COUNT) // group.block_size)
 
 
 def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Refused | None:
@@ -243,7 +247,8 @@ def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -
     if needed + reserve <= available:
         return None
     never = most + reserve > draft.device.num_usable
-    return Refused(Reason.NEVER if never else Reason.LATER, needed, max(0, available - reserve))
+    reason = Reason.NEVER if never else Reason.LATER
+    return Refused(reason, needed, max(0, available - reserve), draft.num_pending())
 
 
 def preallocate(

@@ -97,7 +97,7 @@ def leave_open_batch(draft: Draft, request: RequestState) -> None:
         if draft.device.keys[item.block] == item.key:
             draft.device.unpublish(item.block)
     draft.records = draft.records.delete(request.request_id)
-    merges = tuple(
+    merges = pvector(
         each for each in draft.batch.merges if not is_unwritten(draft, each, record, request)
     )
     draft.batch = attrs.evolve(draft.batch, merges=merges)

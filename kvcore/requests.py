@@ -93,7 +93,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
     """Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
 
     They can be scheduled, and are published only when they were accepted. Raises UnknownRequest,
-    SwappedOut, InvalidToken, UnsupportedBuffer, DraftsPending.
+    SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending.
     """
 
     def change(draft: Draft) -> None:

@@ -10,6 +10,7 @@ rust/src/state.rs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -106,7 +107,7 @@ class BatchRecord:
     """
 
     num_computed_before: int
-    published: tuple[Published, ...] = ()
+    published: PVector[Published] = attrs.field(factory=pvector)
 
 
 @attrs.frozen
@@ -143,7 +144,7 @@ class OpenBatch:
     number: int
     commands: PVector[Command] = attrs.field(factory=pvector)
     records: Map[str, BatchRecord] = attrs.field(factory=Map)
-    merges: tuple[Merge, ...] = ()
+    merges: PVector[Merge] = attrs.field(factory=pvector)
 
 
 @attrs.frozen
@@ -286,6 +287,11 @@ class Draft:
     def is_null(self, block: int) -> bool:
         """Whether a table's entry is the null block."""
         return block < self.device.first_block
+
+    def num_pending(self) -> int:
+        """Blocks that unfinished operations alone hold: they come back when those end."""
+        held = Counter(operation.block for operation in self.operations.values())
+        return sum(self.device.ref_counts[block] == count for block, count in held.items())
 
     def num_settled(self, request: RequestState) -> int:
         """Tokens that the request had computed before the open batch, drafts aside; 0 where the

@@ -34,7 +34,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
     """Move what the open batch leaves of the requests' blocks to the host tier.
 
     Refused where the host tier has too few free blocks. Raises NoHostTier, UnknownRequest,
-    RepeatedRequest, NotRunning, HitInOpenBatch.
+    RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
     """
     ids = list(request_ids)
 
@@ -80,18 +80,18 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
         num_copied = sum(block is None for block in hits.values())
         needed, watermark = num_copied + in_queue, draft.config.watermark_blocks
         if needed + watermark > draft.device.num_free:
-            return refuse(draft.device, needed, watermark)
+            return refuse(draft.device, needed, watermark, draft.num_pending())
         move_in(draft, requests, hits)
         return None
 
     return transition(state, change)
 
 
-def refuse(pool: PoolDraft, needed: int, watermark: int = 0) -> Refused:
+def refuse(pool: PoolDraft, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
     """The refusal of so many blocks of a pool that keeps so many free."""
     never = needed + watermark > pool.num_usable
     available = max(0, pool.num_free - watermark)
-    return Refused(Reason.NEVER if never else Reason.LATER, needed, available)
+    return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
 
 
 def kept(draft: Draft, request: RequestState) -> Iterator[int]:

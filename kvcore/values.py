@@ -26,7 +26,7 @@ class Reason(enum.Enum):
     LATER = "later"
     """Ask again when blocks were given back."""
     NEVER = "never"
-    """More than an empty pool can give this call."""
+    """More than an empty pool can give this call, less what it must leave (watermark, reserve)."""
 
 
 class Verdict(enum.Enum):
@@ -109,10 +109,11 @@ class Hit:
 
 @attrs.frozen
 class Refused:
-    """A call that did not fit and changed nothing.
+    """A call that did not fit; it gave back at most what windows no longer need.
 
-    needed: blocks that the call would take out of the free queue. available: blocks that were free.
-    pending: released blocks that wait for an unfinished batch.
+    needed: blocks that the call would take out of the free queue. available: blocks that were free,
+    less those that the call must leave. pending: released blocks that wait for an unfinished
+    operation or batch.
     """
 
     reason: Reason

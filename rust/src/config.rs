@@ -214,20 +214,21 @@ fn check_groups(config: &Config) -> Result<(), Error> {
 fn check_sizes(config: &Config) -> Result<(), Error> {
     check_count("num_blocks", config.num_blocks, 1)?;
     let null = if config.null_block { " and the null block" } else { "" };
+    let kept = u64::from(config.watermark_blocks);
+    let rest = if kept == 0 { null.to_owned() } else { format!("{null}, {kept} stay free") };
+    let more = kept + u64::from(config.null_block);
     let least = config.groups.len() as u64;
-    let total = least + u64::from(config.null_block);
-    if u64::from(config.num_usable_blocks()) < least {
+    if u64::from(config.num_usable_blocks()) < least + kept {
         let blocks = if least == 1 { "1 block".to_owned() } else { format!("{least} blocks") };
-        let reason = format!("one request needs {blocks}{null}, so {total}");
+        let reason = format!("one request needs {blocks}{rest}, so {}", least + more);
         return Err(refuse("num_blocks", config.num_blocks, reason));
     }
     if let Some(longest) = config.max_model_len {
         let least = config.blocks_for(longest);
-        let total = least + u64::from(config.null_block);
-        if u64::from(config.num_usable_blocks()) < least {
+        if u64::from(config.num_usable_blocks()) < least + kept {
             let reason = format!(
-                "one request of max_model_len={longest} tokens needs {least} blocks{null}, \
-                 so {total}"
+                "one request of max_model_len={longest} tokens needs {least} blocks{rest}, so {}",
+                least + more
             );
             return Err(refuse("num_blocks", config.num_blocks, reason));
         }

@@ -267,6 +267,9 @@ fn read_pool(
     if pinned.len() != counts.len() {
         return Err(source.damaged("pins without counts"));
     }
+    if !pinned.is_sorted_by(|before, after| before < after) {
+        return Err(source.damaged("the pinned blocks do not rise"));
+    }
     pool.pins = pinned.into_iter().zip(counts).collect();
     Ok(pool)
 }
@@ -318,8 +321,9 @@ fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Err
         let request = request_id.as_deref().and_then(|id| state.rows.get(id)).copied();
         let known = block.0 < state.config.num_blocks && request.is_some() == request_id.is_some();
         let operation = Operation { block, key, batch, request, first_token };
-        let repeated = state.operations.insert(number, operation).is_some();
-        if !known || repeated || number > MAX_OPERATION {
+        let rises = state.operations.keys().next_back().is_none_or(|&last| last < number);
+        state.operations.insert(number, operation);
+        if !known || !rises || number > MAX_OPERATION {
             return Err(source.damaged("an operation that no run gives"));
         }
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvcore import Command, Config, KVCacheBlocks, KVCacheManager, Request
+from kvcore import Command, Config, Group, KVCacheBlocks, KVCacheManager, Request
 from tests.conftest import Backend
 
 SEED = b"unit"
@@ -18,7 +18,8 @@ def make(
 ) -> KVCacheManager:
     """An empty manager; unless told otherwise 9 usable blocks of two tokens, block 0 is null."""
     options.setdefault("hash_seed", SEED)
-    return KVCacheManager(Config(num_blocks, block_size, **options), backend)
+    options.setdefault("groups", (Group(block_size),))
+    return KVCacheManager(Config(num_blocks, **options), backend)
 
 
 def add(manager: KVCacheManager, request_id: str, tokens: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from kvcore import Config, Group, KVCacheManager, Refused, _twin
@@ -229,3 +230,22 @@ def test_without_the_twin_the_default_is_python_and_says_so(
     monkeypatch.setattr(_twin, "_missing", True)
     with pytest.warns(RuntimeWarning, match="the slow Python core is used"):
         assert KVCacheManager(Config(8, 2)).backend == "python"
+
+
+def test_a_watermark_that_lets_nobody_in_is_refused() -> None:
+    # Four blocks hold 64 tokens, and five stay free: with the null block ten.
+    Config(10, 16, max_model_len=64, watermark_blocks=5)
+    with pytest.raises(InvalidConfig, match="needs 4 blocks and the null block, 5 stay free, so 1"):
+        Config(9, 16, max_model_len=64, watermark_blocks=5)
+    with pytest.raises(InvalidConfig, match="needs 1 block and the null block, 9 stay free, so 11"):
+        Config(10, 16, watermark_blocks=9)
+
+
+def test_a_block_size_that_contradicts_the_groups_is_refused() -> None:
+    assert Config(8, groups=(Group(32),)).block_size == 32
+    assert Config(8, 32, groups=(Group(32),)).block_size == 32
+    for size in (4, 16):
+        with pytest.raises(InvalidConfig, match="the first group has blocks of 32 tokens"):
+            Config(8, size, groups=(Group(32),))
+    with pytest.raises(InvalidConfig, match="the first group has blocks of 16 tokens"):
+        attrs.evolve(Config(8), block_size=4)

@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvcore import Config, InvariantViolation, KVCacheManager, State
+from kvcore import (
+    Config,
+    Group,
+    InvariantViolation,
+    KVCacheManager,
+    LoRA,
+    MediaItem,
+    Request,
+    State,
+)
 from kvcore.decode import decode
 from kvcore.encode import MAGIC, encode
 from kvcore.errors import DamagedState, InvalidConfig
@@ -37,6 +46,29 @@ def busy(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def moving(backend: Backend) -> KVCacheManager:
+    """One whose bytes have a window, drafts, extra keys, own hashes and operations."""
+    groups = (Group(2), Group(2, kind="sliding_window", window=3))
+    manager = make(backend, 16, groups=groups, max_model_len=10, record_new_blocks=True)
+    salted = Request("salted", range(5), cache_salt="s", lora=LoRA("a"))
+    manager.add_request(salted)
+    manager.allocate_slots("salted", 5)
+    manager.add_drafts("salted", [7])
+    own = Request("own", range(5), block_hashes=[b"1" * 32], media=[MediaItem("cat", 1, 2)])
+    manager.add_request(own)
+    step(manager)
+    manager.store([1])
+    add(manager, "loads", range(20, 27))
+    manager.load("loads", 4)
+    manager.allocate_slots("salted", 1)
+    step(manager)
+    manager.complete_operation(1, False)
+    return manager
+
+
+WORLDS: list[Callable[[Backend], KVCacheManager]] = [busy, moving]
+
+
 def damaged(data: bytes) -> Iterator[bytes]:
     """The data cut at each place, and with each byte changed in several ways."""
     for end in range(len(data)):
@@ -63,10 +95,13 @@ def restore(manager: KVCacheManager, data: bytes) -> str:
     return "restored"
 
 
-def test_bytes_of_a_state_give_that_state_in_both_languages(backend: Backend) -> None:
-    manager = busy(backend)
+@pytest.mark.parametrize("world", WORLDS)
+def test_bytes_of_a_state_give_that_state_in_both_languages(
+    world: Callable[[Backend], KVCacheManager], backend: Backend
+) -> None:
+    manager = world(backend)
     data = manager.encode()
-    assert data == busy("python").encode()
+    assert data == world("python").encode()
     assert encode(decode(data)) == data
     other = make(backend)
     other.restore(data)
@@ -75,8 +110,11 @@ def test_bytes_of_a_state_give_that_state_in_both_languages(backend: Backend) ->
     assert step(other) == step(manager)
 
 
-def test_damaged_bytes_are_an_error_or_a_state() -> None:
-    data = busy("python").encode()
+@pytest.mark.parametrize("world", WORLDS)
+def test_damaged_bytes_are_an_error_or_a_state(
+    world: Callable[[Backend], KVCacheManager],
+) -> None:
+    data = world("python").encode()
     states = 0
     for each in damaged(data):
         result = read(each)
@@ -86,11 +124,33 @@ def test_damaged_bytes_are_an_error_or_a_state() -> None:
     assert states > len(data)  # a changed token, hash or count is still a state
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("backend", ["rust"], indirect=True)
-def test_damaged_bytes_are_the_same_damage_in_both_languages(backend: Backend) -> None:
+def test_damaged_bytes_are_the_same_damage_in_both_languages(
+    world: Callable[[Backend], KVCacheManager], backend: Backend
+) -> None:
     twin, spec = make(backend), make("python")
-    for each in list(damaged(busy("python").encode()))[::3]:
+    for each in list(damaged(world("python").encode()))[::3]:
         assert restore(twin, each) == restore(spec, each)
+
+
+def test_what_was_restored_can_go_on(backend: Backend) -> None:
+    # Bytes that pass every invariant are a state like any other: its operations end, its requests
+    # are freed, and every block comes back.
+    manager = make(backend)
+    count = 0
+    for each in list(damaged(moving("python").encode()))[::3]:
+        if restore(manager, each) != "restored":
+            continue
+        count += 1
+        manager.take_batch()
+        state = manager.state()
+        for operation in state.operations:
+            manager.complete_operation(operation, True)
+        for request_id in state.requests:
+            manager.free(request_id)
+        manager.check()
+    assert count > 100
 
 
 def test_no_damage_leaves_a_manager_half_restored(backend: Backend) -> None:

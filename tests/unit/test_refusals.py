@@ -245,3 +245,20 @@ def test_the_pool_layer_refuses_as_a_whole() -> None:
     assert refused.value == Refused(LATER, needed=2, available=1)
     assert (refused.state, refused.commands) == (taken.state, ())
     assert block_pool.take(taken.state, 4).value == Refused(NEVER, needed=4, available=1)
+
+
+def test_a_refusal_counts_what_unfinished_operations_alone_hold(backend: Backend) -> None:
+    # Of seven usable blocks "a" loads two and is freed, "b" holds three and one of them is stored.
+    manager = make(backend, 8)
+    add(manager, "a", range(7))
+    manager.load("a", 4)
+    serve(manager, "b", range(20, 25))
+    step(manager)
+    manager.free("a")
+    manager.store([manager.get_block_ids("b")[0][0]])
+    step(manager)
+    add(manager, "c", range(30, 36))
+    assert manager.allocate_slots("c", 6) == Refused(Reason.LATER, 3, 2, 2)
+    for operation in (0, 1):
+        manager.complete_operation(operation, True)
+    assert manager.allocate_slots("c", 6)
