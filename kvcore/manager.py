@@ -177,11 +177,14 @@ class KVCacheManager:
         self._core.remove_skipped_blocks(request_id, total_computed_tokens)
 
     def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
-        """Move the requests' blocks to the host tier, each distinct block once."""
+        """Move the requests' blocks to the host tier, each distinct block once.
+
+        Returns None where it was done; a `Refused` is false in a condition, too: ask `is None`.
+        """
         return self._core.swap_out(read_list("request_ids", request_ids))
 
     def swap_in(self, request_ids: Iterable[str]) -> Refused | None:
-        """Move swapped requests back to the device."""
+        """Move swapped requests back to the device; returns as `swap_out` does."""
         return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:
