@@ -37,7 +37,8 @@ class World:
     num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
     of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
     drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
-    num_encoder: encoder tokens that a request brings with its first slots. delays: whether calls delay the caching of their blocks, or not, each in turn.
+    num_encoder: encoder tokens that a request brings with its first slots.
+    delays: whether calls delay the caching of their blocks, or not, each in turn.
     kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
     calls between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try.

@@ -24,7 +24,9 @@ from kvcore.commands import (
     Evict,
     EvictAll,
     Free,
+    Load,
     SetTable,
+    Store,
     Tier,
     Touch,
 )
@@ -74,13 +76,18 @@ class Write:
 
 
 class Ghost:
-    """The contents of all blocks, and what follows from the commands alone: tables and owners."""
+    """The contents of all blocks, and what follows from the commands alone: tables and owners.
+
+    loading: where the unfinished load of a request begins; what it brings is not there yet.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._null = int(config.null_block)
         self._size = max(group.block_size for group in config.groups)
         self.prefixes = Prefixes(config)
+        self.loading: Mapping[str, int] = {}
+        self._loads: dict[int, tuple[bytes, int]] = {}
         self.contents: Contents = {}
         self.tables: dict[tuple[int, int], list[int]] = {}
         self.owned: set[int] = set()
@@ -111,7 +118,7 @@ class Ghost:
                     if not table:
                         continue
                     group = self._config.groups[index]
-                    held = nodes[: request.num_computed]
+                    held = nodes[: self.loading.get(request.request_id, request.num_computed)]
                     if group.is_cross:
                         held = _encoded(encoders.get(request.request_id))
                     seen = skipped_tokens(group, request.num_accepted)
@@ -134,6 +141,17 @@ class Ghost:
             target = command.writes()
             if target is not None:
                 self._empty.discard(target[1] if target[0] == "device" else -1)
+
+    def complete(self, operation: int, done: bool) -> None:
+        """Bring what an unfinished load fills, or spoil it; a store changes no content."""
+        if operation not in self._loads:
+            return
+        key, block = self._loads.pop(operation)
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        nodes = self.prefixes.block(key)
+        slots = self._slots(("device", block))
+        for slot, node in enumerate(nodes):
+            slots[slot] = (node, group) if done else SPOILT
 
     def forward(
         self, state: State, writes: Sequence[Write], encoders: Mapping[str, Encoder]
@@ -262,6 +280,12 @@ class Ghost:
                 for block in self.cached:
                     self._forget(block)
                 self.cached.clear()
+            case Store(_, block, key):
+                group = int.from_bytes(key[HASH_SIZE:], "big")
+                for slot, node in enumerate(self.prefixes.block(key)):
+                    self._find("CACHE-KV", ("device", block), slot, (node, group))
+            case Load(operation, key, block):
+                self._loads[operation] = (key, block)
             case SetTable(row, group, position, block):
                 table = self.tables.setdefault((row, group), [])
                 table[position : position + 1] = [block]
@@ -307,7 +331,9 @@ def _owners(state: State) -> tuple[set[int], set[int]]:
 def copy(contents: Contents, command: Command, block_size: int) -> None:
     """Do what a copying command does to contents; other commands do nothing."""
     source, target = command.reads(), command.writes()
-    if target is not None:
+    if isinstance(command, Load):
+        contents.pop(("device", command.block), None)
+    elif target is not None:
         contents[target] = read(contents, source, block_size)
 
 

@@ -34,7 +34,7 @@ OUTCOME_PROPERTIES = {
 }
 
 
-TAKING = ("allocate_slots", "swap_out", "swap_in")
+TAKING = ("allocate_slots", "load", "swap_out", "swap_in")
 
 
 def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
@@ -165,7 +165,7 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
 def _check_refused(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
     if _same(before, outcome.state) and not outcome.commands:
         return
-    if call.name == "allocate_slots" and all(
+    if call.name in ("allocate_slots", "load") and all(
         isinstance(each, Free | SetTable) for each in outcome.commands
     ):
         request = before.requests[call.args[0]]

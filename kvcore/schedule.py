@@ -23,12 +23,15 @@ FIRST_ENCODER = -10
 class Schedule:
     """The writes of the open batch, and the computed count that each request must have.
 
-    encoders: what the cross-attention tables of a request hold.
+    encoders: what the cross-attention tables of a request hold. loading: where the unfinished load
+    of a request begins.
     """
 
     def __init__(self) -> None:
         self.computed: dict[str, int] = {}
         self.encoders: dict[str, Encoder] = {}
+        self.loading: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
         self._num_encoders = 0
         self._before: dict[str, int] = {}
         self._writes: list[Write] = []
@@ -58,6 +61,10 @@ class Schedule:
             case "append" if isinstance(value, Appended):
                 for request_id in read_ids(state, args[0])[: value.done]:
                     self._schedule(next_token(request_id, self.computed[request_id]))
+            case "load":
+                self._loads(*args)
+            case "complete_operation":
+                self._completed(state, *args)
             case "accept":
                 request_id, num_accepted = args
                 most = len(state.requests[request_id].tokens) + num_accepted
@@ -140,6 +147,27 @@ class Schedule:
             )
         )
 
+    def _loads(self, request_id: str, num_tokens: int, hit: Hit | None = None) -> None:
+        before = self.computed[request_id]
+        start = before + (0 if hit is None else hit.num_tokens)
+        self._before.setdefault(request_id, before)
+        self.computed[request_id] = start + num_tokens
+        self.loading[request_id] = start
+
+    def _completed(self, state: State, number: int, done: bool) -> None:
+        """The last operation of a load settles it: what is before the first failed block stays."""
+        operation = state.operations[number]
+        request_id = operation.request_id
+        if request_id is None:
+            return
+        if not done:
+            failed = self._failed.get(request_id, operation.first_token)
+            self._failed[request_id] = min(failed, operation.first_token)
+        others = (op for n, op in state.operations.items() if n != number)
+        if all(other.request_id != request_id for other in others):
+            count = self._failed.get(request_id, self.computed[request_id])
+            self._cut(state, request_id, count)
+
     def _schedule(self, write: Write) -> None:
         self._before.setdefault(write.request_id, self.computed[write.request_id])
         self._writes.append(write)
@@ -148,6 +176,8 @@ class Schedule:
     def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
         """A request leaves the open batch and falls to so many tokens, its drafts dropped."""
         self._writes = [each for each in self._writes if each.request_id != request_id]
+        self.loading.pop(request_id, None)
+        self._failed.pop(request_id, None)
         count = min(self.computed[request_id], len(state.requests[request_id].tokens))
         count = self._before.pop(request_id, count)
         count = count if resumes(state, request_id, count) else 0

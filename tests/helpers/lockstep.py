@@ -55,6 +55,9 @@ class Lockstep:
         self.schedule.follow(before, name, args, options, outcome.value)
         self.schedule.check(self.state)
         self.schedule.check_caps(self.state)
+        self.ghost.loading = self.schedule.loading
+        if name == "complete_operation":
+            self.ghost.complete(*args)
         if name == "take_batch":
             self._execute(before, outcome.value)
         if name == "take_events":
@@ -65,7 +68,7 @@ class Lockstep:
 
     def take_and_fail(self, failing: tuple[str, int]) -> None:
         """Take the batch; a request's load does not bring its tokens from one on, so the engine
-        takes back what all who count them have on top.
+        takes back what all who count them have on top; it frees those who still load.
         """
         self.failing = failing
         self.call("take_batch")
@@ -74,7 +77,11 @@ class Lockstep:
         value = self.call("rewind", list(names), failing[1])
         while isinstance(value, Misuse):
             assert value.error == "HeldByOthers", value
-            names += value.fields["requests"]  # type: ignore[arg-type] # fields are objects
+            for name in value.fields["requests"]:  # type: ignore[attr-defined] # an object
+                if self.state.requests[name].num_loading:
+                    self.call("free", name)
+                else:
+                    names.append(name)
             value = self.call("rewind", list(names), failing[1])
 
     def hit(self, request_id: str) -> Hit:

@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
             self.run.call("remove_request", request_id)
 
     @rule(data=DATA)
-    @precondition(any_running)
+    @precondition(lambda self: any_running(self) and any_name_left(self))
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(by_status(self.run.state, Status.RUNNING)))
         self.run.call("fork", parent, self.new_name(data))
@@ -177,6 +177,34 @@ class Machine(RuleBasedStateMachine):
         """Requests with scheduled drafts."""
         known = self.run.state.requests.values()
         return sorted(r.request_id for r in known if r.num_computed > len(r.tokens))
+
+    @rule(data=DATA)
+    @precondition(any_known)
+    def load(self, data: st.DataObject) -> None:
+        """Load the next whole blocks of a request behind its hit, or store blocks with keys."""
+        state = self.run.state
+        if data.draw(rarely()):
+            keyed = [block for block, key in enumerate(state.device.keys) if key is not None]
+            some = st.lists(st.sampled_from(keyed or [1]), min_size=1, max_size=3)
+            self.run.call("store", data.draw(some))
+            return
+        waiting = by_status(state, Status.WAITING) or self.known()
+        name = data.draw(st.sampled_from(waiting))
+        hit, step = self.run.hit(name), state.config.hit_alignment
+        most = (len(state.requests[name].tokens) - 1 - hit.num_tokens) // step
+        if most > 0 or data.draw(seldom()):
+            count = step * data.draw(st.integers(1, max(1, most)))
+            self.run.call("load", name, count, *([hit] if hit.num_tokens else []))
+
+    @rule(data=DATA)
+    @precondition(lambda self: bool(self.run.state.operations))
+    def complete(self, data: st.DataObject) -> None:
+        """Finish an operation, done more often than not, mostly of a batch that was taken."""
+        number = data.draw(st.sampled_from(sorted(self.run.state.operations)))
+        opened = self.run.state.operations[number].batch == self.run.state.batch.number
+        if opened and not data.draw(seldom()):
+            self.run.call("take_batch")
+        self.run.call("complete_operation", number, not data.draw(rarely()))
 
     @rule()
     @precondition(lambda self: any_running(self) or bool(self.run.state.batch.commands))
@@ -234,15 +262,18 @@ class Machine(RuleBasedStateMachine):
         """Make one call of any rule that applies, outside Hypothesis's own choice of rules."""
         ways = [self.add_request, self.serve] if any_name_left(self) else []
         if any_known(self):
-            ways += [self.allocate, self.upkeep_any]
+            ways += [self.allocate, self.upkeep_any, self.load]
         if any_running(self):
-            ways += [self.append, self.append, self.free, self.fork, self.truncate, self.take_any]
+            ways += [self.append, self.append, self.free, self.truncate, self.take_any]
+            ways += [self.fork] if any_name_left(self) else []
             ways += [self.guess]
             ways += [self.swap_out] if self.run.state.host is not None else []
         if by_status(self.run.state, Status.SWAPPED):
             ways.append(self.swap_in)
         if self.guessing():
             ways += [self.accept, self.accept]
+        if self.run.state.operations:
+            ways += [self.complete, self.complete]
         data.draw(st.sampled_from(ways))(data)
 
     def upkeep_any(self, data: st.DataObject) -> None:

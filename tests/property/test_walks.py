@@ -20,13 +20,18 @@ from kvcore.explore import note
 from kvcore.prefixes import Prefixes
 from tests.helpers.lockstep import Lockstep, story
 
-CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks"}
+CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks", "cache_blocks"}
+CALLS |= {"rewind", "remove_skipped_blocks"}
+WINDOW = Group(1, kind="sliding_window", window=3)
 CONFIGS = [
     Config(6, 2, num_host_blocks=4, null_block=False, enable_events=True),
     Config(7, 3, num_host_blocks=6, duplicates="merge", enable_events=True),
     Config(9, 2, num_host_blocks=8, eviction="uncached_first", num_preallocate_tokens=2),
     Config(13, num_host_blocks=12, groups=(Group(2, zero_new_blocks=True),) * 2),
+    Config(16, num_host_blocks=12, groups=(Group(2), WINDOW), enable_events=True),
+    Config(16, groups=(Group(1), Group(2, kind="chunked_local", window=4)), watermark_blocks=1),
 ]
+IDS = ["plain", "merge", "uncached_first", "groups", "window", "chunks"]
 NUM_STEPS = 600
 GOALS = {each.__name__ for each in (CopyOnWrite, SwapIn, SwapOut, Touch)} | {
     *("sharing", "duplicates", "refused later", "truncate", "Evict"),
@@ -36,7 +41,17 @@ GOALS = {each.__name__ for each in (CopyOnWrite, SwapIn, SwapOut, Touch)} | {
 def walk(config: Config, seed: int) -> Counter[str]:
     """Make random calls; what they reached."""
     dice = random.Random(seed)
-    world = World(config=config, num_requests=4, num_tokens=9, num_prompt=5, calls=CALLS)
+    world = World(
+        config=config,
+        num_requests=4,
+        num_tokens=9,
+        num_prompt=5,
+        num_drafts=2,
+        num_external=2,
+        num_lookahead=1,
+        delays=(False, True),
+        calls=CALLS,
+    )
     run, prefixes = Lockstep(config), Prefixes(config)
     goals: Counter[str] = Counter()
     try:
@@ -64,7 +79,7 @@ def step(
     prefixes.learn(run.state)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["plain", "merge", "uncached_first", "groups"])
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_long_walk_is_right_at_every_call(config: Config, seed: int) -> None:
     walk(config, seed)
