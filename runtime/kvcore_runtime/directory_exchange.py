@@ -13,13 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcore import Group, Hit, Refused
-from kvcore.extra_keys import read_extra_keys
 from kvcore.groups import skipped_blocks
-from kvcore.hashing import hash_blocks, make_key, root_hash
 from kvcore_runtime.cache_errors import TierError
 from kvcore_runtime.directory import DirectoryTier
 from kvcore_runtime.exchange import Exchange, is_null
-from kvcore_runtime.sequence import Sequence, as_core_request
+from kvcore_runtime.sequence import Sequence
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine import Engine
@@ -37,7 +35,6 @@ class DirectoryExchange(Exchange):
         engine.runtime.external = tier
         self._stores: set[int] = set()
         self._loads: dict[int, Sequence | None] = {}  # None: its sequence has ended
-        self._hashes: dict[str, list[bytes]] = {}  # of sequences that were looked up
         self._tried: set[str] = set()
         self._kept: dict[str, set[int]] = {}  # blocks that were stored for a sequence
         self.num_stored = 0
@@ -102,7 +99,6 @@ class DirectoryExchange(Exchange):
     def forget(self, sequence: Sequence) -> None:
         """See `Exchange`."""
         self._tried.discard(sequence.sequence_id)
-        self._hashes.pop(sequence.sequence_id, None)
         self._kept.pop(sequence.sequence_id, None)
         for operation, waiting in self._loads.items():
             if waiting is sequence:
@@ -110,13 +106,13 @@ class DirectoryExchange(Exchange):
 
     def _find(self, sequence: Sequence, start: int) -> int:
         """How many tokens behind the first `start` ones the directory has, for all groups."""
-        config = self._engine.manager.config
-        hashes = self._hash(sequence)
-        alignment = config.hit_alignment
-        most = min(sequence.num_tokens - 1, len(hashes) * config.hash_block_size)
-        end = most // alignment * alignment
+        manager = self._engine.manager
+        keys, alignment = manager.get_block_keys(sequence.sequence_id), manager.config.hit_alignment
+        sizes = (group.block_size for group in manager.config.groups)
+        full = min(len(own) * size for own, size in zip(keys, sizes, strict=True))
+        end = min(sequence.num_tokens - 1, full) // alignment * alignment
         while end > start:
-            missing = self._first_missing(hashes, start, end)
+            missing = self._first_missing(keys, start, end)
             if missing is None:
                 return end - start
             group, position = missing
@@ -125,30 +121,13 @@ class DirectoryExchange(Exchange):
             end = limit // alignment * alignment
         return 0
 
-    def _first_missing(self, hashes: list[bytes], start: int, end: int) -> tuple[Group, int] | None:
+    def _first_missing(
+        self, keys: tuple[tuple[bytes, ...], ...], start: int, end: int
+    ) -> tuple[Group, int] | None:
         """A block of tokens [start, end) that a query at end needs and the directory has not."""
-        config = self._engine.manager.config
-        for index, group in enumerate(config.groups):
+        for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
             first = max(start // group.block_size, skipped_blocks(group, end))
             for position in range(first, end // group.block_size):
-                fine = (position + 1) * config.scale(index) - 1
-                if make_key(hashes[fine], index) not in self._tier:
+                if own[position] not in self._tier:
                     return group, position
         return None
-
-    def _hash(self, sequence: Sequence) -> list[bytes]:
-        """The hashes of a sequence's full blocks, made once."""
-        name, config = sequence.sequence_id, self._engine.manager.config
-        if name not in self._hashes:
-            tokens = sequence.tokens(0, sequence.num_tokens)
-            request = as_core_request(sequence.request, name)
-            size, prompt = config.hash_block_size, len(sequence.request.prompt)
-            chain = hash_blocks(
-                root_hash(config.hash_seed, config.hashing),
-                tokens,
-                size,
-                extra_keys=read_extra_keys(request, prompt, size),
-                hashing=config.hashing,
-            )
-            self._hashes[name] = list(chain)
-        return self._hashes[name]
