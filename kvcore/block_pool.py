@@ -90,7 +90,7 @@ def make_pool(
         pvector([0] * num_blocks),
         pvector([None] * num_blocks),
         make_free_queue(num_blocks, ids),
-        Map(),
+        HashIndex(),
         Map(),
     )
 
@@ -314,8 +314,7 @@ def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
 def lookup(pool: BlockPool, key: bytes) -> int | None:
     """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
     _check_key(key)
-    blocks = pool.index.get(key)
-    return None if blocks is None else blocks[0]
+    return pool.index.firsts.get(key)
 
 
 def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:

@@ -70,12 +70,13 @@ def _name(state: State, order: list[RequestState], prefixes: Prefixes) -> Name:
 def _pool(pool: BlockPool, blocks: _Blocks, tree: _Tree, prefixes: Prefixes) -> Iterator[int]:
     yield len(pool.queue)
     yield from blocks.names(pool.queue)
+    ranks = pool.index.ranks()
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
         if key is None:
             yield 0
             continue
-        yield 1 + pool.index[key].index(block)
+        yield 1 + ranks[block]
         yield int.from_bytes(key[HASH_SIZE:], "big")
         letters = prefixes.chain(key)
         yield len(letters)

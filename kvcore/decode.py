@@ -22,6 +22,7 @@ from kvcore.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem
 from kvcore.free_queue import make_free_queue
 from kvcore.groups import KINDS as GROUP_KINDS
 from kvcore.groups import Group
+from kvcore.hash_index import HashIndex, HashIndexDraft
 from kvcore.hashing import HASH_SIZE, HASHINGS, KEY_SIZE
 from kvcore.state import (
     MAX_OPERATION,
@@ -225,9 +226,13 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
     order = source.ids(num_blocks)
     if len(set(order)) != len(order):
         raise source.damaged("a block is twice in the free queue")
-    for entries in ranked.values():
-        if [rank for rank, _ in sorted(entries)] != list(range(len(entries))):
+    index = HashIndexDraft(HashIndex())
+    for key, entries in ranked.items():
+        entries.sort()
+        if [rank for rank, _ in entries] != list(range(len(entries))):
             raise source.damaged("the blocks of a key are not ranked from 0")
+        for _, block in entries:
+            index.insert(key, block)
     pinned, counts = source.ids(num_blocks), source.numbers()
     if len(pinned) != len(counts):
         raise source.damaged("pins without counts")
@@ -239,7 +244,7 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
         ref_counts=pvector(ref_counts),
         keys=pvector(keys),
         queue=make_free_queue(num_blocks, order),
-        index=Map({key: tuple(b for _, b in sorted(each)) for key, each in ranked.items()}),
+        index=index.freeze(),
         pins=Map(zip(pinned, counts, strict=True)),
     )
 

@@ -119,12 +119,13 @@ def _write_config(out: Writer, config: Config) -> None:
 
 
 def _write_pool(out: Writer, pool: BlockPool) -> None:
+    ranks = pool.index.ranks()
     for block, (ref_count, key) in enumerate(zip(pool.ref_counts, pool.keys, strict=True)):
         out.u32(ref_count)
         out.u8(key is not None)
         if key is not None:
             out.sized(key)
-            out.u32(pool.index[key].index(block))
+            out.u32(ranks[block])
     out.numbers(pool.queue)
     pins = sorted(pool.pins.items())
     out.numbers(block for block, _ in pins)

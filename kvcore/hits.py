@@ -83,7 +83,7 @@ def first_missing(
     for position in positions:
         if position >= num_hashed:
             return position
-        if state.device.index.get(request.key(state.config, group, position)) is None:
+        if request.key(state.config, group, position) not in state.device.index:
             return position
     return None
 
@@ -95,6 +95,6 @@ def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[
         num_blocks = 0 if group.is_cross else length // group.block_size
         first = min(skipped_blocks(group, length), num_blocks)
         keys = (request.key(state.config, index, place) for place in range(first, num_blocks))
-        found = [state.device.index[key][0] for key in keys]
+        found = [state.device.index.firsts[key] for key in keys]
         groups.append((NULL_BLOCK,) * first + tuple(found))
     return tuple(groups)

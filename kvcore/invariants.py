@@ -87,21 +87,27 @@ def null_block(state: State) -> Iterator[str]:
 
 
 def index_sound(state: State) -> Iterator[str]:
-    """IDX-SOUND: a block in the index has the key it is found under; no entry is empty."""
+    """IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle."""
     for tier, pool, _ in pools(state):
-        for key, blocks in pool.index.items():
-            if not blocks:
-                yield f"{tier} index has an empty entry {key.hex()}"
+        index, num_linked = pool.index, 0
+        for key, blocks in index.items():
+            num_linked += len(blocks) if len(blocks) > 1 else 0
             for block in blocks:
                 if pool.keys[block] != key:
                     yield f"{tier} block {block} is found under {key.hex()}, which it does not have"
+        for block, after in index.following.items():
+            if index.preceding.get(after) != block:
+                yield f"{tier} index links from block {block} to {after}, and not back"
+        if len(index.following) != num_linked or len(index.preceding) != num_linked:
+            yield f"{tier} index links {len(index.following)} blocks, {num_linked} share a key"
 
 
 def index_complete(state: State) -> Iterator[str]:
     """IDX-COMPLETE: a block with a key is found under it, once."""
     for tier, pool, _ in pools(state):
+        found = Counter((key, block) for key, blocks in pool.index.items() for block in blocks)
         for block, key in enumerate(pool.keys):
-            if key is not None and pool.index.get(key, ()).count(block) != 1:
+            if key is not None and found[key, block] != 1:
                 yield f"{tier} block {block} is not found under its key {key.hex()}"
 
 

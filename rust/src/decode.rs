@@ -256,11 +256,14 @@ fn read_pool(
     }
     pool.queue = make_free_queue(num_blocks, order);
     ranked.sort_unstable();
+    let mut before: Option<(Key, u32)> = None;
     for (key, rank, block) in ranked {
-        if pool.index.get(&key).len() != rank as usize {
+        let expected = before.filter(|&(last, _)| last == key).map_or(0, |(_, last)| last + 1);
+        if rank != expected {
             return Err(source.damaged("the blocks of a key are not ranked from 0"));
         }
         pool.publish(block, key);
+        before = Some((key, rank));
     }
     let pinned = source.blocks(num_blocks)?;
     let counts = source.numbers()?;

@@ -166,13 +166,13 @@ fn write_config(out: &mut Writer, config: &Config) {
 }
 
 fn write_pool(out: &mut Writer, pool: &BlockPool) {
+    let ranks = pool.index.ranks();
     for block in (0..pool.num_blocks()).map(BlockId) {
         out.u32(pool.ref_count(block));
         out.flag(pool.key(block).is_some());
         if let Some(key) = pool.key(block) {
             out.sized(&key.0);
-            let rank = pool.index.get(key).iter().position(|&each| each == block);
-            out.count(rank.expect("IDX-COMPLETE: a block is found under its key"));
+            out.u32(ranks[block.index()]);
         }
     }
     out.ids(&pool.queue.iter().collect::<Vec<BlockId>>());

@@ -4,11 +4,13 @@
 //! Rules: the block that was published first answers a look-up; when it loses the key the next one
 //! answers (S001-82). A key without blocks has no entry. The keys lie in a column by block, and the
 //! table has only a part of their hash and the first block: eviction, which knows both, finds its
-//! entry without a look at a key. Only duplicates cost an allocation. Twin: kvcore/hash_index.py.
+//! entry without a look at a key. The blocks of a key that has several are a ring of links, so that
+//! each step is O(1) however many there are; the links of a block that is alone are not read. Twin:
+//! kvcore/hash_index.py.
 
 use std::hash::BuildHasher;
 
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
 use crate::hashing::{KEY_SIZE, Key};
@@ -38,8 +40,10 @@ pub struct HashIndex {
     /// The last key of each block.
     keys: Vec<Key>,
     entries: HashTable<Entry>,
-    /// All blocks of a key that has several, in order, by the first of them.
-    several: HashMap<BlockId, Vec<BlockId>, FxBuildHasher>,
+    /// The ring of the blocks of each key that has several, in order of publication; the first one
+    /// follows the last. Zeros, not `BlockId`s: an allocator gives zeros without touching memory.
+    following: Vec<u32>,
+    preceding: Vec<u32>,
 }
 
 impl HashIndex {
@@ -49,7 +53,8 @@ impl HashIndex {
         HashIndex {
             keys: vec![Key([0; KEY_SIZE]); num_blocks as usize],
             entries: HashTable::new(),
-            several: HashMap::default(),
+            following: vec![0; num_blocks as usize],
+            preceding: vec![0; num_blocks as usize],
         }
     }
 
@@ -67,12 +72,8 @@ impl HashIndex {
 
     /// The blocks under a key, first published first; empty where there is none.
     #[must_use]
-    pub fn get(&self, key: &Key) -> &[BlockId] {
-        match self.find(key) {
-            None => &[],
-            Some(entry) if entry.has_several() => &self.several[&entry.block],
-            Some(entry) => std::slice::from_ref(&entry.block),
-        }
+    pub fn get(&self, key: &Key) -> Vec<BlockId> {
+        self.find(key).map(|&entry| self.blocks(entry).collect()).unwrap_or_default()
     }
 
     /// Keys that have a block.
@@ -87,6 +88,19 @@ impl HashIndex {
         self.entries.is_empty()
     }
 
+    /// The place of each block among those of its key, 0 for the one that answers and for a block
+    /// without a key. O(blocks).
+    #[must_use]
+    pub fn ranks(&self) -> Vec<u32> {
+        let mut ranks = vec![0; self.keys.len()];
+        for &entry in &self.entries {
+            for (rank, block) in (0..).zip(self.blocks(entry)) {
+                ranks[block.index()] = rank;
+            }
+        }
+        ranks
+    }
+
     /// Add a block behind those that hold the same content.
     pub fn insert(&mut self, key: Key, block: BlockId) {
         self.keys[block.index()] = key;
@@ -97,8 +111,11 @@ impl HashIndex {
             self.entries.insert_unique(spread(hash), entry, |entry| spread(entry.hash));
             return;
         };
+        let first = entry.block.0;
+        let last = if entry.has_several() { self.preceding[first as usize] } else { first };
         entry.hash |= SEVERAL;
-        self.several.entry(entry.block).or_insert_with(|| vec![entry.block]).push(block);
+        self.link(last, block.0);
+        self.link(block.0, first);
     }
 
     /// Take a block from under its key. True: it was the last one.
@@ -111,33 +128,48 @@ impl HashIndex {
             }
             _ => {}
         }
-        let keys = &self.keys;
-        let found = self.entries.find_mut(spread(hash), |entry| holds(keys, *entry, hash, key));
-        let Some(entry) = found else {
-            debug_assert!(false, "IDX-COMPLETE: {key:?} of {block:?} has no entry");
-            return false;
-        };
-        let mut blocks = self.several.remove(&entry.block).unwrap_or_default();
-        blocks.retain(|each| *each != block);
-        if let Some(&first) = blocks.first() {
-            *entry = Entry { hash, block: first };
-            if blocks.len() > 1 {
-                entry.hash |= SEVERAL;
-                self.several.insert(first, blocks);
-            }
-        }
+        self.unlink(hash, block);
         false
     }
 
     /// Forget every key.
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.several.clear();
     }
 
     fn find(&self, key: &Key) -> Option<&Entry> {
         let hash = part(key);
         self.entries.find(spread(hash), |entry| holds(&self.keys, *entry, hash, key))
+    }
+
+    /// The blocks of an entry, first published first.
+    fn blocks(&self, entry: Entry) -> impl Iterator<Item = BlockId> + '_ {
+        let first = entry.block;
+        std::iter::successors(Some(first), move |block| {
+            let after = BlockId(self.following[block.index()]);
+            (entry.has_several() && after != first).then_some(after)
+        })
+    }
+
+    /// Take a block out of the ring of those that have a key of this hash.
+    fn unlink(&mut self, hash: u32, block: BlockId) {
+        let (before, after) = (self.preceding[block.index()], self.following[block.index()]);
+        debug_assert!(self.following[before as usize] == block.0, "IDX-SOUND: {block:?} is alone");
+        self.link(before, after);
+        // The entry changes where it names this block, or is that of the only one left.
+        let is_alone = before == after;
+        let found = self.entries.find_mut(spread(hash), |entry| {
+            entry.block == block || is_alone && entry.block.0 == after
+        });
+        if let Some(entry) = found {
+            let hash = if is_alone { hash } else { hash | SEVERAL };
+            *entry = Entry { hash, block: BlockId(after) };
+        }
+    }
+
+    fn link(&mut self, before: u32, after: u32) {
+        self.following[before as usize] = after;
+        self.preceding[after as usize] = before;
     }
 }
 
@@ -159,17 +191,66 @@ fn spread(hash: u32) -> u64 {
 mod tests {
     use super::*;
 
+    const KEY: Key = Key([1; KEY_SIZE]);
+    const OTHER: Key = Key([2; KEY_SIZE]);
+
+    /// An index for six blocks that were published under one key in this order.
+    fn published(blocks: &[u32]) -> HashIndex {
+        let mut index = HashIndex::new(6);
+        blocks.iter().for_each(|&block| index.insert(KEY, BlockId(block)));
+        index
+    }
+
+    fn ids(index: &HashIndex) -> Vec<u32> {
+        index.get(&KEY).into_iter().map(|block| block.0).collect()
+    }
+
     #[test]
     fn the_next_block_answers_when_the_first_loses_its_key() {
-        let key = Key([1; 36]);
-        let blocks = [BlockId(5), BlockId(3), BlockId(4)];
-        let mut index = HashIndex::new(6);
-        blocks.into_iter().for_each(|block| index.insert(key, block));
-        assert_eq!(index.get(&key), blocks);
-        assert!(!index.remove(&key, BlockId(5)));
-        assert_eq!(index.first(&key), Some(BlockId(3)));
-        assert!(!index.remove(&key, BlockId(4)));
-        assert!(index.remove(&key, BlockId(3)), "the last one");
-        assert_eq!((index.first(&key), index.is_empty()), (None, true));
+        let mut index = published(&[5, 3, 4]);
+        assert_eq!(ids(&index), [5, 3, 4]);
+        assert!(!index.remove(&KEY, BlockId(5)));
+        assert_eq!(index.first(&KEY), Some(BlockId(3)));
+        assert!(!index.remove(&KEY, BlockId(4)));
+        assert!(index.remove(&KEY, BlockId(3)), "the last one");
+        assert_eq!((index.first(&KEY), index.is_empty()), (None, true));
+    }
+
+    #[test]
+    fn blocks_leave_from_the_middle_and_come_back_at_the_end() {
+        let mut index = published(&[2, 0, 3, 1]);
+        assert!(!index.remove(&KEY, BlockId(0)));
+        assert_eq!(ids(&index), [2, 3, 1]);
+        index.insert(KEY, BlockId(0));
+        assert_eq!(ids(&index), [2, 3, 1, 0]);
+        assert_eq!(index.ranks(), [3, 2, 0, 1, 0, 0]);
+        assert!(!index.remove(&KEY, BlockId(2)));
+        index.insert(KEY, BlockId(2));
+        assert_eq!(ids(&index), [3, 1, 0, 2]);
+    }
+
+    #[test]
+    fn the_only_one_left_may_be_joined_by_others_again() {
+        for left in [1, 4] {
+            let mut index = published(&[1, 4]);
+            assert!(!index.remove(&KEY, BlockId(5 - left)));
+            assert_eq!(ids(&index), [left]);
+            index.insert(OTHER, BlockId(5 - left));
+            index.insert(KEY, BlockId(0));
+            assert_eq!((ids(&index), index.len()), (vec![left, 0], 2));
+            assert!(!index.remove(&KEY, BlockId(left)));
+            assert!(index.remove(&KEY, BlockId(0)));
+            assert_eq!(index.get(&OTHER), [BlockId(5 - left)]);
+        }
+    }
+
+    #[test]
+    fn a_cleared_index_forgets_its_rings() {
+        let mut index = published(&[1, 2, 3]);
+        index.clear();
+        assert_eq!((ids(&index), index.ranks()), (vec![], vec![0; 6]));
+        index.insert(KEY, BlockId(2));
+        assert_eq!(ids(&index), [2]);
+        assert!(index.remove(&KEY, BlockId(2)));
     }
 }

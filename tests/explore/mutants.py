@@ -92,7 +92,7 @@ def m_evict_keeps_index(patcher: pytest.MonkeyPatch) -> None:
 def m_evict_keeps_key(patcher: pytest.MonkeyPatch) -> None:
     def unpublish(self: PoolDraft, block: int) -> None:
         key = self.keys[block]
-        if key is not None and block in self.index._entries.get(key, ()):
+        if key is not None and self.index.first(key) == block:
             self.index.remove(key, block)
 
     patcher.setattr(PoolDraft, "unpublish", unpublish)

@@ -91,12 +91,14 @@ def m_hits_on_a_failed_load_stay(patcher: pytest.MonkeyPatch) -> None:
 @mutant(COPIES, "IDX-COMPLETE")
 def m_evict_drops_dups(patcher: pytest.MonkeyPatch) -> None:
     """Row 4: evicting one copy drops its siblings from the index."""
+    remove = HashIndexDraft.remove
 
-    def remove(self: HashIndexDraft, key: bytes, _block: int) -> bool:
-        self._entries.pop(key)
+    def remove_all(self: HashIndexDraft, key: bytes, _block: int) -> bool:
+        while not remove(self, key, self.firsts[key]):
+            pass
         return True
 
-    patcher.setattr(HashIndexDraft, "remove", remove)
+    patcher.setattr(HashIndexDraft, "remove", remove_all)
 
 
 @mutant(COPIES, "EVT-COPY")
