@@ -76,10 +76,10 @@ def actions(world: World, state: State, prefixes: Prefixes) -> Iterator[Call]:
         if room and "fork" in world.calls and request.status is Status.RUNNING:
             yield Call("fork", (request.request_id, fresh))
     yield from _swaps(world, requests)
-    if "evict_blocks" in world.calls:
+    for call in ("evict_blocks", "store"):
         for block, key in enumerate(state.device.keys):
-            if key is not None:
-                yield Call("evict_blocks", ([block],))
+            if key is not None and call in world.calls:
+                yield Call(call, ([block],))
     if "reset_prefix_cache" in world.calls:
         yield Call("reset_prefix_cache")
 
@@ -143,6 +143,12 @@ def _allocations(world: World, state: State, request: RequestState) -> Iterator[
     name = request.request_id
     hit = get_computed_blocks(state, name)
     hits = [None] if any(request.tables) or not hit.num_tokens else [None, hit]
+    if "load" in world.calls and not any(request.tables):
+        step = state.config.hit_alignment
+        for each in hits:
+            first = 0 if each is None else each.num_tokens
+            for count in range(step, len(request.tokens) - first, step):
+                yield Call("load", (name, count) if each is None else (name, count, each))
     for each in hits:
         left = len(request.tokens) - request.num_computed - (0 if each is None else each.num_tokens)
         for external in range(min(world.num_external, left) + 1):

@@ -202,6 +202,7 @@ class Explorer:
             return start, calls
         self._schedule.assume(start)
         self._ghost.assume(start, self._schedule.encoders)
+        self._ghost.loading = self._schedule.loading
         for step in steps:
             follow(self._schedule, step)
         self._ask(self._schedule.check, opened)
@@ -213,17 +214,31 @@ class Explorer:
         if opened.config.enable_events:
             self._ask(check_events, start.device.index, opened.events, opened)
         settled: State = self._perform(opened, Call("take_batch")).state
-        if failing is None:
+        if failing is None or failing[0] in self._schedule.loading:
             self._ghost.check(opened, self._schedule.encoders)
+            settled = self._complete(settled, failing)
         else:
             settled = self._rewind(settled, failing)
         if len(settled.batch.commands):
-            self.report.goals["merge"] += failing is None
+            self.report.goals["merge"] += len(opened.batch.merges) > 0
             self._ghost.execute(settled.batch.commands)
             self._ghost.check(settled, self._schedule.encoders)
             settled = self._perform(settled, Call("take_batch")).state
         drained = take_stats(take_events(settled).state).state
         return attrs.evolve(drained, batch=OpenBatch(0)), (*calls, *self._ending)
+
+    def _complete(self, state: State, failing: Failing) -> State:
+        """Finish every operation, in the order of their numbers."""
+        for number, operation in sorted(state.operations.items()):
+            done = failing is None or operation.first_token < failing[1]
+            call = Call("complete_operation", (number, done))
+            outcome = self._perform(state, call)
+            self._ending = (*(self._ending or (Call("take_batch"),)), call)
+            follow(self._schedule, Step(state, call, outcome))
+            self._ghost.complete(number, done)
+            state = outcome.state
+            self._ask(self._schedule.check, state)
+        return state
 
     def _rewind(self, state: State, failing: tuple[str, int]) -> State:
         """Take back what a failed load left, of all requests that count it."""
@@ -254,12 +269,15 @@ class Explorer:
 
 def failures(steps: tuple[Step, ...]) -> Iterator[tuple[str, int]]:
     """Each request whose external tokens a path loads, with each token that may be the first to be
-    missing.
+    missing: of the call itself, or of a block that an operation loads.
     """
     schedule = Schedule()
     schedule.assume(steps[0].before)
     for step in steps:
         follow(schedule, step)
+    for operation in steps[-1].outcome.state.operations.values():
+        if operation.request_id is not None:
+            yield operation.request_id, operation.first_token
     for write in schedule.loads():
         yield from ((write.request_id, first) for first in range(write.start, write.loaded))
 

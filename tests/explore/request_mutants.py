@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Group, LoRA, calls, rewind
+from kvcore import Group, LoRA, calls, operations, rewind
+from kvcore.block_pool import PoolDraft
 from kvcore.effects import Effects
 from kvcore.extra_keys import ExtraKey, ExtraKeys
 from kvcore.hash_index import HashIndexDraft
@@ -24,6 +25,7 @@ SLOT = Group(1)
 DRAFTS = world(3, 1, 4, num_drafts=2)
 LOADS = world(2, 2, 3, num_external=2, loads_fail=True)
 PAIRS = world(2, 2, 2, groups=(SLOT,), num_external=1, loads_fail=True, calls_per_batch=2)
+STORES = world(3, 2, 3, "load", "store", loads_fail=True, groups=(SLOT,))
 COPIES = world(3, 2, 3, enable_events=True)
 SALTED = world(
     *(2, 2, 2),
@@ -86,6 +88,22 @@ def m_failed_load_stays_computed(patcher: pytest.MonkeyPatch) -> None:
 @mutant(PAIRS, "KV-READ")
 def m_hits_on_a_failed_load_stay(patcher: pytest.MonkeyPatch) -> None:
     patcher.setattr(rewind, "check_held", lambda *_: None)
+
+
+@mutant(STORES, "OPERATIONS")
+def m_operation_holds_no_block(patcher: pytest.MonkeyPatch) -> None:
+    """Row 57: a block can be reused while it is still stored or loaded."""
+    patcher.setattr(PoolDraft, "pin", lambda *_: None)
+
+
+@mutant(STORES, "COMPUTED-RULE")
+def m_failed_operation_counts(patcher: pytest.MonkeyPatch) -> None:
+    finish = operations.finish_load
+
+    def finish_done(draft: Draft, request: RequestState, operation: Any, _done: bool) -> None:
+        finish(draft, request, operation, True)
+
+    patcher.setattr(operations, "finish_load", finish_done)
 
 
 @mutant(COPIES, "IDX-COMPLETE")

@@ -112,16 +112,10 @@ def test_delayed_caching_of_external_tokens_is_right_on_every_edge() -> None:
     explore(where, 885, 11729, *BASIC_GOALS, "cache_blocks", "rewind")
 
 
-def test_delayed_caching_of_duplicates_that_merge_is_right_on_every_edge() -> None:
-    where = world(
-        *(2, 2, 2, "cache_blocks"),
-        groups=(SLOT,),
-        delays=(False, True),
-        duplicates="merge",
-        calls_per_batch=2,
-        without=("fork", "append", "reset_prefix_cache"),
-    )
-    explore(where, 203, 13136, "Evict", "Touch", "sharing", "merge", "cache_blocks")
+def test_stores_and_loads_that_fail_are_right_on_every_edge() -> None:
+    without = ("fork", "append", "reset_prefix_cache")
+    where = world(2, 2, 3, "load", "store", groups=(SLOT,), loads_fail=True, without=without)
+    explore(where, 702, 9423, "Evict", "Touch", "store", "load", "complete_operation", "sharing")
 
 
 def test_a_watermark_is_right_on_every_edge() -> None:
@@ -236,6 +230,19 @@ def test_external_tokens_behind_a_window_are_right_on_every_edge() -> None:
 
 
 @pytest.mark.slow
+def test_delayed_caching_of_duplicates_that_merge_is_right_on_every_edge() -> None:
+    where = world(
+        *(2, 2, 2, "cache_blocks"),
+        groups=(SLOT,),
+        delays=(False, True),
+        duplicates="merge",
+        calls_per_batch=2,
+        without=("fork", "append", "reset_prefix_cache"),
+    )
+    explore(where, 203, 13136, "Evict", "Touch", "sharing", "merge", "cache_blocks")
+
+
+@pytest.mark.slow
 def test_delayed_caching_of_longer_requests_is_right_on_every_edge() -> None:
     where = world(2, 2, 4, "cache_blocks", delays=(True, False), enable_events=True)
     explore(where, 2258, 30285, *BASIC_GOALS, "cache_blocks")
@@ -271,6 +278,14 @@ def test_swapping_two_requests_behind_a_window_is_right_on_every_edge() -> None:
 def test_chunks_of_two_requests_are_right_on_every_edge() -> None:
     where = world(2, 2, 4, groups=(CHUNKS,))
     explore(where, 4928, 47082, "Evict", "Touch", "sharing", "trim", "refused later")
+
+
+@pytest.mark.slow
+def test_loads_behind_a_window_are_right_on_every_edge() -> None:
+    where = world(
+        3, 1, 4, "load", groups=(WINDOW,), loads_fail=True, without=("reset_prefix_cache",)
+    )
+    explore(where, 4214, 33096, "Evict", "Touch", "load", "complete_operation", "trim")
 
 
 @pytest.mark.slow

@@ -16,13 +16,16 @@ SEED = b"explored"
 FULL = Group(2)
 WINDOW = Group(2, kind="sliding_window", window=2)
 CHUNKS = Group(2, kind="chunked_local", window=2)
-ALLOCATE_DEFAULTS = {
-    "num_lookahead_tokens": 0,
-    "num_external_computed_tokens": 0,
-    "delay_cache_blocks": False,
-    "num_encoder_tokens": 0,
-    "full_sequence_must_fit": False,
-    "reserved_blocks": 0,
+LOAD_DEFAULTS: dict[str, Any] = {"full_sequence_must_fit": False, "reserved_blocks": 0}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "load": LOAD_DEFAULTS,
+    "allocate_slots": {
+        "num_lookahead_tokens": 0,
+        "num_external_computed_tokens": 0,
+        "delay_cache_blocks": False,
+        "num_encoder_tokens": 0,
+        **LOAD_DEFAULTS,
+    },
 }
 OF_WORLD = frozenset(
     {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder"}
@@ -47,8 +50,9 @@ def world(
     of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
     windowed = any(group.is_windowed for group in options.get("groups", ()))
     null_block = options.setdefault("null_block", windowed)
+    options.setdefault("groups", (FULL,))
     return World(
-        config=Config(num_blocks + null_block, 2, hash_seed=SEED, **options),
+        config=Config(num_blocks + null_block, hash_seed=SEED, **options),
         num_requests=num_requests,
         num_tokens=num_tokens,
         num_prompt=num_prompt or num_tokens,
@@ -86,9 +90,9 @@ class Parity:
 
     def _make(self, call: Call) -> Any:
         args, options = call.args, call.options
-        if call.name == "allocate_slots":
+        if call.name in DEFAULTS:
             args = (*args, None)[:3]
-            options = ALLOCATE_DEFAULTS | options
+            options = DEFAULTS[call.name] | options
         try:
             return getattr(self._twin, call.name)(*args, **options)
         except KvcoreError as error:

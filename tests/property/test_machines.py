@@ -16,6 +16,14 @@ class SmallPools(Machine):
     """Pools of 3 to 8 usable blocks."""
 
 
+class MiddlePools(Machine):
+    """Pools of 8 to 24 usable blocks: room for several requests in several groups."""
+
+    least = 8
+    most = 24
+    longest = 14
+
+
 class LargePools(Machine):
     """Pools of 64 to 4096 usable blocks, prompts of up to 200 tokens."""
 
@@ -26,6 +34,8 @@ class LargePools(Machine):
 
 
 TestSmallPools = SmallPools.TestCase
-TestSmallPools.settings = settings(max_examples=150, stateful_step_count=40)
+TestSmallPools.settings = settings(max_examples=250, stateful_step_count=40)
+TestMiddlePools = MiddlePools.TestCase
+TestMiddlePools.settings = settings(max_examples=60, stateful_step_count=50)
 TestLargePools = LargePools.TestCase
 TestLargePools.settings = settings(max_examples=15, stateful_step_count=40)
