@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kvcore import Refused, Request, queries
@@ -205,6 +205,8 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
     assert len(state.rows) <= 1
 
 
+# Most calls fit: many draws are put aside before one is refused.
+@settings(suppress_health_check=list(HealthCheck))
 @given(runs(), st.data())
 def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.DataObject) -> None:
     name, count, hit, options = data.draw(allocations(run, []))
