@@ -20,7 +20,7 @@ import hashlib
 import operator
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -154,19 +154,32 @@ class ExtraKeys:
     def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
         """The keys of a prompt that is cut to so many tokens.
 
-        Media behind the cut go. The digest of a block that the cut goes through stays, so that its
-        key is one that no other prompt has.
+        Media and embeddings behind the cut go. Of a block that the cut goes through the rest is
+        marked, so that it never has the key that the whole had, whatever tokens follow.
         """
-        media = tuple(
-            attrs.evolve(item, length=min(item.length, num_tokens - item.offset))
-            for item in self.media
-            if item.offset < num_tokens
-        )
-        embeds = self.embeds[: -(-num_tokens // block_size)]
-        return attrs.evolve(self, media=media, embeds=embeds)
+        start = num_tokens // block_size * block_size
+        media: list[MediaItem] = []
+        for item in self.media:
+            if item.offset + item.length <= num_tokens:
+                media.append(item)
+            elif item.offset < num_tokens:
+                media += _cut_item(item, start, num_tokens)
+        embeds = list(self.embeds[: -(-num_tokens // block_size)])
+        if start < num_tokens and len(embeds) * block_size > start:
+            embeds[-1] = hashlib.sha256(embeds[-1] + struct.pack("<I", num_tokens)).digest()
+        return attrs.evolve(self, media=tuple(media), embeds=tuple(embeds))
 
 
 NO_EXTRA_KEYS = ExtraKeys()
+
+
+def _cut_item(item: MediaItem, start: int, end: int) -> Iterator[MediaItem]:
+    """What is left of an item that ends at a token of the block that starts there."""
+    if item.offset < start:
+        yield MediaItem(item.identifier, item.offset, start - item.offset)
+    if start < end:
+        first = max(item.offset, start)
+        yield MediaItem(f"{item.identifier} cut at {end}", first, end - first)
 
 
 def check_kinds(request: Request) -> None:

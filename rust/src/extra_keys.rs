@@ -115,16 +115,26 @@ impl ExtraKeys {
 
     /// The keys of a prompt that is cut to so many tokens.
     ///
-    /// Media behind the cut go. The digest of a block that the cut goes through stays, so that its
-    /// key is one that no other prompt has.
+    /// Media and embeddings behind the cut go. Of a block that the cut goes through the rest is
+    /// marked, so that it never has the key that the whole had, whatever tokens follow.
     #[must_use]
     pub fn cut(&self, num_tokens: u32, block_size: u32) -> ExtraKeys {
+        let start = num_tokens / block_size * block_size;
         let mut keys = self.clone();
-        keys.media.retain(|item| item.offset < num_tokens);
-        for item in &mut keys.media {
-            item.length = item.length.min(num_tokens - item.offset);
+        keys.media.clear();
+        for item in &self.media {
+            if item.end() <= u64::from(num_tokens) {
+                keys.media.push(item.clone());
+            } else if item.offset < num_tokens {
+                keys.media.extend(cut_item(item, start, num_tokens));
+            }
         }
         keys.embeds.truncate(num_tokens.div_ceil(block_size) as usize);
+        let reached = keys.embeds.len() as u64 * u64::from(block_size) > u64::from(start);
+        if let (true, Some(last)) = (start < num_tokens && reached, keys.embeds.last_mut()) {
+            let marked = Sha256::new().chain_update(*last).chain_update(num_tokens.to_le_bytes());
+            *last = marked.finalize().into();
+        }
         keys
     }
 
@@ -200,6 +210,18 @@ pub fn read_extra_keys(
         embeds.extend(data.chunks(step).map(digest_of));
     }
     Ok(ExtraKeys { lora, media, cache_salt: cache_salt.map(str::to_owned), embeds })
+}
+
+/// What is left of an item that ends at a token of the block that starts there.
+fn cut_item(item: &MediaItem, start: u32, end: u32) -> impl Iterator<Item = MediaItem> {
+    let before =
+        (item.offset < start).then(|| MediaItem { length: start - item.offset, ..item.clone() });
+    let rest = (start < end).then(|| {
+        let offset = item.offset.max(start);
+        let identifier = format!("{} cut at {end}", item.identifier);
+        MediaItem { identifier, offset, length: end - offset }
+    });
+    before.into_iter().chain(rest)
 }
 
 fn check_media(

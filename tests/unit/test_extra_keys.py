@@ -305,7 +305,27 @@ def test_numbers_and_buffers_are_taken_in_any_form() -> None:
 def test_a_cut_prompt_keeps_what_stands_before_the_cut() -> None:
     media = (image(1, 4, "a"), image(5, 2, "b"))
     keys = ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32, b"z" * 32))
-    cut = keys.cut(3, 4)
-    assert cut == ExtraKeys(LoRA("l"), (image(1, 2, "a"),), "salt", (b"x" * 32,))
+    cut = keys.cut(8, 4)
+    assert cut == ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32))
+    # Through an item at the end of a block: what is left of it has the keys that it had.
+    cut = keys.cut(4, 4)
+    assert cut == ExtraKeys(LoRA("l"), (image(1, 3, "a"),), "salt", (b"x" * 32,))
     assert keys.cut(12, 4) == keys
     assert NO_EXTRA_KEYS.cut(1, 4) == NO_EXTRA_KEYS
+
+
+def test_a_block_that_a_cut_goes_through_never_has_its_old_key(backend: Backend) -> None:
+    # The placeholder's tokens may come again as plain ones: the same tokens, other content.
+    manager = make(backend, 20, 4)
+    whole = Request("whole", [7] * 12, media=[MediaItem("cat", 1, 9)])
+    rows = Request("rows", [7] * 12, prompt_embeds=PromptEmbeds(bytes(range(12)), 1))
+    for request in (whole, rows):
+        manager.add_request(request)
+        manager.allocate_slots(request.request_id, 12)
+        before = manager.get_block_keys(request.request_id)[0]
+        manager.take_batch()
+        manager.truncate(request.request_id, 6)
+        manager.add_tokens(request.request_id, [7] * 6)
+        manager.check()
+        after = manager.get_block_keys(request.request_id)[0]
+        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
