@@ -304,10 +304,15 @@ mod tests {
     fn a_cut_takes_media_and_digests_behind_it() {
         let embeds = [b"a", b"b", b"c"].map(|rows| digest_of(rows)).to_vec();
         let whole = ExtraKeys { embeds, ..media(&[item("i", 1, 4), item("j", 5, 2)]) };
-        let cut = whole.cut(3, 2);
-        assert_eq!(cut.media, [item("i", 1, 2)]);
+        let cut = whole.cut(4, 2);
+        assert_eq!(cut.media, [item("i", 1, 3)]);
         assert_eq!(cut.embeds, whole.embeds[..2]);
         assert_eq!(whole.cut(7, 2), whole);
+        // Through a block: what is left of it is marked.
+        let cut = whole.cut(3, 2);
+        assert_eq!(cut.media, [item("i", 1, 1), item("i cut at 3", 2, 1)]);
+        assert_eq!((cut.embeds[0], cut.embeds.len()), (whole.embeds[0], 2));
+        assert_ne!(cut.embeds[1], whole.embeds[1]);
     }
 
     #[test]
