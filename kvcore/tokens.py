@@ -2,6 +2,7 @@
 """Tokens as they come from an engine: lists, or buffers of integers.
 
 Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed.
+An item with `__index__` is that int; what has no order (a set, a dict) is no row of tokens.
 Twin: rust/src/bindings/tokens.rs.
 """
 
@@ -11,6 +12,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvcore.arguments import read_int
 from kvcore.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
 
 MAX_TOKEN = 2**32 - 1
@@ -25,8 +27,7 @@ def read_tokens(tokens: Any) -> list[int]:
     format.
     """
     values = list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens)
-    check_tokens(values)
-    return values
+    return check_tokens(values)
 
 
 def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
@@ -37,12 +38,16 @@ def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
     return values
 
 
-def check_tokens(values: Sequence[Any]) -> None:
-    """Raise InvalidToken at the first value that is no token id."""
+def check_tokens(values: Sequence[Any]) -> list[int]:
+    """The ints that the values stand for. Raises InvalidToken at the first that is no token id."""
+    checked = []
     for position, value in enumerate(values):
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        if not is_int or not 0 <= value <= MAX_TOKEN:
+        number = value if type(value) is int else read_int(value)
+        is_int = isinstance(number, int) and not isinstance(value, bool)
+        if not is_int or not 0 <= number <= MAX_TOKEN:
             raise InvalidToken(position=position, value=repr(value))
+        checked.append(number)
+    return checked
 
 
 def _read_buffer(tokens: Any) -> list[int]:
@@ -51,7 +56,7 @@ def _read_buffer(tokens: Any) -> list[int]:
     try:
         view = memoryview(tokens)
     except TypeError:
-        if isinstance(tokens, Iterable) and not isinstance(tokens, str):
+        if isinstance(tokens, Iterable) and not isinstance(tokens, str | set | frozenset | dict):
             return list(tokens)
         raise UnsupportedBuffer(format=type(tokens).__name__, dimensions=0) from None
     code = view.format.lstrip("@=<")

@@ -148,12 +148,6 @@ def test_a_value_that_is_no_token_is_named(
     assert error.fields == {"position": position, "value": value}
 
 
-def test_a_numpy_integer_in_a_list_is_no_int(backend: Backend) -> None:
-    numpy = pytest.importorskip("numpy")
-    error = error_of(backend, [1, numpy.int64(5)])
-    assert error.fields == {"position": 1, "value": repr(numpy.int64(5))}
-
-
 @pytest.mark.parametrize(
     ("tokens", "format_", "dimensions"),
     [

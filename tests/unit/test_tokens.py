@@ -7,6 +7,7 @@ import struct
 from array import array
 from typing import Any
 
+import numpy
 import pytest
 
 from kvcore import Appended, Request
@@ -143,3 +144,30 @@ def test_append_may_name_a_request_more_than_once(backend: Backend) -> None:
     assert manager.append(["a", "a", "a"], [2, 3, 4]) == Appended(3)
     assert list(manager.state().requests["a"].tokens) == [1, 2, 3, 4]
     assert manager.num_computed_tokens("a") == 4
+
+
+class Three:
+    """A number of another library."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_numbers_of_other_libraries_are_tokens(backend: Backend) -> None:
+    manager = make(backend)
+    manager.add_request(Request("a", [Three(), numpy.int64(4), numpy.uint8(5)]))
+    manager.allocate_slots("a", 3)
+    manager.append(["a"], [numpy.int32(6)])
+    assert list(manager.state().requests["a"].tokens) == [3, 4, 5, 6]
+    for wrong in (numpy.int64(-1), numpy.float32(1.0), numpy.bool_(True)):
+        with unchanged(manager), pytest.raises(InvalidToken) as caught:
+            manager.add_tokens("a", [7, wrong])
+        assert caught.value.fields == {"position": 1, "value": repr(wrong)}
+
+
+@pytest.mark.parametrize("tokens", [{1, 2}, frozenset({1}), {1: 2}], ids=repr)
+def test_what_has_no_order_is_no_row_of_tokens(tokens: Any, backend: Backend) -> None:
+    manager = make(backend)
+    with unchanged(manager), pytest.raises(UnsupportedBuffer) as caught:
+        manager.add_request(Request("a", tokens))
+    assert caught.value.fields == {"format": type(tokens).__name__, "dimensions": 0}

@@ -12,7 +12,9 @@ use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{
+    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
+};
 
 use crate::bindings::arguments::{TokensArg, items, listed};
 use crate::bindings::errors::raise;
@@ -156,14 +158,20 @@ impl Format {
     }
 }
 
-/// Whether an object is an int of Python, and no bool.
+/// Whether an object is an int of Python or stands for one, and no bool.
 fn is_integer(object: Borrowed<'_, '_, PyAny>) -> bool {
+    let py = object.py();
     object.is_exact_instance_of::<PyInt>()
-        || (object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>())
+        || (object.hasattr(intern!(py, "__index__")).unwrap_or(false)
+            && !object.is_instance_of::<PyBool>())
 }
 
 fn is_iterable(object: Borrowed<'_, '_, PyAny>) -> PyResult<bool> {
-    Ok(object.hasattr("__iter__")? && !object.is_instance_of::<PyString>())
+    let without_order = object.is_instance_of::<PySet>()
+        || object.is_instance_of::<PyFrozenSet>()
+        || object.is_instance_of::<PyDict>();
+    let iterable = object.hasattr("__iter__")? && !object.is_instance_of::<PyString>();
+    Ok(iterable && !without_order)
 }
 
 fn invalid(py: Python<'_>, position: usize, value: String) -> PyErr {
