@@ -73,13 +73,18 @@ class Result:
 
 @attrs.frozen
 class Line:
-    """A line of the table. bad: the run fails because of it."""
+    """A line of the table. tests: by name. bad: the run fails because of it."""
 
     number: str
     words: str
-    num_tests: int
+    tests: tuple[str, ...]
     verdict: str
     bad: bool
+
+    @property
+    def num_tests(self) -> int:
+        """How many tests show the fact."""
+        return len(self.tests)
 
 
 def read_facts(path: Path = FACTS) -> Facts:
@@ -139,11 +144,11 @@ def judge(facts: Facts, results: Iterable[Result]) -> list[Line]:
     for number in (*NUMBERS, *CONFLICTS):
         verdict, bad = _verdict(facts, number, by_number[number])
         words = facts.words.get(number) or facts.conflicts.get(number, "")
-        num_tests = len({each.test for each in by_number[number]})
-        lines.append(Line(number, words, num_tests, verdict, bad))
+        tests = tuple(sorted({each.test for each in by_number[number]}))
+        lines.append(Line(number, words, tests, verdict, bad))
     for number in sorted(set(by_number) - {*NUMBERS, *CONFLICTS}):
-        tests = {each.test for each in by_number[number]}
-        lines.append(Line(number, min(tests), len(tests), "unknown", True))
+        tests = tuple(sorted({each.test for each in by_number[number]}))
+        lines.append(Line(number, tests[0], tests, "unknown", True))
     return lines
 
 
@@ -171,10 +176,10 @@ def _verdict(facts: Facts, number: str, results: Sequence[Result]) -> tuple[str,
 def table(lines: Sequence[Line]) -> str:
     """The lines as text, with closing counts."""
     wide = max(len(line.words) for line in lines)
-    rows = [
-        f"{line.number:7}  {line.words:{wide}}  {line.num_tests:5}  {line.verdict}"
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        rows.append(f"{line.number:7}  {line.words:{wide}}  {line.num_tests:5}  {line.verdict}")
+        rows += (f"{'':9}{test.removeprefix('tests/')}" for test in line.tests)
     heading = f"{'number':7}  {'fact':{wide}}  tests  verdict"
     kinds = Counter(line.verdict.partition(":")[0].partition(" on ")[0] for line in lines)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
@@ -249,6 +254,9 @@ def _backend(parameters: Mapping[str, Any]) -> str | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the marked tests and print the table; 0 if every fact has its verdict."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     if list(arguments) == ["--list"]:
         for number, place in sorted(marks(files_of_tests())):
             print(number, place)
