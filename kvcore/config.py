@@ -77,7 +77,8 @@ class Config:
     def __attrs_post_init__(self) -> None:
         _check_options(self)
         if not self.groups:
-            size = 16 if self.block_size is DEFAULT_BLOCK_SIZE else self.block_size
+            default = self.block_size is DEFAULT_BLOCK_SIZE
+            size = int(DEFAULT_BLOCK_SIZE) if default else self.block_size
             object.__setattr__(self, "groups", (Group(size),))
         _check_groups(self)
         sizes = [group.block_size for group in self.groups]
