@@ -52,7 +52,8 @@ class Request:
     tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the
     CPU, bytes); the buffer's item format decides the width. lora, media (sorted by offset, apart),
     cache_salt, prompt_embeds: what the request's keys hold besides its tokens. block_hashes: the
-    engine's own hashes of full blocks, 32 bytes each, in order; None: kvcore hashes.
+    engine's own hashes of full blocks, 32 bytes each, in order, which then must stand for all of
+    these, the salt too; None: kvcore hashes.
     skip_reading_prefix_cache: never hit, but publish.
     """
 
