@@ -3,8 +3,8 @@
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
 codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
-was wrong. Progress goes to stderr where that is a
-terminal, results to stdout.
+was wrong; 3 all answers are right, but something that --require-all demands did not happen.
+Progress goes to stderr where that is a terminal, results to stdout.
 """
 
 import json
@@ -36,6 +36,7 @@ from kvcore_runtime.report import (
 )
 from kvcore_runtime.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.verify import (
+    NotExercised,
     NotVerified,
     Verified,
     verify_answers,
@@ -56,27 +57,26 @@ def main(argv: list[str]) -> int:
         return 2
     held = run(job, engine, tokenizer)
     summary = summarise(engine, held)
-    failure: str | None = None
-    verified: dict[str, Any] | None = None
-    try:
-        verified = prove(job, engine, held, tokenizer)
-    except (NotVerified, InvariantViolation) as error:
-        failure = str(error)
-        verified = {"failed": failure}
+    proof = prove(job, engine, held, tokenizer)
     if job.as_json:
-        print(json.dumps(as_json(summary, held, verified), ensure_ascii=False, indent=1))
+        result = as_json(summary, held, proof.as_json(), proof.not_exercised)
+        print(json.dumps(result, ensure_ascii=False, indent=1))
     else:
         print(f"{format_answers(held, job.prompts)}\n\n{format_table(summary)}\n", flush=True)
     if job.picture is not None and record is not None:
         draw(job, record, summary)
-    if not job.as_json and verified is not None and failure is None:
-        counts = (format_count(count, name) for name, count in verified.items())
+    if not job.as_json and proof.counts and proof.failure is None:
+        counts = (format_count(count, name) for name, count in proof.counts.items())
         print(f"verified: {', '.join(counts)}")
     for refusal in held.refusals:
         print(f"kvcore generate: {refusal.reason}", file=sys.stderr)
-    if failure is not None:
-        print(f"kvcore generate: NOT verified: {failure}", file=sys.stderr)
-    return 1 if failure is not None or held.refusals else 0
+    if proof.not_exercised is not None:
+        print(f"kvcore generate: not exercised: {proof.not_exercised}", file=sys.stderr)
+    if proof.failure is not None:
+        print(f"kvcore generate: NOT verified: {proof.failure}", file=sys.stderr)
+    if proof.failure is not None or held.refusals:
+        return 1
+    return 0 if proof.not_exercised is None else 3
 
 
 def load_model(job: Job) -> tuple[Llama, Tokenizer]:
@@ -138,24 +138,51 @@ def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:
         return hold_conversations(engine, tokenizer, job.prompts, show)
 
 
-def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Check everything that was asked for; counts by what they count. Raises NotVerified."""
-    counts: dict[str, Any] = {}
-    verify_drained(engine)
-    if job.verify:
-        total = len(held.answers)
-        with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
+@attrs.frozen(kw_only=True)
+class Proof:
+    """What was checked of a run: counts by what they count, and what was not as it must be.
 
-            def show(num_answers: int) -> None:
-                bar.update(num_answers)
+    failure: why the answers are not verified. not_exercised: what had to happen and did not.
+    """
 
-            done = verify_answers(
-                engine.model, held.answers, decode=tokenizer.decode, progress=show
-            )
-        counts |= _name_counts(done)
+    counts: dict[str, int]
+    failure: str | None = None
+    not_exercised: str | None = None
+
+    def as_json(self) -> dict[str, Any] | None:
+        """The counts or the failure, None where nothing was asked for."""
+        return (self.counts or None) if self.failure is None else {"failed": self.failure}
+
+
+def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
+    """Check everything that was asked for."""
+    counts: dict[str, int] = {}
+    failure = not_exercised = None
+    try:
+        counts |= check_answers(job, engine, held, tokenizer)
+    except (NotVerified, InvariantViolation) as error:
+        failure = str(error)
     if job.require_all:
-        counts |= verify_pressure(engine, refused=bool(held.refusals))
-    return counts or None
+        try:
+            counts |= verify_pressure(engine, refused=bool(held.refusals))
+        except NotExercised as error:
+            not_exercised = str(error)
+    return Proof(counts=counts, failure=failure, not_exercised=not_exercised)
+
+
+def check_answers(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[str, int]:
+    """How much was computed again and found equal. Raises NotVerified, InvariantViolation."""
+    verify_drained(engine)
+    if not job.verify:
+        return {}
+    total = len(held.answers)
+    with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
+
+        def show(num_answers: int) -> None:
+            bar.update(num_answers)
+
+        done = verify_answers(engine.model, held.answers, decode=tokenizer.decode, progress=show)
+    return _name_counts(done)
 
 
 def draw(job: Job, record: PoolRecord, summary: Summary) -> None:

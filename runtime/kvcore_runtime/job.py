@@ -12,7 +12,7 @@ from kvcore_runtime.drafts import PromptLookup
 from kvcore_runtime.engine import EngineOptions
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.options import DEFAULTS, TINY, make_parser
+from kvcore_runtime.options import DEFAULTS, NEUTRAL, TINY, make_parser
 from kvcore_runtime.prompts import Prompt, read_prompts
 from kvcore_runtime.sampling import Sampling
 from kvcore_runtime.visibility import FULL, Visibility
@@ -56,6 +56,8 @@ def read_job(argv: list[str]) -> Job:
     if given.tiny and given.model not in (None, "tiny"):
         raise WrongCall(f"--tiny with --model {given.model}: --tiny stands for the tiny model")
     preset = TINY if given.tiny else DEFAULTS
+    if given.require_all is None:
+        given.require_all = given.tiny and _is_as_preset(given)
     for name, value in preset.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
@@ -74,17 +76,18 @@ def read_job(argv: list[str]) -> Job:
         raise WrongCall(f"--threads {given.threads}: expected 1 or more")
     device = _read_device(given.device)
     visibilities = _read_visibilities(given)
+    options = EngineOptions(
+        backend=given.backend,
+        token_budget=given.token_budget,
+        preemption=given.preempt,
+        drafter=PromptLookup(num_drafts=given.drafts) if given.drafts else None,
+        guard=given.guard,
+        keep_logits=given.verify and given.model == "tiny",
+    )
     return Job(
         prompts=read_prompts(given.prompts, defaults),
         config=_read_config(given, visibilities),
-        options=EngineOptions(
-            backend=given.backend,
-            token_budget=given.token_budget,
-            preemption=given.preempt,
-            drafter=PromptLookup(num_drafts=given.drafts) if given.drafts else None,
-            guard=given.guard,
-            keep_logits=given.verify and given.model == "tiny",
-        ),
+        options=options,
         model=given.model,
         visibilities=visibilities,
         directory=given.directory,
@@ -95,6 +98,12 @@ def read_job(argv: list[str]) -> Job:
         picture=given.picture,
         as_json=given.json,
     )
+
+
+def _is_as_preset(given: argparse.Namespace) -> bool:
+    """Whether nothing was given that changes what a preset's prompts bring about in its pool."""
+    plain = vars(make_parser().parse_args([]))
+    return all(getattr(given, name) == plain[name] for name in plain if name not in NEUTRAL)
 
 
 def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
@@ -111,6 +120,8 @@ def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]
         given.num_blocks,
         groups=make_groups(visibilities or (FULL,), given.block_size),
         num_host_blocks=given.host_blocks,
+        # What a window holds at most: itself and one step's tokens.
+        max_num_batched_tokens=given.token_budget,
     )
     return config if given.directory is None else attrs.evolve(config, hash_seed=DIRECTORY_SEED)
 

@@ -18,7 +18,6 @@ TINY: dict[str, Any] = {
     "max_tokens": 24,
     "temperature": 1.0,
     "threads": 1,
-    "require_all": True,
 }
 """What --tiny stands for: each unless it is given too."""
 DEFAULTS: dict[str, Any] = {
@@ -30,10 +29,17 @@ DEFAULTS: dict[str, Any] = {
     "max_tokens": 40,
     "temperature": 0.0,
     "threads": max(1, (os.cpu_count() or 1) // 2),
-    "require_all": False,
 }
 """Otherwise. The pool is one that examples/prompts.jsonl brings under pressure. Threads that wait
 for each other lose far more on a busy machine than they win on an idle one: half of it is left."""
+
+NEUTRAL = frozenset(
+    (
+        *("backend", "device", "guard", "json", "model", "picture", "require_all", "threads"),
+        *("tiny", "verify"),
+    )
+)
+"""What changes nothing about which blocks are taken, copied and given back, and when."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -139,7 +145,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--require-all",
         action=argparse.BooleanOptionalAction,
         help="fail unless eviction, copy-on-write, swap and both preemptions happened; "
-        "default: on with --tiny only",
+        "default: on with --tiny, unless an option changes its prompts, its pool or its steps",
     )
     results.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the pool over time")
     results.add_argument("--json", action="store_true", help="answers and figures as JSON")

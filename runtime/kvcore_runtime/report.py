@@ -165,8 +165,16 @@ def _printable(text: str) -> str:
     return "".join(c if good else "\u00b7" for c, good in zip(text, shown, strict=True))
 
 
-def as_json(summary: Summary, held: Held, verified: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All of a run as plain data. verified: None where it was not asked for."""
+def as_json(
+    summary: Summary,
+    held: Held,
+    verified: Mapping[str, Any] | None,
+    not_exercised: str | None = None,
+) -> dict[str, Any]:
+    """All of a run as plain data.
+
+    verified: None where it was not asked for. not_exercised: what had to happen and did not.
+    """
     return {
         "answers": [
             {
@@ -183,4 +191,5 @@ def as_json(summary: Summary, held: Held, verified: Mapping[str, Any] | None) ->
         "refused": [attrs.asdict(each) for each in held.refusals],
         "summary": attrs.asdict(summary),
         "verified": verified,
+        "not_exercised": not_exercised,
     }

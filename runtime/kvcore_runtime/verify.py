@@ -24,7 +24,11 @@ SWAPS = ("blocks swapped out", "blocks swapped in", "preemptions by swap")
 
 
 class NotVerified(KvcoreRuntimeError):
-    """An answer, or what happened on the way to it, is not what it must be."""
+    """An answer, or what is left behind it, is not what it must be."""
+
+
+class NotExercised(KvcoreRuntimeError):
+    """Something that had to happen on the way did not; of the answers this says nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +98,7 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
     """How often each thing happened that a small pool must bring about; at least once each.
 
     refused: whether a prompt never fitted; then the pool is not said to be too large. Raises
-    NotVerified and names what did not happen, and why where that is known.
+    NotExercised and names what did not happen, and why where that is known.
     """
     metrics, preemptions = engine.metrics, engine.scheduler.preemptions
     happened = {
@@ -114,7 +118,7 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
         if unexplained and not refused:
             reasons.append("the pool is too large, or the prompts too few")
         why = f": {'; '.join(reasons)}" if reasons else ""
-        raise NotVerified(f"there were no {', no '.join(missing)}{why}")
+        raise NotExercised(f"there were no {', no '.join(missing)}{why}")
     return happened
 
 
