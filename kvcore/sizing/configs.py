@@ -30,7 +30,7 @@ from kvcore.sizing.layout import (
     create_kv_cache_group_specs,
     make_layout,
 )
-from kvcore.sizing.memory import Specs, check_enough_kv_cache_memory, check_need
+from kvcore.sizing.memory import Specs, check_enough_kv_cache_memory, check_memory, check_need
 from kvcore.sizing.specs import FullAttentionSpec, LayerSpec, Limits, WindowedSpec
 
 
@@ -52,18 +52,21 @@ def unify_hybrid_kv_cache_specs(specs: Specs) -> dict[str, LayerSpec]:
 def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
     """One group of all layers; as many blocks as fit, or `limits.num_blocks`.
 
-    Does not check that a request fits. Raises NoLayers, SpecsDiffer.
+    Does not check that a request fits. Raises NoLayers, SpecsDiffer, NoCacheMemory below 0 bytes,
+    InvalidMemory above a PiB, WrongArgument.
     """
     if not specs:
         raise NoLayers
+    check_memory("available_bytes", available_bytes, least=0)
     groups = create_kv_cache_group_specs(specs, [tuple(specs)])
     return make_layout(groups, _num_blocks(groups, available_bytes, limits))
 
 
 def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
-    """One group for a model of one kind, or of full attention with windows kept as such.
+    """One group of all layers; beside full attention, windows and chunks are kept as full too.
 
-    Raises NoLayers, NoCacheMemory, NotEnoughMemory, MixedSpecs.
+    So did vLLM 0.8.5. `make_grouped_config` gives each kind its own group, which takes less memory.
+    Raises NoLayers, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory, MixedSpecs.
     """
     unified = unify_hybrid_kv_cache_specs(specs)
     check_enough_kv_cache_memory(unified, available_bytes, limits)
@@ -76,7 +79,7 @@ def get_kv_cache_config(specs: Specs, available_bytes: int, limits: Limits) -> K
 def make_grouped_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
     """Groups of equal blocks over one pool, each kind with its own rule; see grouping.py.
 
-    Raises NoLayers, GroupsDoNotFit, NoCacheMemory, NotEnoughMemory.
+    Raises NoLayers, GroupsDoNotFit, NoCacheMemory, InvalidMemory, WrongArgument, NotEnoughMemory.
     """
     groups = group_layers(specs)
     check_need(lambda probe: request_bytes(groups, probe), available_bytes, limits)
@@ -147,7 +150,7 @@ def _check_alike(
 def _num_blocks(groups: Sequence[KVCacheGroupSpec], available_bytes: int, limits: Limits) -> int:
     if limits.num_blocks is not None:
         return limits.num_blocks
-    return max(available_bytes // block_bytes(groups), 0)
+    return available_bytes // block_bytes(groups)
 
 
 def _as_full(spec: LayerSpec) -> LayerSpec:

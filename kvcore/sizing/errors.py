@@ -18,7 +18,7 @@ class UnknownDtype(KvcoreError):
 
 
 class InvalidMemory(KvcoreError):
-    """Text that is no amount of memory, or none that a machine has."""
+    """What is no amount of memory, or none that a machine has."""
 
     message = "memory {value}: {reason}"
 

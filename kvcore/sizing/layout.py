@@ -18,8 +18,8 @@ from kvcore.config import Config
 from kvcore.errors import GroupsDoNotFit
 from kvcore.groups import Group
 from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, UnknownLayer
-from kvcore.sizing.memory import Specs
-from kvcore.sizing.specs import LayerSpec, Limits, blocks_of
+from kvcore.sizing.memory import Specs, check_memory
+from kvcore.sizing.specs import LayerSpec, Limits, blocks_of, check_count
 
 
 @attrs.frozen
@@ -73,11 +73,13 @@ def create_kv_cache_group_specs(
 def make_layout(groups: Sequence[KVCacheGroupSpec], num_blocks: int) -> KVCacheConfig:
     """Blocks and tensors for groups whose blocks have one size.
 
-    Raises NoLayers, GroupsDoNotFit.
+    Raises NoLayers, GroupsDoNotFit, WrongArgument, InvalidCount, InvalidMemory above a PiB.
     """
     if not groups:
         raise NoLayers
     check_pages(groups)
+    check_count("num_blocks", num_blocks, least=0)
+    check_memory("num_blocks", num_blocks * block_bytes(groups), least=0)
     size_bytes = groups[0].spec.page_bytes * num_blocks
     tensors = []
     for slot in range(num_slots(groups)):

@@ -3,7 +3,8 @@
 
 Rules: need grows with the length, so the longest length that fits is found by binary search between
 1 and the configured one. A search is only made for a request that does not fit, and changes
-nothing. Source: S001-48 to 56.
+nothing. An amount of memory that no device has is refused before anything is computed from it.
+Source: S001-48 to 56.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from kvcore.sizing.errors import NoCacheMemory, NoLayers, NotEnoughMemory
-from kvcore.sizing.specs import LayerSpec, Limits
-from kvcore.sizing.units import format_gib
+from kvcore.sizing.errors import InvalidMemory, NoCacheMemory, NoLayers, NotEnoughMemory
+from kvcore.sizing.specs import LayerSpec, Limits, check_integer
+from kvcore.sizing.units import MAX_MEMORY_BYTES, TOO_MUCH, format_gib
 
 Specs = Mapping[str, LayerSpec]
 """The layers of a model by name, in the model's order."""
@@ -45,12 +46,16 @@ def longest_length(need: Callable[[Limits], int], available: int, limits: Limits
 
 
 def estimate_max_model_len(specs: Specs, available_bytes: int, limits: Limits) -> int:
-    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token."""
+    """The longest request that fits, at most `limits.max_model_len`; 0 if not even one token.
+
+    Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB.
+    """
+    check_memory("available_bytes", available_bytes, least=0)
     return longest_length(lambda probe: max_request_bytes(specs, probe), available_bytes, limits)
 
 
 def check_enough_kv_cache_memory(specs: Specs, available_bytes: int, limits: Limits) -> None:
-    """Raise NoLayers, NoCacheMemory, or NotEnoughMemory unless one full-length request fits."""
+    """Raise NoLayers, or what `check_need` raises, unless one full-length request fits."""
     if not specs:
         raise NoLayers
     check_need(lambda probe: max_request_bytes(specs, probe), available_bytes, limits)
@@ -59,10 +64,9 @@ def check_enough_kv_cache_memory(specs: Specs, available_bytes: int, limits: Lim
 def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limits) -> None:
     """Raise unless what one request of full length needs, in bytes, is available.
 
-    Raises NoCacheMemory, and NotEnoughMemory with the longest length that fits, if any does.
+    Raises what `check_memory` does, and NotEnoughMemory with the longest length that fits, if any.
     """
-    if available_bytes <= 0:
-        raise NoCacheMemory(available=available_bytes)
+    check_memory("available_bytes", available_bytes)
     needed_bytes = need(limits)
     if needed_bytes <= available_bytes:
         return
@@ -77,3 +81,16 @@ def check_need(need: Callable[[Limits], int], available_bytes: int, limits: Limi
         available_bytes=available_bytes,
         longest_model_len=longest,
     )
+
+
+def check_memory(name: str, num_bytes: int, *, least: int = 1) -> None:
+    """Raise unless so many bytes can be a device's memory for the cache.
+
+    name: the argument's. least: 0 where a call answers for no memory too.
+    Raises WrongArgument for what is no integer, NoCacheMemory, InvalidMemory above a PiB.
+    """
+    check_integer(name, num_bytes)
+    if num_bytes < least:
+        raise NoCacheMemory(available=num_bytes)
+    if num_bytes > MAX_MEMORY_BYTES:
+        raise InvalidMemory(value=f"{num_bytes} bytes", reason=TOO_MUCH)

@@ -23,7 +23,7 @@ from kvcore.sizing.layout import (
     num_cache_tokens,
     usable_blocks,
 )
-from kvcore.sizing.memory import longest_length
+from kvcore.sizing.memory import check_memory, longest_length
 from kvcore.sizing.models import Model, make_layer_specs
 from kvcore.sizing.specs import Limits
 from kvcore.sizing.units import format_gib
@@ -86,8 +86,10 @@ def size_model(
     """The report for a model.
 
     memory_bytes: for the cache, on each device. windows: False to keep windows and chunks as full
-    attention in a model that has both. Raises what `make_layer_specs` and `group_layers` raise.
+    attention in a model that has both. Raises WrongArgument, NoCacheMemory, InvalidMemory above a
+    PiB, and what `make_layer_specs` and `group_layers` raise.
     """
+    check_memory("memory_bytes", memory_bytes)
     specs = make_layer_specs(
         model, block_size=block_size, dtype=dtype, tensor_parallel=tensor_parallel
     )

@@ -185,7 +185,12 @@ def blocks_of(num_tokens: int, block_size: int) -> int:
 
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise WrongArgument unless an integer, InvalidCount if below `least`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongArgument(name=name, expected="an integer", value=repr(value))
+    check_integer(name, value)
     if value < least:
         raise InvalidCount(name=name, value=value, least=least)
+
+
+def check_integer(name: str, value: int) -> None:
+    """Raise WrongArgument unless an integer; True and False are none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise WrongArgument(name=name, expected="an integer", value=repr(value))

@@ -15,6 +15,7 @@ from kvcore.sizing.errors import InvalidMemory, UnknownDtype
 GIB = 2**30
 MAX_MEMORY_BYTES = 2**50
 """A PiB on one device is a slip of the pen."""
+TOO_MUCH = f"must be at most {MAX_MEMORY_BYTES // 2**40} TiB"
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -60,7 +61,7 @@ def parse_memory(text: str) -> int:
     if sign == "-" or size < 1:
         raise InvalidMemory(value=repr(text), reason="must be at least 1 byte")
     if size > MAX_MEMORY_BYTES:
-        raise InvalidMemory(value=repr(text), reason="must be at most 1024 TiB")
+        raise InvalidMemory(value=repr(text), reason=TOO_MUCH)
     return size
 
 
