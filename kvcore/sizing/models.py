@@ -3,8 +3,7 @@
 
 Rules: shapes as transformers names them. What is missing, no model's value, or contradicts another
 field is an error that names field and file; the only defaults are those of the model's own family.
-Models that keep something else than keys and values (state-space layers, an indexer) are refused:
-a size without it would be wrong.
+What families are known and refused is in families.py.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from kvcore.sizing.errors import (
     InvalidField,
     MissingField,
     UnknownDtype,
-    UnsupportedModel,
 )
+from kvcore.sizing.families import UNKNOWN, check_supported
 from kvcore.sizing.fields import Fields, read_fields
 from kvcore.sizing.patterns import read_kinds, read_window
 from kvcore.sizing.specs import (
@@ -39,26 +38,6 @@ _HEAD_DIM_OF = {"gpt_oss": 64, "qwen3": 128}
 _GEMMA_HEAD_DIM = 256
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_HEADS, _GEMMA3_KV_HEADS = 8, 4
-
-_STATE = "state-space and linear attention layers are not sized"
-_SHAPES = "layers with shapes of their own are not sized"
-_UNSUPPORTED = {
-    "attn_layer_period": _STATE,
-    "attn_type_list": _STATE,
-    "block_types": _STATE,
-    "hybrid_override_pattern": _STATE,
-    "layers_block_type": _STATE,
-    "linear_attn_config": _STATE,
-    "linear_num_value_heads": _STATE,
-    "mamba_d_ssm": _STATE,
-    "mamba_d_state": _STATE,
-    "ssm_cfg": _STATE,
-    "state_size": _STATE,
-    "global_head_dim": _SHAPES,
-    "hybrid_layer_pattern": _SHAPES,
-    "swa_head_dim": _SHAPES,
-    "index_head_dim": "the indexer's own cache is not sized",
-}
 
 
 @attrs.frozen
@@ -89,8 +68,8 @@ def read_model(path: str | Path) -> Model:
     Raises UnreadableModel, MissingField, InvalidField, ContradictoryFields, UnsupportedModel.
     """
     fields = read_fields(path)
-    _check_supported(fields)
-    family = fields.find_text("model_type") or "unknown"
+    family = fields.find_text("model_type") or UNKNOWN
+    check_supported(fields, family)
     num_layers = fields.count("num_hidden_layers", "it counts the layers", most=MAX_LAYERS)
     num_heads = _read_num_heads(fields, family)
     kinds = read_kinds(fields, num_layers)
@@ -141,7 +120,7 @@ def _cache_dtype(model: Model, dtype: str | None) -> str:
     if dtype is not None:
         return read_dtype(dtype)
     if model.dtype is None:
-        reason = "it is the cache's number format unless another is given"
+        reason = "it is the cache's number format, and none is assumed: give one, like bfloat16"
         raise MissingField(file=model.file, field="torch_dtype", reason=reason)
     try:
         return read_dtype(model.dtype)
@@ -233,15 +212,3 @@ def _read_dtype(fields: Fields) -> str | None:
         raise fields.contradiction("torch_dtype", "dtype", f"{old} and {new}")
     said = new or old
     return None if said is None else said.removeprefix("torch.")
-
-
-def _check_supported(fields: Fields) -> None:
-    for name, reason in _UNSUPPORTED.items():
-        if fields.has(name):
-            value = repr(fields.values[name])
-            raise UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)
-    if fields.find_flag("is_encoder_decoder"):
-        reason = "models with an encoder are sized from specs, not from a file"
-        raise UnsupportedModel(
-            file=fields.file, field="is_encoder_decoder", value="true", reason=reason
-        )

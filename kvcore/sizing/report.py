@@ -8,12 +8,14 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
 import attrs
 
 from kvcore.sizing.configs import request_bytes, unify_hybrid_kv_cache_specs
+from kvcore.sizing.families import family_note
 from kvcore.sizing.grouping import group_layers
 from kvcore.sizing.layout import (
     KVCacheConfig,
@@ -34,6 +36,7 @@ class SizeReport:
     """A model's cache in so much memory.
 
     longest_model_len: the longest request that fits, at most `limits.max_model_len`; 0 if none.
+    notes: what a reader should know of how this was sized, a sentence each.
     """
 
     model: Model
@@ -42,6 +45,7 @@ class SizeReport:
     memory_bytes: int
     tensor_parallel: int
     longest_model_len: int
+    notes: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
@@ -104,6 +108,7 @@ def size_model(
         longest_model_len=longest_length(
             lambda probe: request_bytes(groups, probe), memory_bytes, limits
         ),
+        notes=tuple(_notes(model, limits, dtype)),
     )
 
 
@@ -141,6 +146,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "num_full_requests": report.num_full_requests,
         "fits": report.fits,
         "longest_model_len": report.longest_model_len,
+        "notes": list(report.notes),
     }
 
 
@@ -152,6 +158,17 @@ def to_text(report: SizeReport) -> str:
     lines += _group_lines(report.config)
     lines += _size_lines(report)
     return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _notes(model: Model, limits: Limits, dtype: str | None) -> Iterator[str]:
+    family = family_note(model.model_type)
+    if family is not None:
+        yield family
+    if dtype is None and model.dtype == "float32":
+        yield "the cache is in the weights' float32; engines serve those in bfloat16 (--dtype)"
+    own_length = model.max_position_embeddings
+    if own_length is not None and own_length < limits.max_model_len:
+        yield f"the model itself was made for {_count(own_length, 'token')}"
 
 
 def _model_line(report: SizeReport) -> str:
@@ -205,9 +222,7 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
         ("tokens", f"{num_cache_tokens(config, limits):,}"),
         ("a request", f"{_count(report.blocks_per_request, 'block')} for {length}{_steps(report)}"),
     ]
-    own_length = report.model.max_position_embeddings
-    if own_length is not None and own_length < limits.max_model_len:
-        lines.append(("note", f"the model itself was made for {_count(own_length, 'token')}"))
+    lines += [("note", note) for note in report.notes]
     if report.fits:
         return [*lines, ("fits", f"{_count(report.num_full_requests, 'request')} of {length}")]
     needed = format_gib(request_bytes(config.groups, limits))

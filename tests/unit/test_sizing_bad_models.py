@@ -25,6 +25,8 @@ MISSING = [
     (LLAMA, "num_attention_heads"),
     (LLAMA, "hidden_size"),
     (MLA, "qk_rope_head_dim"),
+    (MLA, "kv_lora_rank"),
+    ({**MLA, "model_type": "minicpm3"}, "kv_lora_rank"),
     (GEMMA3, "sliding_window"),
     (LLAMA4, "attention_chunk_size"),
     ({**QWEN, "use_sliding_window": True}, "max_window_layers"),
@@ -48,7 +50,9 @@ def test_a_missing_field_is_named_with_its_file(
 
 def test_a_file_without_dtype_needs_one_that_is_given(tmp_path: Path) -> None:
     model = read_model(write(tmp_path, LLAMA, torch_dtype=...))
-    with pytest.raises(MissingField, match="field torch_dtype is missing"):
+    with pytest.raises(
+        MissingField, match=r"torch_dtype is missing: .*, and none is assumed: give"
+    ):
         make_layer_specs(model)
     assert make_layer_specs(model, dtype="fp16")["layers.0"].dtype == "float16"
     with pytest.raises(InvalidField, match="field torch_dtype is mxfp4, must be one of float32"):
@@ -93,6 +97,23 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[KvcoreError], str]] = [
     ),
     (LLAMA, {"layer_types": ["linear_attention"] * 4}, UnsupportedModel, r"layer_types\[0\]"),
     (LLAMA, {"mamba_d_state": 16}, UnsupportedModel, "mamba_d_state is 16: state-space"),
+    (LLAMA, {"state_size": 128, "model_type": "new"}, UnsupportedModel, "state_size is 128"),
+    (LLAMA, {"ssm_state_size": 128}, UnsupportedModel, "ssm_state_size is 128: state-space"),
+    (LLAMA, {"model_type": "mamba2"}, UnsupportedModel, "model_type is mamba2: state-space"),
+    (LLAMA, {"model_type": "qwen3_next"}, UnsupportedModel, "model_type is qwen3_next"),
+    (MLA, {"kv_lora_rank": None}, MissingField, "kv_lora_rank is missing: models of type deep"),
+    (
+        LLAMA,
+        {"qk_rope_head_dim": 64},
+        MissingField,
+        "kv_lora_rank is missing: qk_rope_head_dim is there",
+    ),
+    (
+        LLAMA,
+        {"model_type": "new", "num_attention_heads": ...},
+        MissingField,
+        "field num_attention_heads is missing",
+    ),
     (MLA, {"index_head_dim": 128}, UnsupportedModel, "index_head_dim is 128: the indexer"),
     (LLAMA, {"is_encoder_decoder": True}, UnsupportedModel, "is_encoder_decoder is true"),
 ]

@@ -184,3 +184,37 @@ def test_a_file_without_a_longest_length_asks_for_one(
     assert f"{path}: field max_position_embeddings is missing" in capsys.readouterr().err
     assert main([path, "--memory", "1GiB", "--max-model-len", "1"]) == 0
     assert capsys.readouterr().out.endswith(" requests of 1 token\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({}, []),
+        ({"model_type": "new"}, ["new is not known here: sized as a transformer"]),
+        ({"model_type": ...}, ["the file names no model_type: sized as a transformer"]),
+        ({"torch_dtype": "float32"}, ["the cache is in the weights' float32; engines serve"]),
+        ({"max_position_embeddings": 8}, ["the model itself was made for 8 tokens"]),
+    ],
+)
+def test_what_a_size_rests_on_is_noted(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    noted: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [str(write(tmp_path, LLAMA, **changes)), "--memory", "1GiB"]
+    arguments += ["--max-model-len", "16"]
+    notes = ask(capsys, *arguments)[1]["notes"]
+    assert [note[: len(said)] for note, said in zip(notes, noted, strict=True)] == noted
+    main(arguments)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    assert lines == [f"note       {note}" for note in notes]
+
+
+def test_a_cache_in_float32_that_was_asked_for_needs_no_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(tmp_path, LLAMA, torch_dtype="float32"))
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        data = ask(capsys, path, "--memory", "1GiB", "--dtype", dtype)[1]
+        assert (data["notes"], data["token_bytes"]) == ([], 2 * 2 * 64 * size * 4)

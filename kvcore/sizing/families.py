@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which families of models sizing knows, and which it refuses.
+
+Rules: models that keep something else than keys and values (state-space layers, an indexer) are
+refused by their type or by a field, and so is a family with latent vectors whose file does not say
+their size: a size without them would be wrong. A type that is in neither list is sized by the
+fields of its file alone, and the report says so.
+"""
+
+from __future__ import annotations
+
+from kvcore.sizing.errors import UnsupportedModel
+from kvcore.sizing.fields import Fields
+
+UNKNOWN = "unknown"
+"""The type of a model whose file says none."""
+
+_STATE = "state-space and linear attention layers are not sized"
+_SHAPES = "layers with shapes of their own are not sized"
+_UNSUPPORTED = {
+    "attn_layer_period": _STATE,
+    "attn_type_list": _STATE,
+    "block_types": _STATE,
+    "conv_L_cache": _STATE,
+    "hybrid_override_pattern": _STATE,
+    "layers_block_type": _STATE,
+    "linear_attn_config": _STATE,
+    "linear_num_value_heads": _STATE,
+    "lru_width": _STATE,
+    "mamba_d_ssm": _STATE,
+    "mamba_d_state": _STATE,
+    "mamba_num_heads": _STATE,
+    "ssm_cfg": _STATE,
+    "ssm_state_size": _STATE,
+    "state_size": _STATE,
+    "global_head_dim": _SHAPES,
+    "hybrid_layer_pattern": _SHAPES,
+    "swa_head_dim": _SHAPES,
+    "index_head_dim": "the indexer's own cache is not sized",
+}
+_STATE_FAMILIES = frozenset(
+    {
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    }
+)
+_LATENT_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"})
+_FAMILIES = _LATENT_FAMILIES | {
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "llama4",
+    "llama4_text",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+}
+
+
+def check_supported(fields: Fields, family: str) -> None:
+    """Raise UnsupportedModel, or MissingField for latent vectors without size."""
+    for name, reason in _UNSUPPORTED.items():
+        if fields.has(name):
+            raise _unsupported(fields, name, repr(fields.values[name]), reason)
+    if family in _STATE_FAMILIES:
+        raise _unsupported(fields, "model_type", family, _STATE)
+    if fields.find_flag("is_encoder_decoder"):
+        reason = "models with an encoder are sized from specs, not from a file"
+        raise _unsupported(fields, "is_encoder_decoder", "true", reason)
+    if family in _LATENT_FAMILIES:
+        fields.count("kv_lora_rank", f"models of type {family} keep latent vectors of this size")
+    elif fields.has("qk_rope_head_dim"):
+        fields.count("kv_lora_rank", "qk_rope_head_dim is there, which only MLA has")
+
+
+def family_note(family: str) -> str | None:
+    """What to say of a size that follows from no rule for its family; None if there is one."""
+    if family in _FAMILIES:
+        return None
+    named = "the file names no model_type" if family == UNKNOWN else f"{family} is not known here"
+    return f"{named}: sized as a transformer, by the file's fields alone"
+
+
+def _unsupported(fields: Fields, name: str, value: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)
