@@ -6,9 +6,9 @@ renamed; a renaming that a power failure undoes costs a block and nothing else, 
 that died has left under a temporary name is nobody's block. A file says what it holds: a header
 (magic, sizes, key, description of the layout), the page, and a SHA-256 of all that. Whoever reads
 it believes nothing else: what is cut, torn or flipped is damaged, is removed, and can be stored
-anew. Salt, adapters and media of a request are in its keys, so they need no rule here; the
-description tells models and layouts apart, which keys do not. Keys of several processes agree where
-their hash seeds do.
+anew. Salt, adapters and media of a request are in its keys, so they need no rule here. The
+description tells models and layouts apart, which keys do only where the hash seed does: a file of
+another description is left alone. Keys of several processes agree where their hash seeds do.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class DirectoryTier:
     """Pages by key in one directory, which is made if it is not there.
 
     description: what the pages are, written into each file and expected in it: `describe` makes one
-    of a cache. Raises TierUnusable where the directory cannot be made.
+    of a cache. num_written: files written here, without those that were there already. Raises
+    TierUnusable where the directory cannot be made.
     """
 
     def __init__(self, path: Path, description: str) -> None:
         self.path = path
         self._description = description.encode()
+        self.num_written = 0
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -83,6 +85,7 @@ class DirectoryTier:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise TierFailed(key=key.hex(), place=self.path, reason=_say(error)) from error
+        self.num_written += 1
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
         """Read a page of so many bytes, [num_bytes] uint8; a damaged file is removed.
@@ -131,7 +134,8 @@ class DirectoryTier:
 def describe(cache: Cache, model: str) -> str:
     """What the pages of a cache are: the model that wrote them, element type, shapes by group.
 
-    model: a name that no other weights have.
+    model: a name that no other model has, as `identify` makes one; then also say it in the
+    `hash_seed` of the manager, so that two models do not want the same files.
     """
     shapes = " ".join("x".join(map(str, group.layout.page_shape)) for group in cache.groups)
     return f"model {model} {cache.layout.dtype} groups {shapes}"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class DirectoryExchange(Exchange):
     """An engine's stores to, and loads from, one directory.
 
-    num_stored, num_loaded: blocks so far. errors: of the operations that failed, in their order.
+    num_stored, num_loaded: blocks so far, those too that were there when they were to be stored;
+    num_written: without these. errors: of the operations that failed, in their order.
     """
 
     def __init__(self, engine: Engine, tier: DirectoryTier) -> None:
@@ -40,6 +41,11 @@ class DirectoryExchange(Exchange):
         self.num_stored = 0
         self.num_loaded = 0
         self.errors: list[TierError] = []
+
+    @property
+    def num_written(self) -> int:
+        """Blocks stored so far that were not in the directory yet."""
+        return self._tier.num_written
 
     @property
     def is_busy(self) -> bool:

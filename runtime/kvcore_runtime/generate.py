@@ -9,6 +9,8 @@ Progress goes to stderr where that is a terminal, results to stdout.
 
 import json
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +24,7 @@ from kvcore_runtime.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine import Engine
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.exchange import Exchange
+from kvcore_runtime.identity import identify
 from kvcore_runtime.job import Job, read_job
 from kvcore_runtime.model import LayerWeights, Llama, LlamaWeights, tiny_config, tiny_model
 from kvcore_runtime.picture import draw_pool
@@ -44,6 +47,9 @@ from kvcore_runtime.verify import (
     verify_pressure,
 )
 from kvcore_runtime.weights import find_smollm2, load_llama, open_gguf
+
+DIRECTORY_SEED = "kvcore generate --directory"
+"""With the model's identity the root of the keys of blocks in files, the same in every run."""
 
 
 def main(argv: list[str]) -> int:
@@ -103,23 +109,26 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
 def make_engine(job: Job, model: Llama, tokenizer: Tokenizer) -> tuple[Engine, PoolRecord | None]:
     """The engine, and the record that it fills where a picture is wanted."""
     record = PoolRecord() if job.picture is not None else None
-
-    def exchange(engine: Engine) -> Exchange:
-        if job.directory is None:
-            return Exchange()
-        mode = "invariant" if model.invariant else "plain"
-        description = describe(engine.runtime.cache, f"{job.model} {mode} {job.device.type}")
-        return DirectoryExchange(engine, DirectoryTier(job.directory, description))
-
+    config, exchange = job.config, None
+    if job.directory is not None:
+        identity = identify(model, config.groups)
+        config = attrs.evolve(config, hash_seed=f"{DIRECTORY_SEED} {identity}".encode())
+        exchange = partial(keep_in_directory, path=job.directory, model=f"{job.model} {identity}")
     engine = Engine(
         model,
-        job.config,
+        config,
         job.options,
         exchange=exchange,
         decode=tokenizer.decode,
         observe=record,
     )
     return engine, record
+
+
+def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
+    """Let an engine keep its blocks in files. model: a name that no other model has."""
+    tier = DirectoryTier(path, describe(engine.runtime.cache, model))
+    return DirectoryExchange(engine, tier)
 
 
 def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:

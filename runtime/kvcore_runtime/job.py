@@ -17,9 +17,6 @@ from kvcore_runtime.prompts import Prompt, read_prompts
 from kvcore_runtime.sampling import Sampling
 from kvcore_runtime.visibility import FULL, Visibility
 
-DIRECTORY_SEED = b"kvcore generate --directory"
-"""Root of the keys of blocks in files: the same in every run. Otherwise each has its own."""
-
 
 @attrs.frozen(kw_only=True)
 class Job:
@@ -116,14 +113,13 @@ def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
 
 
 def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]) -> Config:
-    config = Config(
+    return Config(
         given.num_blocks,
         groups=make_groups(visibilities or (FULL,), given.block_size),
         num_host_blocks=given.host_blocks,
         # What a window holds at most: itself and one step's tokens.
         max_num_batched_tokens=given.token_budget,
     )
-    return config if given.directory is None else attrs.evolve(config, hash_seed=DIRECTORY_SEED)
 
 
 def _check_picture(path: Path) -> None:

@@ -20,8 +20,9 @@ class Summary:
     """The figures of one run.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
-    came back from preemption. drafts: tokens guessed. blocks_stored, blocks_loaded: to and from
-    files; operations_failed: stores and loads that are in neither. Usages and shares are 0.0 to
+    came back from preemption. drafts: tokens guessed. blocks_stored: in files, of
+    which blocks_written were not there already; blocks_loaded: from files; operations_failed:
+    stores and loads that are in neither. Usages and shares are 0.0 to
     1.0, times seconds unless the name says.
     """
 
@@ -45,6 +46,7 @@ class Summary:
     drafts: int
     drafts_accepted: int
     blocks_stored: int
+    blocks_written: int
     blocks_loaded: int
     operations_failed: int
     peak_usage: float
@@ -82,6 +84,7 @@ def summarise(engine: Engine, held: Held) -> Summary:
         drafts=metrics.num_drafts,
         drafts_accepted=metrics.num_accepted_drafts,
         blocks_stored=kept.num_stored if kept else 0,
+        blocks_written=kept.num_written if kept else 0,
         blocks_loaded=kept.num_loaded if kept else 0,
         operations_failed=len(kept.errors) if kept else 0,
         peak_usage=metrics.peak_usage,
@@ -110,7 +113,8 @@ def format_table(summary: Summary) -> str:
         "preemptions": f"{s.preemptions_by_swap} by swap, "
         f"{s.preemptions_by_recompute} by recompute",
         "drafts": f"{s.drafts}, {s.drafts_accepted} accepted",
-        "blocks in files": f"{s.blocks_stored} stored, {s.blocks_loaded} loaded, "
+        "blocks in files": f"{s.blocks_written} written, "
+        f"{s.blocks_stored - s.blocks_written} there already, {s.blocks_loaded} loaded, "
         f"{s.operations_failed} failed",
         "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
         "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
