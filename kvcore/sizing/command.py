@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: those behind `kvcore size`, the process's by default.
     """
-    options = _make_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _make_parser().parse_args(_join_negative(given))
     try:
         report = _size(options)
     except KvcoreError as error:
@@ -57,6 +59,20 @@ def _size(options: argparse.Namespace) -> SizeReport:
         tensor_parallel=options.tensor_parallel,
         windows=options.windows,
     )
+
+
+def _join_negative(arguments: list[str]) -> list[str]:
+    """The arguments with `--memory -5GiB` as `--memory=-5GiB`: argparse takes -5GiB for an option.
+
+    So a negative amount gets the message of `parse_memory`.
+    """
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--memory" and re.match(r"-[\d.]", argument):
+            joined[-1] = f"--memory={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _own_length(model: Model) -> int:

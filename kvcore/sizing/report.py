@@ -28,7 +28,7 @@ from kvcore.sizing.layout import (
 from kvcore.sizing.memory import check_memory, longest_length
 from kvcore.sizing.models import Model, make_layer_specs
 from kvcore.sizing.specs import Limits
-from kvcore.sizing.units import format_gib
+from kvcore.sizing.units import format_memory
 
 
 @attrs.frozen(kw_only=True)
@@ -218,18 +218,31 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
     lines = [
         ("a token", token),
         ("a block", f"{_count(config.block_bytes, 'byte')}: {slots} of {page:,}"),
-        ("memory", f"{format_gib(report.memory_bytes)}: {blocks}"),
-        ("tokens", f"{num_cache_tokens(config, limits):,}"),
+        ("memory", f"{format_memory(report.memory_bytes)}: {blocks}"),
+        *_token_lines(report),
         ("a request", f"{_count(report.blocks_per_request, 'block')} for {length}{_steps(report)}"),
     ]
     lines += [("note", note) for note in report.notes]
     if report.fits:
         return [*lines, ("fits", f"{_count(report.num_full_requests, 'request')} of {length}")]
-    needed = format_gib(request_bytes(config.groups, limits))
+    needed = format_memory(request_bytes(config.groups, limits))
     longest = "not even one token would"
     if report.longest_model_len:
         longest = f"the longest that would has {_count(report.longest_model_len, 'token')}"
     return [*lines, ("too small", f"a request of {length} needs {needed}; {longest}")]
+
+
+def _token_lines(report: SizeReport) -> list[tuple[str, str]]:
+    """How many tokens the pool holds; with windows, in requests of full length, if one fits."""
+    num_tokens = num_cache_tokens(report.config, report.limits)
+    groups = report.config.groups
+    if len(groups) == 1 and groups[0].spec.keeps_all:
+        return [("tokens", f"{num_tokens:,} in all blocks, which the requests share")]
+    if not report.fits:
+        return []
+    length = _count(report.limits.max_model_len, "token")
+    blocks = "all blocks" if len(groups) == 1 else "the blocks of all groups"
+    return [("tokens", f"{num_tokens:,} if requests of {length} share {blocks}")]
 
 
 def _steps(report: SizeReport) -> str:

@@ -2,7 +2,7 @@
 """Amounts of memory and number formats, as people write them.
 
 Rules: sizes are exact integers of bytes; text is rounded only when it is shown. `GiB` is 2**30 and
-`GB` is 10**9; a unit that could mean either (`80G`) is refused.
+`GB` is 10**9; a unit that could mean either (`80G`) is refused, and so is a number without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPE_BYTES = {
     "int8": 1,
 }
 _SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+_UNITS = {"b": 1, "byte": 1, "bytes": 1} | {
     unit: size
     for power, letter in enumerate("kmgt", 1)
     for unit, size in ((f"{letter}ib", 2 ** (10 * power)), (f"{letter}b", 10 ** (3 * power)))
@@ -46,16 +46,17 @@ def read_dtype(text: str) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of an amount like `80GiB`, `80 GB`, `512MiB` or `1073741824`, rounded down.
+    """Bytes of an amount like `80GiB`, `80 GB`, `512MiB` or `4096 bytes`, rounded down.
 
-    Raises InvalidMemory: no amount, an unknown unit, less than a byte, more than a PiB.
+    Raises InvalidMemory: no amount, no or an unknown unit, less than a byte, more than a PiB.
     """
     found = _AMOUNT.fullmatch(text.strip().lower())
     if found is None:
         raise InvalidMemory(value=repr(text), reason="must be a number and a unit, like 80GiB")
     sign, number, unit = found.groups()
     if unit not in _UNITS:
-        reason = f"unit {unit} is none of bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        wrong = f"unit {unit} is none of" if unit else "a unit must be said, one of"
+        reason = f"{wrong} bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
         raise InvalidMemory(value=repr(text), reason=reason)
     size = int(Decimal(number) * _UNITS[unit])
     if sign == "-" or size < 1:
@@ -68,3 +69,11 @@ def parse_memory(text: str) -> int:
 def format_gib(num_bytes: int) -> str:
     """Bytes as GiB with two decimals."""
     return f"{num_bytes / GIB:.2f} GiB"
+
+
+def format_memory(num_bytes: int) -> str:
+    """Bytes in the largest of GiB, MiB and KiB that they reach, with two decimals; else bytes."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.2f} {unit}"
+    return f"{num_bytes} byte" if num_bytes == 1 else f"{num_bytes} bytes"

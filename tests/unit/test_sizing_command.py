@@ -39,7 +39,7 @@ def test_the_command_of_the_manual_counts_whole_requests(
         f"a token    {LLAMA_BLOCK // 16:,} bytes",
         f"a block    {LLAMA_BLOCK:,} bytes: 32 layers of {LLAMA_BLOCK // 32:,}",
         f"memory     80.00 GiB: {blocks:,} blocks, {usable}",
-        f"tokens     {(blocks - 1) * 16:,}",
+        f"tokens     {(blocks - 1) * 16:,} in all blocks, which the requests share",
         f"a request  {32768 // 16:,} blocks for 32,768 tokens",
         "note       the model itself was made for 8,192 tokens",
         f"fits       {(blocks - 1) * 16 // 32768} requests of 32,768 tokens",
@@ -50,14 +50,14 @@ def test_one_byte_too_little_names_the_longest_length_that_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     enough = (8192 // 16 + 1) * LLAMA_BLOCK
-    code, data = ask(capsys, LLAMA_8B, "--memory", str(enough))
+    code, data = ask(capsys, LLAMA_8B, "--memory", f"{enough}B")
     assert (code, data["fits"], data["num_full_requests"]) == (0, True, 1)
     assert data["max_model_len"] == data["longest_model_len"] == 8192  # the model's own
     assert data["request_bytes"] == enough
-    code, data = ask(capsys, LLAMA_8B, "--memory", str(enough - 1))
+    code, data = ask(capsys, LLAMA_8B, "--memory", f"{enough - 1}B")
     assert (code, data["fits"], data["num_full_requests"]) == (1, False, 0)
     assert data["longest_model_len"] == 8192 - 16
-    assert main([LLAMA_8B, "--memory", str(enough - 1)]) == 1
+    assert main([LLAMA_8B, "--memory", f"{enough - 1}B"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
         "too small  a request of 8,192 tokens needs 1.00 GiB; "
@@ -69,7 +69,32 @@ def test_memory_below_one_block_fits_no_token(capsys: pytest.CaptureFixture[str]
     assert main([LLAMA_8B, "--memory", "1MiB"]) == 1
     out = capsys.readouterr().out
     assert "not even one token would" in out
-    assert "tokens     0\n" in out
+    assert "memory     1.00 MiB: 0 blocks" in out
+    assert "tokens     0 in all blocks" in out
+
+
+def test_tokens_beside_windows_are_counted_in_requests_that_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A request of the last length holds few tokens in windows, so blocks do not say how many."""
+    name = str(CONFIGS / "gpt-oss-20b.json")
+    arguments = [name, "--max-model-len", "65536", "--memory"]
+    data = ask(capsys, *arguments, "8GiB")[1]
+    assert data["fits"]
+    usable = data["num_usable_blocks"]
+    assert data["num_tokens"] == usable * 65536 // data["blocks_per_request"]
+    main([*arguments, "8GiB"])
+    shared = "if requests of 65,536 tokens share the blocks of all groups"
+    assert f"tokens     {data['num_tokens']:,} {shared}\n" in capsys.readouterr().out
+    assert main([*arguments, "1GiB"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("tokens ")]
+    assert "the longest that would has" in lines[-1]
+
+
+def test_a_window_in_every_layer_shares_all_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(CONFIGS / "mistral-7b-v0.1.json"), "--memory", "8GiB"])
+    assert " if requests of 32,768 tokens share all blocks\n" in capsys.readouterr().out
 
 
 def test_options_scale_the_block(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +149,7 @@ def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
     arguments = [str(path), "--max-model-len", "16384"]
     enough = ask(capsys, *arguments, "--memory", "80GiB")[1]["request_bytes"]
     for memory_bytes in (enough, enough - 1):
-        code, data = ask(capsys, *arguments, "--memory", str(memory_bytes))
+        code, data = ask(capsys, *arguments, "--memory", f"{memory_bytes}B")
         groups = tuple(
             Group(
                 group["block_size"],
@@ -148,7 +173,10 @@ def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
     ("arguments", "said"),
     [
         ([LLAMA_8B, "--memory", "80G"], "memory '80G': unit g"),
+        ([LLAMA_8B, "--memory", "80"], "memory '80': a unit must be said, one of bytes, KiB"),
         ([LLAMA_8B, "--memory=-80GiB"], "memory '-80GiB': must be at least 1 byte"),
+        ([LLAMA_8B, "--memory", "-80GiB"], "memory '-80GiB': must be at least 1 byte"),
+        (["--memory", "-.5GiB", LLAMA_8B], "memory '-.5GiB': must be"),
         ([LLAMA_8B, "--memory", "9999TiB"], "must be at most 1024 TiB"),
         ([LLAMA_8B, "--memory", "80GiB", "--dtype", "fp3"], "dtype fp3 is not known"),
         ([LLAMA_8B, "--memory", "80GiB", "--tp", "3"], "32 attention heads do not split over 3"),

@@ -15,7 +15,7 @@ from kvcore.sizing import (
     parse_memory,
 )
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype, WindowOnLatent
-from kvcore.sizing.units import MAX_MEMORY_BYTES
+from kvcore.sizing.units import MAX_MEMORY_BYTES, format_memory
 from tests.unit.sizing_models import BLOCK, PAGE, full, sliding
 
 
@@ -140,7 +140,7 @@ def test_an_unknown_dtype_is_named_beside_those_that_are_known() -> None:
         ("512MiB", 512 * 2**20),
         (" 24 kb ", 24_000),
         ("1TiB", 2**40),
-        ("4096", 4096),
+        ("4096B", 4096),
         ("4096 bytes", 4096),
         ("0.1GiB", 107_374_182),  # 107374182.4 rounded down
         ("1024TiB", MAX_MEMORY_BYTES),
@@ -163,7 +163,9 @@ def test_memory_is_read_in_the_unit_that_is_written(text: str, size: int) -> Non
         ("80G", "unit g is none of"),
         ("80 parsec", "unit parsec is none of"),
         ("-80GiB", "at least 1 byte"),
-        ("0", "at least 1 byte"),
+        ("80", "a unit must be said, one of bytes, KiB, MiB, GiB, TiB, KB, MB, GB, TB"),
+        ("-80", "a unit must be said"),
+        ("0GiB", "at least 1 byte"),
         ("0.5 bytes", "at least 1 byte"),
         ("1025TiB", "at most 1024 TiB"),
         ("9" * 31, "a number and a unit"),
@@ -174,3 +176,20 @@ def test_what_is_no_memory_is_refused_with_the_text(text: str, reason: str) -> N
     with pytest.raises(InvalidMemory, match=reason) as caught:
         parse_memory(text)
     assert caught.value.fields["value"] == repr(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1024, "1.00 KiB"),
+        (3 * 2**20, "3.00 MiB"),
+        (512 * 2**20, "512.00 MiB"),
+        (3 * 2**29, "1.50 GiB"),
+        (80 * 2**40, "81920.00 GiB"),
+    ],
+)
+def test_memory_is_shown_in_a_unit_that_it_reaches(num_bytes: int, text: str) -> None:
+    assert format_memory(num_bytes) == text
