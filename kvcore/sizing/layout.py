@@ -149,7 +149,10 @@ def num_cache_tokens(config: KVCacheConfig, limits: Limits) -> int:
 def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -> Config:
     """The configuration of a `KVCacheManager` for these groups and blocks.
 
-    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does.
+    Groups with a window or chunk get the null block, which they cannot work without; limits with
+    `null_block=True` have counted it when memory was judged, and one more block is needed for it.
+    options: further fields of `kvcore.Config`. Raises InvalidConfig as it does, also where limits
+    without the null block left no room for it.
     """
     groups = tuple(
         Group(
@@ -165,7 +168,7 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
         groups=groups,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        null_block=limits.null_block,
+        null_block=limits.null_block or any(group.window is not None for group in groups),
         **options,
     )
 

@@ -133,6 +133,23 @@ def test_a_manager_runs_on_the_groups_of_a_model() -> None:
         make_manager_config(make_layout(groups, 13), limits)
 
 
+def test_a_manager_with_windows_gets_the_null_block_also_if_no_one_counted_it() -> None:
+    bare = Limits(max_model_len=64, max_num_batched_tokens=16)
+    for windowed in (sliding(16), chunked(32)):
+        model = layers(full(), windowed)
+        config = make_grouped_config(model, 20 * PAGE, bare)
+        assert make_manager_config(config, bare).null_block
+        assert make_manager_config(config, bare) == make_manager_config(
+            config, attrs.evolve(bare, null_block=True)
+        )
+        needed = blocks_per_request(config.groups, bare)
+        just = make_grouped_config(model, needed * PAGE, bare)
+        with pytest.raises(InvalidConfig, match=f"null block, so {needed + 1}"):
+            make_manager_config(just, bare)
+    plain = make_grouped_config(layers(full()), 4 * PAGE, bare)
+    assert not make_manager_config(plain, bare).null_block
+
+
 def chunked(chunk: int) -> LayerSpec:
     return ChunkedLocalSpec(
         block_size=BLOCK, num_kv_heads=1, head_size=64, dtype="float16", window=chunk
