@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import ast
-import runpy
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Backend
+from tests.helpers.examples import ROOT, check_example, check_sizes
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
-LINES_MAX = 60
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -22,15 +20,8 @@ def test_an_example_prints_what_its_header_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
-    header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    command, *expected = header[header.index("    $ ") :].splitlines()
-    assert command == f"    $ python examples/{path.name}"
-    runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out.splitlines() == [line.removeprefix("    ") for line in expected]
+    check_example(path, backend, monkeypatch, capsys)
 
 
 def test_examples_are_small() -> None:
-    assert len(EXAMPLES) >= 3
-    for path in EXAMPLES:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES_MAX, path.name
+    check_sizes(EXAMPLES, 3)

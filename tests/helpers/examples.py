@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples are held to their headers: the command that runs them, and what it prints."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Backend
+
+ROOT = Path(__file__).parents[2]
+LINES_MAX = 60
+
+
+def check_example(
+    path: Path,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Assert that a program prints on a backend what its header says."""
+    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    command, *expected = header[header.index("    $ ") :].splitlines()
+    assert command == f"    $ python {path.relative_to(ROOT).as_posix()}"
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.splitlines() == [line.removeprefix("    ") for line in expected]
+
+
+def check_sizes(paths: Sequence[Path], least: int) -> None:
+    """Assert that there are so many programs, each small."""
+    assert len(paths) >= least
+    for path in paths:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES_MAX, path.name
