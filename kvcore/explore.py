@@ -255,7 +255,7 @@ class Explorer:
                 schedule.check(outcome.state)
                 return outcome.state
             assert outcome.value.error == "HeldByOthers", outcome.value
-            names += outcome.value.fields["requests"]  # type: ignore[arg-type]
+            names += outcome.value.fields["requests"]  # type: ignore[arg-type] # an object
 
     def _story(self, name: bytes) -> tuple[Call, ...]:
         """The calls that lead to a state; a batch is taken after each edge."""

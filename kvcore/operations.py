@@ -74,10 +74,10 @@ def load(
     """Fill slots for the next num_tokens of a request from the external store; value: one operation
     a block, group by group, or a refusal.
 
-    Where no query sees what would be loaded (a whole chunk), there is no operation, and the tokens
-    count at once.
-    num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. The
-    rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and WrongLoad.
+    num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. Where
+    no query sees what would be loaded (a whole chunk), there is no operation, and the tokens count
+    at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and
+    WrongLoad.
     """
     asked = Asked(
         request_id=request_id,

@@ -150,7 +150,7 @@ def test_a_window_holds_at_least_one_request(value: Any) -> None:
 def test_only_statistics_are_observed() -> None:
     metrics = PrefixCachingMetrics()
     with pytest.raises(WrongArgument, match="stats must be a PrefixCacheStats"):
-        metrics.observe((1, 10, 5))  # type: ignore[arg-type]
+        metrics.observe((1, 10, 5))  # type: ignore[arg-type] # the mistake under test
     assert aggregates(metrics) == (0, 0, 0)
 
 

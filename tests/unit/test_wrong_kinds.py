@@ -46,7 +46,7 @@ def test_a_wrong_kind_is_named_and_changes_nothing(number: int, backend: Any) ->
 
 def test_a_manager_is_made_of_a_config(backend: Any) -> None:
     with pytest.raises(WrongArgument, match="config must be a Config, not 8"):
-        KVCacheManager(8, backend)  # type: ignore[arg-type]
+        KVCacheManager(8, backend)  # type: ignore[arg-type] # the mistake under test
 
 
 def test_a_manager_shows_its_backend_and_room(backend: Any) -> None:
