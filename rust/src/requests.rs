@@ -237,11 +237,24 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::extra_keys::ExtraKeys;
-    use crate::hashing::{Hashing, root_hash};
+    use crate::hashing::{Hashing, hash_block, root_hash};
     use crate::state::make_state;
 
     fn state() -> State {
         make_state(Config::new(5, 2, b"seed")).unwrap()
+    }
+
+    #[test]
+    fn a_hashed_block_is_not_hashed_again() {
+        let mut grown = state();
+        let row = add_request(&mut grown, Request::new("a", &[1, 2, 3])).unwrap();
+        // Whoever hashed the first block again would take the mark away.
+        let mark = [7; HASH_SIZE];
+        grown[row].block_hashes[0] = mark;
+        add_tokens(&mut grown, "a", &[4]).unwrap();
+        add_tokens(&mut grown, "a", &[5]).unwrap();
+        let second = hash_block(&mark, &[3, 4], &[], Hashing::Sha256);
+        assert_eq!(grown[row].block_hashes, [mark, second]);
     }
 
     #[test]

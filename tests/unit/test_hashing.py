@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import pytest
 
-from kvcore import BlockStored, Config, Evict, Group, Request
+from kvcore import BlockStored, Config, Evict, Group, Request, hashing
 from kvcore.extra_keys import LoRA, MediaItem
 from kvcore.hashing import HASHINGS, Hashing, hash_block, make_key, root_hash
 from tests.conftest import Backend
@@ -218,3 +219,36 @@ def test_no_two_inputs_of_a_block_run_into_each_other() -> None:
     )
     hashes = {hash_block(parent, each, extra) for each, extra in itertools.product(tokens, extras)}
     assert len(hashes) == len(tokens) * len(extras)
+
+
+def test_a_block_is_hashed_once_and_a_token_that_fills_none_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On the Python core; the twin's own tests show the same of its chain.
+    hashed: list[tuple[int, ...]] = []
+    hash_one = hashing.hash_block
+
+    def count(parent: bytes, tokens: Sequence[int], *rest: Any) -> bytes:
+        hashed.append(tuple(tokens))
+        return hash_one(parent, tokens, *rest)
+
+    monkeypatch.setattr(hashing, "hash_block", count)
+    manager = make("python", 600, 16, num_host_blocks=600)
+    serve(manager, "a", range(1_000))
+    assert len(hashed) == 1_000 // 16
+    step(manager)
+    hashed.clear()  # the check of a step hashes anew, as a second opinion
+    for token in range(1_000, 1_007):
+        manager.append(["a"], [token])
+    assert hashed == []
+    manager.append(["a"], [1_007])
+    assert hashed == [tuple(range(992, 1_008))]
+    manager.take_batch()
+    hashed.clear()
+    manager.fork("a", "b")
+    manager.swap_out(["a", "b"])
+    manager.take_batch()
+    manager.swap_in(["a", "b"])
+    manager.free("b")
+    admit(manager, "b")
+    assert hashed == []
