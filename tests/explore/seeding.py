@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from kvcore import calls
-from kvcore.actions import World
+from kvcore.check.actions import World
 from kvcore.commands import Command
 from kvcore.effects import Effects
 from kvcore.state import RequestState

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Hit, KVCacheBlocks, Request
-from kvcore.actions import World, actions
 from kvcore.block_pool import make_pool
 from kvcore.calls import Call, perform
-from kvcore.canonical import canonical
+from kvcore.check.actions import World, actions
+from kvcore.check.canonical import canonical
+from kvcore.check.prefixes import Prefixes
 from kvcore.commands import Command, Evict
-from kvcore.prefixes import Prefixes
 from kvcore.state import OpenBatch, State, make_state
 from tests.explore.worlds import world
 

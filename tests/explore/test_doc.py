@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvcore.explore import EDGE_PROPERTIES
+from kvcore.check.search import EDGE_PROPERTIES
 from kvcore.invariants import PROPERTIES
 from tests.explore.all_mutants import MUTANTS
 

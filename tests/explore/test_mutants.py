@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvcore import allocate, caching, trace
-from kvcore.actions import World
 from kvcore.block_pool import PoolDraft
+from kvcore.check.actions import World
+from kvcore.check.search import EDGE_PROPERTIES, Broken, Explorer
 from kvcore.errors import TraceError
-from kvcore.explore import EDGE_PROPERTIES, Broken, Explorer
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.invariants import PROPERTIES
 from kvcore.state import Draft, RequestState

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvcore import Group
-from kvcore.actions import World
-from kvcore.explore import Explorer, Report
+from kvcore.check.actions import World
+from kvcore.check.search import Explorer, Report
 from tests.conftest import need_twin
 from tests.explore.worlds import Parity, world
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore import Config, Group, KvcoreError, _twin
-from kvcore.actions import BASIC_CALLS, World
 from kvcore.calls import Call, Misuse
+from kvcore.check.actions import BASIC_CALLS, World
 from kvcore.encode import encode
 from kvcore.state import State
 from kvcore.values import Outcome

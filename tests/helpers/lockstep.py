@@ -7,15 +7,15 @@ from typing import Any
 
 from kvcore import KVCacheManager, _twin, invariants
 from kvcore.calls import Call, Misuse, perform, perform_on
+from kvcore.check.ghost import Ghost
+from kvcore.check.outcomes import check_events, check_hit, check_outcome
+from kvcore.check.schedule import Schedule
+from kvcore.check.search import failed
 from kvcore.commands import Batch, Command
 from kvcore.config import Config
 from kvcore.encode import encode
 from kvcore.events import Event
-from kvcore.explore import failed
-from kvcore.ghost import Ghost
-from kvcore.outcomes import check_events, check_hit, check_outcome
 from kvcore.queries import get_computed_blocks
-from kvcore.schedule import Schedule
 from kvcore.state import State, make_state
 from kvcore.values import Hit
 

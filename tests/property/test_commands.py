@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcore.check.ghost import Contents, copy, read
 from kvcore.commands import (
     Allocate,
     Batch,
@@ -27,7 +28,6 @@ from kvcore.commands import (
     close,
     segments,
 )
-from kvcore.ghost import Contents, copy, read
 
 SIZE = 2
 TIERS: tuple[Tier, ...] = ("device", "host")

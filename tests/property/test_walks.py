@@ -13,11 +13,11 @@ from collections import Counter
 import pytest
 
 from kvcore import Config, Group
-from kvcore.actions import BASIC_CALLS, World, actions
 from kvcore.calls import perform
+from kvcore.check.actions import BASIC_CALLS, World, actions
+from kvcore.check.prefixes import Prefixes
+from kvcore.check.search import note
 from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Touch
-from kvcore.explore import note
-from kvcore.prefixes import Prefixes
 from tests.helpers.lockstep import Lockstep, story
 
 CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks", "cache_blocks"}

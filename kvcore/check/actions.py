@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 
 from kvcore.calls import Call
+from kvcore.check.prefixes import Prefixes
 from kvcore.config import Config
-from kvcore.prefixes import Prefixes
 from kvcore.queries import get_computed_blocks
 from kvcore.state import RequestState, State
 from kvcore.values import Request, Status

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.block_pool import BlockPool
+from kvcore.check.prefixes import Letter, Prefixes
 from kvcore.hashing import HASH_SIZE
-from kvcore.prefixes import Letter, Prefixes
 from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
 Name = tuple[int, ...]

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcore.calls import Call, Misuse
+from kvcore.check.schedule import read_ids
 from kvcore.commands import Free, SetTable
 from kvcore.encode import encode
 from kvcore.errors import InvariantViolation
 from kvcore.events import BlockStored, Event, replay
 from kvcore.groups import skipped_tokens
 from kvcore.hashing import HASH_SIZE
-from kvcore.schedule import read_ids
 from kvcore.state import RequestState, State
 from kvcore.values import Appended, Hit, Outcome, Refused
 from kvcore.window import remove_skipped_blocks

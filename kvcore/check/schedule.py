@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcore.check.ghost import Encoder, Write
 from kvcore.errors import InvariantViolation
-from kvcore.ghost import Encoder, Write
 from kvcore.groups import skipped_blocks
 from kvcore.state import State
 from kvcore.values import Appended, Hit, Refused

@@ -21,17 +21,17 @@ from typing import Any, TypeVar
 import attrs
 
 from kvcore import invariants
-from kvcore.actions import World, actions
 from kvcore.calls import Call, Misuse, perform
-from kvcore.canonical import canonical
+from kvcore.check.actions import World, actions
+from kvcore.check.canonical import canonical
+from kvcore.check.ghost import Ghost, Write
+from kvcore.check.outcomes import OUTCOME_PROPERTIES, check_events, check_hit, check_outcome
+from kvcore.check.prefixes import PREFIX_PROPERTIES
+from kvcore.check.schedule import Schedule
 from kvcore.commands import CopyOnWrite, Evict, SetTable, SwapIn, SwapOut, Touch
 from kvcore.drain import take_events, take_stats
 from kvcore.errors import InvariantViolation
-from kvcore.ghost import Ghost, Write
-from kvcore.outcomes import OUTCOME_PROPERTIES, check_events, check_hit, check_outcome
-from kvcore.prefixes import PREFIX_PROPERTIES
 from kvcore.queries import get_computed_blocks
-from kvcore.schedule import Schedule
 from kvcore.state import OpenBatch, State, make_state
 from kvcore.values import Outcome, Refused
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from kvcore.check.prefixes import Prefixes
 from kvcore.commands import (
     Allocate,
     Command,
@@ -34,7 +35,6 @@ from kvcore.config import Config
 from kvcore.errors import InvariantViolation
 from kvcore.groups import Group, skipped_tokens
 from kvcore.hashing import HASH_SIZE
-from kvcore.prefixes import Prefixes
 from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
 Content = tuple[int, int] | None
