@@ -23,6 +23,7 @@ from kvcore.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.requests import check_no_drafts, extend
 from kvcore.state import NULL_BLOCK, BatchRecord, Draft, RequestState, State, Table, transition
 from kvcore.tokens import read_tokens
+from kvcore.unfinished import let_go, mark, replace
 from kvcore.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 from kvcore.window import apply_trims
 
@@ -147,6 +148,9 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     if request.request_id not in draft.records:
         record = BatchRecord(request.num_computed)
         draft.records = draft.records.set(request.request_id, record)
+    publishes = draft.config.enable_caching and not asked.delay_cache_blocks
+    before = request.num_computed
+    mark(draft, request.request_id, before, before, publishes=publishes)
     request = apply_trims(draft, request, plan.trims)
     tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
     num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
@@ -176,7 +180,7 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         num_cached=num_cached,
     )
     draft.store(request)
-    if draft.config.enable_caching and not asked.delay_cache_blocks:
+    if publishes and draft.config.publish == "scheduled":
         publish_blocks(draft, request, request.num_accepted)
     return KVCacheBlocks(tuple(grown))
 
@@ -200,8 +204,14 @@ def apply_rewrite(
         draft.device.unpublish(block)
         return table
     target = next(fresh)
+    at, size = (rewrite.group, rewrite.position), draft.config.groups[rewrite.group].block_size
+    mark(draft, request.request_id, request.num_computed, rewrite.position * size)
+    let_go(draft, request, rewrite.group, [rewrite.position])
+    replace(draft, request.request_id, *at)
     if rewrite.copied:
         draft.effects.emit(CopyOnWrite(block, target))
+        draft.device.use(block, draft.batch.number)
+        draft.device.use(target, draft.batch.number)
     else:
         use_fresh(draft, rewrite.group, target)
     draft.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))

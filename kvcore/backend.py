@@ -13,6 +13,7 @@ from kvcore import (
     allocate,
     batch,
     caching,
+    cancel,
     drain,
     fork,
     operations,
@@ -89,6 +90,8 @@ class Backend(Protocol):
     ) -> tuple[int, ...] | Refused: ...
     def complete_operation(self, operation: int, done: bool, /) -> None: ...
     def take_batch(self) -> Batch: ...
+    def complete(self, number: int, /) -> None: ...
+    def cancel(self, number: int, /) -> None: ...
     def take_events(self) -> Events: ...
     def take_stats(self) -> PrefixCacheStats: ...
     def take_new_block_ids(self) -> list[int]: ...
@@ -102,6 +105,8 @@ class Backend(Protocol):
     def num_computed_tokens(self, request_id: str, /) -> int: ...
     def get_row(self, request_id: str, /) -> int: ...
     def status(self, request_id: str, /) -> Status: ...
+    @property
+    def in_flight(self) -> tuple[int, ...]: ...
     @property
     def num_free_blocks(self) -> int: ...
     @property
@@ -211,6 +216,12 @@ class PythonBackend:
     def take_batch(self) -> Batch:
         return self._keep(batch.take_batch(self._state))
 
+    def complete(self, number: int) -> None:
+        self._keep(batch.complete(self._state, number))
+
+    def cancel(self, number: int) -> None:
+        self._keep(cancel.cancel(self._state, number))
+
     def take_events(self) -> Events:
         return self._keep(drain.take_events(self._state))
 
@@ -249,6 +260,10 @@ class PythonBackend:
 
     def status(self, request_id: str) -> Status:
         return queries.find_request(self._state, request_id).status
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        return tuple(each.number for each in self._state.unfinished)
 
     @property
     def num_free_blocks(self) -> int:

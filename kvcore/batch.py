@@ -1,33 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closing the open batch.
+"""The life of a batch: taken, and completed.
 
-Rules: a taken batch counts as executed, so what it wrote is there for the next one. With
-`duplicates="merge"` a block that was filled although its content was findable is looked up again
-now: the table's move to the older block, and the `Free`, open the next batch. Twin:
-rust/src/batch.rs.
+Rules: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is there for the
+next one. Else it is unfinished until it is completed, in the order of the numbers; then blocks that
+only it used join the free queue. With `publish="completed"` what a batch wrote is findable once it
+is completed, up to what later batches and the open one had not yet begun. With `duplicates="merge"`
+a block that was filled although its content was findable is looked up again when it is there: the
+table's move to the older block, and the `Free`, open the next batch. Source: design, 7.2 and 7.3.
+Twin: rust/src/batch.rs.
 """
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Iterable
 
-from kvcore.caching import stored
-from kvcore.commands import Batch, SetTable, close
+import attrs
+from pyrsistent import pvector
+
+from kvcore.arguments import read_int
+from kvcore.caching import publish_blocks, stored
+from kvcore.commands import Batch, Command, CutTable, SetTable, close
+from kvcore.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
 from kvcore.state import Draft, Merge, OpenBatch, State, transition
-from kvcore.values import Outcome
+from kvcore.unfinished import (
+    Mark,
+    Unfinished,
+    in_order,
+    let_go,
+    note_given,
+    num_finished,
+    replace,
+)
+from kvcore.values import Outcome, Status
 
 
 def take_batch(state: State) -> Outcome[State, Batch]:
-    """Close and number the open batch; value: its commands. Pending merges open the next one."""
-    taken = close(state.batch.number, state.batch.commands)
-    opened = attrs.evolve(state, batch=OpenBatch(state.batch.number + 1))
+    """Close and number the open batch; value: its commands. Pending merges open the next one.
+
+    Raises TooManyInFlight.
+    """
+    config, batch = state.config, state.batch
+    if config.max_in_flight and len(state.unfinished) >= config.max_in_flight:
+        raise TooManyInFlight(
+            num_in_flight=len(state.unfinished), max_in_flight=config.max_in_flight
+        )
+    taken = close(batch.number, batch.commands)
+    opened = attrs.evolve(state, batch=OpenBatch(batch.number + 1))
+    closed = close_marks(state)
 
     def change(draft: Draft) -> Batch:
-        for merge in state.batch.merges:
-            _merge(draft, merge)
+        if config.max_in_flight:
+            draft.unfinished.append(closed)
+        elif config.publish == "completed":
+            publish_written(draft, closed)
+        settle_merges(draft, batch.merges)
         return taken
 
     return transition(opened, change)
+
+
+def complete(state: State, batch: int) -> Outcome[State, None]:
+    """Finish the oldest unfinished batch: its forward pass has run.
+
+    Raises NotInFlight, BatchOutOfOrder.
+    """
+    number = read_int(batch)
+
+    def change(draft: Draft) -> None:
+        check_in_flight(draft, number)
+        oldest = draft.unfinished[0]
+        if oldest.number != number:
+            raise BatchOutOfOrder(batch=number, oldest=oldest.number)
+        del draft.unfinished[0]
+        for pool in (draft.device, draft.host):
+            if pool is not None:
+                pool.end_use(lambda user: user == number)
+                pool.end_quarantine()
+        if draft.config.publish == "completed":
+            publish_written(draft, oldest)
+
+    return transition(state, change)
+
+
+def check_in_flight(draft: Draft, number: object) -> None:
+    """Raise NotInFlight unless this is the number of an unfinished batch."""
+    numbers = [batch.number for batch in draft.unfinished]
+    if number not in numbers:
+        known = ", ".join(map(str, numbers)) or "none"
+        raise NotInFlight(
+            batch=number if isinstance(number, int) else repr(number), unfinished=known
+        )
+
+
+def close_marks(state: State) -> Unfinished:
+    """What the open batch remembers from now on: what its forward pass uses, and its rows."""
+    batch, none = state.batch, (0,) * len(state.config.groups)
+    marks = batch.marks.mutate()
+    for request_id, made in batch.marks.items():
+        held = none
+        if request_id in batch.records:
+            held = tuple(len(table) for table in state.requests[request_id].tables)
+        marks[request_id] = Mark(made.order, made.before, made.restore, made.publishes, held)
+    return Unfinished(batch.number, marks.finish(), batch.given, named_rows(batch.commands))
+
+
+def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
+    """The rows whose tables commands change, rising."""
+    return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))
+
+
+def publish_written(draft: Draft, batch: Unfinished) -> None:
+    """Make findable what a batch wrote that has just finished."""
+    before = draft.batch.merges
+    draft.batch = attrs.evolve(draft.batch, merges=pvector())
+    for request_id, made in in_order(batch.marks):
+        request = draft.requests[request_id]
+        if made.publishes and request.status is Status.RUNNING:
+            publish_blocks(draft, request, num_finished(draft, request), final=True)
+    merges = draft.batch.merges
+    draft.batch = attrs.evolve(draft.batch, merges=before)
+    settle_merges(draft, merges)
+
+
+def settle_merges(draft: Draft, merges: Iterable[Merge]) -> None:
+    """Look up again what was filled although its content was findable."""
+    for merge in merges:
+        _merge(draft, merge)
 
 
 def _merge(draft: Draft, merge: Merge) -> None:
@@ -46,11 +144,15 @@ def _merge(draft: Draft, merge: Merge) -> None:
     older = draft.device.index.first(merge.key)
     if older is None:
         draft.device.publish(merge.block, merge.key)
+        if draft.config.publish == "scheduled":
+            note_given(draft, merge.block, merge.key)
         draft.effects.announce(
             stored(draft, request, merge.group, merge.position, merge.position + 1)
         )
         return
     draft.device.touch(older)
+    let_go(draft, request, merge.group, [merge.position])
+    replace(draft, merge.request_id, merge.group, merge.position)
     draft.effects.emit(SetTable(request.row, merge.group, merge.position, older))
     moved = table.set(merge.position, older)
     tables = (*request.tables[: merge.group], moved, *request.tables[merge.group + 1 :])

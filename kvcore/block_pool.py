@@ -34,6 +34,7 @@ from kvcore.errors import (
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 from kvcore.hash_index import HashIndex, HashIndexDraft
 from kvcore.hashing import KEY_SIZE
+from kvcore.quarantine import Quarantine, QuarantineDraft, make_quarantine
 from kvcore.values import Outcome, Reason, Refused
 
 T = TypeVar("T")
@@ -44,7 +45,8 @@ class BlockPool:
     """All blocks of one tier as a value.
 
     first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
-    included. keys: the key of each block. pins: block to its number of pins.
+    included. keys: the key of each block. pins: block to its number of pins. quarantine:
+    None where no batch is ever unfinished.
     """
 
     first_block: int
@@ -54,6 +56,7 @@ class BlockPool:
     queue: FreeQueue
     index: HashIndex
     pins: Map[int, int]
+    quarantine: Quarantine | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -67,8 +70,13 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks without owner."""
+        """Blocks in the free queue."""
         return self.queue.length
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks without owner that come back when batches finish."""
+        return 0 if self.quarantine is None else len(self.quarantine)
 
 
 def make_pool(
@@ -77,10 +85,12 @@ def make_pool(
     null_block: bool = False,
     eviction: Eviction = "lru",
     order: Sequence[int] | None = None,
+    quarantine: bool = False,
 ) -> BlockPool:
     """An empty pool.
 
-    order: ids in the order in which they are first taken, lowest first unless given.
+    order: ids in the order in which they are first taken, lowest first unless given. quarantine:
+    whether blocks can be released while a batch uses them.
     """
     first = int(null_block)
     ids = list(range(first, num_blocks)) if order is None else list(order)
@@ -92,6 +102,7 @@ def make_pool(
         make_free_queue(num_blocks, ids),
         HashIndex(),
         Map(),
+        make_quarantine(num_blocks) if quarantine else None,
     )
 
 
@@ -99,14 +110,8 @@ class PoolDraft:
     """A pool inside a transition: changed in place, unchecked, frozen at the end."""
 
     __slots__ = (
-        "effects",
-        "eviction",
-        "first_block",
-        "index",
-        "keys",
-        "pins",
-        "queue",
-        "ref_counts",
+        *("effects", "eviction", "first_block", "index", "keys", "pins"),
+        *("quarantine", "queue", "ref_counts"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
@@ -117,6 +122,7 @@ class PoolDraft:
         self.queue = FreeQueueDraft(pool.queue)
         self.index = HashIndexDraft(pool.index)
         self.pins = pool.pins
+        self.quarantine = None if pool.quarantine is None else QuarantineDraft(pool.quarantine)
         self.effects = effects
 
     def freeze(self) -> BlockPool:
@@ -129,6 +135,7 @@ class PoolDraft:
             self.queue.freeze(),
             self.index.freeze(),
             self.pins,
+            None if self.quarantine is None else self.quarantine.freeze(),
         )
 
     @property
@@ -138,8 +145,22 @@ class PoolDraft:
 
     @property
     def num_free(self) -> int:
-        """Blocks without owner."""
+        """Blocks in the free queue."""
         return self.queue.length
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks without owner that come back when batches finish."""
+        return 0 if self.quarantine is None else self.quarantine.queue.length
+
+    def is_queued(self, block: int) -> bool:
+        """Whether a block is in the free queue."""
+        waits = self.quarantine is not None and block in self.quarantine.queue
+        return not self.ref_counts[block] and not waits
+
+    def is_busy(self, block: int) -> bool:
+        """Whether a block would be quarantined on its release."""
+        return self.quarantine is not None and block in self.quarantine.busy
 
     def take(self, count: int) -> list[int]:
         """Give so many blocks from the front one owner each; evicts those that have a key."""
@@ -154,26 +175,55 @@ class PoolDraft:
         return blocks
 
     def touch(self, block: int) -> None:
-        """Add an owner; a block without one leaves the free queue and keeps its content."""
+        """Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
+        content.
+        """
         if self.ref_counts[block] == 0:
-            self.queue.remove(block)
+            if self.quarantine is not None and block in self.quarantine.queue:
+                self.quarantine.queue.remove(block)
+            else:
+                self.queue.remove(block)
             self.effects.emit(Touch(block))
         self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one owner from each; those left without join the free queue in the order given."""
+        """Take one owner from each; those left without join the free queue in the order given, or
+        the quarantine while a batch uses them.
+        """
         freed = []
         for block in blocks:
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 freed.append(block)
         for block in freed:
-            cached = self.keys[block] is not None
-            if self.eviction == "uncached_first" and not cached:
-                self.queue.prepend(block)
+            if self.quarantine is not None and block in self.quarantine.busy:
+                self.quarantine.queue.append(block)
             else:
-                self.queue.append(block)
-            self.effects.emit(Free(block, cached))
+                self._enqueue(block)
+            self.effects.emit(Free(block, self.keys[block] is not None))
+
+    def _enqueue(self, block: int) -> None:
+        """Put a block without owner at the side of the free queue that the policy names."""
+        if self.eviction == "uncached_first" and self.keys[block] is None:
+            self.queue.prepend(block)
+        else:
+            self.queue.append(block)
+
+    def use(self, block: int, number: int) -> None:
+        """Note that a batch uses a block, though it may lose its owners."""
+        if self.quarantine is not None:
+            self.quarantine.use(block, number)
+
+    def end_use(self, ended: Callable[[int], bool]) -> None:
+        """Note that the batches of these numbers use nothing any more; no block moves yet."""
+        if self.quarantine is not None:
+            self.quarantine.end_use(ended)
+
+    def end_quarantine(self) -> None:
+        """Let blocks that no batch uses join the free queue, in the order of their release."""
+        if self.quarantine is not None:
+            for block in self.quarantine.end():
+                self._enqueue(block)
 
     def publish(self, block: int, key: bytes) -> None:
         """Make a block findable under a key."""
@@ -254,7 +304,6 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
 
 def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
-
     ids = read_ints(blocks)
 
     def change(draft: PoolDraft) -> None:
@@ -267,7 +316,6 @@ def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 
 def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
-
     ids = read_ints(blocks)
 
     def change(draft: PoolDraft) -> None:
@@ -301,7 +349,6 @@ def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]
 
 def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
     """Forget a block's key, if it has one. Raises UnknownBlock."""
-
     block = read_int(block)
 
     def change(draft: PoolDraft) -> None:
@@ -319,7 +366,6 @@ def lookup(pool: BlockPool, key: bytes) -> int | None:
 
 def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
-
     ids = read_ints(blocks)
 
     def change(draft: PoolDraft) -> None:
@@ -332,7 +378,6 @@ def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 
 def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Undo `pin`. Raises UnknownBlock, NotPinned."""
-
     ids = read_ints(blocks)
 
     def change(draft: PoolDraft) -> None:

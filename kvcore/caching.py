@@ -18,13 +18,15 @@ from kvcore.arguments import read_count, read_ints
 from kvcore.errors import BeyondComputed
 from kvcore.events import AllBlocksCleared, BlockStored
 from kvcore.state import BatchRecord, Draft, Merge, Published, RequestState, State, transition
+from kvcore.unfinished import note_given, num_finished
 from kvcore.values import Outcome
 
 
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to so many tokens, whose caching was delayed.
 
-    Nothing happens where caching is off. Raises UnknownRequest, SwappedOut, LoadUnfinished,
+    Nothing happens where caching is off. With `publish="completed"` what unfinished batches write
+    waits for their completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
     InvalidCount, BeyondComputed.
     """
 
@@ -36,6 +38,8 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
                 request=repr(request_id), num_computed=request.num_computed, asked=count
             )
         if draft.config.enable_caching:
+            if draft.config.publish == "completed":
+                count = min(count, num_finished(draft, request))
             publish_blocks(draft, request, min(count, len(request.tokens)))
 
     return transition(state, change)
@@ -69,15 +73,20 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
     return transition(state, change)
 
 
-def publish_blocks(draft: Draft, request: RequestState, num_tokens: int) -> None:
-    """Publish the full blocks up to so many tokens that are not yet; stores the request."""
+def publish_blocks(
+    draft: Draft, request: RequestState, num_tokens: int, *, final: bool = False
+) -> None:
+    """Publish the full blocks up to so many tokens that are not yet; stores the request.
+
+    final: their content is there, so no cancel withdraws the keys.
+    """
     num_cached = []
     for index, group in enumerate(draft.config.groups):
         cached = request.num_cached[index]
         num_full = min(num_tokens // group.block_size, request.num_hashed(draft.config, index))
         run: list[int] = []
         for position in range(cached, num_full):
-            if _publish_block(draft, request, index, position):
+            if _publish_block(draft, request, index, position, final):
                 run.append(position)
             else:
                 _announce_stored(draft, request, index, run)
@@ -87,7 +96,9 @@ def publish_blocks(draft: Draft, request: RequestState, num_tokens: int) -> None
     draft.store(attrs.evolve(request, num_cached=tuple(num_cached)))
 
 
-def _publish_block(draft: Draft, request: RequestState, group: int, position: int) -> bool:
+def _publish_block(
+    draft: Draft, request: RequestState, group: int, position: int, final: bool
+) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
     block = request.tables[group][position]
     if draft.is_null(block) or draft.device.keys[block] is not None:
@@ -98,6 +109,8 @@ def _publish_block(draft: Draft, request: RequestState, group: int, position: in
         draft.batch = attrs.evolve(draft.batch, merges=draft.batch.merges.append(merge))
         return False
     draft.device.publish(block, key)
+    if not final:
+        note_given(draft, block, key)
     record = draft.records.get(request.request_id)
     written = (position + 1) * draft.config.groups[group].block_size
     if record is not None and written > record.num_computed_before:

@@ -16,6 +16,7 @@ from kvcore import (
     allocate,
     batch,
     caching,
+    cancel,
     drain,
     fork,
     operations,
@@ -42,7 +43,8 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
         *(window.remove_skipped_blocks, rewind.rewind),
         *(operations.store, operations.load, operations.complete_operation),
-        *(batch.take_batch, drain.take_events, drain.take_stats),
+        *(batch.take_batch, batch.complete, cancel.cancel),
+        *(drain.take_events, drain.take_stats),
         *(drain.take_new_block_ids, drain.new_step_starts),
     )
 }

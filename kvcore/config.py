@@ -19,9 +19,11 @@ from kvcore.hashing import HASHINGS, Hashing
 
 Eviction = Literal["lru", "uncached_first"]
 Duplicates = Literal["keep", "merge"]
+Publish = Literal["scheduled", "completed"]
 
 MAX_BLOCKS = 2**31 - 1
 MAX_GROUPS = 64
+MAX_IN_FLIGHT = 62
 NO_LIMIT = 2**31 - 1
 
 
@@ -33,6 +35,7 @@ DEFAULT_BLOCK_SIZE: int = _Default(16)
 
 _EVICTIONS = ("lru", "uncached_first")
 _DUPLICATES = ("keep", "merge")
+_PUBLISH = ("scheduled", "completed")
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
@@ -51,7 +54,9 @@ class Config:
     `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
     hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", which an attacker can make collide.
     hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
-    sha256_cbor. Raises InvalidConfig, GroupsDoNotFit.
+    sha256_cbor. max_in_flight: taken batches that may be unfinished at a time; 0: taking a batch
+    completes it. publish: full blocks are findable from the call on that schedules their last
+    token, or once the batch that writes it is completed. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -71,6 +76,8 @@ class Config:
     record_new_blocks: bool = attrs.field(default=False, kw_only=True)
     hashing: Hashing = attrs.field(default="sha256", kw_only=True)
     hash_seed: bytes = attrs.field(default=_PROCESS_SEED, kw_only=True, repr=False)
+    max_in_flight: int = attrs.field(default=0, kw_only=True)
+    publish: Publish = attrs.field(default="scheduled", kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
 
@@ -98,6 +105,11 @@ class Config:
     def length_limit(self) -> int:
         """Longest request in tokens, as a number."""
         return NO_LIMIT if self.max_model_len is None else self.max_model_len
+
+    @property
+    def tracks_batches(self) -> bool:
+        """Whether batches remember what they did to requests."""
+        return self.max_in_flight > 0 or self.publish == "completed"
 
     def scale(self, group: int) -> int:
         """Hashed blocks in one block of a group: hashes are made at the groups' common divisor."""
@@ -128,7 +140,12 @@ def _check_options(config: Config) -> None:
     for name in flags:
         if not isinstance(getattr(config, name), bool):
             _refuse(config, name, "must be True or False")
-    choices = {"eviction": _EVICTIONS, "duplicates": _DUPLICATES, "hashing": HASHINGS}
+    choices = {
+        "eviction": _EVICTIONS,
+        "duplicates": _DUPLICATES,
+        "hashing": HASHINGS,
+        "publish": _PUBLISH,
+    }
     for name, values in choices.items():
         if getattr(config, name) not in values:
             _refuse(config, name, f"must be one of {', '.join(values)}")
@@ -136,8 +153,11 @@ def _check_options(config: Config) -> None:
         _refuse(config, "hash_seed", "must be bytes")
     if config.hashing == "sha256_cbor" and not _is_text(config.hash_seed):
         _refuse(config, "hash_seed", "must be UTF-8 text for sha256_cbor")
-    for name in ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks"):
+    counts = ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks", "max_in_flight")
+    for name in counts:
         _check_count(config, name, 0)
+    if config.max_in_flight > MAX_IN_FLIGHT:
+        _refuse(config, "max_in_flight", f"must be at most {MAX_IN_FLIGHT}")
     for name in ("max_model_len", "max_num_batched_tokens"):
         if getattr(config, name) is not None:
             _check_count(config, name, 1)

@@ -7,15 +7,22 @@ is read, its truth is not judged: `invariants.check` does that. Twin: rust/src/d
 
 from __future__ import annotations
 
-import struct
-
 from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool
-from kvcore.commands import KEY_FIELDS, KINDS, Batch, Command, close
 from kvcore.config import Config
-from kvcore.encode import CLEARED, DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, REMOVED, STORED
+from kvcore.decode_batch import read_batch, read_unfinished
+from kvcore.encode import (
+    CLEARED,
+    DUPLICATES,
+    EVICTIONS,
+    MAGIC,
+    NO_BLOCK,
+    PUBLISH,
+    REMOVED,
+    STORED,
+)
 from kvcore.errors import DamagedState, InvalidExtraKey
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem
@@ -23,15 +30,13 @@ from kvcore.free_queue import make_free_queue
 from kvcore.groups import KINDS as GROUP_KINDS
 from kvcore.groups import Group
 from kvcore.hash_index import HashIndex, HashIndexDraft
-from kvcore.hashing import HASH_SIZE, HASHINGS, KEY_SIZE
+from kvcore.hashing import HASH_SIZE, HASHINGS
+from kvcore.quarantine import Quarantine
+from kvcore.reader import Reader
 from kvcore.state import (
     MAX_OPERATION,
     NO_HOST_BLOCK,
-    BatchRecord,
-    Merge,
-    OpenBatch,
     Operation,
-    Published,
     RequestState,
     State,
 )
@@ -45,89 +50,6 @@ COUNTS = (
     "preempted_queries",
     "preempted_hits",
 )
-
-
-class Reader:
-    """Bytes that are being read."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.offset = 0
-
-    def take(self, size: int) -> bytes:
-        """The next so many bytes. Raises DamagedState at the end."""
-        end = self.offset + size
-        if end > len(self.data):
-            raise self.damaged(f"{size} bytes are missing")
-        part = self.data[self.offset : end]
-        self.offset = end
-        return part
-
-    def damaged(self, reason: str) -> DamagedState:
-        """The error at this place."""
-        return DamagedState(reason=reason, offset=self.offset)
-
-    def u8(self) -> int:
-        """One byte."""
-        return self.take(1)[0]
-
-    def flag(self) -> bool:
-        """One byte, 0 or 1."""
-        return bool(self.choice(2))
-
-    def choice(self, count: int) -> int:
-        """One byte below a count. Raises DamagedState."""
-        value = self.u8()
-        if value >= count:
-            raise self.damaged(f"{value} is not below {count}")
-        return value
-
-    def u32(self) -> int:
-        """Four bytes."""
-        return int.from_bytes(self.take(4), "little")
-
-    def u64(self) -> int:
-        """Eight bytes."""
-        return int.from_bytes(self.take(8), "little")
-
-    def numbers(self) -> list[int]:
-        """A count and so many u32."""
-        count = self.u32()
-        return list(struct.unpack(f"<{count}I", self.take(4 * count)))
-
-    def ids(self, end: int) -> list[int]:
-        """The same, each below end. Raises DamagedState."""
-        values = self.numbers()
-        if any(value >= end for value in values):
-            raise self.damaged(f"an id is not below {end}")
-        return values
-
-    def sized(self) -> bytes:
-        """A count and so many bytes."""
-        return self.take(self.u32())
-
-    def key(self) -> bytes:
-        """A key with its size. Raises DamagedState."""
-        value = self.sized()
-        if len(value) != KEY_SIZE:
-            raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
-        return value
-
-    def name(self) -> str:
-        """A count and so many bytes of UTF-8. Raises DamagedState."""
-        try:
-            return self.sized().decode()
-        except UnicodeDecodeError:
-            raise self.damaged("a name is not UTF-8") from None
-
-    def text(self) -> str | None:
-        """A flag, and the text where there is one. Raises DamagedState."""
-        return self.name() if self.flag() else None
-
-    def hashes(self) -> list[bytes]:
-        """A count and so many block hashes."""
-        joined = self.take(self.u32() * HASH_SIZE)
-        return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
 
 
 def decode(data: bytes) -> State:
@@ -149,7 +71,8 @@ def decode(data: bytes) -> State:
         if request is not None:
             requests[request.request_id] = request
     free_rows = source.ids(len(rows))
-    batch = _read_batch(source, rows)
+    batch = read_batch(source, config, rows)
+    unfinished = read_unfinished(source, config, rows)
     events = [read_event(source) for _ in range(source.u32())]
     counts = {name: source.u64() for name in COUNTS}
     stats = PrefixCacheStats(**counts, reset=source.flag())
@@ -171,6 +94,7 @@ def decode(data: bytes) -> State:
         new_blocks=new_blocks,
         operations=Map(operations),
         next_operation=next_operation,
+        unfinished=unfinished,
     )
 
 
@@ -196,6 +120,8 @@ def _read_config(source: Reader) -> Config:
         enable_events=source.flag(),
         record_new_blocks=source.flag(),
         hash_seed=source.sized(),
+        max_in_flight=source.u32(),
+        publish=PUBLISH[source.choice(len(PUBLISH))],
     )
 
 
@@ -246,7 +172,29 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
         queue=make_free_queue(num_blocks, order),
         index=index.freeze(),
         pins=Map(zip(pinned, counts, strict=True)),
+        quarantine=_read_quarantine(source, config, num_blocks, order),
     )
+
+
+def _read_quarantine(
+    source: Reader, config: Config, num_blocks: int, free: list[int]
+) -> Quarantine | None:
+    order, busy = source.ids(num_blocks), {}
+    last = -1
+    for _ in range(source.u32()):
+        block = source.u32()
+        numbers = [source.u64() for _ in range(source.u32())]
+        if not last < block < num_blocks or not numbers or numbers != sorted(set(numbers)):
+            raise source.damaged("what batches use is not in its canonical form")
+        busy[block] = frozenset(numbers)
+        last = block
+    if len({*order, *free}) != len(order) + len(free):
+        raise source.damaged("a block is twice free or quarantined")
+    if (order or busy) and not config.max_in_flight:
+        raise source.damaged("no batch is ever unfinished, and blocks wait for one")
+    if not config.max_in_flight:
+        return None
+    return Quarantine(make_free_queue(num_blocks, order), Map(busy))
 
 
 def _read_request(source: Reader, config: Config, row: int) -> RequestState:
@@ -297,46 +245,6 @@ def _read_extra_keys(source: Reader) -> ExtraKeys:
     except InvalidExtraKey:
         raise source.damaged("an extra key that no request has") from None
     return ExtraKeys(lora, tuple(media), source.text(), tuple(source.hashes()))
-
-
-def _read_batch(source: Reader, rows: list[str | None]) -> OpenBatch:
-    number = source.u64()
-    commands = _read_commands(source, number)
-    records: dict[str, BatchRecord] = {}
-    scheduled = source.ids(len(rows))
-    if scheduled != sorted(set(scheduled)):
-        raise source.damaged("the rows of the open batch do not rise")
-    for row in scheduled:
-        request_id = rows[row]
-        if request_id is None:
-            raise source.damaged("a free row is in the open batch")
-        before = source.u32()
-        published = [
-            Published(source.u32(), source.u32(), source.u32(), source.key())
-            for _ in range(source.u32())
-        ]
-        records[request_id] = BatchRecord(before, pvector(published))
-    merges = [
-        Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
-        for _ in range(source.u32())
-    ]
-    return OpenBatch(number, pvector(commands), Map(records), pvector(merges))
-
-
-def _read_commands(source: Reader, number: int) -> list[Command]:
-    batch = Batch(number, bytearray(source.sized()), source.sized())
-    if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
-        raise source.damaged("commands are cut off")
-    num_keys = len(batch.keys) // KEY_SIZE
-    columns = (batch.column(name) for name in "abcd")
-    for kind, *values in zip(batch.column("kind"), *columns, strict=True):
-        field = KEY_FIELDS.get(kind)
-        if kind not in KINDS or (field is not None and not 0 <= values[field] < num_keys):
-            raise source.damaged("a command has no known kind")
-    commands = list(batch)
-    if close(number, commands) != batch:
-        raise source.damaged("commands are not in their canonical form")
-    return commands
 
 
 def _read_operations(

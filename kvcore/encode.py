@@ -9,20 +9,22 @@ among the blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inver
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvcore.block_pool import BlockPool
 from kvcore.commands import close
-from kvcore.config import Config, Duplicates, Eviction
+from kvcore.config import Config, Duplicates, Eviction, Publish
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import ExtraKeys
 from kvcore.groups import KINDS
 from kvcore.hashing import HASHINGS
 from kvcore.state import NO_HOST_BLOCK, OpenBatch, RequestState, State
+from kvcore.unfinished import Given, Mark, Unfinished, in_order
 
-MAGIC = b"kvcore state 2\n"
+MAGIC = b"kvcore state 3\n"
 EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
+PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 STORED, REMOVED, CLEARED = 0, 1, 2
 NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
@@ -77,6 +79,9 @@ def encode(state: State) -> bytes:
             _write_request(out, state.requests[request_id])
     out.numbers(state.free_rows)
     _write_batch(out, state, state.batch)
+    out.u32(len(state.unfinished))
+    for batch in state.unfinished:
+        _write_unfinished(out, state, batch)
     out.u32(len(state.events))
     for event in state.events:
         write_event(out, event)
@@ -116,6 +121,8 @@ def _write_config(out: Writer, config: Config) -> None:
     out.u8(config.enable_events)
     out.u8(config.record_new_blocks)
     out.sized(config.hash_seed)
+    out.u32(config.max_in_flight)
+    out.u8(PUBLISH.index(config.publish))
 
 
 def _write_pool(out: Writer, pool: BlockPool) -> None:
@@ -130,6 +137,15 @@ def _write_pool(out: Writer, pool: BlockPool) -> None:
     pins = sorted(pool.pins.items())
     out.numbers(block for block, _ in pins)
     out.numbers(count for _, count in pins)
+    quarantine = pool.quarantine
+    out.numbers(() if quarantine is None else quarantine)
+    busy = [] if quarantine is None else sorted(quarantine.busy.items())
+    out.u32(len(busy))
+    for block, numbers in busy:
+        out.u32(block)
+        out.u32(len(numbers))
+        for number in sorted(numbers):
+            out.u64(number)
 
 
 def _write_request(out: Writer, request: RequestState) -> None:
@@ -189,6 +205,39 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
         for value in (merge.group, merge.position, merge.block):
             out.u32(value)
         out.sized(merge.key)
+    marks = in_order(batch.marks)
+    out.u32(len(marks))
+    for request_id, mark in marks:
+        _write_mark(out, state, request_id, mark)
+    _write_given(out, batch.given)
+
+
+def _write_mark(out: Writer, state: State, request_id: str, mark: Mark) -> None:
+    for value in (state.requests[request_id].row, mark.before, mark.restore):
+        out.u32(value)
+    out.u8(mark.publishes)
+
+
+def _write_given(out: Writer, given: Sequence[Given]) -> None:
+    out.u32(len(given))
+    for block, key in given:
+        out.u32(block)
+        out.sized(key)
+
+
+def _write_unfinished(out: Writer, state: State, batch: Unfinished) -> None:
+    out.u64(batch.number)
+    marks = in_order(batch.marks)
+    out.u32(len(marks))
+    for request_id, mark in marks:
+        _write_mark(out, state, request_id, mark)
+        out.numbers(mark.held)
+        out.u32(len(mark.replaced))
+        for place in sorted(mark.replaced):
+            for value in place:
+                out.u32(value)
+    _write_given(out, batch.given)
+    out.numbers(batch.rows)
 
 
 def _write_operations(out: Writer, state: State) -> None:

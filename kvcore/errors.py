@@ -137,6 +137,27 @@ class InOpenBatch(KvcoreError):
     message = "{thing} is in the open batch: take the batch first"
 
 
+class TooManyInFlight(KvcoreError):
+    """As many batches are unfinished as the config allows."""
+
+    message = (
+        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the "
+        "oldest or cancel first"
+    )
+
+
+class NotInFlight(KvcoreError):
+    """No unfinished batch has this number."""
+
+    message = "batch {batch} is not unfinished; unfinished are: {unfinished}"
+
+
+class BatchOutOfOrder(KvcoreError):
+    """Batches are completed in the order of their numbers."""
+
+    message = "batch {batch} cannot be completed before batch {oldest}"
+
+
 class LoadUnfinished(KvcoreError):
     """The request waits for the external store."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from kvcore.decode import Reader, read_event
+from kvcore.decode import read_event
 from kvcore.encode import Writer, write_event
 from kvcore.events import Event
+from kvcore.reader import Reader
 
 
 class Events(Sequence[Event]):

@@ -14,6 +14,7 @@ import attrs
 from kvcore.commands import SetTable
 from kvcore.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.state import Draft, State, transition
+from kvcore.unfinished import inherit
 from kvcore.values import Outcome
 
 
@@ -52,6 +53,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
                 preempted=False,
             )
         )
+        inherit(draft, parent_id, child_id)
         return child.row
 
     return transition(state, change)

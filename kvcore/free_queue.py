@@ -67,6 +67,15 @@ class FreeQueueDraft:
         """The queue as a value."""
         return FreeQueue(self.following.persistent(), self.preceding.persistent(), self.length)
 
+    def __contains__(self, block: int) -> bool:
+        return self.following[block] != block
+
+    def __iter__(self) -> Iterator[int]:
+        block = self.following[self.sentinel]
+        while block != self.sentinel:
+            yield block
+            block = self.following[block]
+
     def front(self) -> int:
         """The block that leaves next; the sentinel where the queue is empty."""
         return self.following[self.sentinel]

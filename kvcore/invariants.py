@@ -50,35 +50,39 @@ def ref(state: State) -> Iterator[str]:
 
 
 def partition(state: State) -> Iterator[str]:
-    """PARTITION: a usable block is in the free queue exactly if it has no owner."""
+    """PARTITION: a usable block is free or quarantined exactly if it has no owner."""
     for tier, pool, _ in pools(state):
-        free = set(pool.queue)
+        free = {*pool.queue, *(pool.quarantine or ())}
         for block in range(pool.first_block, pool.num_blocks):
             if (pool.ref_counts[block] == 0) != (block in free):
                 owners = pool.ref_counts[block]
-                yield f"{tier} block {block} has {owners} owners, in the queue: {block in free}"
+                yield f"{tier} block {block} has {owners} owners, in a queue: {block in free}"
 
 
 def queue_unique(state: State) -> Iterator[str]:
-    """FQ-UNIQ: the free queue has no block twice, its links agree, its length is its counter."""
+    """FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters."""
     for tier, pool, _ in pools(state):
-        order: list[int] = []
-        queue = pool.queue
-        block = queue.following[queue.sentinel]
-        while block != queue.sentinel and len(order) <= pool.num_blocks:
-            order.append(block)
-            if queue.following[queue.preceding[block]] != block:
-                yield f"{tier} links around block {block} disagree"
-            block = queue.following[block]
-        if len(order) != len(set(order)) or len(order) != queue.length:
-            yield f"{tier} free queue {order} counts {queue.length}"
+        seen: set[int] = set()
+        queues = [pool.queue]
+        queues += [] if pool.quarantine is None else [pool.quarantine.queue]
+        for queue in queues:
+            order: list[int] = []
+            block = queue.following[queue.sentinel]
+            while block != queue.sentinel and len(order) <= pool.num_blocks:
+                order.append(block)
+                if queue.following[queue.preceding[block]] != block:
+                    yield f"{tier} links around block {block} disagree"
+                block = queue.following[block]
+            if len(order) != len({*order} - seen) or len(order) != queue.length:
+                yield f"{tier} free queue {order} counts {queue.length}"
+            seen.update(order)
 
 
 def null_block(state: State) -> Iterator[str]:
     """NULL: the null block is not free, and has no key, no owner and no pin."""
     pool = state.device
     for block in range(pool.first_block):
-        if block in set(pool.queue):
+        if block in {*pool.queue, *(pool.quarantine or ())}:
             yield "the null block is in the free queue"
         if pool.keys[block] is not None:
             yield "the null block has a key"
@@ -112,12 +116,55 @@ def index_complete(state: State) -> Iterator[str]:
 
 
 def leak(state: State) -> Iterator[str]:
-    """LEAK: without requests and pins every usable block is free."""
+    """LEAK: without requests, pins and unfinished batches every usable block is free."""
     if len(state.requests):
         return
     for tier, pool, _ in pools(state):
-        if not pool.pins and pool.num_free != pool.num_usable:
+        waits = pool.pins or state.unfinished or _used_by(pool, state.batch.number)
+        if not waits and pool.num_free != pool.num_usable:
             yield f"{tier} tier has {pool.num_free} of {pool.num_usable} blocks free"
+
+
+def _used_by(pool: BlockPool, number: int) -> bool:
+    """Whether a batch uses a quarantined block."""
+    waiting = pool.quarantine
+    return waiting is not None and any(number in waiting.busy.get(b, ()) for b in waiting)
+
+
+def quarantine(state: State) -> Iterator[str]:
+    """QUARANTINE: a block waits without owner exactly while an unfinished batch uses it."""
+    numbers = {batch.number for batch in state.unfinished} | {state.batch.number}
+    for tier, pool, _ in pools(state):
+        if pool.quarantine is None:
+            continue
+        waiting, busy = set(pool.quarantine), pool.quarantine.busy
+        for block, users in busy.items():
+            if not users or users - numbers:
+                yield f"{tier} block {block} is used by batches {sorted(users)}, not {numbers}"
+            if pool.ref_counts[block] == 0 and block not in waiting:
+                yield f"{tier} block {block} is free and used by batches {sorted(users)}"
+        for block in waiting - set(busy):
+            yield f"{tier} block {block} waits for no batch"
+
+
+def in_flight(state: State) -> Iterator[str]:
+    """IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone."""
+    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
+        yield f"batches {numbers} are unfinished or open, {state.config.max_in_flight} may be"
+    for batch in state.unfinished:
+        for request_id, mark in batch.marks.items():
+            name = f"batch {batch.number} remembers request {request_id!r}"
+            request = state.requests.get(request_id)
+            if request is None:
+                yield f"{name}, which is not known"
+            elif any(h > len(t) for h, t in zip(mark.held, request.tables, strict=True)):
+                yield f"{name} with {mark.held} blocks, its tables are shorter"
+            if mark.restore > mark.before:
+                yield f"{name}: restores {mark.restore} of {mark.before} tokens"
+    for request_id in state.batch.marks:
+        if request_id not in state.requests:
+            yield f"the open batch remembers request {request_id!r}, which is not known"
 
 
 def rows(state: State) -> Iterator[str]:
@@ -191,6 +238,8 @@ PROPERTIES: dict[str, Property] = {
     "PARTITION": partition,
     "FQ-UNIQ": queue_unique,
     "NULL": null_block,
+    "QUARANTINE": quarantine,
+    "IN-FLIGHT": in_flight,
     "IDX-SOUND": index_sound,
     "IDX-COMPLETE": index_complete,
     "LEAK": leak,

@@ -235,8 +235,16 @@ class KVCacheManager:
         self._core.complete_operation(operation, done)
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch."""
+        """Close and number the open batch; with `max_in_flight` it stays unfinished."""
         return self._core.take_batch()
+
+    def complete(self, batch: int) -> None:
+        """Finish the oldest unfinished batch, by its number: its forward pass has run."""
+        self._core.complete(batch)
+
+    def cancel(self, batch: int) -> None:
+        """Take back an unfinished batch, all later ones and the open one, executed or not."""
+        self._core.cancel(batch)
 
     def take_events(self) -> Events:
         """Hand out the events since the last call; their objects are made when they are read."""
@@ -295,8 +303,13 @@ class KVCacheManager:
         return self._core.status(request_id)
 
     @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The numbers of the unfinished batches, oldest first."""
+        return self._core.in_flight
+
+    @property
     def num_free_blocks(self) -> int:
-        """Device blocks without owner."""
+        """Device blocks in the free queue."""
         return self._core.num_free_blocks
 
     @property

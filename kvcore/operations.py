@@ -157,6 +157,7 @@ def start(draft: Draft, operation: Operation) -> int:
     draft.next_operation = number + 1 if number < MAX_OPERATION else 0
     draft.operations = draft.operations.set(number, operation)
     draft.device.pin(operation.block)
+    draft.device.use(operation.block, draft.batch.number)
     return number
 
 
@@ -191,4 +192,4 @@ def finish_load(draft: Draft, request: RequestState, operation: Operation, done:
         return
     cut_tables(draft, attrs.evolve(request, load_end=0), end)
     settled = draft.request(request.request_id)
-    publish_blocks(draft, settled, settled.num_accepted)
+    publish_blocks(draft, settled, settled.num_accepted, final=True)

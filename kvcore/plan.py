@@ -104,9 +104,7 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
     reserve = asked.reserved_blocks
     if not any(request.tables):
         reserve += draft.config.watermark_blocks
-    queued = sum(
-        draft.device.ref_counts[b] == 0 for ids in hits for b in ids if not draft.is_null(b)
-    )
+    queued = sum(draft.device.is_queued(b) for ids in hits for b in ids if not draft.is_null(b))
     fixed = queued + sum(rewrite.shared for rewrite in rewrites)
     if asked.full_sequence_must_fit:
         needed, most = gate_need(draft, request, asked, hits, lengths)

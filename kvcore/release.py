@@ -25,6 +25,7 @@ from kvcore.state import (
     State,
     transition,
 )
+from kvcore.unfinished import let_go, shorten
 from kvcore.values import Outcome
 
 
@@ -124,6 +125,8 @@ def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
         table = request.tables[index]
         keep = draft.num_kept(index, table, num_tokens)
         if len(table) > keep:
+            let_go(draft, request, index, range(keep, len(table)))
+            shorten(draft, request.request_id, index, keep)
             held = (block for block in table[keep:][::-1] if not draft.is_null(block))
             draft.device.release(list(held))
             draft.effects.emit(CutTable(request.row, index, keep))

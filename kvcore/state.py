@@ -27,6 +27,7 @@ from kvcore.events import Event
 from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.groups import skipped_blocks
 from kvcore.hashing import make_key, root_hash
+from kvcore.unfinished import Given, Mark, Unfinished
 from kvcore.values import Outcome, PrefixCacheStats, Status
 
 T = TypeVar("T")
@@ -139,12 +140,17 @@ class Operation:
 
 @attrs.frozen
 class OpenBatch:
-    """The batch that is being filled."""
+    """The batch that is being filled.
+
+    marks: what it does to requests, and given: what it publishes, where batches are remembered.
+    """
 
     number: int
     commands: PVector[Command] = attrs.field(factory=pvector)
     records: Map[str, BatchRecord] = attrs.field(factory=Map)
     merges: PVector[Merge] = attrs.field(factory=pvector)
+    marks: Map[str, Mark] = attrs.field(factory=Map)
+    given: PVector[Given] = attrs.field(factory=pvector)
 
 
 @attrs.frozen
@@ -152,7 +158,8 @@ class State:
     """Everything that a manager knows.
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
-    order in which they were given back. events, new_blocks (a group): not yet drained.
+    order in which they were given back. events, new_blocks (a group): not yet drained. unfinished:
+    taken batches that are neither completed nor cancelled, oldest first.
     """
 
     config: Config
@@ -167,15 +174,22 @@ class State:
     new_blocks: tuple[PVector[int], ...]
     operations: Map[int, Operation] = attrs.field(factory=Map)
     next_operation: int = 0
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 def make_state(config: Config) -> State:
     """The empty state of a configuration."""
-    hosts = config.num_host_blocks
+    hosts, waits = config.num_host_blocks, config.max_in_flight > 0
+    device = make_pool(
+        config.num_blocks,
+        null_block=config.null_block,
+        eviction=config.eviction,
+        quarantine=waits,
+    )
     return State(
         config=config,
-        device=make_pool(config.num_blocks, null_block=config.null_block, eviction=config.eviction),
-        host=make_pool(hosts, eviction=config.eviction) if hosts else None,
+        device=device,
+        host=make_pool(hosts, eviction=config.eviction, quarantine=waits) if hosts else None,
         requests=Map(),
         rows=pvector(),
         free_rows=pvector(),
@@ -190,8 +204,9 @@ class Draft:
     """A state inside a transition: changed in place, frozen at the end."""
 
     __slots__ = (
-        *("batch", "config", "device", "effects", "free_rows", "host", "new_blocks"),
-        *("next_operation", "operations", "records", "requests", "rows", "state", "stats"),
+        *("batch", "config", "device", "effects", "free_rows", "given", "host", "marks"),
+        *("new_blocks", "next_operation", "operations", "records", "requests", "rows", "state"),
+        *("stats", "unfinished"),
     )
 
     def __init__(self, state: State) -> None:
@@ -205,6 +220,9 @@ class Draft:
         self.free_rows = state.free_rows
         self.batch = state.batch
         self.records = state.batch.records
+        self.marks = state.batch.marks
+        self.given = state.batch.given
+        self.unfinished = list(state.unfinished)
         self.stats = state.stats
         self.new_blocks = state.new_blocks
         self.operations = state.operations
@@ -217,6 +235,8 @@ class Draft:
             self.batch.commands.extend(self.effects.commands),
             self.records,
             self.batch.merges,
+            self.marks,
+            self.given,
         )
         return State(
             self.config,
@@ -231,6 +251,7 @@ class Draft:
             self.new_blocks,
             self.operations,
             self.next_operation,
+            tuple(self.unfinished),
         )
 
     def request(self, request_id: str) -> RequestState:
@@ -289,9 +310,10 @@ class Draft:
         return block < self.device.first_block
 
     def num_pending(self) -> int:
-        """Blocks that unfinished operations alone hold: they come back when those end."""
+        """Blocks that come back when operations or batches end: none but those use them."""
         held = Counter(operation.block for operation in self.operations.values())
-        return sum(self.device.ref_counts[block] == count for block, count in held.items())
+        alone = sum(self.device.ref_counts[block] == count for block, count in held.items())
+        return alone + self.device.num_quarantined
 
     def num_settled(self, request: RequestState) -> int:
         """Tokens that the request had computed before the open batch, drafts aside; 0 where the

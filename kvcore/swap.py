@@ -27,6 +27,7 @@ from kvcore.state import (
     State,
     transition,
 )
+from kvcore.unfinished import mark
 from kvcore.values import Outcome, Reason, Refused, Status
 
 
@@ -48,12 +49,14 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
         check_leaving(draft, requests)
         blocks = list(dict.fromkeys(block for each in requests for block in kept(draft, each)))
         if len(blocks) > host.num_free:
-            return refuse(host, len(blocks))
+            return refuse(host, len(blocks), pending=host.num_quarantined)
         for request in requests:
             leave_open_batch(draft, request)
         targets = dict(zip(blocks, host.take(len(blocks)), strict=True))
         for block, target in targets.items():
             draft.effects.emit(SwapOut(block, target))
+            draft.device.use(block, draft.batch.number)
+            host.use(target, draft.batch.number)
         move_out(draft, ids, targets)
         return None
 
@@ -76,7 +79,7 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
                 raise NotSwapped(request=repr(request.request_id))
         hits = find_hits(draft, requests)
         found = set(hits.values()) - {None}
-        in_queue = sum(draft.device.ref_counts[block] == 0 for block in found if block is not None)
+        in_queue = sum(draft.device.is_queued(block) for block in found if block is not None)
         num_copied = sum(block is None for block in hits.values())
         needed, watermark = num_copied + in_queue, draft.config.watermark_blocks
         if needed + watermark > draft.device.num_free:
@@ -120,6 +123,7 @@ def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> N
                     owned.add(block)
             tables.append(pvector(ids))
         cut_tables(draft, request, 0)
+        mark(draft, request_id, 0, 0)
         moved = draft.request(request_id)
         if num_computed:
             moved = attrs.evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
@@ -158,6 +162,8 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
     copies = dict(zip(sources, draft.device.take(len(sources)), strict=True))
     for host_block, block in copies.items():
         draft.effects.emit(SwapIn(host_block, block))
+        draft.device.use(block, draft.batch.number)
+        draft.host_tier().use(host_block, draft.batch.number)
     owned: set[int] = set()
     for request in requests:
         tables, num_cached = [], []
@@ -174,6 +180,7 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
             tables.append(pvector(ids))
             num_cached.append(num_published(draft, request, group, ids))
         release_host(draft, request)
+        mark(draft, request.request_id, 0, 0)
         back = attrs.evolve(
             draft.request(request.request_id),
             num_computed=request.num_computed,

@@ -16,6 +16,7 @@ from kvcore.commands import SetTable
 from kvcore.errors import BeyondComputed
 from kvcore.groups import skipped_blocks
 from kvcore.state import NULL_BLOCK, Draft, RequestState, State, transition
+from kvcore.unfinished import let_go, mark, replace, users
 from kvcore.values import Outcome
 
 
@@ -70,20 +71,35 @@ def plan_trims(draft: Draft, request: RequestState, seen_from: int) -> tuple[Tri
 
 
 def num_freed(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> int:
-    """Blocks that the trims would leave without owner."""
-    blocks = (request.tables[t.group][p] for t in trims for p in range(t.first, t.end))
-    return sum(draft.device.ref_counts[block] == 1 for block in blocks)
+    """Blocks that the trims would give to the free queue."""
+    return sum(
+        _comes_back(draft, request, trim.group, position)
+        for trim in trims
+        for position in range(trim.first, trim.end)
+    )
+
+
+def _comes_back(draft: Draft, request: RequestState, group: int, position: int) -> bool:
+    """Whether a block that a table lets go would join the free queue at once."""
+    block = request.tables[group][position]
+    if draft.device.ref_counts[block] != 1 or draft.device.is_busy(block):
+        return False
+    return not users(draft, request.request_id, group, position)
 
 
 def apply_trims(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
     """The request with the null block in these places; the blocks are released, highest first."""
+    if trims:
+        mark(draft, request.request_id, request.num_computed, 0)
     tables = list(request.tables)
     for trim in trims:
         table = tables[trim.group]
+        let_go(draft, request, trim.group, range(trim.first, trim.end))
         draft.device.release(table[trim.first : trim.end][::-1])
         changed = table.evolver()
         for position in range(trim.first, trim.end):
             changed[position] = NULL_BLOCK
+            replace(draft, request.request_id, trim.group, position)
             draft.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
         tables[trim.group] = changed.persistent()
     return attrs.evolve(request, tables=tuple(tables)) if trims else request
