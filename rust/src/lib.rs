@@ -14,6 +14,7 @@ pub mod asked;
 pub mod batch;
 pub mod block_pool;
 pub mod caching;
+pub mod check;
 pub mod commands;
 pub mod config;
 pub mod decode;
