@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies batches: kvcore's commands to cache tensors and block tables.
 
-Rules: batches come in number order, each exactly once (CMD-ONCE). A batch is checked whole before
+Rules: batches come in number order, each exactly once (CMD-ONCE); cancelled ones may be left out
+(`skip`). A batch is checked whole before
 anything changes. Its meaning is program order; copies run segment by segment (segments.py), table
 changes, which do not depend on contents, at once. Stores and loads are operations of their own,
 whose ends are handed out by `take_finished`: one that fails is no error of the batch. In guard mode
@@ -30,7 +31,12 @@ from kvcore.commands import (
     Touch,
 )
 from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import BatchOutOfOrder, NoTier, UnsupportedCommand
+from kvcore_runtime.cache_errors import (
+    BatchOutOfOrder,
+    NoTier,
+    NotSkipped,
+    UnsupportedCommand,
+)
 from kvcore_runtime.copies import check_blocks
 from kvcore_runtime.guard import Guard
 from kvcore_runtime.segments import (
@@ -63,7 +69,7 @@ class Runtime:
 
     kept: what each cache group keeps for a query, everything if not said; guard mode takes what is
     behind for not read. external: where stores and loads go. next_number: the first batch to come;
-    a new manager's is 0.
+    a new manager's is 0. null_block: whether block 0 is kvcore's null block.
     """
 
     def __init__(
@@ -74,13 +80,14 @@ class Runtime:
         kept: Sequence[Visibility] = (),
         external: ExternalTier | None = None,
         next_number: int = 0,
+        null_block: bool = True,
     ) -> None:
         self.cache = cache
         self.tables = tables
         self.external = external
         self.next_number = next_number
         self._finished: list[Finished] = []
-        self.guard = Guard(cache, kept) if cache.guard else None
+        self.guard = Guard(cache, kept, null_block=null_block) if cache.guard else None
 
     @property
     def slots(self) -> Tensor:
@@ -112,6 +119,17 @@ class Runtime:
             run(self.cache, moves)
         self.tables.commit(planned)
         self.next_number += 1
+
+    def skip(self, next_number: int) -> None:
+        """Take note that the next batch is this one: those before it that did not come, or that
+        were stopped half-way by an error, are cancelled.
+
+        The first batch after a `cancel` names the whole table of each row that they touched. Raises
+        NotSkipped where it would go backward.
+        """
+        if next_number < self.next_number:
+            raise NotSkipped(number=next_number, expected=self.next_number)
+        self.next_number = next_number
 
     def take_finished(self) -> list[Finished]:
         """Hand out the stores and loads that are over, done or failed, since the last call."""
@@ -153,7 +171,7 @@ class Runtime:
         self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int
     ) -> None:
         waiting = iter(transfers)
-        for kind, segment, a, b, c, _ in columns.t().tolist():
+        for kind, segment, a, b, c, d in columns.t().tolist():
             if kind in COPYING or kind in TRANSFERS:
                 move = _move(kind, segment, a, b, c)
                 guard.before(kind, move.a, move.b, number)
@@ -161,7 +179,7 @@ class Runtime:
                     run_program_order(self.cache, [move])
                 else:
                     self._transfer([next(waiting)])
-            guard.after(kind, a, b)
+            guard.after(kind, d if kind == SetTable.kind else a, b)
 
     def _run_by_segment(
         self, run: Run, moves: Sequence[Copying], transfers: Sequence[Transfer]

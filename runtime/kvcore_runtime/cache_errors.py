@@ -152,6 +152,27 @@ class StaleRead(CacheError):
     message = "step {step}, request {request}: reads block {block}: {reason}"
 
 
+class WrongContent(CacheError):
+    """A read of what another request, or another position, wrote."""
+
+    message = (
+        "step {step}, request {request}: group {group}, block {block} does not hold position "
+        "{position}"
+    )
+
+
+class TablesDiffer(CacheError):
+    """A row's table is not what the manager's state says."""
+
+    message = "row {row}, group {group}: the table is {found}, expected {expected}"
+
+
+class NotSkipped(CacheError):
+    """Batches can be skipped only forward."""
+
+    message = "batch {number} cannot be the next one, {expected} is"
+
+
 class UnownedWrite(CacheError):
     """A command writes a block that nobody owns."""
 

@@ -61,7 +61,7 @@ def make_runtime(
         num_groups=groups.num_groups,
         device=model.device,
     )
-    return Runtime(cache, tables, kept=groups.kept), groups
+    return Runtime(cache, tables, kept=groups.kept, null_block=config.null_block), groups
 
 
 class Forward:

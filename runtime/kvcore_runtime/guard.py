@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guard mode: knows from the commands alone what each block may be read for, and poisons the rest.
 
-Rules: a device block has an owner from Allocate or Touch to Free, and a key after Free(cached) to
-Evict or EvictAll; what has neither is filled with NaN at the command that brings it there (design,
-section 7, item 9), and so is a newly allocated block, whose content is undefined. Such fills are
-writes: commands come one at a time, in program order. A forward pass may read owned blocks only; a
-copy may also read cached ones. A host block may be read once a SwapOut wrote it. What lies behind a
-group's window is not read: there the table may name any block, and names the null block, which
-nobody owns, so that reading it is found like any stale read.
+Rules: a device block has an owner from Allocate, Touch or SetTable to Free, and a key after
+Free(cached) to Evict or EvictAll; what has neither is filled with NaN at the command that brings it
+there (design, section 7, item 9), and so is a newly allocated block, whose content is undefined.
+Such fills are writes: commands come one at a time, in program order. A forward pass may read owned
+blocks only; a copy may also read cached ones. A host block may be read once a SwapOut wrote it.
+What lies behind a group's window is not read: there the table may name any block, and names the
+null block, which nobody owns, so that reading it is found like any stale read. A table names only
+what its request owns; after a cancelled batch, whose commands may never have come, that is how the
+owner is known.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from kvcore.commands import (
     EvictAll,
     Free,
     Load,
+    SetTable,
     Store,
     SwapIn,
     SwapOut,
@@ -34,7 +37,7 @@ from kvcore.commands import (
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import StaleRead, UnownedWrite
 from kvcore_runtime.copies import fill_pages
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.tables import PADDING_BLOCK, BlockTables
 from kvcore_runtime.visibility import FULL, Visibility
 
 _READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
@@ -45,11 +48,15 @@ class Guard:
     """Owners and keys of one cache's blocks, as the commands seen so far say.
 
     kept: what each cache group keeps for a query, everything if not said. owned, keyed:
-    [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU.
+    [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU. null_block: whether
+    block 0 is kvcore's null block.
     """
 
-    def __init__(self, cache: Cache, kept: Sequence[Visibility] = ()) -> None:
+    def __init__(
+        self, cache: Cache, kept: Sequence[Visibility] = (), *, null_block: bool = True
+    ) -> None:
         self._cache = cache
+        self._null = PADDING_BLOCK if null_block else None
         self._kept = tuple(kept) or (FULL,) * len(cache.groups)
         self.owned = torch.zeros(cache.num_blocks, dtype=torch.bool)
         self.keyed = torch.zeros(cache.num_blocks, dtype=torch.bool)
@@ -71,11 +78,14 @@ class Guard:
                 raise UnownedWrite(step=step, command=_WRITES[kind], block=block)
 
     def after(self, kind: int, a: int, b: int) -> None:
-        """Take note of a command that was carried out, and poison what nobody may read any more."""
+        """Take note of a command that was carried out, and poison what nobody may read any more.
+
+        a: of SetTable the block.
+        """
         if kind == Allocate.kind:
             self.owned[a], self.keyed[a] = True, False
             self._poison([a])
-        elif kind == Touch.kind:
+        elif kind == Touch.kind or (kind == SetTable.kind and a != self._null):
             self.owned[a] = True
         elif kind == Free.kind:
             self.owned[a], self.keyed[a] = False, bool(b)

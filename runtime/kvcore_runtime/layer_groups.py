@@ -64,7 +64,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     Raises GroupsDoNotHoldModel where a layer has no group, a group no layer, or the layers of a
     visibility do not split evenly; UnequalPages where blocks of two groups differ in size.
     """
-    kept = [_kept(index, group) for index, group in enumerate(groups)]
+    kept = [kept_by(index, group) for index, group in enumerate(groups)]
     layers: list[list[int]] = [[] for _ in groups]
     for wanted in dict.fromkeys(visibilities):
         chosen = [index for index, each in enumerate(kept) if each == wanted]
@@ -95,8 +95,8 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     )
 
 
-def _kept(index: int, group: Group) -> Visibility:
-    """What a group keeps for a query."""
+def kept_by(index: int, group: Group) -> Visibility:
+    """What a group keeps for a query. index: the group's. Raises GroupsDoNotHoldModel."""
     match group.kind:
         case "full_attention":
             return FULL
