@@ -85,7 +85,7 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
 def check_in_flight(draft: Draft, number: object) -> None:
     """Raise NotInFlight unless this is the number of an unfinished batch."""
     numbers = [batch.number for batch in draft.unfinished]
-    if number not in numbers:
+    if not isinstance(number, int) or number not in numbers:
         known = ", ".join(map(str, numbers)) or "none"
         raise NotInFlight(
             batch=number if isinstance(number, int) else repr(number), unfinished=known

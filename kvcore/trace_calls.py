@@ -17,9 +17,11 @@ that. Twin: rust/src/trace_calls.rs.
     swap_out r0 r1             swap_in r0 r1              pin 3 4
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
     store 3 4                  load r0 8 [hit] [whole]    complete_operation 0 done|failed
-    take_batch                 take_events                take_stats
+    take_batch                 complete 3                 cancel 3
+    take_events                take_stats                 in_flight
     take_new_block_ids         new_step_starts
     queue, host_queue          free queues, front first
+    waiting, host_waiting      quarantined blocks, in the order of their release
     owners, keys               blocks that have any, by id
     table r0                   host_table r0              computed r0
     status r0                  row r0                     common r0
@@ -215,6 +217,15 @@ class Runner:
         num_segments = len(set(batch.column("segment")))
         return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
 
+    def complete(self, batch: str) -> None:
+        self.manager.complete(int(batch))
+
+    def cancel(self, batch: str) -> None:
+        self.manager.cancel(int(batch))
+
+    def in_flight(self) -> str:
+        return write_ids(self.manager.in_flight)
+
     def take_events(self) -> str:
         return f"{len(self.manager.take_events())} events"
 
@@ -233,6 +244,13 @@ class Runner:
     def host_queue(self) -> str:
         host = self.manager.state().host
         return write_ids(() if host is None else host.queue)
+
+    def waiting(self) -> str:
+        return write_ids(self.manager.state().device.quarantine or ())
+
+    def host_waiting(self) -> str:
+        host = self.manager.state().host
+        return write_ids(() if host is None else host.quarantine or ())
 
     def owners(self) -> str:
         counts = enumerate(self.manager.state().device.ref_counts)

@@ -54,6 +54,10 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("null_block", "yes", "must be True or False"),
     ("enable_events", None, "must be True or False"),
     ("hash_seed", "text", "must be bytes"),
+    ("max_in_flight", -1, "must be an integer of at least 0"),
+    ("max_in_flight", 63, "must be at most 62"),
+    ("max_in_flight", True, "must be an integer of at least 0"),
+    ("publish", "early", "must be one of scheduled, completed"),
 ]
 
 

@@ -18,18 +18,25 @@ from kvcore.calls import TRANSITIONS
 from kvcore.encode import encode
 from kvcore.errors import KvcoreError, UnknownRequest
 from tests.conftest import Backend
-from tests.unit import bad_allocations, bad_blocks, bad_drafts, bad_operations, bad_requests
+from tests.unit import (
+    bad_allocations,
+    bad_batches,
+    bad_blocks,
+    bad_drafts,
+    bad_operations,
+    bad_requests,
+)
 from tests.unit.misuse import Row, check_error
 from tests.unit.stories import unchanged
 
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
-    *(*bad_drafts.ROWS, *bad_operations.ROWS),
+    *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
 ]
 ALLOCATIONS = [row for row in ROWS if row.call.name == "allocate_slots"]
 # These take nothing that could be wrong.
 WITHOUT_ARGUMENTS = {
-    *("reset_prefix_cache", "take_batch", "take_events", "take_stats"),
+    *("reset_prefix_cache", "take_events", "take_stats"),
     *("take_new_block_ids", "new_step_starts"),
 }
 # These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py

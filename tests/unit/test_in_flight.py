@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches in flight: what is quarantined, what a completion publishes, what a cancel takes back.
+
+Expected values follow from the design, 7.2 to 7.4, with blocks of two tokens and the null block 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcore import CutTable, Evict, Free, Group, KVCacheManager, Refused, SetTable, Status
+from tests.conftest import Backend
+from tests.unit.stories import add, admit, blocks, drop, keyed, make, owners, queue, serve
+
+WINDOW = Group(2, kind="sliding_window", window=2)
+
+
+def fly(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManager:
+    """An empty manager that lets three batches be unfinished."""
+    options.setdefault("max_in_flight", 3)
+    return make(backend, num_blocks, **options)
+
+
+def waiting(manager: KVCacheManager) -> list[int]:
+    """The quarantined device blocks, in the order of their release."""
+    return list(manager.state().device.quarantine or ())
+
+
+def take(manager: KVCacheManager) -> int:
+    """Close the open batch; its number. Asserts every invariant."""
+    manager.check()
+    return manager.take_batch().number
+
+
+def land(manager: KVCacheManager) -> None:
+    """Close the open batch and complete all that are unfinished."""
+    take(manager)
+    for number in manager.in_flight:
+        manager.complete(number)
+    manager.check()
+
+
+def test_a_taken_batch_is_unfinished_until_it_is_completed(backend: Backend) -> None:
+    manager = fly(backend)
+    assert [take(manager), take(manager)] == [0, 1]
+    assert manager.in_flight == (0, 1)
+    manager.complete(0)
+    assert manager.in_flight == (1,)
+
+
+def test_a_released_block_waits_for_the_forward_pass_that_uses_it(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(5))
+    first = take(manager)
+    manager.free("a")
+    assert waiting(manager) == [3, 2, 1]
+    assert queue(manager) == [4, 5, 6, 7, 8, 9]
+    manager.complete(first)
+    assert waiting(manager) == []
+    assert queue(manager) == [4, 5, 6, 7, 8, 9, 3, 2, 1]
+
+
+def test_a_block_that_was_shared_waits_for_a_batch_of_the_one_who_left_first(
+    backend: Backend,
+) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(4))
+    land(manager)
+    manager.fork("a", "b")
+    manager.append(["a"], [7])
+    number = take(manager)  # schedules a alone: blocks 1, 2, 3
+    manager.free("a")
+    assert waiting(manager) == [3]
+    manager.free("b")  # never scheduled, but a's pass reads these
+    assert waiting(manager) == [3, 2, 1]
+    manager.complete(number)
+    assert waiting(manager) == []
+
+
+def test_a_block_that_the_batch_did_not_see_is_free_at_once(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(4))
+    take(manager)
+    manager.append(["a"], [4])  # block 3, in the open batch
+    manager.free("a")
+    assert waiting(manager) == [2, 1]
+    assert queue(manager)[-1] == 3
+
+
+def test_a_block_behind_a_cut_is_judged_anew(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(6))
+    number = take(manager)
+    manager.truncate("a", 3)
+    assert waiting(manager) == [3]
+    manager.add_tokens("a", [8, 9])
+    manager.allocate_slots("a", 2)  # position 2 of the table is block 4 now
+    assert blocks(manager, "a") == [1, 2, 4]
+    manager.free("a")
+    assert waiting(manager) == [3, 2, 1]
+    assert queue(manager)[-1] == 4
+    manager.complete(number)
+    assert queue(manager)[-4:] == [4, 3, 2, 1]
+
+
+def test_a_quarantined_block_can_be_hit_and_costs_no_free_block(backend: Backend) -> None:
+    manager = fly(backend, num_blocks=5)
+    serve(manager, "a", range(4))
+    take(manager)
+    manager.free("a")
+    add(manager, "b", range(6))
+    hit = manager.get_computed_blocks("b")
+    assert hit.num_tokens == 4
+    manager.allocate_slots("b", 2, hit, reserved_blocks=1)  # one of the two free blocks
+    assert blocks(manager, "b") == [1, 2, 3]
+    assert (waiting(manager), queue(manager)) == ([], [4])
+
+
+def test_a_refusal_counts_what_comes_back_with_batches(backend: Backend) -> None:
+    manager = fly(backend, num_blocks=5)
+    serve(manager, "a", range(5))
+    number = take(manager)
+    manager.free("a")
+    add(manager, "b", range(20, 25))
+    refused = manager.allocate_slots("b", 5)
+    assert isinstance(refused, Refused)
+    assert (refused.needed, refused.available, refused.pending) == (3, 1, 3)
+    manager.complete(number)
+    assert admit(manager, "b") == [4, 3, 2]
+
+
+def test_the_source_of_an_open_copy_waits(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(3))
+    land(manager)
+    manager.fork("a", "b")
+    manager.append(["b"], [9])  # block 2 is copied to block 3
+    assert blocks(manager, "b") == [1, 3]
+    drop(manager, "a")
+    assert waiting(manager) == [2]
+    number = take(manager)
+    manager.complete(number)
+    assert waiting(manager) == []
+
+
+def test_swapped_blocks_wait_on_both_sides(backend: Backend) -> None:
+    manager = fly(backend, num_host_blocks=2)
+    serve(manager, "a", range(3))
+    land(manager)
+    assert manager.swap_out(["a"]) is None
+    assert waiting(manager) == [2, 1]
+    assert manager.num_free_host_blocks == 0
+    land(manager)
+    assert waiting(manager) == []
+    manager.swap_in(["a"])  # block 1 is a hit, host block 1 is copied
+    host = manager.state().host
+    assert host is not None
+    assert list(host.quarantine or ()) == [1]
+    assert manager.num_free_host_blocks == 1
+    refused = manager.swap_out(["a"])
+    assert isinstance(refused, Refused)
+    assert (refused.needed, refused.available, refused.pending) == (2, 1, 1)
+    land(manager)
+    assert manager.num_free_host_blocks == 2
+
+
+def test_what_falls_behind_a_window_waits_and_is_not_counted_as_free(backend: Backend) -> None:
+    manager = fly(backend, num_blocks=4, groups=(WINDOW,))
+    serve(manager, "a", range(4))
+    take(manager)
+    manager.append(["a"], [4])  # position 0 is behind the window: block 1 goes, 3 comes
+    assert blocks(manager, "a") == [0, 2, 3]
+    assert waiting(manager) == [1]
+    take(manager)
+    manager.append(["a"], [5])  # block 2 goes
+    assert waiting(manager) == [1, 2]
+    take(manager)
+    refused = manager.append(["a"], [6]).refused  # every block is there, none is free
+    assert refused is not None
+    assert (refused.available, refused.pending) == (0, 2)
+
+
+def test_completion_publishes_what_no_later_batch_had_begun(backend: Backend) -> None:
+    manager = fly(backend, publish="completed")
+    add(manager, "a", range(7))
+    manager.allocate_slots("a", 3)
+    first = take(manager)
+    manager.allocate_slots("a", 2)
+    second = take(manager)
+    manager.allocate_slots("a", 2)  # from token 5 on, in the open batch
+    assert keyed(manager) == []
+    manager.complete(first)
+    assert keyed(manager) == [1]
+    manager.complete(second)
+    assert keyed(manager) == [1, 2]
+    land(manager)
+    assert keyed(manager) == [1, 2, 3]
+
+
+def test_completion_publishes_nothing_of_who_left(backend: Backend) -> None:
+    manager = fly(backend, publish="completed", num_host_blocks=4)
+    for name, start in (("freed", 0), ("swapped", 20), ("cut", 40), ("stays", 60)):
+        add(manager, name, range(start, start + 4))
+        manager.allocate_slots(name, 4)
+    number = take(manager)
+    manager.free("freed")
+    manager.swap_out(["swapped"])
+    manager.truncate("cut", 3)
+    manager.complete(number)
+    (first, second), (kept, _) = blocks(manager, "stays"), blocks(manager, "cut")
+    assert keyed(manager) == sorted([first, second, kept])
+
+
+def test_completion_publishes_through_a_forked_child(backend: Backend) -> None:
+    manager = fly(backend, publish="completed")
+    serve(manager, "a", range(4))
+    number = take(manager)
+    manager.fork("a", "b")
+    drop(manager, "a")
+    manager.complete(number)
+    assert keyed(manager) == blocks(manager, "b") == [1, 2]
+
+
+def test_completion_publishes_at_once_where_batches_are_never_in_flight(backend: Backend) -> None:
+    manager = fly(backend, publish="completed", max_in_flight=0)
+    serve(manager, "a", range(4))
+    assert keyed(manager) == []
+    manager.take_batch()
+    assert keyed(manager) == [1, 2]
+
+
+def test_delayed_caching_waits_for_its_call_though_the_batch_is_completed(
+    backend: Backend,
+) -> None:
+    manager = fly(backend, publish="completed")
+    add(manager, "a", range(5))
+    manager.allocate_slots("a", 1, None, num_external_computed_tokens=4, delay_cache_blocks=True)
+    land(manager)
+    assert keyed(manager) == []
+    manager.cache_blocks("a", 4)
+    assert keyed(manager) == [1, 2]
+
+
+def test_cache_blocks_waits_for_what_is_in_flight(backend: Backend) -> None:
+    manager = fly(backend, publish="completed")
+    add(manager, "a", range(4))
+    manager.allocate_slots("a", 2)
+    land(manager)
+    manager.allocate_slots("a", 2)
+    number = take(manager)
+    manager.cache_blocks("a", 4)
+    assert keyed(manager) == [1]
+    manager.complete(number)
+    assert keyed(manager) == [1, 2]
+
+
+def test_merging_waits_for_the_completion(backend: Backend) -> None:
+    manager = fly(backend, publish="completed", duplicates="merge")
+    for name in ("a", "b"):
+        add(manager, name, range(2))
+        manager.allocate_slots(name, 2)
+    number = take(manager)
+    assert (blocks(manager, "a"), blocks(manager, "b")) == ([1], [2])
+    manager.complete(number)
+    assert (blocks(manager, "a"), blocks(manager, "b")) == ([1], [1])
+    row = manager.get_row("b")
+    commands = list(manager.take_batch())
+    assert commands == [SetTable(row, 0, 0, 1), Free(2, False)]
+
+
+def test_cancel_takes_back_counts_keys_and_blocks_of_all_later_batches(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(3))
+    land(manager)
+    manager.append(["a"], [3])  # fills block 2
+    first = take(manager)
+    serve(manager, "b", [0, 1, 2, 3, 4])  # hits blocks 1 and 2
+    take(manager)
+    manager.append(["a", "b"], [4, 5])
+    assert keyed(manager) == [1, 2, 3]
+    manager.cancel(first)
+    assert manager.in_flight == ()
+    assert keyed(manager) == [1]
+    assert [manager.num_computed_tokens(each) for each in "ab"] == [3, 0]
+    assert (blocks(manager, "a"), manager.status("b")) == ([1, 2], Status.WAITING)
+    assert owners(manager, 1) == 1
+    land(manager)
+
+
+def test_a_cancel_sets_every_named_row_anew(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(4))
+    serve(manager, "b", range(20, 22))
+    land(manager)
+    serve(manager, "c", range(30, 32))
+    number = take(manager)
+    manager.append(["a"], [4])
+    key = manager.get_block_keys("c")[0][0]
+    drop(manager, "c")
+    manager.cancel(number)
+    batch = manager.take_batch()
+    assert batch.number == number + 2  # that of the open batch is not used again
+    assert list(batch) == [
+        *(Evict(4, key), Free(5, False), CutTable(0, 0, 2)),
+        *(CutTable(0, 0, 0), SetTable(0, 0, 0, 1), SetTable(0, 0, 1, 2), CutTable(2, 0, 0)),
+    ]
+
+
+def test_a_cancel_brings_nothing_back_that_was_freed_or_evicted(backend: Backend) -> None:
+    manager = fly(backend, num_blocks=4)
+    serve(manager, "a", range(4))
+    land(manager)
+    drop(manager, "a")
+    serve(manager, "b", range(20, 26))  # evicts both blocks
+    number = take(manager)
+    manager.cancel(number)
+    assert keyed(manager) == []
+    assert manager.num_free_blocks == 3
+
+
+def test_a_cancel_keeps_a_key_that_another_batch_gave(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(2))
+    take(manager)
+    serve(manager, "b", range(20, 22))
+    second = take(manager)
+    manager.cancel(second)
+    assert keyed(manager) == blocks(manager, "a")
+
+
+def test_a_request_falls_behind_a_block_that_was_copied_on_write(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(4))
+    land(manager)
+    manager.fork("a", "b")
+    manager.truncate("b", 3)
+    land(manager)
+    manager.append(["b"], [9])  # block 2 holds token 2 too, and is copied
+    number = take(manager)
+    manager.cancel(number)
+    assert manager.num_computed_tokens("b") == 2
+    assert blocks(manager, "b") == [1]
+
+
+def test_a_swap_that_is_cancelled_starts_the_request_anew(backend: Backend) -> None:
+    manager = fly(backend, num_host_blocks=4)
+    serve(manager, "a", range(3))
+    serve(manager, "b", range(20, 23))
+    land(manager)
+    manager.swap_out(["b"])
+    land(manager)
+    manager.swap_out(["a"])
+    manager.swap_in(["b"])
+    number = take(manager)
+    manager.cancel(number)
+    for name in "ab":
+        assert manager.num_computed_tokens(name) == 0
+        assert manager.status(name) is Status.WAITING
+    assert manager.num_free_host_blocks == 4
+
+
+def test_a_window_that_was_given_back_starts_the_request_anew(backend: Backend) -> None:
+    manager = fly(backend, groups=(WINDOW,))
+    serve(manager, "a", range(4))
+    land(manager)
+    manager.append(["a"], [4])
+    number = take(manager)
+    manager.cancel(number)
+    assert manager.num_computed_tokens("a") == 0
+    assert manager.num_free_blocks == 9
+
+
+def test_a_forked_child_falls_with_its_parent(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(2))
+    land(manager)
+    manager.append(["a"], [2])
+    number = take(manager)
+    manager.fork("a", "b")
+    assert manager.num_computed_tokens("b") == 3
+    manager.cancel(number)
+    assert manager.num_computed_tokens("b") == 2
+    assert blocks(manager, "b") == [1]
+
+
+def test_leaving_the_open_batch_leaves_what_it_remembers(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(4))
+    land(manager)
+    manager.fork("a", "b")
+    manager.truncate("b", 3)
+    number = take(manager)
+    manager.append(["b"], [9])  # copies block 2
+    manager.truncate("b", 3)  # leaves the batch; the copy stays in it
+    manager.cancel(number)
+    assert manager.num_computed_tokens("b") == 2
+
+
+def test_a_removed_request_is_forgotten_though_its_name_comes_again(backend: Backend) -> None:
+    manager = fly(backend)
+    serve(manager, "a", range(2))
+    number = take(manager)
+    drop(manager, "a")
+    add(manager, "a", range(40, 44))
+    manager.cancel(number)
+    assert manager.num_tokens("a") == 4
+    assert manager.status("a") is Status.WAITING
+
+
+def test_the_loads_of_a_cancelled_batch_are_abandoned_and_hold_their_blocks(
+    backend: Backend,
+) -> None:
+    manager = fly(backend, num_blocks=5)
+    add(manager, "a", range(5))
+    first, second = manager.load("a", 4)
+    number = take(manager)
+    manager.cancel(number)
+    assert manager.status("a") is Status.WAITING
+    assert queue(manager) == [3, 4]
+    refused = manager.allocate_slots("a", 5)
+    assert isinstance(refused, Refused)
+    assert (refused.available, refused.pending) == (2, 2)
+    manager.complete_operation(first, False)
+    manager.complete_operation(second, True)
+    assert keyed(manager) == []
+    assert admit(manager, "a") == [3, 4, 1]
+
+
+@pytest.mark.parametrize("publish", ["scheduled", "completed"])
+def test_a_cancelled_step_can_be_made_again(publish: str, backend: Backend) -> None:
+    manager = fly(backend, publish=publish)
+    serve(manager, "a", range(5))
+    manager.cancel(take(manager))
+    assert admit(manager, "a") == blocks(manager, "a")
+    land(manager)
+    assert len(keyed(manager)) == 2
