@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from kvcore.check.mutants import MUTANTS
 from kvcore.check.search import EDGE_PROPERTIES
 from kvcore.invariants import PROPERTIES
-from tests.explore.all_mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded bugs: each puts one mistake into the production transitions, for a property to find."""
+
+from __future__ import annotations
+
+from kvcore.check.mutants import (
+    contents,
+    index,
+    owners,
+    progress,
+    requests,
+    tiers,
+    windows,
+)
+from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
+
+FILES = (index, owners, contents, windows, tiers, requests, progress)
+
+__all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

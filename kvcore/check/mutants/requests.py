@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded bugs of requests: their counts, rows, drafts and records.
+
+Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from kvcore import allocate, asked, calls, plan, release, truncate
+from kvcore.check.mutants.seeding import Patcher, after, mutant, put
+from kvcore.check.mutants.worlds import BASIC, DRAFTS, ONE, PAIRS
+from kvcore.requests import extend
+from kvcore.state import Draft, RequestState
+
+
+@mutant(ONE, "COMPUTED")
+def m_append_forgets_its_token(patcher: Patcher) -> None:
+    """A slot is scheduled for a token that the request does not get."""
+    patcher.setattr(allocate, "extend", lambda _draft, request, _tokens: request)
+    patcher.setattr(asked, "check_length", lambda *_: None)
+
+
+@mutant(ONE, "ROWS")
+def m_remove_keeps_row(patcher: Patcher) -> None:
+    """The row of a request that has gone is not given back."""
+
+    def keep(before: Any, removed: Any, _name: str) -> Any:
+        return attrs.evolve(removed, free_rows=before.free_rows)
+
+    after(patcher, "remove_request", keep)
+
+
+@mutant(PAIRS, "OPEN-BATCH")
+def m_record_survives_leaving(patcher: Patcher) -> None:
+    """The open batch remembers a request that has left it."""
+    leave = release.leave_open_batch
+
+    def leave_record(draft: Draft, request: RequestState) -> None:
+        records = draft.records
+        leave(draft, request)
+        draft.records = records
+
+    patcher.setattr(release, "leave_open_batch", leave_record)
+
+
+@mutant(PAIRS, "COMPUTED-RULE")
+def m_leaving_keeps_count(patcher: Patcher) -> None:
+    """A request that is cut in mid-step still counts what the step will not write."""
+
+    def leave_counted(draft: Draft, request: RequestState) -> None:
+        if request.request_id in draft.records:
+            draft.records = draft.records.delete(request.request_id)
+
+    patcher.setattr(truncate, "leave_open_batch", leave_counted)
+
+
+@mutant(BASIC, "ATOMIC-FAIL")
+def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
+    """A refused call changes the statistics."""
+
+    def refuse_counted(draft: Draft, asked: Any) -> Any:
+        planned = plan.plan_allocation(draft, asked)
+        if isinstance(planned, plan.Refusal):
+            draft.stats = draft.stats.observe(1, 0, preempted=False)
+        return planned
+
+    patcher.setattr(allocate, "plan_allocation", refuse_counted)
+
+
+@mutant(DRAFTS, "REQ-HASH")
+def m_drafts_are_hashed(patcher: Patcher) -> None:
+    """Drafts are hashed as if they were tokens."""
+
+    def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
+        request = drafted.requests[name]
+        longer = extend(Draft(drafted), request, list(request.drafts))
+        return put(drafted, attrs.evolve(request, block_hashes=longer.block_hashes))
+
+    after(patcher, "add_drafts", hash_drafts)
+
+
+@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE")
+def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
+    """Rejected drafts still count as computed."""
+
+    def keep(before: Any, accepted: Any, name: str) -> Any:
+        count = before.requests[name].num_computed
+        return put(accepted, attrs.evolve(accepted.requests[name], num_computed=count))
+
+    accept = calls.TRANSITIONS["accept"]
+
+    def accept_all(where: Any, name: str, num_accepted: int) -> Any:
+        outcome = accept(where, name, num_accepted)
+        return attrs.evolve(outcome, state=keep(where, outcome.state, name))
+
+    patcher.setitem(calls.TRANSITIONS, "accept", accept_all)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a seeded bug is written down, and the ways to put one in.
+
+Rules: a seeded bug is a function that patches the production transitions through a `Patcher`, with
+the world in which it shows, and the properties that must find it, each on its own. Its docstring
+says in one line what goes wrong. A patch keeps nothing between calls: an exploration tries calls in
+an order that is no run's. Twin: rust/src/check/mutants.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+
+from kvcore import calls
+from kvcore.check.actions import World
+from kvcore.commands import Command
+from kvcore.effects import Effects
+from kvcore.state import RequestState
+
+
+class Patcher:
+    """Puts things in the places of others; the old ones come back at its end."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def setattr(self, owner: Any, name: str, value: Any) -> None:
+        """Put an attribute in the place of one that is there."""
+        old = vars(owner)[name]
+        self._undo.append(lambda: setattr(owner, name, old))
+        setattr(owner, name, value)
+
+    def setitem(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        """Put an item in the place of one that is there."""
+        old = mapping[key]
+        self._undo.append(lambda: mapping.update({key: old}))
+        mapping[key] = value
+
+    def undo(self) -> None:
+        """Put all old things back, the last one first."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+Patch = Callable[[Patcher], None]
+
+
+@attrs.frozen(kw_only=True)
+class Mutant:
+    """A seeded bug, where it shows, and what must find it.
+
+    rows: of the catalogue that it stands for. world: where each property of `broken` finds it, on
+    its own. shows: where a property of what users can observe finds it. costs: why none does,
+    where nothing but the number of hits changes.
+    """
+
+    name: str
+    sentence: str
+    patch: Patch
+    world: World
+    broken: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    shows: World | None = None
+    costs: str | None = None
+    trace: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(
+    where: World,
+    *broken: str,
+    rows: tuple[int, ...] = (),
+    shows: World | None = None,
+    costs: str | None = None,
+    trace: str | None = None,
+) -> Callable[[Patch], Patch]:
+    """Add a patch to the mutants."""
+
+    def add(patch: Patch) -> Patch:
+        assert patch.__doc__ is not None, patch.__name__
+        MUTANTS.append(
+            Mutant(
+                name=patch.__name__,
+                sentence=" ".join(patch.__doc__.split()),
+                patch=patch,
+                world=where,
+                broken=broken,
+                rows=rows,
+                shows=None if costs is not None else shows or where,
+                costs=costs,
+                trace=trace,
+            )
+        )
+        return patch
+
+    return add
+
+
+def without(patcher: Patcher, *kinds: type[Command]) -> None:
+    """Keep commands of these kinds out of batches."""
+    emit = Effects.emit
+
+    def emit_some(self: Effects, command: Command) -> None:
+        if not isinstance(command, kinds):
+            emit(self, command)
+
+    patcher.setattr(Effects, "emit", emit_some)
+
+
+def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -> None:
+    """Change the state that a transition gives: change(before, after, its first argument)."""
+    transition = calls.TRANSITIONS[name]
+
+    def changed(before: Any, *args: Any, **options: Any) -> Any:
+        outcome = transition(before, *args, **options)
+        first = args[0] if args else None
+        return attrs.evolve(outcome, state=change(before, outcome.state, first))
+
+    patcher.setitem(calls.TRANSITIONS, name, changed)
+
+
+def put(where: Any, request: RequestState) -> Any:
+    """A state with a request's form in the place of its old one."""
+    return attrs.evolve(where, requests=where.requests.set(request.request_id, request))

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small worlds in which seeded bugs show.
+
+Rules: each is as small as its bugs allow, so that the shortest run to a bug is found in a moment.
+Blocks hold two tokens unless groups say otherwise, and are counted without the null block. Twin:
+none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.actions import BASIC_CALLS, World
+from kvcore.config import Config
+from kvcore.extra_keys import LoRA
+from kvcore.groups import Group
+
+SEED = b"explored"
+FULL = Group(2)
+SLOT = Group(1)
+WINDOW = Group(1, kind="sliding_window", window=2)
+OF_WORLD = frozenset(
+    {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder"}
+    | {"delays", "kinds_of_requests", "calls_per_batch", "loads_fail"}
+)
+
+
+def world(
+    num_blocks: int,
+    num_requests: int,
+    num_tokens: int,
+    *more: str,
+    num_prompt: int | None = None,
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> World:
+    """A world of so many usable blocks.
+
+    There is a null block where a group needs one, or where it is asked for. more, without: calls
+    that are tried besides the basic ones, or left out of them. options: of the world or its config.
+    """
+    of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
+    windowed = any(group.is_windowed for group in options.get("groups", ()))
+    null_block = options.setdefault("null_block", windowed)
+    options.setdefault("groups", (FULL,))
+    return World(
+        config=Config(num_blocks + null_block, hash_seed=SEED, **options),
+        num_requests=num_requests,
+        num_tokens=num_tokens,
+        num_prompt=num_prompt or num_tokens,
+        calls=BASIC_CALLS.union(more).difference(without),
+        **of_world,
+    )
+
+
+BASIC = world(2, 2, 3, enable_events=True)
+ONE = world(2, 1, 4, enable_events=True)
+NULL = world(3, 1, 2, null_block=True)
+CUT = world(2, 2, 3, "truncate", enable_events=True)
+SWAP = world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2)
+PAIRS = world(2, 2, 3, "truncate", calls_per_batch=2)
+TRIPLES = world(3, 2, 3, calls_per_batch=3, without=("append", "remove_request"))
+SWAP_TRIPLES = world(1, 2, 2, "swap_out", "swap_in", num_host_blocks=1, calls_per_batch=3)
+
+ALONE = world(3, 1, 4, "remove_skipped_blocks", groups=(WINDOW,))
+CAPPED = world(4, 1, 5, groups=(WINDOW,), max_num_batched_tokens=1, num_letters=1)
+FORKS = world(3, 2, 3, groups=(WINDOW,), num_letters=1)
+BOTH = world(4, 2, 3, groups=(SLOT, WINDOW), enable_events=True)
+WIDE = world(5, 2, 3, groups=(SLOT, WINDOW))
+TWINS = world(4, 2, 3, groups=(SLOT, SLOT))
+SIZES = world(4, 1, 3, groups=(FULL, SLOT))
+EAGLE = world(3, 1, 4, use_eagle=True, groups=(SLOT,))
+ENCODER = world(
+    *(4, 2, 2, "truncate"),
+    groups=(SLOT, Group(2, kind="cross_attention")),
+    num_encoder=3,
+    enable_caching=False,
+)
+ZEROED = world(2, 1, 3, groups=(Group(2, zero_new_blocks=True),))
+WATERMARK = world(2, 2, 3, watermark_blocks=1)
+
+DRAFTS = world(3, 1, 4, num_drafts=2)
+LOADS = world(2, 2, 3, num_external=2, loads_fail=True)
+WINDOW_LOADS = world(3, 2, 3, groups=(WINDOW,), num_external=1)
+LOAD_PAIRS = world(2, 2, 2, groups=(SLOT,), num_external=1, loads_fail=True, calls_per_batch=2)
+STORES = world(3, 2, 3, "load", "store", loads_fail=True, groups=(SLOT,))
+COPIES = world(3, 2, 3, enable_events=True)
+SALTED = world(
+    *(2, 2, 2),
+    kinds_of_requests=({}, {"cache_salt": "one"}, {"lora": LoRA("one")}),
+    num_letters=1,
+)
