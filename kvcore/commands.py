@@ -10,6 +10,7 @@ rust/src/commands.rs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -188,6 +189,9 @@ KINDS: dict[int, type[Command]] = {
     )
 }
 
+FIELDS = {kind: tuple(f.name for f in attrs.fields(each)) for kind, each in KINDS.items()}
+"""The names of a kind's value columns."""
+
 KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
 """Which value column of a kind is an index into a batch's keys."""
 
@@ -226,14 +230,14 @@ class Batch:
 def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
     """The four value columns of a command; appends its key, if it has one, to keys."""
     values: list[int] = []
-    for field in attrs.fields(type(command)):
-        value = getattr(command, field.name)
+    for name in FIELDS[command.kind]:
+        value = getattr(command, name)
         if isinstance(value, bytes):
             values.append(len(keys) // KEY_SIZE)
             keys += value
         else:
             values.append(int(value))
-    return (*values, *([0] * (4 - len(values))))
+    return (*values, *((0,) * (4 - len(values))))
 
 
 def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
@@ -275,8 +279,5 @@ def close(number: int, commands: Sequence[Command]) -> Batch:
         (command.kind, segment, *to_row(command, keys))
         for command, segment in zip(commands, segments(commands), strict=True)
     ]
-    buffer = bytearray()
-    for column in range(len(COLUMNS)):
-        for row in rows:
-            buffer += row[column].to_bytes(4, "little", signed=True)
-    return Batch(number, buffer, bytes(keys))
+    columns = [row[column] for column in range(len(COLUMNS)) for row in rows]
+    return Batch(number, bytearray(struct.pack(f"<{len(columns)}i", *columns)), bytes(keys))
