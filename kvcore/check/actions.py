@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls an exploration tries in a state of a world.
+"""Which calls an exploration tries in a state of a world, one at a time or as an engine's moves.
 
 Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
 prefix that a request or a key still knows, or leaves it by one fresh token: below that nothing is
@@ -10,62 +10,31 @@ them. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
-
-import attrs
 
 from kvcore.calls import Call
 from kvcore.check.prefixes import Prefixes
-from kvcore.config import Config
+from kvcore.check.world import BASIC_CALLS, World
 from kvcore.queries import get_computed_blocks
 from kvcore.state import RequestState, State
-from kvcore.values import Request, Status
+from kvcore.values import Hit, Request, Status
 
-BASIC_CALLS = frozenset(
-    {"add_request", "allocate_slots", "append", "fork", "free", "remove_request"}
-    | {"reset_prefix_cache"}
-)
+__all__ = ["BASIC_CALLS", "World", "actions"]
+
 Children = dict[tuple[int, ...], set[int]]
 
 
-@attrs.frozen(kw_only=True)
-class World:
-    """How far an exploration goes, and by which calls.
+def actions(
+    world: World, state: State, prefixes: Prefixes, *, every_letter: bool = False
+) -> Iterator[Call]:
+    """Every call that makes sense in a state of a world, in a fixed order.
 
-    num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
-    of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
-    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
-    num_encoder: encoder tokens that a request brings with its first slots.
-    delays: whether calls delay the caching of their blocks, or not, each in turn.
-    kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
-    calls between two `take_batch`. loads_fail: every load of external tokens also fails, from each
-    of its tokens on. calls: names of the transitions to try.
+    every_letter: prompts and tokens of each letter, where tokens are not renamed.
     """
-
-    config: Config
-    num_requests: int
-    num_tokens: int
-    num_prompt: int
-    num_letters: int = 2
-    num_drafts: int = 0
-    num_lookahead: int = 0
-    num_external: int = 0
-    num_encoder: int = 0
-    delays: tuple[bool, ...] = (False,)
-    kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
-    calls_per_batch: int = 1
-    loads_fail: bool = False
-    calls: frozenset[str] = BASIC_CALLS
-
-
-def actions(world: World, state: State, prefixes: Prefixes) -> Iterator[Call]:
-    """Every call that makes sense in a state of a world, in a fixed order."""
-    children = known_children(state, prefixes)
+    children = None if every_letter else known_children(state, prefixes)
     requests = sorted(state.requests.values(), key=lambda request: request.row)
-    names = map(str, range(world.num_requests + 1))
-    fresh = next(name for name in names if name not in state.requests)
+    fresh = fresh_name(world, state)
     room = len(requests) < world.num_requests
     if room and "add_request" in world.calls:
         for prompt in prompts(world, children, ()):
@@ -75,13 +44,32 @@ def actions(world: World, state: State, prefixes: Prefixes) -> Iterator[Call]:
         yield from _actions_of(world, state, request, children)
         if room and "fork" in world.calls and request.status is Status.RUNNING:
             yield Call("fork", (request.request_id, fresh))
-    yield from _swaps(world, requests)
-    for call in ("evict_blocks", "store"):
-        for block, key in enumerate(state.device.keys):
-            if key is not None and call in world.calls:
-                yield Call(call, ([block],))
+    yield from swaps(world, requests)
+    yield from block_calls(world, state)
     if "reset_prefix_cache" in world.calls:
         yield Call("reset_prefix_cache")
+
+
+def fresh_name(world: World, state: State) -> str:
+    """The first name that no request has."""
+    names = map(str, range(world.num_requests + 1))
+    return next(name for name in names if name not in state.requests)
+
+
+def block_calls(world: World, state: State) -> Iterator[Call]:
+    """What can be done to blocks by themselves."""
+    pool = state.device
+    for call in ("evict_blocks", "store"):
+        for block, key in enumerate(pool.keys):
+            if key is not None and call in world.calls:
+                yield Call(call, ([block],))
+    if "pin" in world.calls and sum(pool.pins.values()) < world.num_pins:
+        for block in range(pool.first_block, pool.num_blocks):
+            if pool.ref_counts[block] or pool.keys[block] is not None:
+                yield Call("pin", ([block],))
+    if "unpin" in world.calls:
+        for block in sorted(pool.pins):
+            yield Call("unpin", ([block],))
 
 
 def known_children(state: State, prefixes: Prefixes) -> Children:
@@ -95,19 +83,23 @@ def known_children(state: State, prefixes: Prefixes) -> Children:
     return children
 
 
-def next_tokens(world: World, children: Children, prefix: tuple[int, ...]) -> list[int]:
+def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]) -> list[int]:
     """The tokens that are known to follow a prefix, and a fresh one where letters are left."""
+    if children is None:
+        return list(range(world.num_letters))
     known = sorted(children.get(prefix, ()))
     return known + [each for each in range(world.num_letters) if each not in known][:1]
 
 
-def prompts(world: World, children: Children, prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def prompts(
+    world: World, children: Children | None, prefix: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
     """The continuations of a prefix up to num_prompt tokens, one for each way to meet the tree."""
     yield from continuations(world, children, prefix, world.num_prompt)
 
 
 def continuations(
-    world: World, children: Children, prefix: tuple[int, ...], most: int
+    world: World, children: Children | None, prefix: tuple[int, ...], most: int
 ) -> Iterator[tuple[int, ...]]:
     """Longer prefixes up to so many tokens, one for each way to meet the tree."""
     if len(prefix) >= most:
@@ -119,7 +111,7 @@ def continuations(
 
 
 def _actions_of(
-    world: World, state: State, request: RequestState, children: Children
+    world: World, state: State, request: RequestState, children: Children | None
 ) -> Iterator[Call]:
     tried, name = world.calls, request.request_id
     running, swapped = request.status is Status.RUNNING, request.status is Status.SWAPPED
@@ -131,8 +123,8 @@ def _actions_of(
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
     if running:
-        yield from _draft_calls(world, request, children)
-        yield from _cuts(world, state, request)
+        yield from draft_calls(world, request, children)
+        yield from cuts(world, state, request)
     if "free" in tried and (running or swapped):
         yield Call("free", (name,))
     if "remove_request" in tried and not running and not swapped:
@@ -141,14 +133,11 @@ def _actions_of(
 
 def _allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
     name = request.request_id
-    hit = get_computed_blocks(state, name)
-    hits = [None] if any(request.tables) or not hit.num_tokens else [None, hit]
-    if "load" in world.calls and not any(request.tables):
-        step = state.config.hit_alignment
-        for each in hits:
-            first = 0 if each is None else each.num_tokens
-            for count in range(step, len(request.tokens) - first, step):
-                yield Call("load", (name, count) if each is None else (name, count, each))
+    hits: list[Hit | None] = [None]
+    if not any(request.tables):
+        hit = get_computed_blocks(state, name)
+        hits += [hit] if hit.num_tokens else []
+        yield from loads(world, state, request, hits)
     for each in hits:
         left = len(request.tokens) - request.num_computed - (0 if each is None else each.num_tokens)
         for external in range(min(world.num_external, left) + 1):
@@ -167,7 +156,18 @@ def _allocations(world: World, state: State, request: RequestState) -> Iterator[
                         yield Call("allocate_slots", args, said)
 
 
-def _draft_calls(world: World, request: RequestState, children: Children) -> Iterator[Call]:
+def loads(
+    world: World, state: State, request: RequestState, hits: list[Hit | None]
+) -> Iterator[Call]:
+    """Loads of whole blocks behind each of some hits, one token at least is left to compute."""
+    name, step = request.request_id, state.config.hit_alignment
+    for each in hits if "load" in world.calls else ():
+        first = 0 if each is None else each.num_tokens
+        for count in range(step, len(request.tokens) - first, step):
+            yield Call("load", (name, count) if each is None else (name, count, each))
+
+
+def draft_calls(world: World, request: RequestState, children: Children | None) -> Iterator[Call]:
     """New drafts where all tokens are scheduled and none are, or their verdict."""
     tokens, name = tuple(request.tokens), request.request_id
     scheduled = request.num_computed - len(tokens)
@@ -181,7 +181,8 @@ def _draft_calls(world: World, request: RequestState, children: Children) -> Ite
                 yield Call("add_drafts", (name, list(longer[len(tokens) :])))
 
 
-def _cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
+def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    """What shortens a running request, and what is done to its blocks meanwhile."""
     name = request.request_id
     if "truncate" in world.calls:
         for count in range(1, len(request.tokens)):
@@ -200,7 +201,8 @@ def _cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
             yield Call("cache_blocks", (name, request.num_computed))
 
 
-def _swaps(world: World, requests: list[RequestState]) -> Iterator[Call]:
+def swaps(world: World, requests: list[RequestState]) -> Iterator[Call]:
+    """Every set of requests that can be swapped, out and in."""
     for name, status in (("swap_out", Status.RUNNING), ("swap_in", Status.SWAPPED)):
         if name in world.calls:
             ids = [each.request_id for each in requests if each.status is status]

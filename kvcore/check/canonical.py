@@ -1,56 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
 """One name for all states that differ only in names: the quotient that makes exploring possible.
 
-Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE).
+Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be
+left as it is (`Symmetry`).
 Requests, and rows with them (a new one gets some row that is not in use): by their place in an
 order that is tried for every permutation of requests that look alike. Blocks: by their first place
-in tables in request order, then in the free queue; the null block keeps its number. Tokens: they
-matter through equality of prefixes alone, so the nodes of the prefix tree are numbered in the order
-of first meeting; adapter, media and salt are part of a prefix. Requires a state whose open batch is
-empty and that has no pins. Batch number, events and statistics are left out, and so is `preempted`,
-which only chooses a column of the statistics. Twin: none.
+in tables in request order, then in the free queue, then among the pinned ones; the null block keeps
+its number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
+are numbered in the order of first meeting; adapter, media and salt are part of a prefix. Requires a
+state whose open batch is empty. Batch number, events and statistics are left out, and so is
+`preempted`, which only chooses a column of the statistics. Twin: none.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.block_pool import BlockPool
 from kvcore.check.prefixes import Letter, Prefixes
+from kvcore.check.world import Symmetry
 from kvcore.hashing import HASH_SIZE
 from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
-Name = tuple[int, ...]
+Name = list[int]
+ALL = Symmetry()
+LOST = 9999
+"""The rank of a block that is not found under its key: a broken state has a name, too."""
 
 
-def canonical(state: State, prefixes: Prefixes) -> bytes:
+def canonical(state: State, prefixes: Prefixes, symmetry: Symmetry = ALL) -> bytes:
     """The least name of a state under renaming; equal names mean equal up to renaming."""
     assert not len(state.batch.commands)
     assert not len(state.batch.records)
-    assert not len(state.device.pins)
-    name = min(_name(state, order, prefixes) for order in _orders(state))
-    return b"".join(number.to_bytes(2, "big") for number in name)
+    names = [
+        _name(state, order, pinned, prefixes, symmetry)
+        for order in orders(state, symmetry)
+        for pinned in permutations(pinned_alone(state))
+    ]
+    return to_bytes(min(names))
 
 
-def _orders(state: State) -> Iterator[list[RequestState]]:
+def to_bytes(name: Name) -> bytes:
+    """The bytes of a name, in its order."""
+    return struct.pack(f">{len(name)}H", *name)
+
+
+def orders(state: State, symmetry: Symmetry) -> Iterator[list[RequestState]]:
     """The orders of requests that are told apart by nothing but names, coarsely sorted."""
+    if not symmetry.requests:
+        yield sorted(state.requests.values(), key=lambda request: request.row)
+        return
     requests = sorted(state.requests.values(), key=_looks)
+    if len(requests) < 2:
+        yield requests
+        return
     ties = [list(tie) for _, tie in groupby(requests, key=_looks)]
     for choice in product(*(permutations(tie) for tie in ties)):
         yield [request for tie in choice for request in tie]
 
 
-def _looks(request: RequestState) -> Name:
+def pinned_alone(state: State) -> list[int]:
+    """The device blocks that pins alone hold: nothing else orders them."""
+    if not len(state.device.pins):
+        return []
+    held = {block for each in state.requests.values() for table in each.tables for block in table}
+    return [block for block in sorted(state.device.pins) if block not in held]
+
+
+def _looks(request: RequestState) -> tuple[int, ...]:
     tables = (*request.tables, *request.host_tables)
     counts = (len(request.tokens), len(request.drafts), request.num_computed)
     return (*counts, *(len(table) for table in tables))
 
 
-def _name(state: State, order: list[RequestState], prefixes: Prefixes) -> Name:
-    tree = _Tree()
+def _name(
+    state: State,
+    order: list[RequestState],
+    pinned: tuple[int, ...],
+    prefixes: Prefixes,
+    symmetry: Symmetry,
+) -> Name:
+    tree = Tree() if symmetry.tokens else NamedTree()
+    device, host = blocks_of(state, symmetry)
     name = [len(order)]
-    device, host = _Blocks(range(state.device.first_block)), _Blocks((NO_HOST_BLOCK,))
+    if not symmetry.requests:
+        for request in order:
+            name += [request.row, len(request.request_id), *request.request_id.encode()]
+        name += [len(state.rows), len(state.free_rows), *state.free_rows]
     for request in order:
         name += [len(request.tokens), len(request.drafts), request.num_computed]
         name += [bool(request.host_tables), request.skip_reading]
@@ -61,50 +100,85 @@ def _name(state: State, order: list[RequestState], prefixes: Prefixes) -> Name:
             name += [request.num_cached[group], len(table), *device.names(table)]
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
-    name += _pool(state.device, device, tree, prefixes)
+    name += _pool(state.device, device, pinned, tree, prefixes)
     if state.host is not None:
-        name += _pool(state.host, host, tree, prefixes)
-    return tuple(name)
+        name += _pool(state.host, host, (), tree, prefixes)
+    return name
 
 
-def _pool(pool: BlockPool, blocks: _Blocks, tree: _Tree, prefixes: Prefixes) -> Iterator[int]:
-    yield len(pool.queue)
-    yield from blocks.names(pool.queue)
-    ranks = pool.index.ranks()
+def blocks_of(state: State, symmetry: Symmetry) -> tuple[Blocks, Blocks]:
+    """The numbering of the blocks of both tiers, before any was met."""
+    host = range(0 if state.host is None else state.host.num_blocks)
+    kept = state.device.first_block if symmetry.blocks else state.device.num_blocks
+    return Blocks(range(kept)), Blocks((NO_HOST_BLOCK, *(() if symmetry.blocks else host)))
+
+
+def _pool(
+    pool: BlockPool, blocks: Blocks, pinned: tuple[int, ...], tree: Tree, prefixes: Prefixes
+) -> Name:
+    name = [pool.num_free, *blocks.names(pool.queue)]
+    if len(pool.pins):
+        blocks.names(pinned)
+        name += [pool.pins.get(block, 0) for block in blocks.order()]
+    ranks = pool.index.ranks() if len(pool.index) else {}
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
         if key is None:
-            yield 0
+            name.append(0)
             continue
-        yield 1 + ranks[block]
-        yield int.from_bytes(key[HASH_SIZE:], "big")
         letters = prefixes.chain(key)
-        yield len(letters)
-        yield tree.names(letters)[-1]
+        name += [1 + ranks.get(block, LOST), int.from_bytes(key[HASH_SIZE:], "big"), len(letters)]
+        name += tree.names(letters)[-tree.width :]
+    return name
 
 
-class _Blocks:
+class Blocks:
     """Blocks numbered in the order of first meeting, behind those that keep their numbers."""
 
     def __init__(self, kept: Iterable[int]) -> None:
         self._numbers = {block: number for number, block in enumerate(kept)}
 
     def names(self, blocks: Iterable[int]) -> list[int]:
-        return [self._numbers.setdefault(block, len(self._numbers)) for block in blocks]
+        """The numbers of these blocks, met in this order."""
+        numbers = self._numbers
+        return [numbers.setdefault(block, len(numbers)) for block in blocks]
 
     def order(self) -> list[int]:
+        """The blocks that were met, by their numbers."""
         return list(self._numbers)
 
 
-class _Tree:
-    """Prefixes numbered in the order of first meeting; a number says parent and rank, too."""
+class Tree:
+    """Prefixes numbered in the order of first meeting; a number says parent and rank, too.
+
+    width: numbers that the last letter of a prefix takes.
+    """
+
+    width = 1
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, Letter], int] = {}
 
     def names(self, letters: Iterable[Letter]) -> list[int]:
-        node, names = 0, []
+        """A number for the prefix that ends with each letter."""
+        node, names, nodes = 0, [], self._nodes
         for letter in letters:
-            node = self._nodes.setdefault((node, letter), len(self._nodes) + 1)
+            node = nodes.setdefault((node, letter), len(nodes) + 1)
             names.append(node)
+        return names
+
+
+class NamedTree(Tree):
+    """Prefixes that keep their names: 128 bits of what they are."""
+
+    width = 8
+
+    def names(self, letters: Iterable[Letter]) -> list[int]:
+        """Eight numbers for the prefix that ends with each letter."""
+        names: list[int] = []
+        so_far: list[Letter] = []
+        for letter in letters:
+            so_far.append(letter)
+            digest = hashlib.blake2b(repr(so_far).encode(), digest_size=16).digest()
+            names += struct.unpack(">8H", digest)
         return names

@@ -1,46 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reachable state of a small world, breadth first, over the production transitions.
+"""Every reachable state of a model, breadth first.
 
-Rules: the calls are the core's own, there is no second model. An edge is one step of an engine: one
-call, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. States are
-folded by `canonical.py`; the first one met stands for its class. On every edge the invariants are
-checked at each call, and the contents: from blocks that hold just what a state counts on, the
-edge's commands and writes must give all that the next one counts on. So the ghost adds no states.
-Where loads fail, an edge that loads ends in every way it can: the engine then takes back, in one
-call, what all requests count past the failure. A violation is told with the shortest calls that
-lead to it. Twin: none.
+Rules: nodes are folded by their names; the first one met stands for its class, and its path is a
+shortest one. What is kept of a node is a fingerprint of 128 bits of its name (or the whole name),
+and the number of the edge that led to it; a waiting node waits as bytes. So a run is found again by
+its edges. A search that is stopped says what it has. Twin: rust/src/check/search.rs.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+import hashlib
+import resource
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
-from kvcore import invariants
-from kvcore.calls import Call, Misuse, perform
-from kvcore.check.actions import World, actions
-from kvcore.check.canonical import canonical
-from kvcore.check.ghost import Ghost, Write
-from kvcore.check.outcomes import OUTCOME_PROPERTIES, check_events, check_hit, check_outcome
+from kvcore.check.core_model import CoreModel
+from kvcore.check.judge import Watch
+from kvcore.check.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.prefixes import PREFIX_PROPERTIES
-from kvcore.check.schedule import Schedule
-from kvcore.commands import CopyOnWrite, Evict, SetTable, SwapIn, SwapOut, Touch
-from kvcore.drain import take_events, take_stats
+from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
+from kvcore.check.world import Symmetry, World
 from kvcore.errors import InvariantViolation
-from kvcore.queries import get_computed_blocks
-from kvcore.state import OpenBatch, State, make_state
-from kvcore.values import Outcome, Refused
 
-T = TypeVar("T")
-Watch = Callable[[State, Call, Outcome[State, Any]], None]
-Failing = tuple[str, int] | None
-"""A request whose load fails, and the first token that it does not bring."""
+__all__ = ["EDGE_PROPERTIES", "Broken", "Explorer", "Report", "Search", "Violation", "check"]
 
-
+FINGERPRINT_BYTES = 16
 EDGE_PROPERTIES = {
     "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
@@ -53,264 +43,232 @@ EDGE_PROPERTIES = {
     **PREFIX_PROPERTIES,
     **OUTCOME_PROPERTIES,
 }
+Progress = Callable[[Report], None]
 
 
-@attrs.frozen
-class Step:
-    """A call that was made: on which state, with which outcome."""
+@attrs.frozen(kw_only=True)
+class Limits:
+    """Where a search stops: at this distance, at so many states or seconds; None for no limit."""
 
-    before: State
-    call: Call
-    outcome: Outcome[State, Any]
-
-
-@attrs.define
-class Report:
-    """What an exploration found. goals: how often each thing that must happen somewhere did."""
-
-    num_states: int = 0
-    num_edges: int = 0
-    depth: int = 0
-    goals: Counter[str] = attrs.field(factory=Counter)
+    max_depth: int | None = None
+    max_states: int | None = None
+    max_seconds: float | None = None
 
 
-class Broken(AssertionError):
-    """A violation, with the shortest calls that lead to it."""
+def check(
+    what: World | Model[Any],
+    *,
+    max_depth: int | None = None,
+    max_states: int | None = None,
+    max_seconds: float | None = None,
+    properties: Iterable[str] | None = None,
+    symmetry: Symmetry | None = None,
+    full_keys: bool = False,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Report:
+    """Explore a world, or a model of your own; the report has the verdict, and a violation if there
+    is one.
 
-    def __init__(self, name: str, detail: str, story: tuple[Call, ...]) -> None:
-        self.name = name
-        self.story = story
-        super().__init__(f"{name}: {detail}" + "".join(f"\n  {call}" for call in story))
+    properties: those that count, all unless given. symmetry: what is renamed, all unless given.
+    full_keys: keep whole names, not fingerprints. progress: is told of every level, and now and
+    then. watch: sees each call.
+    """
+    model: Model[Any] = make_model(what, properties, symmetry, watch)
+    limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
+    return Search(model, limits, full_keys=full_keys, progress=progress).run()
+
+
+def make_model(
+    what: World | Model[Any],
+    properties: Iterable[str] | None = None,
+    symmetry: Symmetry | None = None,
+    watch: Watch | None = None,
+) -> Model[Any]:
+    """The model of a world; a model is one already."""
+    if not isinstance(what, World):
+        return what
+    judges = None if properties is None else frozenset(properties)
+    return CoreModel(what, symmetry=symmetry, judges=judges, watch=watch)
+
+
+class Search:
+    """One exploration of a model."""
+
+    def __init__(
+        self,
+        model: Model[Any],
+        limits: Limits | None = None,
+        *,
+        full_keys: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model = model
+        self.limits = limits or Limits()
+        self.report = Report(keys="full keys" if full_keys else "fingerprints of 128 bits")
+        self._full_keys = full_keys
+        self._progress = progress
+        self._seen: set[bytes] = set()
+        self._parents = array("Q")
+        self._edges = array("L")
+        self._began = 0.0
+
+    def run(self) -> Report:
+        """Explore everything, or until a limit or Ctrl-C."""
+        self._began = time.perf_counter()
+        memory = memory_bytes()
+        report = self.report
+        try:
+            report.verdict = self._run()
+        except KeyboardInterrupt:
+            report.verdict = INTERRUPTED
+        report.num_states = len(self._parents)
+        report.notes = self.model.notes
+        report.seconds = time.perf_counter() - self._began
+        report.memory_bytes = max(0, memory_bytes() - memory)
+        return report
+
+    def _run(self) -> str:
+        start = self.model.start()
+        report, limits = self.report, self.limits
+        first = self._add(start, 0, 0, ())
+        broken = None if first is None else self._violated(0, first)
+        level: list[tuple[int, bytes]] = [(0, self.model.pack(start))]
+        report.depths = [1]
+        while level and broken is None:
+            if limits.max_depth is not None and report.depth >= limits.max_depth:
+                report.num_waiting = len(level)
+                return "bounded by depth"
+            following: list[tuple[int, bytes]] = []
+            for place, (number, packed) in enumerate(level):
+                bound = self._bound()
+                if bound is not None:
+                    report.num_waiting = len(level) - place + len(following)
+                    _add_level(report, following)
+                    return bound
+                broken = self._expand(number, self.model.unpack(packed), following)
+                if broken is not None:
+                    break
+                self._tell(len(level) - place, len(following))
+            _add_level(report, following)
+            level = following
+        return COMPLETE if broken is None else VIOLATION
+
+    def _expand(
+        self, number: int, node: Any, following: list[tuple[int, bytes]]
+    ) -> Violation | None:
+        """Try all edges of a node. A violation is put into the report."""
+        model, edges = self.model, model_edges(self.model, node)
+        place = 0
+        try:
+            for place, edge in enumerate(edges):
+                self.report.num_edges += 1
+                model.notes["move", edge.name] += 1
+                count = len(self._parents)
+                broken = self._add(edge.node, number, place, edge.steps)
+                if broken is not None:
+                    return self._violated(number, broken)
+                if len(self._parents) > count:
+                    following.append((count, model.pack(edge.node)))
+        except Broken as broken:
+            return self._violated(number, broken)
+        return None
+
+    def _add(self, node: Any, parent: int, edge: int, steps: tuple[Step, ...]) -> Broken | None:
+        """Take in a node, and judge it if it is new."""
+        try:
+            name = self.model.name(node)
+            if not self._full_keys and len(name) > FINGERPRINT_BYTES:
+                name = hashlib.blake2b(name, digest_size=FINGERPRINT_BYTES).digest()
+            if name in self._seen:
+                return None
+            self.model.check(node)
+        except Exception as error:
+            wrong = error.name if isinstance(error, InvariantViolation) else "NOCRASH"
+            return Broken(wrong, repr(error), steps)
+        self._seen.add(name)
+        self._parents.append(parent)
+        self._edges.append(edge)
+        return None
+
+    def _violated(self, number: int, broken: Broken) -> Violation:
+        steps = (*self._story(number), *broken.steps)
+        self.report.violation = Violation(broken.name, broken.detail, steps)
+        return self.report.violation
+
+    def _story(self, number: int) -> tuple[Step, ...]:
+        """The steps that lead to a node, made again."""
+        places: list[int] = []
+        while number:
+            places.append(self._edges[number])
+            number = self._parents[number]
+        notes = self.model.notes.copy()
+        node = self.model.start()
+        steps: list[Step] = []
+        for place in reversed(places):
+            edge = nth(model_edges(self.model, node), place)
+            node = self.model.unpack(self.model.pack(edge.node))
+            steps += edge.steps
+        self.model.notes.clear()
+        self.model.notes.update(notes)
+        return tuple(steps)
+
+    def _bound(self) -> str | None:
+        """The limit that is reached."""
+        limits = self.limits
+        if limits.max_states is not None and len(self._parents) >= limits.max_states:
+            return "bounded by states"
+        seconds = time.perf_counter() - self._began
+        if limits.max_seconds is not None and seconds >= limits.max_seconds:
+            return "bounded by time"
+        return None
+
+    def _tell(self, num_left: int, num_following: int) -> None:
+        if self._progress is not None:
+            report = self.report
+            report.num_states = len(self._parents)
+            report.num_waiting = num_left + num_following
+            report.seconds = time.perf_counter() - self._began
+            self._progress(report)
 
 
 class Explorer:
-    """One exploration of a world.
-
-    watch: sees each call, to compare another implementation. judges: properties that count, all
-    unless given; a step that breaks another one is left out.
-    """
+    """A search that raises what it finds."""
 
     def __init__(
         self, world: World, watch: Watch | None = None, judges: frozenset[str] | None = None
     ) -> None:
-        self.world = world
+        self._model = make_model(world, judges, None, watch)
         self.report = Report()
-        self._watch = watch
-        self._judges = judges
-        self._ghost = Ghost(world.config)
-        self.prefixes = self._ghost.prefixes
-        self._schedule = Schedule()
-        self._ending: tuple[Call, ...] = ()
-        self._parents: dict[bytes, tuple[bytes, tuple[Call, ...]] | None] = {}
 
     def run(self, *, max_states: int | None = None) -> Report:
         """Explore everything, or until so many states are known. Raises Broken."""
-        start = make_state(self.world.config)
-        first = canonical(start, self.prefixes)
-        self._parents = {first: None}
-        waiting = deque([(first, start, 0)])
-        while waiting and (max_states is None or len(self._parents) < max_states):
-            name, state, depth = waiting.popleft()
-            self.report.depth = depth
-            for steps, failing in self._edges(name, state):
-                closed = self._judged(name, steps, partial(self._close, steps, failing))
-                if closed is None:
-                    continue
-                reached, calls = closed
-                self.report.num_edges += 1
-                target = canonical(reached, self.prefixes)
-                if target not in self._parents:
-                    self._judged(name, steps, partial(self._check, reached))
-                    self._parents[target] = (name, calls)
-                    waiting.append((target, reached, depth + 1))
-        self.report.num_states = len(self._parents)
+        self.report = Search(self._model, Limits(max_states=max_states)).run()
+        found = self.report.violation
+        if found is not None:
+            raise Broken(found.name, found.detail, found.steps)
         return self.report
 
-    def _edges(self, name: bytes, state: State) -> Iterator[tuple[tuple[Step, ...], Failing]]:
-        """Every path, with every way in which its loads can end."""
-        for steps in self._paths(name, state, self.world.calls_per_batch):
-            yield steps, None
-            if self.world.loads_fail:
-                yield from ((steps, failing) for failing in failures(steps))
 
-    def _paths(self, name: bytes, state: State, most: int) -> Iterator[tuple[Step, ...]]:
-        """Every way to make one to so many calls, the shorter ones first."""
-        paths: list[tuple[Step, ...]] = [()]
-        for _ in range(most):
-            longer = []
-            for path in paths:
-                before = path[-1].outcome.state if path else state
-                possible = partial(self._possible, before)
-                for call in self._judged(name, path, possible) or ():
-                    opened = (*path, Step(before, call, Outcome(before, (), None)))
-                    outcome = self._judged(name, opened, partial(self._perform, before, call))
-                    if outcome is not None:
-                        longer.append((*path, Step(before, call, outcome)))
-                        yield longer[-1]
-            paths = longer
-
-    def _possible(self, state: State) -> list[Call]:
-        return list(actions(self.world, state, self.prefixes))
-
-    def _judged(self, name: bytes, steps: tuple[Step, ...], make: Callable[[], T]) -> T | None:
-        """What `make` gives. Raises Broken, with the story, where a judged property breaks."""
-        try:
-            return make()
-        except Exception as error:
-            wrong = error.name if isinstance(error, InvariantViolation) else "NOCRASH"
-            if self._judges is not None and wrong not in self._judges:
-                return None
-            story = (*self._story(name), *(step.call for step in steps), *self._ending)
-            raise Broken(wrong, repr(error), story) from error
-
-    def _ask(self, judge: Callable[..., None], *args: Any) -> None:
-        """Hear a judge; what counts is raised."""
-        try:
-            judge(*args)
-        except InvariantViolation as error:
-            if self._judges is None or error.name in self._judges:
-                raise
-
-    def _check(self, state: State) -> None:
-        for name, holds in invariants.PROPERTIES.items():
-            if self._judges is None or name in self._judges:
-                for detail in holds(state):
-                    raise InvariantViolation(name, detail)
-
-    def _perform(self, state: State, call: Call) -> Outcome[State, Any]:
-        if call.name == "allocate_slots":
-            hit = get_computed_blocks(state, call.args[0])
-            self._ask(check_hit, state, state.requests[call.args[0]], hit)
-        outcome = perform(state, call)
-        if self._watch is not None:
-            self._watch(state, call, outcome)
-        self._ask(check_outcome, state, call, outcome)
-        if call.name != "take_batch":
-            self._check(outcome.state)
-            self.prefixes.learn(outcome.state)
-        note(self.report.goals, call, outcome)
-        return outcome
-
-    def _close(self, steps: tuple[Step, ...], failing: Failing) -> tuple[State, tuple[Call, ...]]:
-        """Take the batch that the calls filled, judge it, and settle what it leaves; the state
-        after, and the calls that lead there.
-        """
-        start, opened = steps[0].before, steps[-1].outcome.state
-        self._ending = ()
-        calls = tuple(step.call for step in steps)
-        if opened is start:
-            return start, calls
-        self._schedule.assume(start)
-        self._ghost.assume(start, self._schedule.encoders)
-        self._ghost.loading = self._schedule.loading
-        for step in steps:
-            follow(self._schedule, step)
-        self._ask(self._schedule.check, opened)
-        self._ask(self._schedule.check_caps, opened)
-        self.prefixes.learn(opened)
-        self._ghost.execute(opened.batch.commands)
-        writes = [failed(write, failing) for write in self._schedule.take()]
-        self._ask(self._ghost.forward, opened, writes, self._schedule.encoders)
-        if opened.config.enable_events:
-            self._ask(check_events, start.device.index, opened.events, opened)
-        settled: State = self._perform(opened, Call("take_batch")).state
-        if failing is None or failing[0] in self._schedule.loading:
-            self._ghost.check(opened, self._schedule.encoders)
-            settled = self._complete(settled, failing)
-        else:
-            settled = self._rewind(settled, failing)
-        if len(settled.batch.commands):
-            self.report.goals["merge"] += len(opened.batch.merges) > 0
-            self._ghost.execute(settled.batch.commands)
-            self._ghost.check(settled, self._schedule.encoders)
-            settled = self._perform(settled, Call("take_batch")).state
-        drained = take_stats(take_events(settled).state).state
-        return attrs.evolve(drained, batch=OpenBatch(0)), (*calls, *self._ending)
-
-    def _complete(self, state: State, failing: Failing) -> State:
-        """Finish every operation, in the order of their numbers."""
-        for number, operation in sorted(state.operations.items()):
-            done = failing is None or operation.first_token < failing[1]
-            call = Call("complete_operation", (number, done))
-            outcome = self._perform(state, call)
-            self._ending = (*(self._ending or (Call("take_batch"),)), call)
-            follow(self._schedule, Step(state, call, outcome))
-            self._ghost.complete(number, done)
-            state = outcome.state
-            self._ask(self._schedule.check, state)
-        return state
-
-    def _rewind(self, state: State, failing: tuple[str, int]) -> State:
-        """Take back what a failed load left, of all requests that count it."""
-        names, count = [failing[0]], failing[1]
-        self._ending = (Call("take_batch"),)
-        while True:
-            call = Call("rewind", (list(names), count))
-            outcome = self._perform(state, call)
-            self._ending = (*self._ending, call)
-            if not isinstance(outcome.value, Misuse):
-                schedule = Schedule()
-                schedule.assume(state)
-                follow(schedule, Step(state, call, outcome))
-                schedule.check(outcome.state)
-                return outcome.state
-            assert outcome.value.error == "HeldByOthers", outcome.value
-            names += outcome.value.fields["requests"]  # type: ignore[arg-type] # an object
-
-    def _story(self, name: bytes) -> tuple[Call, ...]:
-        """The calls that lead to a state; a batch is taken after each edge."""
-        calls: tuple[Call, ...] = ()
-        parent = self._parents[name]
-        while parent is not None:
-            calls = (*parent[1], *calls)
-            parent = self._parents[parent[0]]
-        return calls
+def model_edges(model: Model[Any], node: Any) -> Iterable[Edge]:
+    """The edges of a node."""
+    return model.edges(node)
 
 
-def failures(steps: tuple[Step, ...]) -> Iterator[tuple[str, int]]:
-    """Each request whose external tokens a path loads, with each token that may be the first to be
-    missing: of the call itself, or of a block that an operation loads.
-    """
-    schedule = Schedule()
-    schedule.assume(steps[0].before)
-    for step in steps:
-        follow(schedule, step)
-    for operation in steps[-1].outcome.state.operations.values():
-        if operation.request_id is not None:
-            yield operation.request_id, operation.first_token
-    for write in schedule.loads():
-        yield from ((write.request_id, first) for first in range(write.start, write.loaded))
+def nth(edges: Iterable[Edge], place: int) -> Edge:
+    """The edge at a place."""
+    for at, edge in enumerate(edges):
+        if at == place:
+            return edge
+    raise AssertionError(f"no edge {place}: the model gives others the second time")
 
 
-def follow(schedule: Schedule, step: Step) -> None:
-    """Tell a schedule of a call, unless it was misuse."""
-    call, value = step.call, step.outcome.value
-    if not isinstance(value, Misuse):
-        schedule.follow(step.before, call.name, call.args, call.options, value)
+def _add_level(report: Report, following: list[tuple[int, bytes]]) -> None:
+    if following:
+        report.depths.append(len(following))
 
 
-def failed(write: Write, failing: Failing) -> Write:
-    """The write with its load failing, where it is the one that fails."""
-    if failing is None or write.request_id != failing[0]:
-        return write
-    return attrs.evolve(write, failed=failing[1])
-
-
-def note(goals: Counter[str], call: Call, outcome: Outcome[State, Any]) -> None:
-    """Count what must not be missing from an exploration that is to show anything."""
-    if isinstance(outcome.value, Misuse):
-        goals[outcome.value.error] += 1
-    elif isinstance(outcome.value, Refused):
-        goals[f"refused {outcome.value.reason.value}"] += 1
-    else:
-        goals[call.name] += 1
-    for kind in {type(command) for command in outcome.commands}:
-        if kind in (Evict, Touch, CopyOnWrite, SwapOut, SwapIn):
-            goals[kind.__name__] += 1
-    goals["trim"] += any(
-        isinstance(command, SetTable) and command.block < outcome.state.device.first_block
-        for command in outcome.commands
-    )
-    device = outcome.state.device
-    goals["sharing"] += any(count > 1 for count in device.ref_counts)
-    goals["duplicates"] += any(len(blocks) > 1 for blocks in device.index.values())
+def memory_bytes() -> int:
+    """The most memory that this process has had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

@@ -7,10 +7,10 @@ from typing import Any
 
 from kvcore import KVCacheManager, _twin, invariants
 from kvcore.calls import Call, Misuse, perform, perform_on
+from kvcore.check.core_model import failed
 from kvcore.check.ghost import Ghost
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.schedule import Schedule
-from kvcore.check.search import failed
 from kvcore.commands import Batch, Command
 from kvcore.config import Config
 from kvcore.encode import encode

@@ -15,8 +15,9 @@ import pytest
 from kvcore import Config, Group
 from kvcore.calls import perform
 from kvcore.check.actions import BASIC_CALLS, World, actions
+from kvcore.check.judge import note, note_state
 from kvcore.check.prefixes import Prefixes
-from kvcore.check.search import note
+from kvcore.check.report import Report
 from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Touch
 from tests.helpers.lockstep import Lockstep, story
 
@@ -53,18 +54,18 @@ def walk(config: Config, seed: int) -> Counter[str]:
         calls=CALLS,
     )
     run, prefixes = Lockstep(config), Prefixes(config)
-    goals: Counter[str] = Counter()
+    report = Report()
     try:
         for _ in range(NUM_STEPS):
-            step(run, world, prefixes, dice, goals)
+            step(run, world, prefixes, dice, report)
     except AssertionError as error:
         error.add_note(f"seed {seed}, {config}, after\n{story(run)}")
         raise
-    return goals
+    return report.goals
 
 
 def step(
-    run: Lockstep, world: World, prefixes: Prefixes, dice: random.Random, goals: Counter[str]
+    run: Lockstep, world: World, prefixes: Prefixes, dice: random.Random, report: Report
 ) -> None:
     """Make one random call, or take the batch."""
     if not dice.randrange(4):
@@ -74,8 +75,9 @@ def step(
     possible = list(actions(world, run.state, prefixes))
     name = dice.choice(sorted({call.name for call in possible}))
     call = dice.choice([each for each in possible if each.name == name])
-    note(goals, call, perform(run.state, call))
+    note(report.notes, call, perform(run.state, call))
     run.call(call.name, *call.args, **call.options)
+    note_state(report.notes, run.state)
     prefixes.learn(run.state)
 
 

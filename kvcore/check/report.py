@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exploration found, and what it never saw.
+
+Rules: a verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a
+violation. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import attrs
+
+from kvcore.check.model import Violation
+
+COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
+
+
+@attrs.define
+class Report:
+    """The figures of one exploration.
+
+    verdict: "complete", "bounded by depth", "bounded by states", "bounded by time", "interrupted"
+    or "violation". keys: "fingerprints of 128 bits" or "full keys", what stands for a state.
+    depths: new states at each distance from the start. notes: how often each thing happened, by
+    kind ("move", "call", "command", "goal") and name. never: what the world could show and never
+    did. num_waiting: states whose edges were not tried. memory_bytes: the most that the process
+    grew by.
+    """
+
+    backend: str = "python"
+    verdict: str = COMPLETE
+    keys: str = "fingerprints of 128 bits"
+    num_states: int = 0
+    num_edges: int = 0
+    num_waiting: int = 0
+    depths: list[int] = attrs.field(factory=list)
+    notes: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    never: tuple[str, ...] = ()
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    violation: Violation | None = None
+
+    @property
+    def depth(self) -> int:
+        """The largest distance from the start at which there is a state."""
+        return max(0, len(self.depths) - 1)
+
+    @property
+    def goals(self) -> Counter[str]:
+        """How often each thing that must happen somewhere did."""
+        found: Counter[str] = Counter()
+        for (kind, name), count in self.notes.items():
+            if kind == "call":
+                call, _, outcome = name.partition(": ")
+                found[call if outcome == "done" else outcome] += count
+            elif kind in ("command", "goal"):
+                found[name] += count
+        return found
+
+    def of_kind(self, kind: str) -> dict[str, int]:
+        """The notes of one kind, most frequent first."""
+        chosen = {name: count for (each, name), count in self.notes.items() if each == kind}
+        return dict(sorted(chosen.items(), key=lambda item: (-item[1], item[0])))
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {
+            "backend": self.backend,
+            "verdict": self.verdict,
+            "keys": self.keys,
+            "states": self.num_states,
+            "edges": self.num_edges,
+            "waiting": self.num_waiting,
+            "depth": self.depth,
+            "depths": self.depths,
+            "moves": self.of_kind("move"),
+            "calls": self.of_kind("call"),
+            "commands": self.of_kind("command"),
+            "goals": self.of_kind("goal"),
+            "never": list(self.never),
+            "seconds": round(self.seconds, 3),
+            "memory_bytes": self.memory_bytes,
+            "violation": None if self.violation is None else _violation(self.violation),
+        }
+
+
+def _violation(violation: Violation) -> dict[str, Any]:
+    return {
+        "property": violation.name,
+        "detail": violation.detail,
+        "calls": [str(step.call) for step in violation.steps],
+    }
