@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry: every property that the checker knows, as a named value.
+
+Rules: a property has one name and one sentence, in code, messages and docs/invariants.md alike. Its
+scope says what it is judged on: a state, one call (transition), the commands of a batch, or a run
+that starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress,
+or only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
+`holds` is None the search judges the property by contents that it follows along an edge. Twin:
+rust/src/check/report.rs has the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from kvcore import invariants
+from kvcore.check import closure, fair, hazards, progress, transitions
+from kvcore.check.outcomes import OUTCOME_PROPERTIES
+from kvcore.check.prefixes import PREFIX_PROPERTIES
+from kvcore.check.property_facts import FACTS, SENTENCES, Fact, Severity
+
+Scope = Literal["state", "transition", "batch", "run"]
+
+
+@attrs.frozen(kw_only=True)
+class Property:
+    """A property, or one of a user's own.
+
+    holds yields what is wrong, in words with numbers. It gets, by scope: (state), or (state,
+    prefixes) where `reads_prefixes`; (state before, call, outcome); (state before, commands,
+    segments); (world, state). rows: of the bug catalogue.
+    """
+
+    name: str
+    sentence: str
+    scope: Scope
+    severity: Severity
+    observable: bool = False
+    rows: tuple[int, ...] = ()
+    holds: Callable[..., Iterator[str]] | None = None
+    reads_prefixes: bool = False
+    on_request: bool = False
+    """Whether it is judged only where it is asked for by name."""
+
+
+class BrokenProperty(Exception):
+    """A property or policy of a user's own raised: that is a finding of its own."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name = name
+        super().__init__(f"{name} raised {type(error).__name__}: {error}")
+
+
+def judge(
+    properties: Mapping[str, Property], scope: Scope, *args: Any
+) -> Iterator[tuple[str, str]]:
+    """Name and detail of whatever does not hold, of the properties of a scope that judge by
+    themselves. Raises BrokenProperty. For states, args are the state and the prefixes.
+    """
+    for name, each in properties.items():
+        if each.scope != scope or each.holds is None:
+            continue
+        given = args if scope != "state" or each.reads_prefixes else args[:1]
+        try:
+            found = list(each.holds(*given))
+        except Exception as error:
+            raise BrokenProperty(name, error) from error
+        yield from ((name, detail) for detail in found)
+
+
+def select(
+    names: frozenset[str] | None, calls: frozenset[str], *, observable: bool = False
+) -> dict[str, Property]:
+    """The properties to judge a world of such calls by: those named, or all that it can express.
+
+    observable: only those that a user sees break.
+    """
+    if names is not None:
+        unknown = sorted(names - set(PROPERTIES))
+        if unknown:
+            raise ValueError(f"there is no property {', '.join(unknown)}")
+        return {name: PROPERTIES[name] for name in PROPERTIES if name in names}
+    lifted = set(closure.CLOSURE_JUDGES) if calls & closure.BREAKS_CLOSURE else set()
+    return {
+        name: each
+        for name, each in PROPERTIES.items()
+        if not each.on_request and name not in lifted and (each.observable or not observable)
+    }
+
+
+def sentence_of(name: str, holds: Callable[..., Any] | None) -> str:
+    """A property's sentence: in the table, or the first paragraph of its function's docstring."""
+    known = SENTENCES | PREFIX_PROPERTIES | OUTCOME_PROPERTIES
+    if name in known:
+        return known[name]
+    paragraph = ((holds.__doc__ if holds is not None else "") or "").split("\n\n")[0]
+    return " ".join(paragraph.split()).partition(": ")[2].rstrip(".")
+
+
+def _make(name: str, scope: Scope, holds: Callable[..., Iterator[str]] | None) -> Property:
+    fact = FACTS.get(name, Fact("wrong KV"))
+    return Property(
+        name=name,
+        sentence=sentence_of(name, holds),
+        scope=scope,
+        severity=fact.severity,
+        observable=fact.observable,
+        rows=fact.rows,
+        holds=holds,
+        reads_prefixes=name in closure.CLOSURE_JUDGES,
+        on_request=name in ON_REQUEST,
+    )
+
+
+ON_REQUEST = ("DETERMINISM", "REFINE", "NO-THRASH")
+"""What makes every call twice, or runs a scheduler to its end in every state."""
+
+JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
+    ("state", invariants.PROPERTIES),
+    ("state", closure.CLOSURE_JUDGES),
+    ("transition", transitions.TRANSITION_JUDGES),
+    ("batch", hazards.BATCH_JUDGES),
+    ("run", progress.RUN_JUDGES),
+    ("run", {"NO-THRASH": fair.no_thrash}),
+)
+
+JUDGED = {name: (scope, holds) for scope, group in JUDGES for name, holds in group.items()}
+
+FOLLOWED: dict[str, Scope] = {
+    **dict.fromkeys(("KV-READ", "CACHE-KV", "TABLE-MIRROR", "OWNER-MIRROR"), "batch"),
+    **dict.fromkeys(("COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
+    **dict.fromkeys(("NOCRASH", "REFINE", *OUTCOME_PROPERTIES), "transition"),
+    **dict.fromkeys(PREFIX_PROPERTIES, "state"),
+}
+"""Properties that the search judges by what it follows along an edge."""
+
+PROPERTIES: dict[str, Property] = {
+    **{name: _make(name, scope, holds) for name, (scope, holds) in JUDGED.items()},
+    **{name: _make(name, scope, None) for name, scope in FOLLOWED.items()},
+}

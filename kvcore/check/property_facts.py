@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each property besides its judge: severity, rows of the bug catalogue, and where
+each name of the specification's list is found here.
+
+Rules: a row is written where the mistake of that row breaks the property. A name of the list that
+is not a property of its own says what stands for it. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+Severity = Literal["wrong KV", "crash", "leak", "progress", "quality"]
+
+
+@attrs.frozen
+class Fact:
+    """How bad a break is, whether a user sees it, and which bugs of the catalogue break it."""
+
+    severity: Severity
+    rows: tuple[int, ...] = ()
+    observable: bool = False
+
+
+FACTS: dict[str, Fact] = {
+    "REF": Fact("wrong KV", (15, 23, 24, 32)),
+    "PARTITION": Fact("wrong KV", (21, 38)),
+    "FQ-UNIQ": Fact("wrong KV", (21, 22, 27)),
+    "NULL": Fact("wrong KV", (47, 48)),
+    "IDX-SOUND": Fact("wrong KV", (1, 2, 6)),
+    "IDX-COMPLETE": Fact("quality", (3, 4)),
+    "LEAK": Fact("leak", (23, 26, 30, 36), observable=True),
+    "ROWS": Fact("wrong KV"),
+    "OPEN-BATCH": Fact("wrong KV", (72,)),
+    "OPERATIONS": Fact("wrong KV", (57,)),
+    "QUARANTINE": Fact("wrong KV", (56, 57)),
+    "IN-FLIGHT": Fact("wrong KV", (56, 72)),
+    "TABLEN": Fact("wrong KV", (29,)),
+    "WAIT-EMPTY": Fact("wrong KV", (29, 44, 65)),
+    "NULL-PREFIX": Fact("wrong KV", (47, 51)),
+    "GROUP-AGREE": Fact("wrong KV", (46,)),
+    "CROSS": Fact("leak"),
+    "NO-ALIAS": Fact("wrong KV", (18, 19, 25, 51)),
+    "CACHED-COUNT": Fact("quality", (14,)),
+    "REQ-HASH": Fact("wrong KV", (7, 45)),
+    "CACHE-KEY": Fact("wrong KV", (6, 37)),
+    "DRAFT": Fact("wrong KV", (45,)),
+    "COMPUTED": Fact("wrong KV", (37, 45)),
+    "PREFIX-CLOSED": Fact("quality", (53,)),
+    "EVICT-ORDER": Fact("quality", (52, 53)),
+    "KV-READ": Fact("wrong KV", (8, 18, 19, 29, 32, 34, 35, 39, 41, 44, 56), observable=True),
+    "CACHE-KV": Fact("wrong KV", (7, 34, 35, 36, 37, 38, 72)),
+    "TABLE-MIRROR": Fact("wrong KV", (32, 49)),
+    "OWNER-MIRROR": Fact("quality"),
+    "COMPUTED-RULE": Fact("wrong KV", (37, 40, 44, 45, 65)),
+    "ZEROED": Fact("wrong KV", (50,), observable=True),
+    "CAP": Fact("leak"),
+    "NOCRASH": Fact("crash", (16, 55), observable=True),
+    "HASH-INJ": Fact("wrong KV", (9,)),
+    "KEY-SEP": Fact("wrong KV", (10, 11, 12)),
+    "KEY-GRAN": Fact("wrong KV", (13,)),
+    "ATOMIC-FAIL": Fact("leak", (15, 28, 29, 42)),
+    "ADMIT-EXACT": Fact("crash", (16, 17)),
+    "RESET": Fact("wrong KV", (54,), observable=True),
+    "WRITE-EXCL": Fact("wrong KV", (40, 41, 43)),
+    "HIT-LONGEST": Fact("quality", (14, 20, 46, 71)),
+    "EVT-COPY": Fact("quality", (4, 5)),
+    "LRU": Fact("quality", (52,)),
+    "HIT-PRESERVE": Fact("quality", (20,)),
+    "HIT-PINNED": Fact("wrong KV", (18, 19, 59)),
+    "HIT-FRESH": Fact("wrong KV", (44,)),
+    "FULLHIT": Fact("wrong KV", (39, 40)),
+    "HASH-MONO": Fact("wrong KV", (6,)),
+    "DETERMINISM": Fact("quality"),
+    "REFINE": Fact("wrong KV", (33,)),
+    "CMD-HAZARD": Fact("wrong KV", (58, 59, 63)),
+    "CMD-COPYSET": Fact("wrong KV", (62,)),
+    "CMD-EVICT-FIRST": Fact("wrong KV", (1, 57)),
+    "CMD-COW-SRC": Fact("wrong KV", (41, 57, 59)),
+    "CMD-ORDER": Fact("wrong KV", (58, 62, 63)),
+    "CMD-INFLIGHT": Fact("wrong KV", (56, 57)),
+    "ADMIT-NEVER": Fact("progress", (66,), observable=True),
+    "L-ADMIT": Fact("progress", (66, 70), observable=True),
+    "DEADLOCK-FREE": Fact("progress", (67,), observable=True),
+    "PREEMPT-GAIN": Fact("progress", (68,), observable=True),
+    "NO-THRASH": Fact("progress", (69,), observable=True),
+    "SWAP-RETURN": Fact("progress", (70,), observable=True),
+    "DRAIN": Fact("leak", (23, 26, 28, 30, 36), observable=True),
+}
+
+SENTENCES: dict[str, str] = {
+    "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
+    "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
+    "TABLE-MIRROR": "block tables made from the commands alone are the state's",
+    "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
+    "COMPUTED-RULE": "computed counts are those that the sentences of the design give",
+    "ZEROED": "a new block of a group that asks for it is zeroed or filled before it is read",
+    "CAP": "a request that one step extends holds no more of a windowed group than its cap",
+    "NOCRASH": "no call fails in another way than by a typed error",
+    "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
+    "CMD-INFLIGHT": "no block that an unfinished batch reads or writes is free, and quarantine"
+    " holds only such",
+}
+
+SPECIFIED: dict[str, tuple[str, ...] | str] = {
+    "REF": ("REF",),
+    "REF-DEF": "REF counts per occurrence in tables; fork, free and copy-on-write are judged by it",
+    "PARTITION": ("PARTITION",),
+    "FQ-UNIQ": ("FQ-UNIQ",),
+    "COUNT-DERIVED": ("FQ-UNIQ",),
+    "NULL": ("NULL",),
+    "IDX-SOUND": ("IDX-SOUND",),
+    "IDX-COMPLETE": ("IDX-COMPLETE",),
+    "TABLEN": ("TABLEN",),
+    "WAIT-EMPTY": ("WAIT-EMPTY", "TABLEN"),
+    "NO-ALIAS": ("NO-ALIAS",),
+    "LEAK": ("LEAK",),
+    "PREFIX-CLOSED": ("PREFIX-CLOSED",),
+    "EVICT-ORDER": ("EVICT-ORDER",),
+    "CACHED-COUNT": ("CACHED-COUNT",),
+    "TIER-PART": "REF, PARTITION, FQ-UNIQ and the index's properties are judged for each tier",
+    "ID-MAP": "no state maps ids to memory: a block's id is its place",
+    "KV-READ": ("KV-READ",),
+    "CACHE-KV": ("CACHE-KV",),
+    "KV-HIT": ("HIT-FRESH", "CACHE-KV", "KV-READ"),
+    "HASH-INJ": ("HASH-INJ",),
+    "WRITE-EXCL": ("WRITE-EXCL",),
+    "PUBLISH": ("CACHE-KV", "CMD-INFLIGHT"),
+    "COMPUTED<=WRITTEN": ("COMPUTED-RULE", "KV-READ"),
+    "DRAFT": ("DRAFT",),
+    "FULLHIT": ("FULLHIT",),
+    "READ-WRITTEN": ("KV-READ", "ZEROED"),
+    "REQ-HASH": ("REQ-HASH",),
+    "HASH-MONO": ("HASH-MONO",),
+    "KEY-SEP": ("KEY-SEP",),
+    "KEY-TIER": "one key for all tiers: stores and loads name the key of the device, by KEY-SEP",
+    "KEY-GRAN": ("KEY-GRAN",),
+    "HIT-PRESERVE": ("HIT-PRESERVE",),
+    "HIT-PINNED": ("HIT-PINNED",),
+    "HIT-FRESH": ("HIT-FRESH",),
+    "GROUP-AGREE": ("GROUP-AGREE", "HIT-LONGEST"),
+    "RESET": ("RESET",),
+    "ATOMIC-FAIL": ("ATOMIC-FAIL",),
+    "ADMIT-EXACT": ("ADMIT-EXACT",),
+    "NOCRASH": ("NOCRASH", "ATOMIC-FAIL"),
+    "DETERMINISM": ("DETERMINISM",),
+    "EQUIVARIANCE": "judged on sampled edges by tests/explore/test_canonical.py",
+    "LRU": ("LRU",),
+    "MINIMAL-EVICT": "LRU says which block leaves: the front, where uncached blocks stand first",
+    "REFINE": ("REFINE",),
+    "EVT-COPY": ("EVT-COPY",),
+    "CMD-COMPLETE": "KV-READ, CACHE-KV and TABLE-MIRROR are judged on what the commands leave",
+    "CMD-HAZARD": ("CMD-HAZARD", "CMD-ORDER"),
+    "CMD-EVICT-FIRST": ("CMD-EVICT-FIRST",),
+    "CMD-COW-SRC": ("CMD-COW-SRC", "CMD-INFLIGHT"),
+    "CMD-COPYSET": ("CMD-COPYSET",),
+    "CMD-SWAP": ("CMD-HAZARD", "CMD-ORDER"),
+    "CMD-INFLIGHT": ("CMD-INFLIGHT",),
+    "CMD-ONCE": "batches are replayed on tensors by the runtime's tests (tests/runtime)",
+    "TABLE-MIRROR": ("TABLE-MIRROR",),
+    "ADMIT-NEVER": ("ADMIT-NEVER",),
+    "L-ADMIT": ("L-ADMIT",),
+    "DEADLOCK-FREE": ("DEADLOCK-FREE",),
+    "PREEMPT-GAIN": ("PREEMPT-GAIN",),
+    "NO-THRASH": ("NO-THRASH",),
+    "SWAP-RETURN": ("SWAP-RETURN",),
+    "DRAIN": ("DRAIN",),
+}
+"""Each name of the list of 45, its companions included: our names, or what stands for it."""

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of properties, and judges of batches and calls on wrong ones made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from kvcore import Config, invariants
+from kvcore.calls import Call, perform
+from kvcore.check.closure import evict_order, prefix_closed
+from kvcore.check.hazards import BATCH_JUDGES
+from kvcore.check.outcomes import OUTCOME_PROPERTIES
+from kvcore.check.prefixes import PREFIX_PROPERTIES, Prefixes
+from kvcore.check.properties import PROPERTIES, BrokenProperty, Property, judge, select
+from kvcore.check.property_facts import FACTS, SENTENCES, SPECIFIED
+from kvcore.check.transitions import TRANSITION_JUDGES
+from kvcore.commands import (
+    Allocate,
+    Command,
+    CopyOnWrite,
+    Evict,
+    Load,
+    SwapIn,
+    SwapOut,
+    Zero,
+    segments,
+)
+from kvcore.hashing import KEY_SIZE
+from kvcore.queries import get_computed_blocks
+from kvcore.state import State, make_state
+from kvcore.values import Outcome, Request
+
+KEY = bytes(KEY_SIZE)
+NUM_SPECIFIED = 45
+NUM_COMPANIONS = 17
+"""Names that the list gives beside its 45 numbered ones."""
+
+
+def run(*calls: Call, num_blocks: int = 3) -> State:
+    """The state after these calls on an empty pool of blocks of two tokens."""
+    state = make_state(Config(num_blocks, 2, null_block=False))
+    for call in calls:
+        state = perform(state, call).state
+    return state
+
+
+def prompt(name: str, *tokens: int) -> tuple[Call, Call, Call]:
+    """A request that is admitted whole, its batch taken."""
+    added = Call("add_request", (Request(name, tokens),))
+    return added, Call("allocate_slots", (name, len(tokens))), Call("take_batch")
+
+
+def test_each_judge_has_a_sentence_and_a_severity() -> None:
+    named = {*invariants.PROPERTIES, *OUTCOME_PROPERTIES, *PREFIX_PROPERTIES, *SENTENCES}
+    assert named | set(TRANSITION_JUDGES) | set(BATCH_JUDGES) <= set(PROPERTIES)
+    assert set(FACTS) == set(PROPERTIES)
+    for name, each in PROPERTIES.items():
+        assert each.name == name
+        assert each.sentence, name
+
+
+def test_each_specified_name_is_a_property_or_says_what_stands_for_it() -> None:
+    assert len(SPECIFIED) == NUM_SPECIFIED + NUM_COMPANIONS
+    for name, ours in SPECIFIED.items():
+        if isinstance(ours, tuple):
+            assert set(ours) <= set(PROPERTIES), name
+        else:
+            assert " " in ours, name
+
+
+def test_a_world_is_judged_by_what_it_can_express() -> None:
+    everything = select(None, frozenset({"append"}))
+    assert {"EVICT-ORDER", "KV-READ"} < set(everything)
+    assert "DETERMINISM" not in everything
+    assert "EVICT-ORDER" not in select(None, frozenset({"truncate"}))
+    assert set(select(frozenset({"LRU"}), frozenset())) == {"LRU"}
+    assert "REF" not in select(None, frozenset(), observable=True)
+    with pytest.raises(ValueError, match="there is no property SPEED"):
+        select(frozenset({"SPEED"}), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "commands", "numbers"),
+    [
+        ("CMD-HAZARD", [Zero(1), Zero(1)], [0, 0]),
+        ("CMD-HAZARD", [SwapOut(0, 0), SwapIn(1, 0)], [0, 0]),
+        ("CMD-HAZARD", [Zero(1), Zero(2)], [1, 0]),
+        ("CMD-COPYSET", [CopyOnWrite(0, 1), CopyOnWrite(2, 1)], [0, 0]),
+        ("CMD-COPYSET", [CopyOnWrite(0, 1), CopyOnWrite(1, 2)], [0, 0]),
+        ("CMD-COW-SRC", [Allocate(0), CopyOnWrite(0, 1)], [0, 0]),
+        ("CMD-ORDER", [CopyOnWrite(0, 1), CopyOnWrite(1, 2)], [0, 0]),
+        ("CMD-ORDER", [SwapIn(each, each) for each in range(5)] + [SwapOut(4, 9)], [0] * 6),
+    ],
+)
+def test_a_wrong_batch_is_named(
+    name: str, commands: Sequence[Command], numbers: Sequence[int]
+) -> None:
+    assert list(BATCH_JUDGES[name](run(), commands, numbers))
+    right = list(BATCH_JUDGES[name](run(), commands, segments(commands)))
+    assert not right or name == "CMD-COW-SRC"
+
+
+def test_a_key_must_go_before_its_block_is_written() -> None:
+    state = run(*prompt("a", 0, 1), Call("free", ("a",)))
+    key = state.device.keys[0]
+    assert key is not None
+    first = BATCH_JUDGES["CMD-EVICT-FIRST"]
+    assert list(first(state, [Allocate(0)], [0]))
+    assert list(first(state, [Load(0, KEY, 0)], [0]))
+    assert not list(first(state, [Evict(0, key), Allocate(0)], [0, 0]))
+
+
+def changed(call: Call, *before: Call, **fields: Any) -> tuple[State, Call, Outcome[State, Any]]:
+    """A call behind others, its outcome with other fields than it has."""
+    state = run(*before)
+    return state, call, attrs.evolve(perform(state, call), **fields)
+
+
+def test_the_order_of_the_free_queue_is_followed() -> None:
+    add, allocate, _ = prompt("a", 0, 1)
+    right = changed(allocate, add)
+    assert not list(TRANSITION_JUDGES["LRU"](*right))
+    assert list(TRANSITION_JUDGES["LRU"](*changed(allocate, add, commands=(Allocate(1),))))
+    assert list(TRANSITION_JUDGES["LRU"](*changed(allocate, add, commands=())))
+
+
+def test_a_key_changes_only_behind_its_eviction() -> None:
+    story = (*prompt("a", 0, 1), Call("free", ("a",)))
+    call = Call("evict_blocks", ([0],))
+    assert not list(TRANSITION_JUDGES["HASH-MONO"](*changed(call, *story)))
+    assert list(TRANSITION_JUDGES["HASH-MONO"](*changed(call, *story, commands=())))
+
+
+def test_an_outcome_that_is_not_found_again_is_not_deterministic() -> None:
+    add, allocate, _ = prompt("a", 0, 1)
+    assert not list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add)))
+    assert list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add, value=None)))
+    assert list(TRANSITION_JUDGES["DETERMINISM"](*changed(allocate, add, state=run(add))))
+
+
+def test_a_hit_keeps_its_blocks_and_leaves_a_token() -> None:
+    story = (*prompt("a", 0, 1), Call("free", ("a",)))
+    state = run(*story, Call("add_request", (Request("b", [0, 1, 2]),)))
+    hit = get_computed_blocks(state, "b")
+    assert hit.num_tokens == 2
+    call = Call("allocate_slots", ("b", 1, hit))
+    right = perform(state, call)
+    for name in ("HIT-PRESERVE", "HIT-PINNED", "HIT-FRESH", "FULLHIT"):
+        assert not list(TRANSITION_JUDGES[name](state, call, right))
+    lost = perform(right.state, Call("evict_blocks", ([0],))).state
+    assert list(TRANSITION_JUDGES["HIT-PRESERVE"](state, call, attrs.evolve(right, state=lost)))
+    evicted = attrs.evolve(right, commands=(Evict(0, KEY),))
+    assert list(TRANSITION_JUDGES["HIT-PINNED"](state, call, evicted))
+    stale = perform(state, Call("evict_blocks", ([0],))).state
+    assert list(TRANSITION_JUDGES["HIT-FRESH"](stale, call, right))
+    b = right.state.requests["b"]
+    short = right.state.requests.set("b", attrs.evolve(b, tokens=b.tokens[:2]))
+    full = attrs.evolve(right, state=attrs.evolve(right.state, requests=short))
+    assert list(TRANSITION_JUDGES["FULLHIT"](state, call, full))
+
+
+def test_a_child_that_outlives_its_parent_is_named() -> None:
+    state = run(*prompt("a", 0, 1, 2, 3), Call("free", ("a",)))
+    prefixes = Prefixes(state.config)
+    prefixes.learn(state)
+    assert not [*prefix_closed(state, prefixes), *evict_order(state, prefixes)]
+    cut = perform(state, Call("evict_blocks", ([0],))).state
+    assert list(prefix_closed(cut, prefixes))
+    assert list(evict_order(cut, prefixes))
+
+
+def test_a_property_that_raises_is_a_finding_of_its_own() -> None:
+    def holds(_: State) -> Any:
+        raise ZeroDivisionError("no blocks")
+
+    mine = Property(name="MINE", sentence="mine", scope="state", severity="quality", holds=holds)
+    with pytest.raises(BrokenProperty, match="MINE raised ZeroDivisionError: no blocks"):
+        list(judge({"MINE": mine}, "state", run(), None))
+
+
+def test_properties_of_a_scope_are_judged_together() -> None:
+    state = run(*prompt("a", 0, 1))
+    prefixes = Prefixes(state.config)
+    prefixes.learn(state)
+    assert not list(judge(PROPERTIES, "state", state, prefixes))
+    broken = attrs.evolve(state, rows=state.rows.append("b"))
+    assert [name for name, _ in judge(PROPERTIES, "state", broken, prefixes)] == ["ROWS"]
