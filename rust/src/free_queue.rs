@@ -48,6 +48,18 @@ impl FreeQueue {
         self.following[block.index()] != block.0
     }
 
+    /// What stands before and behind a block, or behind the last one and before the first for the
+    /// id that closes the ring.
+    pub(crate) fn links(&self, block: u32) -> (u32, u32) {
+        (self.preceding[block as usize], self.following[block as usize])
+    }
+
+    /// Count a block that is not there, for a test of who counts again.
+    #[cfg(test)]
+    pub(crate) fn miscount(&mut self) {
+        self.length += 1;
+    }
+
     /// The block that leaves next.
     #[must_use]
     pub fn front(&self) -> Option<BlockId> {

@@ -137,6 +137,16 @@ impl HashIndex {
         self.entries.clear();
     }
 
+    /// The first block of each key, and whether the key has several.
+    pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
+        self.entries.iter().map(|entry| (entry.block, entry.has_several()))
+    }
+
+    /// The blocks before and behind one of several that have one key.
+    pub(crate) fn links(&self, block: BlockId) -> (u32, u32) {
+        (self.preceding[block.index()], self.following[block.index()])
+    }
+
     fn find(&self, key: &Key) -> Option<&Entry> {
         let hash = part(key);
         self.entries.find(spread(hash), |entry| holds(&self.keys, *entry, hash, key))

@@ -7,11 +7,18 @@
 //! states and edges, and the same names of properties, as kvcore/check/*.py.
 
 pub mod calls;
+pub mod forward;
 pub mod ghost;
 pub mod invariants;
+#[cfg(test)]
+mod judged;
+#[cfg(test)]
+mod judged_calls;
+pub mod mirror;
 pub mod outcomes;
 pub mod prefixes;
 pub mod request_invariants;
+pub mod same;
 pub mod schedule;
 pub mod world;
 

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether two states are the same, without their bytes.
+//!
+//! Rules: same here means equal canonical bytes; what is no part of them (`encode.rs`) is left out.
+//! A property that most edges ask, so it stops at the first difference and makes nothing. Twin:
+//! none, Python compares values.
+
+use crate::block_pool::BlockPool;
+use crate::ids::BlockId;
+use crate::state::{Merge, OpenBatch, Operation, Published, RequestState, State};
+
+/// Whether two states have the same canonical bytes.
+#[must_use]
+pub fn same_state(one: &State, other: &State) -> bool {
+    let hosts = match (&one.host, &other.host) {
+        (Some(one), Some(other)) => same_pool(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    hosts
+        && same_pool(&one.device, &other.device)
+        && all_same(&one.requests, &other.requests, same_request)
+        && one.free_rows == other.free_rows
+        && same_batch(&one.batch, &other.batch)
+        && one.effects.commands == other.effects.commands
+        && one.effects.events == other.effects.events
+        && one.stats == other.stats
+        && one.new_blocks == other.new_blocks
+        && same_operations(one, other)
+        && one.config == other.config
+}
+
+/// Whether two lists are as long, and same entry by entry.
+fn all_same<T>(one: &[T], other: &[T], same: impl Fn(&T, &T) -> bool) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+}
+
+/// Whether two pools have the same owners, keys in the same order, queue and pins.
+fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
+    let same = |block: BlockId| {
+        one.ref_count(block) == other.ref_count(block) && one.key(block) == other.key(block)
+    };
+    one.num_blocks() == other.num_blocks()
+        && (0..one.num_blocks()).map(BlockId).all(same)
+        && one.queue == other.queue
+        && one.pins == other.pins
+        && one.index.len() == other.index.len()
+        && one.index.firsts().all(|(first, several)| {
+            let (key, index) = (one.index.key(first), &other.index);
+            index.first(key) == Some(first) && (!several || one.index.get(key) == index.get(key))
+        })
+}
+
+fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> bool {
+    let (one, other) = match (one, other) {
+        (Some(one), Some(other)) => (one, other),
+        (None, None) => return true,
+        _ => return false,
+    };
+    let counts = |request: &RequestState| {
+        let loads = (request.num_loading, request.load_end, request.preempted);
+        (request.num_computed, loads, request.own_hashes, request.skip_reading)
+    };
+    counts(one) == counts(other)
+        && one.request_id == other.request_id
+        && one.tokens == other.tokens
+        && one.drafts == other.drafts
+        && one.tables == other.tables
+        && one.num_cached == other.num_cached
+        && one.host_tables == other.host_tables
+        && one.block_hashes == other.block_hashes
+        && one.extra_keys() == other.extra_keys()
+}
+
+/// Whether two batches remember the same; what requests that left had published is out of reach.
+fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
+    let said = |item: &Published| (item.group, item.position, item.block, item.key);
+    let merge = |one: &Merge, other: &Merge| {
+        one.request_id == other.request_id
+            && (one.group, one.position, one.block) == (other.group, other.position, other.block)
+            && one.key == other.key
+    };
+    let held = |row| match (one.records.get(row), other.records.get(row)) {
+        (Some(mine), Some(its)) => {
+            mine.num_computed_before == its.num_computed_before
+                && one.published_by(mine).map(said).eq(other.published_by(its).map(said))
+        }
+        _ => false,
+    };
+    one.number == other.number
+        && one.records.values().count() == other.records.values().count()
+        && one.records.keys().all(held)
+        && all_same(&one.merges, &other.merges, merge)
+}
+
+fn same_operations(one: &State, other: &State) -> bool {
+    let said = |operation: &Operation| {
+        let Operation { block, key, batch, request, first_token } = *operation;
+        (block, key, batch, request, first_token)
+    };
+    let all = |state: &State| state.operations.len();
+    let pairs = one.operations.iter().zip(&other.operations);
+    one.next_operation == other.next_operation
+        && all(one) == all(other)
+        && pairs.into_iter().all(|(mine, its)| mine.0 == its.0 && said(mine.1) == said(its.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::allocate_slots;
+    use crate::asked::Asked;
+    use crate::config::Config;
+    use crate::decode::decode;
+    use crate::encode::encode;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    #[test]
+    fn a_state_is_the_one_of_its_bytes_and_of_no_other() {
+        let mut config = Config::new(4, 2, b"seed");
+        config.num_host_blocks = 2;
+        let mut state = make_state(config).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
+        allocate_slots(&mut state, "b", &Asked::new(2)).unwrap().unwrap();
+        let bytes = encode(&state);
+        assert!(same_state(&state, &decode(&bytes).unwrap()));
+        let mut num_other = 0;
+        for place in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[place] ^= 1;
+            let Ok(other) = decode(&changed) else { continue };
+            let again = encode(&other) == bytes;
+            assert_eq!(same_state(&state, &other), again, "byte {place} of {}", bytes.len());
+            num_other += u32::from(!again);
+        }
+        assert!(num_other > 200, "{num_other} states are other ones");
+    }
+}
