@@ -71,6 +71,8 @@ class Channel:
 class Sender(Exchange):
     """The side of the engine that computes prompts: sends each one's blocks when it is computed."""
 
+    needs_idle_cache = True
+
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
@@ -96,15 +98,18 @@ class Sender(Exchange):
 
 @attrs.frozen
 class _Awaited:
-    """A load on its way: whose, and the tokens [start, end) that were announced."""
+    """A load on its way: whose, the tokens [start, end) that were announced, and its batch."""
 
     sequence: Sequence
     start: int
     end: int
+    batch: int
 
 
 class Receiver(Exchange):
     """The side of the engine that answers: loads what was announced of a prompt."""
+
+    needs_idle_cache = True
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
@@ -135,7 +140,8 @@ class Receiver(Exchange):
         )
         if isinstance(got, Refused):
             return got
-        self._awaited[sequence.sequence_id] = _Awaited(sequence, hit.num_tokens, end)
+        batch = self._engine.open_number
+        self._awaited[sequence.sequence_id] = _Awaited(sequence, hit.num_tokens, end, batch)
         return end - hit.num_tokens
 
     def poll(self) -> list[Sequence]:
@@ -152,6 +158,11 @@ class Receiver(Exchange):
             manager.cache_blocks(name, manager.num_computed_tokens(name))
             done.append(awaited.sequence)
         return done
+
+    def cancelled(self, number: int) -> list[Sequence]:
+        """See `Exchange`. What was announced stays so: it is asked for again."""
+        lost = [name for name, awaited in self._awaited.items() if awaited.batch >= number]
+        return [self._awaited.pop(name).sequence for name in lost]
 
     def forget(self, sequence: Sequence) -> None:
         """See `Exchange`."""

@@ -5,7 +5,8 @@ Rules: a sequence's blocks are stored when its prompt is computed, before its wi
 behind, and when it ends. What a prompt can have of the directory is the longest beginning whose
 blocks are there in every group, those behind a window apart. A load that fails is not tried again
 for that sequence: the rest is computed. Operations are completed after the batch that carried them
-out; a sequence that ends meanwhile ends without them, and its blocks stay held until then.
+out, or was cancelled; a sequence that ends meanwhile ends without them, and its blocks stay held
+until then.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class DirectoryExchange(Exchange):
         self._tier = tier
         engine.runtime.external = tier
         self._stores: set[int] = set()
-        self._loads: dict[int, Sequence | None] = {}  # None: its sequence has ended
+        self._loads: dict[int, Sequence | None] = {}  # None: its sequence goes on without it
+        self._batches: dict[int, int] = {}  # the batch of each operation
         self._tried: set[str] = set()
         self._kept: dict[str, set[int]] = {}  # blocks that were stored for a sequence
         self.num_stored = 0
@@ -65,12 +67,14 @@ class DirectoryExchange(Exchange):
             return got
         self._tried.add(name)
         self._loads |= dict.fromkeys(got, sequence)
+        self._batches |= dict.fromkeys(got, self._engine.open_number)
         return num_tokens
 
     def poll(self) -> list[Sequence]:
         """See `Exchange`."""
         touched: list[Sequence] = []
-        for each in self._engine.runtime.take_finished():
+        for each in self._engine.take_finished():
+            del self._batches[each.operation]
             self._engine.manager.complete_operation(each.operation, each.done)
             if each.error is not None:
                 self.errors.append(each.error)
@@ -85,6 +89,27 @@ class DirectoryExchange(Exchange):
         unfinished = self._loads.values()
         return [sequence for sequence in touched if sequence not in unfinished]
 
+    def cancelled(self, number: int) -> list[Sequence]:
+        """See `Exchange`. What has run is heard of by `poll`; the rest failed."""
+        heard = {each.operation for each in self._engine.finished}
+        lost: list[Sequence] = []
+        for operation, batch in list(self._batches.items()):
+            if batch < number:
+                continue
+            sequence = self._loads.get(operation)
+            if sequence is not None:
+                self._loads[operation] = None
+                if sequence not in lost:
+                    lost.append(sequence)
+            if operation not in heard:
+                del self._batches[operation]
+                self._stores.discard(operation)
+                self._loads.pop(operation, None)
+                self._engine.manager.complete_operation(operation, False)
+        self._tried.difference_update(each.sequence_id for each in lost)
+        self._kept.clear()
+        return lost
+
     def prompt_computed(self, sequence: Sequence) -> None:
         """See `Exchange`: store what others may find of the sequence."""
         manager, name = self._engine.manager, sequence.sequence_id
@@ -96,7 +121,9 @@ class DirectoryExchange(Exchange):
             if block not in kept and not is_null(manager.config, block) and manager.has_key(block)
         ]
         kept.update(blocks)
-        self._stores.update(manager.store(blocks))
+        operations = manager.store(blocks)
+        self._stores.update(operations)
+        self._batches |= dict.fromkeys(operations, self._engine.open_number)
 
     def finished(self, sequence: Sequence) -> None:
         """See `Exchange`: store what has been computed since."""

@@ -5,6 +5,11 @@ A step (`Engine.step`) is: let the scheduler fill the manager's open batch; take
 it to the cache; run the forward pass over the block tables; sample. One batch, one forward pass,
 in this order: a taken batch counts as executed.
 
+With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
+on a thread of their own (lane.py): plan n+1; wait for n and complete it; take n+1 and hand it over;
+sample n, while n+1 is computed. If a batch fails, it and all later ones are cancelled, the error is
+raised, and the next step computes anew what was lost.
+
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
 then, so the children share all of it, the partial last block too, and the manager copies that
 block when one of them writes into it.
@@ -19,6 +24,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import attrs
+from torch import Tensor
 
 from kvcore import Config, KVCacheManager
 from kvcore.commands import Batch
@@ -28,6 +34,7 @@ from kvcore_runtime.drafts import Drafter
 from kvcore_runtime.engine_errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.exchange import Exchange
 from kvcore_runtime.forward import Forward, make_runtime
+from kvcore_runtime.lane import Executed, Lane
 from kvcore_runtime.metrics import Metrics, timed
 from kvcore_runtime.model import Llama
 from kvcore_runtime.scheduler import Chunk, Preemption, Scheduler
@@ -38,9 +45,19 @@ from kvcore_runtime.sequence import (
     as_core_request,
     name_sequence,
 )
+from kvcore_runtime.transfers import Finished
 
 Observer = Callable[["Engine", Batch], None]
-"""Called in every step, after the batch was applied: to record, to draw, to test."""
+"""Called in every step, after the batch was applied: to record, to draw, to test. With batches in
+flight it is called when the batch was handed over, and must not look at the cache."""
+
+
+@attrs.frozen(eq=False)
+class Flight:
+    """A batch in flight, and what it computes."""
+
+    number: int
+    chunks: list[Chunk]
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +90,9 @@ class Engine:
 
     config: of the manager; its groups hold the layers of the model (layer_groups.py). exchange:
     makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
-    strings only. observe: see `Observer`. Raises GroupsDoNotHoldModel, UnequalPages, InvalidOption.
+    strings only. observe: see `Observer`. open_number: of the batch that is taken next. finished:
+    stores and loads that are over, for the exchange. Raises GroupsDoNotHoldModel, UnequalPages,
+    InvalidOption.
     """
 
     def __init__(
@@ -99,6 +118,10 @@ class Engine:
             guard=self.options.guard,
         )
         self._forward = Forward(model, self.runtime, groups)
+        self._lane = Lane(self.runtime, self._forward) if config.max_in_flight else None
+        self._flights: collections.deque[Flight] = collections.deque()
+        self.open_number = 0
+        self.finished: list[Finished] = []
         self.exchange = Exchange() if exchange is None else exchange(self)
         self.scheduler = Scheduler(
             self.manager,
@@ -112,11 +135,12 @@ class Engine:
         self._backlog: collections.deque[GenerationRequest] = collections.deque()
         self._open: dict[str, int] = {}  # request id to its samples on their way
         self._num_arrived = 0
+        self._completions: list[Completion] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is on its way."""
-        return not self._open and not self.exchange.is_busy
+        return not (self._open or self._flights or self._completions or self.exchange.is_busy)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Take a request in. Raises RepeatedRequest, NeverFits; then nothing has changed."""
@@ -137,30 +161,35 @@ class Engine:
             if sequence.request.request_id == request_id:
                 self._release(sequence)
 
+    def cancel(self) -> None:
+        """Take back all batches in flight: what they compute is computed anew."""
+        if self._flights:
+            self._take_back(self._flights[0].number)
+
     def step(self) -> list[Completion]:
-        """Compute one step; returns what finished in it. With nothing on its way does nothing."""
+        """Compute one step; returns what finished in it. With nothing on its way does nothing.
+
+        Raises EngineStuck, and what a batch or its forward pass raised; with batches in flight the
+        engine can then go on: the batch was cancelled.
+        """
         if self.is_idle:
             return []
         started = time.perf_counter()
         self._take_in()
-        was_busy = self.exchange.is_busy
-        chunks = self.scheduler.schedule()
-        was_busy = was_busy or self.exchange.is_busy
-        batch = self.manager.take_batch()
-        self.runtime.apply(batch)
-        if self._observe is not None:
-            self._observe(self, batch)
-        if not chunks and not was_busy:
-            raise EngineStuck(
-                num_unfinished=len(self.scheduler.unfinished()),
-                num_free_blocks=self.manager.num_free_blocks,
-            )
-        self.metrics.count_step(batch, chunks, self.manager.usage)
-        for sequence in self.exchange.poll():
-            self.scheduler.loaded(sequence)
-        completions = self._compute(chunks) if chunks else []
-        self.metrics.seconds += time.perf_counter() - started
+        try:
+            if self._lane is None:
+                self._step_in_order()
+            else:
+                self._step_ahead(self._lane)
+        finally:
+            self.metrics.seconds += time.perf_counter() - started
+        completions, self._completions = self._completions, []
         return completions
+
+    def take_finished(self) -> list[Finished]:
+        """Hand out the stores and loads that are over, of batches that have been executed."""
+        finished, self.finished = self.finished, []
+        return finished
 
     def run(self) -> list[Completion]:
         """Step until nothing is on its way; returns all that finished, in that order."""
@@ -196,12 +225,99 @@ class Engine:
             self.scheduler.add(Sequence(request, arrival=self._num_arrived, row=row))
             self._num_arrived += 1
 
-    def _compute(self, chunks: list[Chunk]) -> list[Completion]:
-        """Run the forward pass and give each sequence its next tokens; returns what finished."""
-        logits = self._forward.compute(chunks)
+    def _step_in_order(self) -> None:
+        """Plan, apply, compute, sample."""
+        was_busy = self.exchange.is_busy
+        chunks = self.scheduler.schedule()
+        was_busy = was_busy or self.exchange.is_busy
+        batch = self._take_batch()
+        self.runtime.apply(batch)
+        self.finished += self.runtime.take_finished()
+        if self._observe is not None:
+            self._observe(self, batch)
+        if not chunks and not was_busy:
+            self._raise_stuck()
+        self.metrics.count_step(batch, chunks, self.manager.usage)
+        self._poll()
+        if chunks:
+            self._sample(chunks, self._forward.compute(self._forward.prepare(chunks)))
+
+    def _step_ahead(self, lane: Lane) -> None:
+        """Plan the next step while others are computed; sample the oldest while it is."""
+        in_flight = {chunk.sequence for flight in self._flights for chunk in flight.chunks}
+        was_busy = self.exchange.is_busy
+        chunks = self.scheduler.schedule(in_flight)
+        was_busy = was_busy or self.exchange.is_busy
+        executed: tuple[Flight, Executed] | None = None
+        if chunks or self.scheduler.has_moved or was_busy:
+            self.metrics.num_overlapped += bool(chunks and self._flights)
+            if len(self._flights) == self.manager.config.max_in_flight:
+                executed = self._complete(lane)
+            batch = self._take_batch()
+            self._flights.append(Flight(batch.number, chunks))
+            lane.submit(batch, self._forward.prepare(chunks) if chunks else None)
+            if self._observe is not None:
+                self._observe(self, batch)
+            self.metrics.count_step(batch, chunks, self.manager.usage)
+        elif self._flights:
+            self.metrics.num_stalls += 1
+            executed = self._complete(lane)
+        else:
+            self._raise_stuck()
+        goes_well = lane.drain() if self.exchange.needs_idle_cache else True
+        if executed is not None:
+            flight, done = executed
+            self.finished += done.finished
+            if done.logits is not None:
+                self._sample(flight.chunks, done.logits)
+        if goes_well:
+            self._poll()
+
+    def _complete(self, lane: Lane) -> tuple[Flight, Executed]:
+        """Wait for the oldest batch in flight and complete it. Raises as `step` does."""
+        flight = self._flights[0]
+        started = time.perf_counter()
+        try:
+            done = lane.wait()
+        except Exception:
+            self._take_back(flight.number)
+            raise
+        finally:
+            self.metrics.wait_seconds += time.perf_counter() - started
+        self._flights.popleft()
+        self.manager.complete(flight.number)
+        return flight, done
+
+    def _take_back(self, number: int) -> None:
+        """Cancel the oldest batch in flight, and so all: their sequences are computed anew."""
+        assert self._lane is not None
+        self.open_number += 1
+        self.finished += self._lane.clear(self.open_number)
+        self.manager.cancel(number)
+        self.metrics.num_cancelled += len(self._flights)
+        self._flights.clear()
+        self.scheduler.taken_back(self.exchange.cancelled(number))
+
+    def _take_batch(self) -> Batch:
+        batch = self.manager.take_batch()
+        self.open_number = batch.number + 1
+        return batch
+
+    def _poll(self) -> None:
+        """Let sequences go on whose load is done."""
+        for sequence in self.exchange.poll():
+            self.scheduler.loaded(sequence)
+
+    def _raise_stuck(self) -> None:
+        raise EngineStuck(
+            num_unfinished=len(self.scheduler.unfinished()),
+            num_free_blocks=self.manager.num_free_blocks,
+        )
+
+    def _sample(self, chunks: list[Chunk], logits: Tensor) -> None:
+        """Give each sequence its next tokens out of the logits of a forward pass."""
         askers = self._askers(chunks)
         kept = logits if self.options.keep_logits else None
-        completions = []
         for asker, sampled in zip(askers, draw_tokens(askers, logits), strict=True):
             sequence = asker.sequence
             taken = take_tokens(asker, sampled, kept, self._decode)
@@ -213,8 +329,7 @@ class Engine:
                 self.exchange.finished(sequence)
                 self._release(sequence)
                 self._close(sequence)
-                completions.append(taken.completion)
-        return completions
+                self._completions.append(taken.completion)
 
     def _askers(self, chunks: list[Chunk]) -> list[Asker]:
         """Who samples from which rows of logits; at a prompt's end its other samples do too."""
@@ -223,7 +338,7 @@ class Engine:
         for chunk in chunks:
             sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
             row = rows.stop
-            if not rows:
+            if not rows or sequence.is_gone:
                 continue
             askers.append(Asker(sequence, chunk.drafts, rows))
             if not sequence.generated and sequence.sample == 0:
@@ -245,6 +360,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds and forget it."""
+        sequence.is_gone = True
         self.exchange.forget(sequence)
         self.scheduler.remove(sequence)
         self.manager.free(sequence.sequence_id)

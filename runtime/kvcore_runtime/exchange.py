@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where an engine gives and takes keys and values that one engine computes and another one uses.
 
-Rules: the engine calls these at fixed places of its step; a call may call the manager, whose open
-batch then is the next step's. What cannot be had is computed: a load that fails, wholly or in part,
-costs time and never an answer. Nobody but the sequence itself sees a block whose load is not done.
+Rules: the engine calls these at fixed places of its step, on its own thread; a call may call the
+manager, whose open batch then is the next step's (`Engine.open_number`). What cannot be had is
+computed: a load that fails, wholly or in part, costs time and never an answer. Nobody but the
+sequence itself sees a block whose load is not done.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from kvcore_runtime.tables import PADDING_BLOCK
 
 class Exchange:
     """With nobody: gives nothing and has nothing. Others override what they need."""
+
+    needs_idle_cache = False
+    """Whether its calls touch the cache by themselves, so that no step may run meanwhile."""
 
     @property
     def is_busy(self) -> bool:
@@ -34,6 +38,15 @@ class Exchange:
 
         What the manager counts of them then is what they have.
         """
+        return []
+
+    def cancelled(self, number: int) -> list[Sequence]:
+        """Take note that batch `number` and all later ones were cancelled, the open one too.
+
+        What they stored or loaded is given up, whether it ran or not. Returns the sequences whose
+        load was among it; they wait, or run, without it.
+        """
+        del number
         return []
 
     def prompt_computed(self, sequence: Sequence) -> None:

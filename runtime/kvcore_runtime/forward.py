@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -64,6 +65,22 @@ def make_runtime(
     return Runtime(cache, tables, kept=groups.kept, null_block=config.null_block), groups
 
 
+@attrs.frozen(kw_only=True)
+class StepInputs:
+    """The chunks of a step as plain data, which no later change of their sequences reaches.
+
+    names, rows, starts, ends: one a chunk; positions [starts[i], ends[i]) of rows[i] are computed.
+    tokens: at all these positions. wanted: of these, the places whose logits are sampled from.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    tokens: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
 class Forward:
     """Computes the chunks of a step with one model over one runtime."""
 
@@ -76,31 +93,38 @@ class Forward:
             (kinds.index((each.group, each.visibility)), each.layer) for each in groups.places
         ]
 
-    def compute(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute the chunks; returns the logits that they want, chunk after chunk.
+    def prepare(self, chunks: Sequence[Chunk]) -> StepInputs:
+        """What computing the chunks needs to know of their sequences, as it is now."""
+        stops = itertools.accumulate(each.end - each.start for each in chunks)
+        return StepInputs(
+            names=tuple(each.sequence.sequence_id for each in chunks),
+            rows=tuple(each.sequence.row for each in chunks),
+            starts=tuple(each.start for each in chunks),
+            ends=tuple(each.end for each in chunks),
+            tokens=tuple(token for each in chunks for token in each.tokens()),
+            wanted=tuple(
+                place
+                for stop, each in zip(stops, chunks, strict=True)
+                for place in range(stop - each.num_wanted, stop)
+            ),
+        )
+
+    def compute(self, inputs: StepInputs) -> Tensor:
+        """Compute a step; returns the logits that its chunks want, chunk after chunk.
 
         In guard mode raises StaleRead.
         """
         device = self._model.device
-        names = [each.sequence.sequence_id for each in chunks]
-        rows = [each.sequence.row for each in chunks]
-        starts = [each.start for each in chunks]
-        ends = [each.end for each in chunks]
-        self._runtime.check_reads(rows, starts, ends, names)
+        rows, starts, ends = inputs.rows, inputs.starts, inputs.ends
+        self._runtime.check_reads(rows, starts, ends, inputs.names)
         attention = self._attention(rows, starts, ends)
-        stops = itertools.accumulate(each.end - each.start for each in chunks)
-        wanted = [
-            row
-            for stop, each in zip(stops, chunks, strict=True)
-            for row in range(stop - each.num_wanted, stop)
-        ]
         logits = self._model.forward(
-            torch.tensor([t for each in chunks for t in each.tokens()], device=device),
+            torch.tensor(inputs.tokens, device=device),
             attention.step.positions(),
             attention,
-            torch.tensor(wanted, dtype=torch.int64, device=device),
+            torch.tensor(inputs.wanted, dtype=torch.int64, device=device),
         )
-        self._runtime.check_content(rows, starts, ends, names)
+        self._runtime.check_content(rows, starts, ends, inputs.names)
         return logits
 
     def _attention(

@@ -19,7 +19,9 @@ class Metrics:
 
     commands: how many of each kind, by the kind's number. usages: share of the usable blocks with
     an owner, 0.0 to 1.0, one a step. seconds: inside `Engine.step`; manager_seconds: of these,
-    inside the manager.
+    inside the manager. num_overlapped: steps planned while another one was computed; num_stalls:
+    plans that could schedule nothing before a batch in flight was completed; num_cancelled:
+    batches taken back. wait_seconds: of the time, waiting for a batch to be computed.
     """
 
     num_prompt_tokens: int = 0
@@ -31,6 +33,10 @@ class Metrics:
     usages: list[float] = attrs.field(factory=list)
     seconds: float = 0.0
     manager_seconds: float = 0.0
+    num_overlapped: int = 0
+    num_stalls: int = 0
+    num_cancelled: int = 0
+    wait_seconds: float = 0.0
 
     def count_step(self, batch: Batch, chunks: Sequence[Chunk], usage: float) -> None:
         """Add one step."""

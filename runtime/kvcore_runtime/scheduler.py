@@ -14,10 +14,20 @@ on, and nothing waits forever:
     the step may have hit blocks that only its forward pass will write);
   * without a victim a sequence skips the step and keeps its blocks;
   * nobody new is admitted while a sequence is swapped out, or in a step that preempted one.
+
+Where batches are in flight (`Config.max_in_flight`), a step is planned while others are computed.
+A sequence whose next token is computed there sits out, the next chunk of its prompt apart: so
+sequences take turns, and a step gets no more than a fair share of those that decode. What a batch
+in flight uses is not free before it is completed, so:
+  * who is refused while blocks are pending waits for that batch, and preempts nobody (catalogue,
+    row 68);
+  * who is in flight is no victim: its blocks would not be free in time;
+  * in a plan in which somebody waits nobody is admitted, and in the one after it nobody comes back.
 """
 
 from array import array
 from bisect import insort
+from collections.abc import Collection
 from typing import Literal
 
 import attrs
@@ -72,7 +82,9 @@ class Scheduler:
     """Queues of sequences, each ordered by age.
 
     token_budget: positions that a step computes at most. drafter: guesses tokens of sequences that
-    decode. exchange: brings what is computed elsewhere.
+    decode. exchange: brings what is computed elsewhere. num_waits: plans in which somebody waited
+    for the blocks of a batch in flight. has_moved: whether the last plan swapped, preempted or
+    began to load, so that its batch is to be taken even if it computes nothing.
     """
 
     def __init__(
@@ -94,6 +106,11 @@ class Scheduler:
         self.swapped: list[Sequence] = []
         self.loading: list[Sequence] = []
         self.preemptions = Preemptions()
+        self.num_waits = 0
+        self.has_moved = False
+        self._turns = manager.config.max_in_flight + 1
+        self._in_flight: Collection[Sequence] = ()
+        self._short = False
 
     def unfinished(self) -> list[Sequence]:
         """All sequences on their way, those that hold device blocks first."""
@@ -110,8 +127,7 @@ class Scheduler:
     def loaded(self, sequence: Sequence) -> None:
         """Let a sequence go on whose load is done, with what the manager now counts of it."""
         self.loading.remove(sequence)
-        runs = self._manager.status(sequence.sequence_id) is Status.RUNNING
-        insort(self.running if runs else self.waiting, sequence, key=_age)
+        insort(self._queue(self._manager.status(sequence.sequence_id)), sequence, key=_age)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or aborted; its blocks are the caller's to free."""
@@ -119,18 +135,43 @@ class Scheduler:
             if sequence in queue:
                 queue.remove(sequence)
 
-    def schedule(self) -> list[Chunk]:
-        """Fill the open batch with the next step; returns what its forward pass computes."""
+    def taken_back(self, abandoned: Collection[Sequence]) -> None:
+        """Sort all sequences anew, since batches were cancelled: their tokens are computed again.
+
+        abandoned: those whose load was cancelled with its batch.
+        """
+        loading = [each for each in self.loading if each not in abandoned]
+        others = [each for each in self.unfinished() if each not in loading]
+        self.running, self.swapped, self.waiting, self.loading = [], [], [], loading
+        for sequence in others:
+            name = sequence.sequence_id
+            status = self._manager.status(name)
+            if sequence.pending and status is not Status.SWAPPED:
+                computed = self._manager.num_computed_tokens(name)
+                if status is Status.WAITING or computed < self._manager.num_tokens(name):
+                    self._give_pending(sequence)
+            insort(self._queue(status), sequence, key=_age)
+
+    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Chunk]:
+        """Fill the open batch with the next step; returns what its forward pass computes.
+
+        in_flight: sequences of the batches that are not completed.
+        """
         preempted_before = self.preemptions.total
         chunks: list[Chunk] = []
-        self._swap_in()
+        self._in_flight = in_flight
+        self.has_moved = False
+        was_short, self._short = self._short, False
+        if not was_short:
+            self._swap_in()
         if self._drafter is None:
             self._decode(chunks)
         else:
             self._decode_with_drafts(self._drafter, chunks)
         self._continue_prompts(chunks)
-        if not self.swapped and self.preemptions.total == preempted_before:
+        if not self.swapped and self.preemptions.total == preempted_before and not self._short:
             self._admit(chunks)
+        self.num_waits += self._short
         return chunks
 
     def _swap_in(self) -> None:
@@ -146,10 +187,17 @@ class Scheduler:
             if isinstance(manager.swap_in([oldest.sequence_id]), Refused):
                 return
             insort(self.running, self.swapped.pop(0), key=_age)
+            self.has_moved = True
+
+    def _ready(self) -> list[Sequence]:
+        """Those that decode in this step, oldest first: their fair share of all that decode."""
+        ready = [each for each in self.running if each.pending]
+        num_decoding = len(ready) + sum(each in self._in_flight for each in self.running)
+        return ready[: -(-num_decoding // self._turns)]
 
     def _decode(self, chunks: list[Chunk]) -> None:
         """One token for every sequence that has one pending, oldest first."""
-        ready = [each for each in self.running if each.pending][: self._token_budget]
+        ready = self._ready()[: self._token_budget]
         while ready:
             rows = array("i", [each.row for each in ready])
             tokens = array("i", [each.generated[-1] for each in ready])
@@ -159,13 +207,14 @@ class Scheduler:
                 end = sequence.num_tokens
                 chunks.append(Chunk(sequence=sequence, start=end - 1, end=end))
             ready = ready[appended.done :]
-            if appended.refused is None or not self._preempt_for(ready[0], chunks):
+            refused = appended.refused
+            if refused is None or not self._make_room(ready[0], refused, chunks):
                 return
             ready = [each for each in ready if each in self.running]
 
     def _decode_with_drafts(self, drafter: Drafter, chunks: list[Chunk]) -> None:
         """As `_decode`, with drafts behind the token while the pool has room for them."""
-        for sequence in [each for each in self.running if each.pending]:
+        for sequence in self._ready():
             room = self._budget_left(chunks) - 1
             if room < 0:
                 return
@@ -203,7 +252,7 @@ class Scheduler:
             if not isinstance(got, Refused):
                 chunks.append(Chunk(sequence=sequence, start=start, end=end))
                 return
-            if not self._preempt_for(sequence, chunks):
+            if not self._make_room(sequence, got, chunks):
                 return
 
     def _admit(self, chunks: list[Chunk]) -> None:
@@ -218,6 +267,7 @@ class Scheduler:
             if not sequence.generated:
                 sequence.num_reused = start
             if external:
+                self.has_moved = True
                 self.loading.append(self.waiting.pop(0))
                 continue
             length = min(sequence.num_tokens - start, self._budget_left(chunks))
@@ -231,26 +281,47 @@ class Scheduler:
             insort(self.running, self.waiting.pop(0), key=_age)
             chunks.append(Chunk(sequence=sequence, start=start, end=start + length))
 
-    def _preempt_for(self, taker: Sequence, chunks: list[Chunk]) -> bool:
-        """Take the blocks of the youngest running sequence that may be preempted for this one."""
-        scheduled = {chunk.sequence for chunk in chunks}
-        younger = [each for each in self.running if each.age > taker.age]
-        victim = next((each for each in reversed(younger) if each not in scheduled), None)
-        if victim is None:
+    def _make_room(self, taker: Sequence, refused: Refused, chunks: list[Chunk]) -> bool:
+        """Take the blocks of the youngest running sequence that may be preempted for this one.
+
+        Where blocks come back by waiting, or only by waiting, nobody is preempted.
+        """
+        in_flight = bool(self._in_flight) or (self._turns > 1 and self.has_moved)
+        if in_flight and refused.pending:
+            self._short = True
             return False
+        busy = {chunk.sequence for chunk in chunks}.union(self._in_flight)
+        younger = [each for each in self.running if each.age > taker.age]
+        victim = next((each for each in reversed(younger) if each not in busy), None)
+        if victim is None:
+            self._short |= in_flight
+            return False
+        self._preempt(victim)
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take a running sequence's blocks, to the host tier where it has room."""
         self.running.remove(victim)
+        self.has_moved = True
         name = victim.sequence_id
         if self._swaps and not isinstance(self._manager.swap_out([name]), Refused):
             self.preemptions.by_swap += 1
             insort(self.swapped, victim, key=_age)
-            return True
+            return
         self._manager.free(name)
         if victim.pending:
-            self._manager.add_tokens(name, victim.generated[-1:])
-            victim.pending = False
+            self._give_pending(victim)
         self.preemptions.by_recompute += 1
         insort(self.waiting, victim, key=_age)
-        return True
+
+    def _give_pending(self, sequence: Sequence) -> None:
+        """Give the manager the newest token of a sequence that is going to be computed as known."""
+        self._manager.add_tokens(sequence.sequence_id, sequence.generated[-1:])
+        sequence.pending = False
+
+    def _queue(self, status: Status) -> list[Sequence]:
+        queues = {Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
+        return queues.get(status, self.waiting)
 
     def _budget_left(self, chunks: list[Chunk]) -> int:
         return self._token_budget - sum(chunk.end - chunk.start for chunk in chunks)

@@ -42,8 +42,9 @@ class Sequence:
     """One sample of a request on its way.
 
     arrival: requests are numbered as they come; the lower, the older. row: at the manager.
-    pending: the newest token was sampled but not yet given to the manager. num_reused: prompt
-    tokens that were cached when it was first admitted.
+    pending: the newest token was sampled but not yet given to the manager. is_gone: it is finished
+    or aborted: what a batch in flight still computes of it is of no use. num_reused: prompt tokens
+    that were cached when it was first admitted.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Sequence:
         )
         self.generated: list[int] = []
         self.pending = False
+        self.is_gone = False
         self.num_reused = 0
         self.logits: list[Tensor] = []
 

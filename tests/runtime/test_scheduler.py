@@ -21,8 +21,15 @@ class World:
         num_host_blocks: int = 0,
         token_budget: int = 100,
         preemption: Preemption = "swap",
+        max_in_flight: int = 0,
     ) -> None:
-        config = Config(num_blocks, 4, num_host_blocks=num_host_blocks, null_block=False)
+        config = Config(
+            num_blocks,
+            4,
+            num_host_blocks=num_host_blocks,
+            null_block=False,
+            max_in_flight=max_in_flight,
+        )
         self.manager = KVCacheManager(config, backend)
         self.scheduler = Scheduler(self.manager, token_budget=token_budget, preemption=preemption)
         self.num_arrived = 0
@@ -40,12 +47,18 @@ class World:
         """The same, with blocks for so many tokens, all decoding if that is the whole prompt."""
         sequence = self.sequence(name, num_tokens)
         assert self.manager.allocate_slots(name, computed)
-        self.manager.take_batch()
+        self.take_batch()
         if computed == num_tokens:
             sequence.generated.append(7)
             sequence.pending = True
         self.scheduler.add_running(sequence)
         return sequence
+
+    def take_batch(self) -> None:
+        """Take the batch; where it may be in flight, complete it."""
+        number = self.manager.take_batch().number
+        if number in self.manager.in_flight:
+            self.manager.complete(number)
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence finish."""
@@ -149,3 +162,52 @@ def test_a_new_one_is_admitted_only_if_all_of_it_fits(backend: Backend) -> None:
     world.scheduler.add(world.sequence("short", 1))
     # The first chunk of "long" would fit, all of it does not; "short" does not overtake it.
     assert world.step() == [("old", 3, 4)]
+
+
+def test_who_is_refused_pending_blocks_waits_and_preempts_nobody(backend: Backend) -> None:
+    """Catalogue, row 68: what a batch in flight still reads comes back by itself."""
+    world = World(backend, num_blocks=6, max_in_flight=1)
+    world.running("old", 8, computed=8)
+    world.running("young", 8, computed=8)
+    gone = world.running("gone", 7, computed=7)
+    world.manager.append(["gone"], [7])
+    flight = world.manager.take_batch().number
+    world.leave(gone)  # aborted in flight: its two blocks are pending
+    scheduler = world.scheduler
+    assert scheduler.schedule([gone]) == []
+    assert (scheduler.num_waits, scheduler.preemptions.total) == (1, 0)
+    world.manager.complete(flight)
+    (chunk,) = scheduler.schedule()
+    assert (chunk.sequence.sequence_id, scheduler.preemptions.total) == ("old", 0)
+    assert scheduler.num_waits == 1
+
+
+def test_who_is_in_flight_is_no_victim(backend: Backend) -> None:
+    world = World(backend, num_blocks=5, preemption="recompute", max_in_flight=1)
+    world.running("old", 8, computed=8)
+    world.running("middle", 4, computed=4)
+    youngest = world.running("youngest", 7, computed=7)
+    world.manager.append(["youngest"], [7])
+    youngest.pending = False
+    flight = world.manager.take_batch().number
+    (chunk,) = world.scheduler.schedule([youngest])
+    assert chunk.sequence.sequence_id == "old"
+    assert [each.sequence_id for each in world.scheduler.waiting] == ["middle"]
+    world.manager.complete(flight)
+
+
+def test_those_that_decode_take_turns(backend: Backend) -> None:
+    world = World(backend, num_blocks=20, max_in_flight=1)
+    for name in "abcde":
+        world.running(name, 3, computed=3)
+    turns = []
+    in_flight: list[Sequence] = []
+    for _ in range(4):
+        chunks = world.scheduler.schedule(in_flight)
+        for each in in_flight:
+            each.generated.append(7)
+            each.pending = True
+        in_flight = [each.sequence for each in chunks]
+        turns.append("".join(each.sequence_id for each in in_flight))
+        world.take_batch()
+    assert turns == ["abc", "de", "abc", "de"]
