@@ -109,6 +109,14 @@ class Prefixes:
             raise InvariantViolation("KEY-GRAN", detail)
         return chain.nodes[chain.end - size : chain.end]
 
+    def tokens_of_nodes(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of each prefix that has a number."""
+        found: dict[int, tuple[int, ...]] = {0: ()}
+        for (parent, letter), node in self._children.items():
+            token = letter[0]
+            found[node] = (*found[parent], token if isinstance(token, int) else -1)
+        return found
+
     def _number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
         known = self._nodes.get(letters)
         if known is None:

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a story shows of a state: its requests, and each block with what its slots really hold.
+
+Rules: contents are followed by the ghost from the first step on, as a runtime would change them: by
+the commands and the forward pass of a batch when it is executed, not when it is planned. A slot
+reads as the tokens of the prefix that it holds: `0-2` is "token 2 behind 0 and 1". `?` is content
+that nothing defines, `~` rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+
+from kvcore.block_pool import BlockPool
+from kvcore.calls import Misuse
+from kvcore.check.ghost import RUBBISH, SPOILT, ZEROS, Content, Ghost, Write
+from kvcore.check.model import Step
+from kvcore.check.prefixes import Prefixes
+from kvcore.check.schedule import Schedule
+from kvcore.check.story_calls import name_of
+from kvcore.commands import Batch, Tier
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation
+from kvcore.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.trace_text import Names, write_tokens
+
+REQUEST_HEADS = ("request", "tokens", "computed", "blocks")
+BLOCK_HEADS = ("block", "held by", "key", "queue", "slots hold")
+CONTENT = re.compile(r"\((-?\d+), (\d+)\)")
+NO_CONTENT = re.compile(r"holds None")
+SIGNS = {RUBBISH: "~", ZEROS: "zeros", SPOILT: "!"}
+
+Row = tuple[str, ...]
+
+
+@attrs.frozen
+class Scene:
+    """The tables of one moment: the rows of each begin with a name."""
+
+    requests: tuple[Row, ...] = ()
+    blocks: tuple[Row, ...] = ()
+
+
+@attrs.frozen
+class Taken:
+    """A batch that was taken and not executed: the state that it was taken from, its writes."""
+
+    number: int
+    state: State
+    writes: tuple[Write, ...]
+
+
+class Follower:
+    """Follows contents along the steps of a run, and gives the scene behind each.
+
+    wrong: what the ghost found that is not right, newest last.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.ghost = Ghost(config)
+        self._schedule = Schedule()
+        self._taken: list[Taken] = []
+        self.wrong: list[InvariantViolation] = []
+
+    def follow(self, step: Step, following: Step | None) -> None:
+        """Take in a step. following: the next one, which tells of a load that failed."""
+        call, value = step.call, step.outcome.value
+        if isinstance(value, Misuse):
+            return
+        if call.name == "execute":
+            self._execute(call.args[0], None)
+            return
+        if call.name in ("complete", "cancel"):
+            self._finish(call.name, call.args[0])
+        self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
+        self._hear(self.ghost.prefixes.learn, step.outcome.state)
+        self.ghost.loading = self._schedule.loading
+        if call.name == "complete_operation":
+            self.ghost.complete(*call.args)
+        if call.name == "take_batch":
+            number = value.number if isinstance(value, Batch) else 0
+            self._taken.append(Taken(number, step.before, tuple(self._schedule.take())))
+            if not self._config.max_in_flight:
+                self._execute(number, _failing(following))
+
+    def finish(self, state: State) -> None:
+        """Execute what the run left open: its batch is not taken, but what it does shows."""
+        self._finish("complete", state.batch.number)
+        commands = state.batch.commands
+        if len(commands) or len(state.batch.records):
+            self._hear(self.ghost.prefixes.learn, state)
+            self._taken.append(Taken(state.batch.number, state, tuple(self._schedule.take())))
+            self._execute(state.batch.number, None)
+
+    def scene(self, state: State) -> Scene:
+        """What a state looks like now."""
+        names = SceneNames(self.ghost.prefixes)
+        names.learn(state)
+        return scene_of(state, self.ghost, names)
+
+    def _finish(self, name: str, number: int) -> None:
+        for batch in [each.number for each in self._taken]:
+            if name == "complete" and batch <= number:
+                self._execute(batch, None)
+        if name == "cancel":
+            self._taken = [each for each in self._taken if each.number < number]
+
+    def _execute(self, number: int, failing: tuple[str, int] | None) -> None:
+        for batch in [each for each in self._taken if each.number <= number]:
+            self._taken.remove(batch)
+            writes = [_failed(write, failing) for write in batch.writes]
+            self._hear(self.ghost.execute, batch.state.batch.commands)
+            self._hear(self.ghost.forward, batch.state, writes, self._schedule.encoders)
+            if failing is None:
+                self._hear(self.ghost.check, batch.state, self._schedule.encoders)
+
+    def _hear(self, made: object, *args: object) -> None:
+        """Make a call that may find something wrong: the story goes on behind it."""
+        try:
+            made(*args)  # type: ignore[operator] # one of the ghost's methods
+        except InvariantViolation as error:
+            self.wrong.append(error)
+        except (KeyError, IndexError, AttributeError):
+            pass  # a state so broken that it cannot be followed: the story shows what is there
+
+
+class SceneNames(Names):
+    """The prefixes of keys and of contents, in tokens."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        super().__init__()
+        self._tokens = prefixes.tokens_of_nodes()
+        self._prefixes_of = prefixes
+
+    def key(self, key: bytes) -> str:
+        """The prefix of a key, whoever was seen with it."""
+        try:
+            return super().key(key)
+        except KeyError:
+            return self._known(key)
+
+    def _known(self, key: bytes) -> str:
+        try:
+            group = int.from_bytes(key[-4:], "big")
+            tokens = write_tokens(self._prefixes_of.tokens(key))
+        except KeyError:
+            return f"(hash {key.hex()[:8]})"
+        return f"({tokens})" + (f"@{group}" if group else "")
+
+    def content(self, content: Content) -> str:
+        """What a slot holds."""
+        if content is None:
+            return "?"
+        if content in SIGNS:
+            return SIGNS[content]
+        node, group = content
+        tokens = self._tokens.get(node)
+        said = write_tokens(tokens) if tokens is not None else ("encoder" if node < 0 else "?")
+        return said + (f"@{group}" if group else "")
+
+    def detail(self, text: str) -> str:
+        """What a property says is wrong, contents in tokens."""
+        text = NO_CONTENT.sub("holds nothing that is defined", text)
+        return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
+
+
+def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:
+    """The tables of a state with the contents that a ghost followed."""
+    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    blocks = list(_pool("device", state.device, requests, ghost, names))
+    if state.host is not None:
+        blocks += _pool("host", state.host, requests, ghost, names)
+    return Scene(tuple(map(_request, requests)), tuple(blocks))
+
+
+def _request(request: RequestState) -> Row:
+    tokens = write_tokens(list(request.tokens))
+    if len(request.drafts):
+        tokens += f" drafts {write_tokens(list(request.drafts))}"
+    tables = request.host_tables or request.tables
+    blocks = " | ".join(" ".join(map(str, table)) or "-" for table in tables)
+    said = f"host {blocks}" if request.host_tables else blocks
+    return (name_of(request.request_id), tokens, str(request.num_computed), said)
+
+
+def _pool(
+    tier: Tier, pool: BlockPool, requests: Sequence[RequestState], ghost: Ghost, names: SceneNames
+) -> Iterator[Row]:
+    places = {block: f"free {place}" for place, block in enumerate(pool.queue, 1)}
+    if pool.quarantine is not None:
+        for block in pool.quarantine:
+            batches = ",".join(map(str, sorted(pool.quarantine.busy.get(block, ()))))
+            places[block] = f"waits for {batches}"
+    mark = "h" if tier == "host" else ""
+    for block in range(pool.first_block, pool.num_blocks):
+        key = pool.keys[block]
+        held = " ".join(_holders(tier, block, requests, pool)) or "-"
+        slots = ghost.contents.get((tier, block), [])
+        contents = " | ".join(map(names.content, slots)) if any(slots) else "-"
+        said = "-" if key is None else names.key(key)
+        yield (f"{mark}{block}", held, said, places.get(block, "-"), contents)
+
+
+def _holders(
+    tier: Tier, block: int, requests: Iterable[RequestState], pool: BlockPool
+) -> Iterator[str]:
+    """Who holds a block: request[position], behind it the group, or a pin."""
+    for request in requests:
+        for group, table in enumerate(request.host_tables if tier == "host" else request.tables):
+            for position, each in enumerate(table):
+                if each == block and each != NO_HOST_BLOCK:
+                    behind = f"@{group}" if group else ""
+                    yield f"{name_of(request.request_id)}[{position}]{behind}"
+    if block in pool.pins:
+        yield "pinned" if pool.pins[block] == 1 else f"{pool.pins[block]} pins"
+
+
+def _failing(following: Step | None) -> tuple[str, int] | None:
+    """The load that failed, where the engine takes it back next."""
+    if following is None or following.call.name != "rewind":
+        return None
+    names, count = following.call.args
+    return (names[0], count)
+
+
+def _failed(write: Write, failing: tuple[str, int] | None) -> Write:
+    if failing is None or write.request_id != failing[0]:
+        return write
+    return attrs.evolve(write, failed=failing[1])
