@@ -79,6 +79,9 @@ class Follower:
             self._finish(call.name, call.args[0])
         self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
         self._hear(self.ghost.prefixes.learn, step.outcome.state)
+        if call.name != "take_batch":
+            self._hear(self._schedule.check, step.outcome.state)
+            self._hear(self._schedule.check_caps, step.outcome.state)
         self.ghost.loading = self._schedule.loading
         if call.name == "complete_operation":
             self.ghost.complete(*call.args)
@@ -197,10 +200,12 @@ def _pool(
             batches = ",".join(map(str, sorted(pool.quarantine.busy.get(block, ()))))
             places[block] = f"waits for {batches}"
     mark = "h" if tier == "host" else ""
-    for block in range(pool.first_block, pool.num_blocks):
+    for block in range(pool.num_blocks):
         key = pool.keys[block]
+        if block < pool.first_block and not (key or pool.ref_counts[block] or block in places):
+            continue
         held = " ".join(_holders(tier, block, requests, pool)) or "-"
-        slots = ghost.contents.get((tier, block), [])
+        slots: list[Content] = ghost.contents.get((tier, block), [])
         contents = " | ".join(map(names.content, slots)) if any(slots) else "-"
         said = "-" if key is None else names.key(key)
         yield (f"{mark}{block}", held, said, places.get(block, "-"), contents)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager under judgement: each call must keep every property, or the one that is asked for.
+
+Rules: it takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch
+counts as executed when it is taken; with batches in flight, when `execute` names it, or when it is
+completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
+block judges what can only be judged at the end of a run. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import attrs
+
+from kvcore.calls import TRANSITIONS, Call, Misuse
+from kvcore.check.model import Step
+from kvcore.check.outcomes import check_events, check_outcome
+from kvcore.check.properties import Property, judge, select
+from kvcore.check.scenes import Follower
+from kvcore.check.world import World
+from kvcore.commands import segments
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation, KvcoreError
+from kvcore.manager import KVCacheManager
+from kvcore.state import State
+from kvcore.values import Outcome
+
+
+class JudgedManager:
+    """A `KVCacheManager` whose calls raise InvariantViolation where they break a property.
+
+    properties: names of those that count, all that hold for every run unless given. num_tokens: how
+    far requests are to grow, for the properties of runs.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Literal["rust", "python"] | None = None,
+        *,
+        properties: Iterable[str] | None = None,
+        num_tokens: int = 0,
+    ) -> None:
+        self.manager = KVCacheManager(config, backend)
+        names = None if properties is None else frozenset(properties)
+        self._properties: dict[str, Property] = select(names, frozenset(TRANSITIONS))
+        self._follower = Follower(config)
+        self._state = self.manager.state()
+        self._start = self._state
+        self._waiting: Step | None = None
+        self._drained = False
+        self._world = World(
+            config=config,
+            num_requests=1,
+            num_tokens=num_tokens,
+            num_prompt=num_tokens,
+            calls=frozenset(),
+        )
+        self._hear_state(self._state)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in TRANSITIONS:
+            return partial(self._call, name)
+        found: Callable[..., Any] = getattr(self.manager, name)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.done()
+
+    def execute(self, batch: int) -> None:
+        """Say that a taken batch, and all before it, was executed now."""
+        step = Step(self._state, Call("execute", (batch,)), Outcome(self._state, (), None))
+        self._follow(step)
+
+    def done(self) -> None:
+        """Judge what is left at the end of a run."""
+        self._follow(None)
+        self._follower.finish(self._state)
+        self._hear_follower()
+        self._hear("run", self._world, self._state)
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        call, before = Call(name, args, options), self._state
+        method = getattr(self.manager, name)
+        try:
+            value = method(*args, **options)
+        except KvcoreError as error:
+            self._judge(Step(before, call, self._outcome(before, Misuse(str(error), error.fields))))
+            raise
+        except Exception as error:
+            if "NOCRASH" in self._properties:
+                raise InvariantViolation("NOCRASH", f"{call} raises {error!r}") from error
+            raise
+        self._drained |= name == "take_events"
+        self._judge(Step(before, call, self._outcome(before, value)))
+        return value
+
+    def _outcome(self, before: State, value: Any) -> Outcome[State, Any]:
+        """The outcome of the call that was just made."""
+        after = self._state = self.manager.state()
+        same = before.batch.number == after.batch.number
+        commands = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
+        return Outcome(after, tuple(commands), value)
+
+    def _judge(self, step: Step) -> None:
+        before, call, outcome = step.before, step.call, step.outcome
+        self._ask(check_outcome, before, call, outcome)
+        self._hear("transition", before, call, outcome)
+        self._hear_state(outcome.state)
+        if call.name == "take_batch":
+            commands = list(before.batch.commands)
+            self._hear("batch", self._start, commands, segments(commands))
+            self._start = attrs.evolve(before, batch=outcome.state.batch)
+        if outcome.state.config.enable_events and not self._drained:
+            self._ask(check_events, (), list(outcome.state.events), outcome.state)
+        self._follow(step)
+
+    def _hear_state(self, state: State) -> None:
+        self._ask(self._follower.ghost.prefixes.learn, state)
+        self._hear("state", state, self._follower.ghost.prefixes)
+
+    def _hear(self, scope: Any, *args: Any) -> None:
+        for name, detail in judge(self._properties, scope, *args):
+            raise InvariantViolation(name, detail)
+
+    def _ask(self, check: Callable[..., None], *args: Any) -> None:
+        try:
+            check(*args)
+        except InvariantViolation as error:
+            if error.name in self._properties:
+                raise
+
+    def _follow(self, step: Step | None) -> None:
+        """Let the ghost follow the step before: the one behind it says whether a load failed."""
+        if self._waiting is not None:
+            self._follower.follow(self._waiting, step)
+            self._hear_follower()
+        self._waiting = step
+        if step is not None and step.call.name != "take_batch":
+            self._waiting = None
+            self._follower.follow(step, None)
+            self._hear_follower()
+
+    def _hear_follower(self) -> None:
+        for error in self._follower.wrong:
+            if error.name in self._properties:
+                raise error
+        self._follower.wrong.clear()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A violation is told so that a reader sees it, and as files that fail for it and for nothing else.
+
+Seeded bugs give the violations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kvcore import trace
+from kvcore.check import search
+from kvcore.check.model import Violation
+from kvcore.check.mutants import contents, index, owners, requests, tiers
+from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
+from kvcore.check.story import WIDTH, render
+from kvcore.check.story_files import pytest_text, trace_text
+from kvcore.errors import InvariantViolation
+from tests.conftest import Backend
+
+LOADED = (contents, index, owners, requests, tiers)
+BY_NAME = {each.name: each for each in MUTANTS}
+TOLD = [
+    ("m_no_cow", "KV-READ"),
+    ("m_touch_after_alloc", "NO-ALIAS"),
+    ("m_hits_cost_no_capacity", "NOCRASH"),
+    ("m_swap_in_no_copy", "KV-READ"),
+    ("m_publishes_the_key_before", "CACHE-KEY"),
+    ("m_append_forgets_its_token", "COMPUTED"),
+]
+
+
+@contextmanager
+def broken(name: str) -> Iterator[Mutant]:
+    """The core with a seeded bug."""
+    with Patcher() as patcher:
+        BY_NAME[name].patch(patcher)
+        yield BY_NAME[name]
+
+
+def violation_of(mutant: Mutant, broken_property: str) -> Violation:
+    found = search.check(mutant.world, properties=[broken_property]).violation
+    assert found is not None
+    return found
+
+
+def run_test(text: str, backend: Backend) -> None:
+    """Run the test that a file holds."""
+    module: dict[str, Any] = {}
+    exec(compile(text, "test_written.py", "exec"), module)
+    next(run for name, run in module.items() if name.startswith("test_"))(backend)
+
+
+@pytest.mark.parametrize(("mutant_name", "name"), TOLD)
+def test_a_violation_is_told_and_written(mutant_name: str, name: str, backend: Backend) -> None:
+    with broken(mutant_name) as mutant:
+        violation = violation_of(mutant, name)
+        story = render(violation, mutant.world, colour=False)
+        test = pytest_text(violation, mutant.world)
+        told = trace_text(violation, mutant.world)
+        with pytest.raises(InvariantViolation) as caught:
+            run_test(test, "python")
+        assert caught.value.name == name
+    assert story.startswith(f"{name} (")
+    assert max(map(len, story.splitlines())) <= WIDTH
+    assert f"does not hold after {len(violation.calls)} call" in story
+    run_test(test, backend)
+    right = trace.rewrite(told, source="told.trace", backend=backend)
+    trace.replay(trace.parse_trace(right, source="told.trace"), backend)
+
+
+def test_a_story_marks_what_a_call_changes() -> None:
+    with broken("m_no_cow") as mutant:
+        violation = violation_of(mutant, "KV-READ")
+        plain = render(violation, mutant.world, colour=False)
+        coloured = render(violation, mutant.world, colour=True)
+    assert "\n   * 0      r0[0] > r0[0] r1[0]" in plain
+    assert "\x1b[" not in plain
+    assert "\x1b[33mr0[0] > r0[0] r1[0]" in coloured
+
+
+def test_a_trace_holds_what_the_calls_gave() -> None:
+    with broken("m_swap_in_no_copy") as mutant:
+        told = trace_text(violation_of(mutant, "KV-READ"), mutant.world)
+        trace.replay(trace.parse_trace(told, source="told.trace"), "python")
+    assert told.startswith("# KV-READ: what a query sees is read from slots")
