@@ -10,6 +10,7 @@ what the run begins with, so nothing is to be remembered but the last one. Twin:
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,8 +149,13 @@ def _detail(violation: Violation, follower: Follower) -> str:
     names = SceneNames(follower.ghost.prefixes)
     for error in follower.wrong:
         if error.name == violation.name:
-            return names.detail(error.detail)
-    return plain_detail(violation)
+            return with_names(names.detail(error.detail))
+    return with_names(plain_detail(violation))
+
+
+def with_names(detail: str) -> str:
+    """A detail with the story's names of requests."""
+    return re.sub(r"request '(\d+)'", r"request r\1", detail)
 
 
 def plain_detail(violation: Violation) -> str:

@@ -9,6 +9,7 @@ Twin: none.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ def test_{function}_holds(backend):
 {calls}
 '''
 INDENT = " " * 8
+LINE_MAX = 91
 NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "errors")
 
 
@@ -92,8 +94,11 @@ def write_config(config: Config) -> str:
             if value != (Group(config.block_size),):
                 words.append(f"groups=({''.join(f'{_write(each)}, ' for each in value)})")
         else:
-            words.append(f"{field.name}={value!r}")
-    return f"Config({', '.join(words)})"
+            words.append(f"{field.name}={json.dumps(value) if isinstance(value, str) else value!r}")
+    line = f"Config({', '.join(words)})"
+    if len(line) <= LINE_MAX:
+        return line
+    return f"Config(\n{''.join(f'    {word},{chr(10)}' for word in words)})"
 
 
 def _test_lines(step: Step) -> Iterator[str]:
@@ -102,13 +107,13 @@ def _test_lines(step: Step) -> Iterator[str]:
     words = []
     for each in call.args:
         if isinstance(each, Hit):
-            yield f"hit = manager.get_computed_blocks({name_of(call.args[0])!r})"
+            yield f"hit = manager.get_computed_blocks({_write(call.args[0])})"
             words.append("hit")
         else:
             words.append(_write(each))
     for name, each in call.options.items():
         if isinstance(each, Hit):
-            yield f"hit = manager.get_computed_blocks({name_of(call.args[0])!r})"
+            yield f"hit = manager.get_computed_blocks({_write(call.args[0])})"
         words.append(f"{name}={'hit' if isinstance(each, Hit) else _write(each)}")
     made = f"manager.{call.name}({', '.join(words)})"
     if isinstance(value, Misuse):
@@ -121,7 +126,7 @@ def _test_lines(step: Step) -> Iterator[str]:
 def _write(value: Any) -> str:
     """A value of a call as Python makes it; requests get the names of the story."""
     if isinstance(value, str):
-        return repr(name_of(value))
+        return json.dumps(name_of(value))
     if isinstance(value, Request):
         shown = [_write(value.request_id), repr(list(value.tokens))]
         return f"Request({', '.join([*shown, *_options(value, ('request_id', 'tokens'))])})"

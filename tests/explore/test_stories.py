@@ -29,7 +29,7 @@ TOLD = [
     ("m_touch_after_alloc", "NO-ALIAS"),
     ("m_hits_cost_no_capacity", "NOCRASH"),
     ("m_swap_in_no_copy", "KV-READ"),
-    ("m_publishes_the_key_before", "CACHE-KEY"),
+    ("m_alloc_ref0", "REF"),
     ("m_append_forgets_its_token", "COMPUTED"),
 ]
 
