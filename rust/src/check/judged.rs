@@ -12,8 +12,9 @@ use crate::check::invariants::{Scratch, check};
 use crate::check::outcomes::{check_events, check_hit, check_outcome};
 use crate::check::prefixes::Prefixes;
 use crate::check::schedule::Schedule;
+use crate::check::transitions::Made;
 use crate::check::world::{KindOfRequest, Moves, World};
-use crate::check::{Judges, Violation};
+use crate::check::{Judges, Violation, hazards, progress, transitions};
 use crate::commands::Command;
 use crate::config::{Config, Duplicates};
 use crate::groups::{Group, Kind};
@@ -26,13 +27,13 @@ pub(super) const B: Name = Name(1);
 
 /// A state that is judged on its way.
 pub(super) struct Run {
-    world: World,
+    pub(super) world: World,
     pub(super) state: State,
     /// The state before the open batch.
     start: State,
     schedule: Schedule,
     ghost: Ghost,
-    prefixes: Prefixes,
+    pub(super) prefixes: Prefixes,
     scratch: Scratch,
 }
 
@@ -62,7 +63,10 @@ impl Run {
         let before = self.state.clone();
         let outcome = perform(&mut self.state, call, &self.world);
         check_outcome(&before, call, &outcome, &self.state)?;
-        check(&self.state, &Judges::default(), &mut self.scratch)?;
+        let made = Made { before: &before, call, outcome: &outcome, after: &self.state };
+        let judges = &Judges::default();
+        transitions::check(&made, judges)?;
+        check(&self.state, judges, &mut self.scratch)?;
         self.prefixes.learn(&self.state)?;
         self.schedule.follow(&before, call, &outcome.value);
         Ok(outcome.value)
@@ -89,6 +93,7 @@ impl Run {
         let Run { state, schedule, ghost, prefixes, .. } = self;
         schedule.check(state)?;
         schedule.check_caps(state)?;
+        hazards::check(&self.start, state, &Judges::default())?;
         ghost.execute(state.effects.commands.iter(), prefixes)?;
         ghost.forward(state, schedule.writes(), schedule, prefixes)?;
         schedule.take();
@@ -102,6 +107,7 @@ impl Run {
         ghost.check(state, schedule, prefixes)?;
         self.call(&Call::TakeBatch);
         self.state.effects.events.take();
+        progress::check(&self.world, &self.state, &Judges::default())?;
         self.start = self.state.clone();
         self.assume();
         Ok(())

@@ -7,8 +7,10 @@
 //! states and edges, and the same names of properties, as kvcore/check/*.py.
 
 pub mod calls;
+pub mod closure;
 pub mod forward;
 pub mod ghost;
+pub mod hazards;
 pub mod invariants;
 #[cfg(test)]
 mod judged;
@@ -17,9 +19,11 @@ mod judged_calls;
 pub mod mirror;
 pub mod outcomes;
 pub mod prefixes;
+pub mod progress;
 pub mod request_invariants;
 pub mod same;
 pub mod schedule;
+pub mod transitions;
 pub mod world;
 
 use std::collections::BTreeSet;
