@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated engine whose batches run late, fail and are cancelled, beside a small real cache.
+
+Rules: the manager is called at random, batches are taken, executed on the cache (shadow.py),
+completed and cancelled at random moments. Every read finds what its request wrote, and after every
+batch the tables are those that the manager had when it was taken.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections import Counter
+
+import attrs
+from kvcore_runtime.shadow import Computed, Shadow, stamp_tokens
+
+from kvcore import Batch, Config, KVCacheManager, Refused, Request, Status
+from tests.conftest import Backend
+
+MAX_LEN = 14
+NUM_REQUESTS = 5
+
+
+@attrs.frozen(kw_only=True)
+class Taken:
+    """A batch, what its forward pass computes, and the tables by row once it is applied."""
+
+    batch: Batch
+    steps: list[Computed]
+    tables: dict[int, list[list[int]]]
+
+
+class Flights:
+    """Batches taken and not executed yet, in order; what the requests' tokens are."""
+
+    def __init__(self, config: Config, backend: Backend, seed: int) -> None:
+        self.pick = random.Random(seed)
+        self.manager = KVCacheManager(config, backend)
+        self.shadow = Shadow(config, max_rows=16, max_len=MAX_LEN + 2, max_tokens=64)
+        self.tokens: dict[str, list[int]] = {}
+        self.rows: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        self.taken: collections.deque[Taken] = collections.deque()
+        self.executed = -1
+        self.made = 0
+        self.seen: Counter[str] = Counter()
+
+    def move(self) -> None:
+        """Do one thing that can be done, by chance."""
+        in_flight = self.manager.in_flight
+        chance = self.pick.random()
+        if in_flight and chance < 0.06:
+            self.cancel(self.pick.choice(in_flight))
+        elif self.taken and chance < 0.4:
+            self.execute()
+        elif in_flight and in_flight[0] <= self.executed:
+            self.seen["completed late"] += in_flight[0] < self.executed
+            self.manager.complete(in_flight[0])
+        elif len(in_flight) < self.manager.config.max_in_flight:
+            self.plan()
+        else:
+            self.execute()
+
+    def plan(self) -> None:
+        """Some calls of an engine, then a batch is taken."""
+        self.starts.clear()
+        for name in list(self.tokens):
+            self._advance(name)
+        if len(self.tokens) < NUM_REQUESTS:
+            self._admit()
+        # Before the batch is taken: taking it may merge blocks, which the next batch tells.
+        tables = {row: self._tables(name) for name, row in self.rows.items()}
+        steps = [self._step(name, start) for name, start in self.starts.items()]
+        batch = self.manager.take_batch()
+        self.taken.append(Taken(batch=batch, steps=steps, tables=tables))
+
+    def execute(self) -> None:
+        """Apply the oldest batch that was not, run its forward pass, compare the tables."""
+        if not self.taken:
+            return
+        taken = self.taken.popleft()
+        self.shadow.skip(taken.batch.number)
+        self.shadow.run(taken.batch, taken.steps)
+        self.shadow.check_tables(taken.tables)
+        self.executed = taken.batch.number
+
+    def cancel(self, number: int) -> None:
+        """Take back a batch, executed or not, and all later ones."""
+        done = "executed" if number <= self.executed else "not executed"
+        self.seen[f"cancelled, {done}"] += 1
+        self.manager.cancel(number)
+        while self.taken and self.taken[-1].batch.number >= number:
+            self.taken.pop()
+        self.seen["cancelled, earlier ones still to run"] += bool(self.taken)
+
+    def _admit(self) -> None:
+        name = f"r{self.made}"
+        self.made += 1
+        tokens = [7] * self.pick.randint(0, 5) + [self.pick.randint(1, 2)]
+        self.rows[name] = self.manager.add_request(Request(name, tokens))
+        self.tokens[name] = tokens
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        hit = self.manager.get_computed_blocks(name)
+        missing = len(self.tokens[name]) - hit.num_tokens
+        got = self.manager.allocate_slots(name, self.pick.randint(1, missing), hit)
+        if isinstance(got, Refused):
+            self.seen["pending"] += got.pending > 0
+        else:
+            self.starts[name] = hit.num_tokens
+
+    def _advance(self, name: str) -> None:
+        status, chance = self.manager.status(name), self.pick.random()
+        if status is Status.SWAPPED:
+            self.seen["swapped in"] += self.manager.swap_in([name]) is None
+        elif status is Status.WAITING:
+            self._start(name)
+        elif chance < 0.1:
+            self.manager.free(name)
+            if chance < 0.06:
+                self._forget(name)
+        elif chance < 0.25:
+            self.seen["swapped out"] += self.manager.swap_out([name]) is None
+        elif chance < 0.4 and len(self.tokens) < NUM_REQUESTS:
+            child = f"r{self.made}"
+            self.made += 1
+            self.rows[child] = self.manager.fork(name, child)
+            self.tokens[child] = list(self.tokens[name])
+        else:
+            self._compute(name)
+
+    def _compute(self, name: str) -> None:
+        computed = self.manager.num_computed_tokens(name)
+        if computed == len(self.tokens[name]):
+            if computed >= MAX_LEN - 1:
+                self.manager.free(name)
+                self._forget(name)
+                return
+            token = self.pick.randint(1, 2)
+            self.tokens[name].append(token)
+            self.manager.add_tokens(name, [token])
+        got = self.manager.allocate_slots(name, 1)
+        if isinstance(got, Refused):
+            self.seen["pending"] += got.pending > 0
+        else:
+            self.starts[name] = computed
+
+    def _forget(self, name: str) -> None:
+        self.manager.remove_request(name)
+        del self.tokens[name], self.rows[name]
+
+    def _tables(self, name: str) -> list[list[int]]:
+        if self.manager.status(name) is Status.SWAPPED:
+            return [[] for _ in self.manager.config.groups]
+        return [list(table) for table in self.manager.get_block_ids(name)]
+
+    def _step(self, name: str, start: int) -> Computed:
+        return Computed(
+            request_id=name,
+            row=self.rows[name],
+            start=start,
+            end=self.manager.num_computed_tokens(name),
+            stamps=stamp_tokens(self.tokens[name]),
+        )
