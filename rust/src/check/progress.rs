@@ -61,8 +61,9 @@ fn drain(world: &World, state: &State) -> Finding {
     let mut state = state.clone();
     settle(&mut state)?;
     drop_pins(&mut state)?;
-    for name in names(&state) {
-        if status(&state, &name)? != Status::Waiting {
+    for row in rows(&state).collect::<Vec<Row>>() {
+        let name = Arc::clone(&state[row].request_id);
+        if state[row].status() != Status::Waiting {
             expected(free(&mut state, &name))?;
         }
         expected(remove_request(&mut state, &name))?;
@@ -267,14 +268,6 @@ pub(crate) fn expected<T>(outcome: Result<T, Error>) -> Result<T, String> {
 pub(crate) fn rows(state: &State) -> impl Iterator<Item = Row> {
     let all = (0..state.requests.len() as u32).map(Row);
     all.filter(|row| state.requests[row.index()].is_some())
-}
-
-fn names(state: &State) -> Vec<Arc<str>> {
-    state.requests().map(|request| Arc::clone(&request.request_id)).collect()
-}
-
-fn status(state: &State, name: &str) -> Result<Status, String> {
-    Ok(state[expected(state.request(name))?].status())
 }
 
 /// Free every other request; a child goes before what it hit.
