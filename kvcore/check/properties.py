@@ -21,6 +21,7 @@ from kvcore.check import closure, fair, hazards, progress, transitions
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.property_facts import FACTS, SENTENCES, Fact, Severity
+from kvcore.errors import InvariantViolation
 
 Scope = Literal["state", "transition", "batch", "run"]
 
@@ -66,6 +67,8 @@ def judge(
         given = args if scope != "state" or each.reads_prefixes else args[:1]
         try:
             found = list(each.holds(*given))
+        except InvariantViolation:
+            raise
         except Exception as error:
             raise BrokenProperty(name, error) from error
         yield from ((name, detail) for detail in found)
@@ -132,7 +135,7 @@ JUDGED = {name: (scope, holds) for scope, group in JUDGES for name, holds in gro
 FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "TABLE-MIRROR", "OWNER-MIRROR"), "batch"),
     **dict.fromkeys(("COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
-    **dict.fromkeys(("NOCRASH", "REFINE", *OUTCOME_PROPERTIES), "transition"),
+    **dict.fromkeys(("NOCRASH", "REFINE", "POLICY", *OUTCOME_PROPERTIES), "transition"),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),
 }
 """Properties that the search judges by what it follows along an edge."""

@@ -74,6 +74,7 @@ FACTS: dict[str, Fact] = {
     "FULLHIT": Fact("wrong KV", (39, 40)),
     "HASH-MONO": Fact("wrong KV", (6,)),
     "DETERMINISM": Fact("quality"),
+    "POLICY": Fact("crash"),
     "REFINE": Fact("wrong KV", (33,)),
     "CMD-HAZARD": Fact("wrong KV", (58, 59, 63)),
     "CMD-COPYSET": Fact("wrong KV", (62,)),
@@ -100,6 +101,7 @@ SENTENCES: dict[str, str] = {
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "no call fails in another way than by a typed error",
     "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
+    "POLICY": "an eviction policy of one's own names a place whenever it is asked",
     "CMD-INFLIGHT": "no block that an unfinished batch reads or writes is free, and quarantine"
     " holds only such",
 }

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An eviction policy of one's own, run by the production transitions and judged like the built-in
+ones.
+
+Rules: a policy says where a freed block joins the free queue, and which block of it leaves first;
+nothing else of the core changes. It sees no block's number and no tokens: nothing may depend on
+names, or the explored states could not be folded. While a policy is installed the whole process
+uses it. LRU, which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say
+whether a policy keeps what a hit needs. Source: design, 7.8. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import attrs
+
+from kvcore.block_pool import PoolDraft
+from kvcore.check.properties import select
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.check.world import World
+from kvcore.errors import InvariantViolation
+from kvcore.hashing import HASH_SIZE
+
+NAME = "POLICY"
+WITHOUT = frozenset({"LRU", "REFINE"})
+"""Properties that say what the built-in policies do."""
+
+
+@attrs.frozen
+class FreeBlock:
+    """What a policy sees of a block: whether its content can be hit, and in which group."""
+
+    cached: bool
+    group: int | None = None
+
+
+class Policy(Protocol):
+    """Which of the free blocks leaves first."""
+
+    def join(self, queue: Sequence[FreeBlock], block: FreeBlock) -> int:
+        """The place that a freed block takes in the queue, 0 for the front, len(queue) for the
+        back.
+        """
+
+    def leave(self, queue: Sequence[FreeBlock]) -> int:
+        """The place of the block that is taken next."""
+
+
+class LRU:
+    """The built-in default, as a policy of one's own would be written."""
+
+    def join(self, queue: Sequence[FreeBlock], _: FreeBlock) -> int:
+        """Behind all others."""
+        return len(queue)
+
+    def leave(self, _: Sequence[FreeBlock]) -> int:
+        """The front."""
+        return 0
+
+
+def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
+    """Explore a world under a policy. limits: those of `kvcore.check.search.check`."""
+    limits.setdefault("properties", sorted(set(select(None, world.calls)) - WITHOUT))
+    with installed(policy):
+        return check(world, **limits)
+
+
+@contextmanager
+def installed(policy: Policy) -> Iterator[None]:
+    """The core with another eviction policy."""
+    take, enqueue = PoolDraft.take, PoolDraft._enqueue
+
+    def take_chosen(self: PoolDraft, count: int) -> list[int]:
+        blocks = []
+        for _ in range(count):
+            queue = _blocks(self)
+            place = _place(policy, "leave", len(queue) - 1, _seen(self, queue))
+            self.queue.remove(queue[place])
+            self.queue.prepend(queue[place])
+            blocks += take(self, 1)
+        return blocks
+
+    def join(self: PoolDraft, block: int) -> None:
+        queue = _blocks(self)
+        place = _place(policy, "join", len(queue), _seen(self, queue), _view(self, block))
+        for each in queue[:place]:
+            self.queue.remove(each)
+        self.queue.prepend(block)
+        for each in reversed(queue[:place]):
+            self.queue.prepend(each)
+
+    PoolDraft.take, PoolDraft._enqueue = take_chosen, join  # type: ignore[method-assign] # undone
+    try:
+        yield
+    finally:
+        PoolDraft.take, PoolDraft._enqueue = take, enqueue  # type: ignore[method-assign] # as before
+
+
+def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
+    """A policy's answer. Raises InvariantViolation (POLICY) for none that is a place."""
+    try:
+        place = getattr(policy, question)(*seen)
+    except Exception as error:
+        detail = f"{question} raised {type(error).__name__}: {error}"
+        raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
+    if not isinstance(place, int) or not 0 <= place <= last:
+        raise InvariantViolation(
+            NAME, f"{question} gives {place!r}, which is no place up to {last}"
+        )
+    return place
+
+
+def _blocks(draft: PoolDraft) -> list[int]:
+    queue = draft.queue
+    blocks, block = [], queue.front()
+    while block != queue.sentinel:
+        blocks.append(block)
+        block = queue.following[block]
+    return blocks
+
+
+def _seen(draft: PoolDraft, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:
+    return tuple(_view(draft, block) for block in blocks)
+
+
+def _view(draft: PoolDraft, block: int) -> FreeBlock:
+    key = draft.keys[block]
+    return FreeBlock(
+        key is not None, None if key is None else int.from_bytes(key[HASH_SIZE:], "big")
+    )
