@@ -100,7 +100,7 @@ fn replay(trace: &[Vec<u32>], events: bool) -> Duration {
         let done = append(&mut state, Requests::Rows(&rows), &tokens).expect("the rows are known");
         assert!(done.refused.is_none(), "the pool holds all that run");
         running.iter_mut().for_each(|(_, _, left)| *left -= 1);
-        take_batch(&mut state);
+        take_batch(&mut state).expect("no batch is in flight");
         num_events += take_events(&mut state).len();
     }
     assert_eq!(events, num_events > 0);
@@ -149,14 +149,14 @@ fn decode(groups: &[Group], running: u32, steps: u32) -> Duration {
         let asked = Asked::new(tokens.len() as i64);
         assert!(allocate_slots(&mut state, &id, &asked).expect("the arguments are right").is_ok());
     }
-    take_batch(&mut state);
+    take_batch(&mut state).expect("no batch is in flight");
     let rows: Vec<u32> = (0..running).collect();
     let start = Instant::now();
     for step in 0..steps {
         let tokens: Vec<u32> = rows.iter().map(|row| row + step).collect();
         let done = append(&mut state, Requests::Rows(&rows), &tokens).expect("the rows are known");
         assert!(done.refused.is_none(), "the pool has room for every step");
-        take_batch(&mut state);
+        take_batch(&mut state).expect("no batch is in flight");
     }
     start.elapsed()
 }

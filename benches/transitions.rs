@@ -56,12 +56,12 @@ fn one_request(state: &mut State, number: u64, phase: &str) -> Duration {
     allocate(state, "r");
     total += timed("look up and allocate", start);
     let start = Instant::now();
-    black_box(take_batch(state));
+    black_box(take_batch(state).expect("no batch is in flight"));
     total += timed("take_batch", start);
     let start = Instant::now();
     free(state, "r").expect("the request is known");
     total += timed("free", start);
-    take_batch(state);
+    take_batch(state).expect("no batch is in flight");
     remove_request(state, "r").expect("the request holds nothing");
     total
 }
@@ -113,7 +113,7 @@ fn decode_steps(state: &mut State, iterations: u64) -> Duration {
         let appended = append(state, Requests::Rows(&rows), &tokens);
         total += start.elapsed();
         assert!(appended.expect("the rows are known").refused.is_none());
-        take_batch(state);
+        take_batch(state).expect("no batch is in flight");
     }
     restart(state, true);
     for number in 0..RUNNING {
@@ -134,7 +134,7 @@ fn restart(state: &mut State, running: bool) {
         let got = allocate_slots(state, &id, &Asked::new(3)).expect("the arguments are right");
         assert!(got.is_ok());
     }
-    take_batch(state);
+    take_batch(state).expect("no batch is in flight");
 }
 
 fn free_one(state: &mut State, number: u32) {

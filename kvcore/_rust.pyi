@@ -110,6 +110,14 @@ class Manager:
         """
         What `allocate_slots` would say to the same arguments. Changes nothing.
         """
+    def cancel(self, number: int, /) -> None:
+        """
+        Take back an unfinished batch, all later ones and the open one.
+        """
+    def complete(self, number: int, /) -> None:
+        """
+        Finish the oldest unfinished batch, by its number.
+        """
     def complete_operation(self, operation: int, done: bool, /) -> None:
         """
         Finish a store or load, done or failed.
@@ -154,6 +162,11 @@ class Manager:
         """
         Whether a device block is findable; the null block counts as such. Changes nothing.
         """
+    @property
+    def in_flight(self, /) -> tuple[int, ...]:
+        """
+        The numbers of the unfinished batches, oldest first.
+        """
     def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, full_sequence_must_fit: bool, reserved_blocks: int) -> tuple[int, ...] | Refused:
         """
         Fill slots for the next tokens of a request from the external store.
@@ -173,12 +186,12 @@ class Manager:
     @property
     def num_free_blocks(self, /) -> int:
         """
-        Device blocks without owner.
+        Device blocks in the free queue.
         """
     @property
     def num_free_host_blocks(self, /) -> int:
         """
-        Host blocks without owner; 0 without a host tier.
+        Host blocks in the free queue; 0 without a host tier.
         """
     def num_tokens(self, request_id: str, /) -> int:
         """

@@ -21,10 +21,11 @@ ITEM = re.compile(r"^\s*(?:pub(?:\(\w+\))? )?(?:fn|struct|enum|type) (\w+)", re.
 VARIANT = re.compile(r"^    ([A-Z]\w*)(?: \{|\(|,)", re.MULTILINE)
 
 DRAFT = "a mutable value needs no draft"
+KEYWORD = "a keyword of Rust: `note_use`"
 PYTHON_ONLY = {
     ("block_pool.py", "PoolDraft"): DRAFT,
     ("block_pool.py", "freeze"): DRAFT,
-    ("decode.py", "u8"): "every byte of the format is a flag or a choice",
+    ("block_pool.py", "use"): KEYWORD,
     ("errors.py", "BackendMissing"): "the twin is not missing where it runs",
     ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("errors.py", "WrongArgument"): "raised before a call reaches either language",
@@ -34,6 +35,9 @@ PYTHON_ONLY = {
     ("free_queue.py", "freeze"): DRAFT,
     ("hash_index.py", "HashIndexDraft"): DRAFT,
     ("hash_index.py", "freeze"): DRAFT,
+    ("quarantine.py", "QuarantineDraft"): DRAFT,
+    ("quarantine.py", "freeze"): DRAFT,
+    ("quarantine.py", "use"): KEYWORD,
     ("state.py", "Draft"): DRAFT,
     ("state.py", "freeze"): DRAFT,
     ("state.py", "store"): DRAFT,

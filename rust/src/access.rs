@@ -81,6 +81,11 @@ impl State {
         &self.effects
     }
 
+    /// The numbers of the unfinished batches, oldest first.
+    pub fn in_flight(&self) -> impl Iterator<Item = u64> + '_ {
+        self.unfinished.iter().map(|batch| batch.number)
+    }
+
     /// The requests, in row order.
     pub fn requests(&self) -> impl Iterator<Item = &RequestState> {
         self.requests.iter().flatten()

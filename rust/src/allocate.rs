@@ -17,6 +17,7 @@ use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::quiet::{is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
 use crate::state::{BatchRecord, NULL_BLOCK, State, request_mut};
+use crate::unfinished::{let_go, mark, replace};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
 use crate::window::{apply_trims, moves_on, plan_trims, visible_from};
 
@@ -85,7 +86,7 @@ pub fn append(
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
         if is_quiet(state, row) {
-            note_scheduled(state, row);
+            note_scheduled(state, row, true);
             state[row].num_computed += 1;
             continue;
         }
@@ -171,7 +172,7 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         let preempted = request.preempted;
         state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
     }
-    note_scheduled(state, row);
+    note_scheduled(state, row, !asked.delay_cache_blocks);
     apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
         attach_hits(state, row, group, hits);
@@ -193,8 +194,8 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         }
     }
     state[row].num_computed = plan.num_scheduled;
-    if state.config.enable_caching && !asked.delay_cache_blocks {
-        publish_blocks(state, row, state[row].num_accepted());
+    if !asked.delay_cache_blocks && state.config.publishes_at_once() {
+        publish_blocks(state, row, state[row].num_accepted(), false);
     }
     settle(state, row);
 }
@@ -207,20 +208,23 @@ fn commit_in_place(state: &mut State, row: Row) {
             apply_trims(state, row, &plan_trims(state, row, seen_from));
         }
     }
-    note_scheduled(state, row);
+    note_scheduled(state, row, true);
     state[row].num_computed += 1;
-    if state.config.enable_caching {
-        publish_blocks(state, row, state[row].num_computed);
+    if state.config.publishes_at_once() {
+        publish_blocks(state, row, state[row].num_computed, false);
     }
     settle(state, row);
 }
 
 /// Remember what a request had computed before its first slots in the open batch.
-fn note_scheduled(state: &mut State, row: Row) {
+///
+/// publishes: the new slots may be published.
+fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
+    let before = state[row].num_computed;
     if state.batch.records.get(row).is_none() {
-        let record = BatchRecord::new(state[row].num_computed);
-        state.batch.records.insert_new(row, record);
+        state.batch.records.insert_new(row, BatchRecord::new(before));
     }
+    mark(state, row, before, before, publishes && state.config.enable_caching);
 }
 
 /// Add the request as an owner of its hits, at the start of its table.
@@ -252,8 +256,14 @@ fn apply_rewrite(
         return;
     }
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
+    let restore = position * state.config.groups[group as usize].block_size;
+    mark(state, row, state[row].num_computed, restore, false);
+    let_go(state, row, group, position..position + 1);
+    replace(state, row, group, position);
     if copied {
         state.effects.emit(Command::CopyOnWrite { source: block, target });
+        state.device.note_use(block, state.batch.number);
+        state.device.note_use(target, state.batch.number);
     } else {
         use_fresh(state, group, target);
     }

@@ -1,24 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Closing the open batch.
+//! The life of a batch: taken, and completed.
 //!
-//! Rules: a taken batch counts as executed, so what it wrote is there for the next one. With
+//! Rules: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is there for
+//! the next one. Else it is unfinished until it is completed, in the order of the numbers; then
+//! blocks that only it used join the free queue. With `Publish::Completed` what a batch wrote is
+//! findable once it is completed, up to what later batches and the open one had not yet begun. With
 //! `Duplicates::Merge` a block that was filled although its content was findable is looked up again
-//! now: the table's move to the older block, and the `Free`, open the next batch. Twin:
-//! kvcore/batch.py.
+//! when it is there: the table's move to the older block, and the `Free`, open the next batch.
+//! Source: design, 7.2 and 7.3. Twin: kvcore/batch.py.
 
-use crate::caching::announce_stored;
-use crate::commands::{Batch, Command, close};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::caching::{announce_stored, publish_blocks};
+use crate::commands::{Batch, Command, Commands, close};
+use crate::config::Publish;
+use crate::errors::Error;
+use crate::ids::Row;
 use crate::state::{Merge, State};
+use crate::unfinished::{Unfinished, hold, in_order, let_go, note_given, num_finished, replace};
+use crate::values::Status;
 
 /// Close and number the open batch and give its commands; pending merges open the next one.
-pub fn take_batch(state: &mut State) -> Batch {
+///
+/// Fails with TooManyInFlight.
+pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
+    let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.unfinished.len());
+    if limit > 0 && num_in_flight >= limit {
+        let (num_in_flight, max_in_flight) = (num_in_flight as i64, limit as i64);
+        return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
+    }
     let taken = close(state.batch.number, &state.effects.commands);
+    let closed = state.config.tracks_batches().then(|| close_marks(state));
+    let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
     state.batch.advance();
-    for merge in std::mem::take(&mut state.batch.merges) {
+    if let Some(closed) = closed {
+        if limit > 0 {
+            state.unfinished.push(Arc::new(closed));
+        } else {
+            publish_written(state, &closed);
+        }
+    }
+    settle_merges(state, merges);
+    Ok(taken)
+}
+
+/// Finish the oldest unfinished batch: its forward pass has run.
+///
+/// Fails with NotInFlight, BatchOutOfOrder.
+pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
+    check_in_flight(state, batch)?;
+    let oldest = state.unfinished[0].number;
+    if oldest != batch as u64 {
+        return Err(Error::BatchOutOfOrder { batch, oldest: oldest as i64 });
+    }
+    let finished = state.unfinished.remove(0);
+    for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
+        pool.end_use(|user| user == oldest);
+        pool.end_quarantine();
+    }
+    if state.config.publish == Publish::Completed {
+        publish_written(state, &finished);
+    }
+    Ok(())
+}
+
+/// Fails with NotInFlight unless this is the number of an unfinished batch.
+pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
+    let numbers = || state.unfinished.iter().map(|batch| batch.number);
+    if numbers().any(|each| Ok(each) == u64::try_from(number)) {
+        return Ok(());
+    }
+    let known: Vec<String> = numbers().map(|each| each.to_string()).collect();
+    let unfinished = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(Error::NotInFlight { batch: number, unfinished })
+}
+
+/// What the open batch remembers from now on: what its forward pass uses, and its rows.
+fn close_marks(state: &mut State) -> Unfinished {
+    let mut marks = std::mem::take(&mut state.batch.marks);
+    let none = || vec![0; state.config.groups.len()].into();
+    hold(&mut marks, |row| match state.batch.records.get(row) {
+        Some(_) => state[row].tables.iter().map(|table| table.len() as u32).collect(),
+        None => none(),
+    });
+    Unfinished {
+        number: state.batch.number,
+        marks,
+        given: std::mem::take(&mut state.batch.given),
+        rows: named_rows(&state.effects.commands),
+        replaced: BTreeSet::new(),
+    }
+}
+
+/// The rows whose tables commands change, rising.
+pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
+    let named = |command| match command {
+        Command::SetTable { row, .. } | Command::CutTable { row, .. } => Some(row),
+        _ => None,
+    };
+    let mut rows: Vec<Row> = commands.iter().filter_map(named).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Make findable what a batch wrote that has just finished.
+fn publish_written(state: &mut State, batch: &Unfinished) {
+    let before = std::mem::take(&mut state.batch.merges);
+    for (row, made) in in_order(&batch.marks) {
+        if made.publishes && state[row].status() == Status::Running {
+            publish_blocks(state, row, num_finished(state, row), true);
+        }
+    }
+    let merges = std::mem::replace(&mut state.batch.merges, before);
+    settle_merges(state, merges);
+}
+
+/// Look up again what was filled although its content was findable.
+fn settle_merges(state: &mut State, merges: Vec<Merge>) {
+    for merge in merges {
         apply_merge(state, &merge);
     }
-    taken
 }
 
 /// Move a table to the older block of its content, or publish its own where that is gone.
@@ -38,13 +142,18 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     {
         return;
     }
+    let (group, position) = (merge.group, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
-        announce_stored(state, row, merge.group, (merge.position, merge.position + 1));
+        if state.config.publish == Publish::Scheduled {
+            note_given(state, merge.block, merge.key);
+        }
+        announce_stored(state, row, group, (position, position + 1));
         return;
     };
     state.device.touch(older, &mut state.effects);
-    let (group, position) = (merge.group, merge.position);
+    let_go(state, row, group, position..position + 1);
+    replace(state, row, group, position);
     state.effects.emit(Command::SetTable { row, group, position, block: older });
     state[row].tables[group as usize][position as usize] = older;
     state.device.release([merge.block], &mut state.effects);

@@ -19,6 +19,7 @@ use crate::free_queue::{FreeQueue, make_free_queue};
 use crate::hash_index::HashIndex;
 use crate::hashing::Key;
 use crate::ids::BlockId;
+use crate::quarantine::{Quarantine, make_quarantine};
 use crate::values::{Admitted, Reason, Refused};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
@@ -36,14 +37,23 @@ pub struct BlockPool {
     pub(crate) index: HashIndex,
     /// Block to its number of pins.
     pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
+    /// None where no batch is ever unfinished.
+    pub(crate) quarantine: Option<Quarantine>,
 }
 
 /// One word says of a block all that is asked of it when it is written or released.
 const KEYED: u32 = 1 << 31;
 
 /// An empty pool, whose blocks are first taken lowest first.
+///
+/// quarantine: whether blocks can be released while a batch uses them.
 #[must_use]
-pub fn make_pool(num_blocks: u32, null_block: bool, eviction: Eviction) -> BlockPool {
+pub fn make_pool(
+    num_blocks: u32,
+    null_block: bool,
+    eviction: Eviction,
+    quarantine: bool,
+) -> BlockPool {
     let first_block = u32::from(null_block);
     BlockPool {
         first_block,
@@ -52,6 +62,7 @@ pub fn make_pool(num_blocks: u32, null_block: bool, eviction: Eviction) -> Block
         queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
+        quarantine: quarantine.then(make_quarantine),
     }
 }
 
@@ -74,10 +85,29 @@ impl BlockPool {
         block.0 < self.first_block
     }
 
-    /// Blocks without owner.
+    /// Blocks in the free queue.
     #[must_use]
     pub fn num_free(&self) -> u32 {
         self.queue.len()
+    }
+
+    /// Blocks without owner that come back when batches finish.
+    #[must_use]
+    pub fn num_quarantined(&self) -> u32 {
+        self.quarantine.as_ref().map_or(0, Quarantine::len)
+    }
+
+    /// Whether a block is in the free queue.
+    #[must_use]
+    pub fn is_queued(&self, block: BlockId) -> bool {
+        let waits = || self.quarantine.as_ref().is_some_and(|waiting| waiting.contains(block));
+        self.ref_count(block) == 0 && !waits()
+    }
+
+    /// Whether a block would be quarantined on its release.
+    #[must_use]
+    pub fn is_busy(&self, block: BlockId) -> bool {
+        self.quarantine.as_ref().is_some_and(|waiting| waiting.is_busy(block))
     }
 
     /// Owners of a block, pins included.
@@ -125,16 +155,20 @@ impl BlockPool {
         blocks
     }
 
-    /// Add an owner; a block without one leaves the free queue and keeps its content.
+    /// Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
+    /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
         if self.ref_count(block) == 0 {
-            self.queue.remove(block);
+            if !self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block)) {
+                self.queue.remove(block);
+            }
             effects.emit(Command::Touch { block });
         }
         self.owners[block.index()] += 1;
     }
 
-    /// Take one owner from each; those left without join the free queue in the order given.
+    /// Take one owner from each; those left without join the free queue in the order given, or the
+    /// quarantine while a batch uses them.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
         for block in blocks {
             debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
@@ -142,14 +176,42 @@ impl BlockPool {
             if self.ref_count(block) > 0 {
                 continue;
             }
-            let cached = self.owners[block.index()] == KEYED;
-            if self.eviction == Eviction::UncachedFirst && !cached {
-                self.queue.prepend(block);
-            } else {
-                self.queue.append(block);
+            match &mut self.quarantine {
+                Some(waiting) if waiting.is_busy(block) => waiting.append(block),
+                _ => self.enqueue(block),
             }
+            let cached = self.owners[block.index()] == KEYED;
             effects.emit(Command::Free { block, cached });
         }
+    }
+
+    /// Put a block without owner at the side of the free queue that the policy names.
+    fn enqueue(&mut self, block: BlockId) {
+        if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+            self.queue.prepend(block);
+        } else {
+            self.queue.append(block);
+        }
+    }
+
+    /// Note that a batch uses a block, though it may lose its owners.
+    pub fn note_use(&mut self, block: BlockId, number: u64) {
+        if let Some(waiting) = &mut self.quarantine {
+            waiting.note_use(block, number);
+        }
+    }
+
+    /// Note that the batches of these numbers use nothing any more; no block moves yet.
+    pub fn end_use(&mut self, ended: impl Fn(u64) -> bool) {
+        if let Some(waiting) = &mut self.quarantine {
+            waiting.end_use(ended);
+        }
+    }
+
+    /// Let blocks that no batch uses join the free queue, in the order of their release.
+    pub fn end_quarantine(&mut self) {
+        let left = self.quarantine.as_mut().map_or_else(Vec::new, Quarantine::end);
+        left.into_iter().for_each(|block| self.enqueue(block));
     }
 
     /// Make a block findable under a key.
@@ -326,66 +388,4 @@ fn count_each(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KEY: Key = Key([9; 36]);
-
-    fn queue(pool: &BlockPool) -> Vec<u32> {
-        pool.queue.iter().map(|block| block.0).collect()
-    }
-
-    #[test]
-    fn a_cached_block_keeps_its_content_until_it_is_taken() {
-        let (mut pool, mut effects) = (make_pool(5, true, Eviction::Lru), Effects::new(true));
-        assert_eq!(take(&mut pool, 2, &mut effects), Ok(vec![BlockId(1), BlockId(2)]));
-        publish(&mut pool, 2, KEY).unwrap();
-        release(&mut pool, &[2, 1], &mut effects).unwrap();
-        assert_eq!(queue(&pool), [3, 4, 2, 1]);
-        assert_eq!(lookup(&pool, &KEY), Some(BlockId(2)));
-        take(&mut pool, 3, &mut effects).unwrap();
-        assert_eq!(lookup(&pool, &KEY), None);
-        let last: Vec<Command> = effects.commands.iter().skip(6).collect();
-        let block = BlockId(2);
-        assert_eq!(last, [Command::Evict { block, key: KEY }, Command::Allocate { block }]);
-        assert_eq!(effects.events.len(), 1);
-    }
-
-    #[test]
-    fn uncached_blocks_go_to_the_front_where_asked() {
-        let (mut pool, mut effects) =
-            (make_pool(4, false, Eviction::UncachedFirst), Effects::new(false));
-        take(&mut pool, 3, &mut effects).unwrap();
-        publish(&mut pool, 1, KEY).unwrap();
-        release(&mut pool, &[2, 1, 0], &mut effects).unwrap();
-        assert_eq!(queue(&pool), [0, 2, 3, 1]);
-    }
-
-    #[test]
-    fn a_pool_refuses_what_it_cannot_give() {
-        let (mut pool, mut effects) = (make_pool(4, true, Eviction::Lru), Effects::new(false));
-        take(&mut pool, 2, &mut effects).unwrap();
-        let later = Refused { reason: Reason::Later, needed: 2, available: 1, pending: 0 };
-        assert_eq!(take(&mut pool, 2, &mut effects), Err(later));
-        let never = take(&mut pool, 4, &mut effects).unwrap_err();
-        assert_eq!((never.reason, queue(&pool)), (Reason::Never, vec![3]));
-    }
-
-    #[test]
-    fn misuse_changes_nothing() {
-        let (mut pool, mut effects) = (make_pool(4, true, Eviction::Lru), Effects::new(false));
-        take(&mut pool, 1, &mut effects).unwrap();
-        pin(&mut pool, &[1], &mut effects).unwrap();
-        let foreign = Error::UnknownBlock { block: 0, first: 1, last: 3 };
-        assert_eq!(release(&mut pool, &[1, 0], &mut effects), Err(foreign));
-        let double = Error::DoubleFree { block: 1, ref_count: 1, asked: 2 };
-        assert_eq!(release(&mut pool, &[1, 1], &mut effects), Err(double));
-        let pins = Error::NotPinned { block: 1, num_pins: 1, asked: 2 };
-        assert_eq!(unpin(&mut pool, &[1, 1], &mut effects), Err(pins));
-        assert_eq!(touch(&mut pool, &[1, 2], &mut effects), Err(Error::UnusedBlock { block: 2 }));
-        assert_eq!((pool.ref_count(BlockId(1)), queue(&pool)), (2, vec![2, 3]));
-        unpin(&mut pool, &[1], &mut effects).unwrap();
-        release(&mut pool, &[1], &mut effects).unwrap();
-        assert_eq!(queue(&pool), [2, 3, 1]);
-    }
-}
+mod tests;

@@ -10,16 +10,18 @@
 use std::sync::Arc;
 
 use crate::block_pool::BlockPool;
-use crate::config::{Config, Duplicates};
+use crate::config::{Config, Duplicates, Publish};
 use crate::errors::Error;
 use crate::events::{News, Stored};
 use crate::ids::{BlockId, Row};
 use crate::state::{Merge, RequestState, State, request_mut};
+use crate::unfinished::{note_given, num_finished};
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///
-/// Nothing happens where caching is off. Fails with UnknownRequest, SwappedOut, LoadUnfinished,
-/// InvalidCount, BeyondComputed.
+/// Nothing happens where caching is off. With `Publish::Completed` what unfinished batches write
+/// waits for their completion. Fails with UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
+/// BeyondComputed.
 pub fn cache_blocks(
     state: &mut State,
     request_id: &str,
@@ -36,8 +38,11 @@ pub fn cache_blocks(
         return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });
     }
     if state.config.enable_caching {
-        let num_tokens = state[row].num_tokens();
-        publish_blocks(state, row, num_tokens.min(num_computed_tokens as u32));
+        let mut count = state[row].num_tokens().min(num_computed_tokens as u32);
+        if state.config.publish == Publish::Completed {
+            count = count.min(num_finished(state, row));
+        }
+        publish_blocks(state, row, count, false);
     }
     Ok(())
 }
@@ -65,7 +70,9 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
 }
 
 /// Publish the full blocks up to so many tokens that are not yet.
-pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
+///
+/// last: their content is there, so no cancel withdraws the keys.
+pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
     for group in 0..state.config.groups.len() as u32 {
         let size = state.config.groups[group as usize].block_size;
         let cached = state[row].num_cached[group as usize];
@@ -76,7 +83,7 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
         let num_full = num_hashed.min(num_tokens / size);
         let mut first = cached;
         for position in cached..num_full {
-            if !publish_block(state, row, group, position) {
+            if !publish_block(state, row, (group, position), last) {
                 announce_stored(state, row, group, (first, position));
                 first = position + 1;
             }
@@ -87,7 +94,7 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32) {
 }
 
 /// Publish one block, or note its merge. True: it became findable.
-fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool {
+fn publish_block(state: &mut State, row: Row, (group, position): (u32, u32), last: bool) -> bool {
     let request = &state[row];
     let block = request.tables[group as usize][position as usize];
     if state.is_null(block) || state.device.key(block).is_some() {
@@ -100,6 +107,9 @@ fn publish_block(state: &mut State, row: Row, group: u32, position: u32) -> bool
         return false;
     }
     state.device.publish(block, key);
+    if !last {
+        note_given(state, block, key);
+    }
     let written = (position + 1) * state.config.groups[group as usize].block_size;
     let record = state.batch.records.get(row);
     if record.is_some_and(|record| written > record.num_computed_before) {

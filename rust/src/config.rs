@@ -12,6 +12,8 @@ use crate::hashing::Hashing;
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
 /// Most groups of a pool.
 pub const MAX_GROUPS: usize = 64;
+/// Most taken batches that may be unfinished at a time.
+pub const MAX_IN_FLIGHT: u32 = 62;
 /// The length limit where there is none.
 pub const NO_LIMIT: u32 = (1 << 31) - 1;
 
@@ -31,6 +33,15 @@ pub enum Duplicates {
     Keep,
     /// The table moves to the first when the batch is taken.
     Merge,
+}
+
+/// When full blocks become findable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Publish {
+    /// From the call on that schedules their last token.
+    Scheduled,
+    /// Once the batch that writes it is completed.
+    Completed,
 }
 
 /// Sizes and options of one manager; `make_state` checks them.
@@ -69,6 +80,10 @@ pub struct Config {
     pub hashing: Hashing,
     /// Root of the key chains.
     pub hash_seed: Vec<u8>,
+    /// Taken batches that may be unfinished at a time; 0: taking a batch completes it.
+    pub max_in_flight: u32,
+    /// When full blocks become findable.
+    pub publish: Publish,
 }
 
 impl Config {
@@ -92,6 +107,8 @@ impl Config {
             record_new_blocks: false,
             hashing: Hashing::Sha256,
             hash_seed: hash_seed.to_vec(),
+            max_in_flight: 0,
+            publish: Publish::Scheduled,
         }
     }
 
@@ -105,6 +122,18 @@ impl Config {
     #[must_use]
     pub fn length_limit(&self) -> u32 {
         self.max_model_len.unwrap_or(NO_LIMIT)
+    }
+
+    /// Whether batches remember what they did to requests.
+    #[must_use]
+    pub fn tracks_batches(&self) -> bool {
+        self.max_in_flight > 0 || self.publish == Publish::Completed
+    }
+
+    /// Whether full blocks are findable from the call on that schedules their last token.
+    #[must_use]
+    pub(crate) fn publishes_at_once(&self) -> bool {
+        self.enable_caching && self.publish == Publish::Scheduled
     }
 
     /// Tokens that one block hash stands for: the groups' greatest common divisor.
@@ -168,6 +197,11 @@ fn check_options(config: &Config) -> Result<(), Error> {
     check_count("num_host_blocks", config.num_host_blocks, 0)?;
     check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
     check_count("watermark_blocks", config.watermark_blocks, 0)?;
+    check_count("max_in_flight", config.max_in_flight, 0)?;
+    if config.max_in_flight > MAX_IN_FLIGHT {
+        let reason = format!("must be at most {MAX_IN_FLIGHT}");
+        return Err(refuse("max_in_flight", config.max_in_flight, reason));
+    }
     config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))?;
     let batched = config.max_num_batched_tokens;
     batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))

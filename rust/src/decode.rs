@@ -10,10 +10,10 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::{BlockPool, make_pool};
-use crate::commands::{Batch, Commands, close};
 use crate::config::Config;
+use crate::decode_batch::{read_batch, read_unfinished};
 use crate::decode_request::read_request;
-use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, REMOVED, STORED};
+use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, PUBLISH, REMOVED, STORED};
 use crate::errors::Error;
 use crate::events::{Event, EventLog};
 use crate::extra_keys::ExtraKey;
@@ -21,7 +21,8 @@ use crate::free_queue::make_free_queue;
 use crate::groups::{Group, KINDS};
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
-use crate::state::{BatchRecord, MAX_OPERATION, Merge, Operation, State, Table, make_state};
+use crate::quarantine::make_quarantine;
+use crate::state::{MAX_OPERATION, Operation, State, Table, make_state};
 use crate::values::PrefixCacheStats;
 
 /// Bytes that are being read.
@@ -78,7 +79,7 @@ impl<'a> Reader<'a> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Error> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Error> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
@@ -100,7 +101,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The same, each below end.
-    fn ids(&mut self, end: u32) -> Result<Vec<u32>, Error> {
+    pub(crate) fn ids(&mut self, end: u32) -> Result<Vec<u32>, Error> {
         let values = self.numbers()?;
         if values.iter().any(|&value| value >= end) {
             return Err(self.damaged(format!("an id is not below {end}")));
@@ -114,13 +115,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A count and so many bytes.
-    fn sized(&mut self) -> Result<&'a [u8], Error> {
+    pub(crate) fn sized(&mut self) -> Result<&'a [u8], Error> {
         let size = self.u32()?;
         self.take(size as usize)
     }
 
     /// A key with its size.
-    fn key(&mut self) -> Result<Key, Error> {
+    pub(crate) fn key(&mut self) -> Result<Key, Error> {
         let value = self.sized()?;
         let bytes = value.try_into().map_err(|_| {
             self.damaged(format!("a key has {KEY_SIZE} bytes, not {}", value.len()))
@@ -178,6 +179,7 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
     let mut state = State { device, host, requests, rows, free_rows, ..make_state(config)? };
     read_batch(&mut source, &mut state)?;
+    read_unfinished(&mut source, &mut state)?;
     state.effects.events = read_events(&mut source)?;
     state.stats = read_stats(&mut source)?;
     for blocks in &mut state.new_blocks {
@@ -215,6 +217,8 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         enable_events: source.flag()?,
         record_new_blocks: source.flag()?,
         hash_seed: source.sized()?.to_vec(),
+        max_in_flight: source.u32()?,
+        publish: PUBLISH[usize::from(source.flag()?)],
     })
 }
 
@@ -241,7 +245,7 @@ fn read_pool(
     if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
         return Err(source.damaged(format!("{num_blocks} blocks are missing")));
     }
-    let mut pool = make_pool(num_blocks, null_block, config.eviction);
+    let mut pool = make_pool(num_blocks, null_block, config.eviction, config.max_in_flight > 0);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {
         let ref_count = source.u32()?;
@@ -274,47 +278,38 @@ fn read_pool(
         return Err(source.damaged("the pinned blocks do not rise"));
     }
     pool.pins = pinned.into_iter().zip(counts).collect();
+    read_quarantine(source, &mut pool)?;
     Ok(pool)
 }
 
-fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
-    state.batch.number = source.u64()?;
-    state.effects.commands = read_commands(source, state.batch.number)?;
-    let rows = source.ids(state.requests.len() as u32)?;
-    if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
-        return Err(source.damaged("the rows of the open batch do not rise"));
-    }
-    for row in rows.into_iter().map(Row) {
-        if state.requests[row.index()].is_none() {
-            return Err(source.damaged("a free row is in the open batch"));
+fn read_quarantine(source: &mut Reader<'_>, pool: &mut BlockPool) -> Result<(), Error> {
+    let order = source.blocks(pool.num_blocks())?;
+    let mut waiting = make_quarantine();
+    let mut last: Option<BlockId> = None;
+    for _ in 0..source.u32()? {
+        let (block, numbers) = (BlockId(source.u32()?), source.list(Reader::u64)?);
+        let rises = numbers.is_sorted_by(|before, after| before < after) && !numbers.is_empty();
+        if last.is_some_and(|last| last >= block) || block.0 >= pool.num_blocks() || !rises {
+            return Err(source.damaged("what batches use is not in its canonical form"));
         }
-        state.batch.records.insert_new(row, BatchRecord::new(source.u32()?));
-        for _ in 0..source.u32()? {
-            let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
-            state.batch.note_published(row, (group, position), block, source.key()?);
+        numbers.into_iter().for_each(|number| waiting.note_use(block, number));
+        last = Some(block);
+    }
+    for &block in &order {
+        if waiting.contains(block) || pool.queue.contains(block) {
+            return Err(source.damaged("a block is twice free or quarantined"));
+        }
+        waiting.append(block);
+    }
+    match &mut pool.quarantine {
+        Some(empty) => *empty = waiting,
+        None if order.is_empty() && last.is_none() => {}
+        None => {
+            let reason = "no batch is ever unfinished, and blocks wait for one";
+            return Err(source.damaged(reason));
         }
     }
-    state.batch.merges = source.list(|source| {
-        let request_id = Arc::from(source.name()?);
-        let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
-        Ok(Merge { request_id, group, position, block, key: source.key()? })
-    })?;
     Ok(())
-}
-
-fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
-    let (buffer, keys) = (source.sized()?.to_vec(), source.sized()?.to_vec());
-    if buffer.len() % 24 != 0 || keys.len() % KEY_SIZE != 0 {
-        return Err(source.damaged("commands are cut off"));
-    }
-    let batch = Batch { number, buffer, keys };
-    let commands = batch.commands();
-    let commands = commands.ok_or_else(|| source.damaged("a command has no known kind"))?;
-    let commands = commands.into_iter().collect();
-    if close(number, &commands) != batch {
-        return Err(source.damaged("commands are not in their canonical form"));
-    }
-    Ok(commands)
 }
 
 fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {

@@ -7,20 +7,24 @@
 
 use crate::block_pool::BlockPool;
 use crate::commands::close;
-use crate::config::{Config, Duplicates, Eviction};
+use crate::config::{Config, Duplicates, Eviction, Publish};
 use crate::events::{News, Stored};
 use crate::extra_keys::ExtraKeys;
 use crate::groups::KINDS;
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS};
 use crate::ids::{BlockId, Row};
+use crate::quarantine::Quarantine;
 use crate::state::{RequestState, State};
+use crate::unfinished::{Given, Mark, Unfinished, in_order};
 
 /// The first bytes of a state.
-pub const MAGIC: &[u8] = b"kvcore state 2\n";
+pub const MAGIC: &[u8] = b"kvcore state 3\n";
 /// Eviction policies, by their number in the bytes.
 pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
 /// Treatments of duplicates, by their number in the bytes.
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
+/// Times of publication, by their number in the bytes.
+pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
 /// The number of a stored event.
 pub const STORED: u8 = 0;
 /// The number of a removed event.
@@ -124,6 +128,8 @@ pub fn encode(state: &State) -> Vec<u8> {
     }
     out.numbers(&state.free_rows.iter().map(|row| row.0).collect::<Vec<u32>>());
     write_batch(&mut out, state);
+    out.count(state.unfinished.len());
+    state.unfinished.iter().for_each(|batch| write_unfinished(&mut out, batch));
     out.count(state.effects.events.len());
     out.data.extend_from_slice(state.effects.events.as_bytes());
     let stats = &state.stats;
@@ -163,6 +169,8 @@ fn write_config(out: &mut Writer, config: &Config) {
     out.flag(config.enable_events);
     out.flag(config.record_new_blocks);
     out.sized(&config.hash_seed);
+    out.u32(config.max_in_flight);
+    out.flag(config.publish == PUBLISH[1]);
 }
 
 fn write_pool(out: &mut Writer, pool: &BlockPool) {
@@ -180,6 +188,15 @@ fn write_pool(out: &mut Writer, pool: &BlockPool) {
     pins.sort_unstable();
     out.ids(&pins.iter().map(|pin| pin.0).collect::<Vec<BlockId>>());
     out.numbers(&pins.iter().map(|pin| pin.1).collect::<Vec<u32>>());
+    let waiting = pool.quarantine.as_ref();
+    out.ids(&waiting.map_or_else(Vec::new, Quarantine::blocks));
+    let busy = waiting.map_or_else(Vec::new, Quarantine::busy);
+    out.count(busy.len());
+    for (block, numbers) in busy {
+        out.u32(block.0);
+        out.count(numbers.len());
+        numbers.iter().for_each(|&number| out.u64(number));
+    }
 }
 
 fn write_request(out: &mut Writer, request: &RequestState) {
@@ -242,6 +259,41 @@ fn write_batch(out: &mut Writer, state: &State) {
         [merge.group, merge.position, merge.block.0].into_iter().for_each(|id| out.u32(id));
         out.sized(&merge.key.0);
     }
+    let marks = in_order(&batch.marks);
+    out.count(marks.len());
+    marks.into_iter().for_each(|(row, mark)| write_mark(out, row, mark));
+    write_given(out, &batch.given);
+}
+
+fn write_mark(out: &mut Writer, row: Row, mark: &Mark) {
+    [row.0, mark.before, mark.restore].into_iter().for_each(|value| out.u32(value));
+    out.flag(mark.publishes);
+}
+
+fn write_given(out: &mut Writer, given: &[Given]) {
+    out.count(given.len());
+    for (block, key) in given {
+        out.u32(block.0);
+        out.sized(&key.0);
+    }
+}
+
+fn write_unfinished(out: &mut Writer, batch: &Unfinished) {
+    out.u64(batch.number);
+    let marks = in_order(&batch.marks);
+    out.count(marks.len());
+    for (row, mark) in marks {
+        write_mark(out, row, mark);
+        out.numbers(&mark.held);
+        let replaced: Vec<(u32, u32)> = batch.replaced_of(row).collect();
+        out.count(replaced.len());
+        for (group, position) in replaced {
+            out.u32(group);
+            out.u32(position);
+        }
+    }
+    write_given(out, &batch.given);
+    out.numbers(&batch.rows.iter().map(|row| row.0).collect::<Vec<u32>>());
 }
 
 fn write_operations(out: &mut Writer, state: &State) {

@@ -207,6 +207,16 @@ errors! {
         "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}";
     /// What the open batch schedules is not written yet.
     InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
+    /// As many batches are unfinished as the config allows.
+    TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
+        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the \
+         oldest or cancel first";
+    /// No unfinished batch has this number.
+    NotInFlight { batch: i64, unfinished: String }
+        "batch {batch} is not unfinished; unfinished are: {unfinished}";
+    /// Batches are completed in the order of their numbers.
+    BatchOutOfOrder { batch: i64, oldest: i64 }
+        "batch {batch} cannot be completed before batch {oldest}";
     /// The request waits for the external store.
     LoadUnfinished { request: String, num_operations: i64 }
         "request {request} has {num_operations} unfinished loads: complete them or free the \

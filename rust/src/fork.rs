@@ -13,6 +13,7 @@ use crate::errors::Error;
 use crate::ids::Row;
 use crate::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::state::State;
+use crate::unfinished::inherit;
 
 /// Add a child with its parent's tokens, hashes and computed blocks; returns its row.
 ///
@@ -44,6 +45,7 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
         *cached = (computed / group.block_size).min(*cached);
     }
     state[row] = child;
+    inherit(state, parent_row, row);
     Ok(row)
 }
 
@@ -77,7 +79,7 @@ mod tests {
     #[test]
     fn the_first_to_write_a_shared_tail_gets_a_copy() {
         let mut state = parent_of_three_tokens();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         let child = fork(&mut state, "a", "b").unwrap();
         assert_eq!(state[child].tables, [[BlockId(1), BlockId(2)]]);
         append(&mut state, Requests::Ids(&["b", "a"]), &[7, 8]).unwrap();

@@ -14,10 +14,12 @@ pub mod asked;
 pub mod batch;
 pub mod block_pool;
 pub mod caching;
+pub mod cancel;
 pub mod check;
 pub mod commands;
 pub mod config;
 pub mod decode;
+mod decode_batch;
 mod decode_request;
 pub mod drain;
 pub mod effects;
@@ -37,6 +39,7 @@ pub mod open_batch;
 pub mod operations;
 pub mod pins;
 pub mod plan;
+pub mod quarantine;
 pub mod queries;
 mod quiet;
 pub mod release;
@@ -54,6 +57,7 @@ mod trace_text;
 #[cfg(test)]
 mod trace_words;
 pub mod truncate;
+pub mod unfinished;
 pub mod values;
 pub mod window;
 

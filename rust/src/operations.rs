@@ -141,6 +141,7 @@ fn start(state: &mut State, operation: Operation) -> u32 {
     }
     state.next_operation = next(number);
     state.device.pin(operation.block, &mut state.effects);
+    state.device.note_use(operation.block, state.batch.number);
     state.operations.insert(number, operation);
     number
 }
@@ -176,7 +177,7 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
     }
     let end = std::mem::take(&mut request.load_end);
     cut_tables(state, row, end);
-    publish_blocks(state, row, state[row].num_accepted());
+    publish_blocks(state, row, state[row].num_accepted(), true);
 }
 
 #[cfg(test)]
@@ -204,7 +205,7 @@ mod tests {
         let (mut state, row) = loading();
         let open = Error::InOpenBatch { thing: "operation 0".to_owned() };
         assert_eq!(complete_operation(&mut state, 0, true), Err(open));
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         complete_operation(&mut state, 1, false).unwrap();
         complete_operation(&mut state, 2, true).unwrap();
         assert!(state.device.key(BlockId(1)).is_none());
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn blocks_of_a_freed_request_stay_held_until_their_loads_end() {
         let (mut state, _) = loading();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         free(&mut state, "a").unwrap();
         assert_eq!(state.device.num_free(), 2);
         for operation in 0..3 {

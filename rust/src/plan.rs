@@ -342,6 +342,6 @@ fn num_shared(rewrites: &[Rewrite]) -> i64 {
 
 /// Hit blocks that are about to leave the free queue.
 fn num_queued(state: &State, hits: &[Vec<BlockId>]) -> i64 {
-    let queued = |&&block: &&BlockId| !state.is_null(block) && state.device.ref_count(block) == 0;
+    let queued = |&&block: &&BlockId| !state.is_null(block) && state.device.is_queued(block);
     hits.iter().flatten().filter(queued).count() as i64
 }

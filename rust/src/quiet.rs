@@ -45,7 +45,7 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
         return 0;
     }
     let mut until = (position + 1).saturating_mul(size);
-    if state.config.enable_caching {
+    if state.config.publishes_at_once() {
         // The token that fills the next block publishes it.
         until = until.min((request.num_cached[index] + 1).saturating_mul(size) - 1);
     }
@@ -76,7 +76,7 @@ fn is_nothing(state: &State, row: Row) -> bool {
     let Ok(Ok(plan)) = plan_allocation(state, row, &Asked::new(1)) else { return false };
     let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
-    let publishes = state.config.enable_caching && groups.any(full);
+    let publishes = state.config.publishes_at_once() && groups.any(full);
     let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
     !publishes && !takes && plan.trims.is_empty()
 }
@@ -98,7 +98,7 @@ mod tests {
         let mut state = make_state(Config::new(9, 4, b"seed")).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         (state, row)
     }
 

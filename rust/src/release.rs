@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
+use crate::unfinished::{let_go, shorten};
 
 /// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
 ///
@@ -117,12 +118,15 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
         let table = &state[row].tables[group as usize];
         let keep = state.num_kept(group, table, num_tokens);
         if table.len() > keep {
+            let (length, end) = (keep as u32, table.len() as u32);
+            let_go(state, row, group, length..end);
+            shorten(state, row, group, length);
             let State { device, effects, requests, .. } = state;
             let table = &mut request_mut(requests, row).tables[group as usize];
             let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
             device.release(table.drain(keep.max(first_held)..).rev(), effects);
             table.truncate(keep);
-            effects.emit(Command::CutTable { row, group, length: keep as u32 });
+            effects.emit(Command::CutTable { row, group, length });
         }
         let num_full = num_computed / state.config.groups[group as usize].block_size;
         let cached = &mut state[row].num_cached[group as usize];

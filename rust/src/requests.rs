@@ -14,6 +14,7 @@ use crate::extra_keys::read_extra_keys;
 use crate::hashing::{HASH_SIZE, hash_blocks};
 use crate::ids::Row;
 use crate::state::{NO_EXTRA_KEYS, RequestState, State, Table};
+use crate::unfinished::forget;
 use crate::values::{GivenHashes, Request};
 
 /// Make a request known; returns its row.
@@ -113,6 +114,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.rows.remove(request_id);
     state.requests[row.index()] = None;
+    forget(state, row);
     state.free_rows.push(row);
     Ok(())
 }

@@ -131,7 +131,7 @@ mod tests {
         allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
         let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
         allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         let held = Error::HeldByOthers { blocks: vec![2], requests: vec!["b".to_owned()] };
         assert_eq!(rewind(&mut state, &["a"], 2), Err(held));
         rewind(&mut state, &["a", "b"], 2).unwrap();

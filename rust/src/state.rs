@@ -20,6 +20,7 @@ use crate::groups::{Group, skipped_blocks};
 use crate::hashing::{BlockHash, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
 use crate::row_map::RowMap;
+use crate::unfinished::{Given, Marks, Unfinished};
 use crate::values::{PrefixCacheStats, Status};
 
 /// The blocks of a request in one group, in order.
@@ -167,6 +168,10 @@ pub struct OpenBatch {
     /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
     pub(crate) published: Vec<Published>,
     pub(crate) merges: Vec<Merge>,
+    /// What it does to requests, where batches are remembered.
+    pub(crate) marks: Marks,
+    /// What it publishes, in order, where batches are unfinished for a time.
+    pub(crate) given: Vec<Given>,
 }
 
 /// Everything that a manager knows.
@@ -201,6 +206,8 @@ pub struct State {
     /// Unfinished ones, by number.
     pub(crate) operations: BTreeMap<u32, Operation>,
     pub(crate) next_operation: u32,
+    /// Taken batches that are neither completed nor cancelled, oldest first.
+    pub(crate) unfinished: Vec<Arc<Unfinished>>,
     /// Calls of `pin` so far, no part of the bytes.
     pub(crate) num_pins: u64,
 }
@@ -208,7 +215,7 @@ pub struct State {
 /// The empty state of a configuration. Fails with InvalidConfig.
 pub fn make_state(config: Config) -> Result<State, Error> {
     config.check()?;
-    let hosts = config.num_host_blocks;
+    let (hosts, waits) = (config.num_host_blocks, config.max_in_flight > 0);
     let num_groups = config.groups.len();
     Ok(State {
         root: root_hash(&config.hash_seed, config.hashing),
@@ -216,8 +223,8 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         hit_alignment: config.hit_alignment(),
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
-        device: make_pool(config.num_blocks, config.null_block, config.eviction),
-        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction)),
+        device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
         requests: Vec::new(),
         rows: HashMap::new(),
         free_rows: Vec::new(),
@@ -228,6 +235,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         new_blocks: vec![Vec::new(); num_groups],
         operations: BTreeMap::new(),
         next_operation: 0,
+        unfinished: Vec::new(),
         num_pins: 0,
         config,
     })
@@ -342,12 +350,12 @@ impl State {
         num_tokens
     }
 
-    /// Blocks that unfinished operations alone hold: they come back when those end.
+    /// Blocks that come back when operations or batches end: none but those use them.
     #[must_use]
     pub fn num_pending(&self) -> u32 {
         let held = self.num_held();
         let alone = |(&block, &count): (&BlockId, &u32)| self.device.ref_count(block) == count;
-        held.iter().filter(|&item| alone(item)).count() as u32
+        held.iter().filter(|&item| alone(item)).count() as u32 + self.device.num_quarantined()
     }
 
     /// Times that unfinished operations hold each block.

@@ -15,6 +15,7 @@ use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::release::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
+use crate::unfinished::mark;
 use crate::values::{Admitted, Reason, Refused, Status};
 
 /// Host blocks in the order of their first use, each with the device block that has its content.
@@ -39,16 +40,19 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
         rows.iter().flat_map(|&row| kept(state, row)).filter(|&block| seen.insert(block)).collect();
     let host = state.host_tier()?;
     if blocks.len() as u32 > host.num_free() {
-        return Ok(Err(refuse(host, blocks.len() as u32, 0)));
+        let refused = refuse(host, blocks.len() as u32, 0);
+        return Ok(Err(refused.while_pending(host.num_quarantined())));
     }
     for &row in &rows {
         leave_open_batch(state, row);
     }
-    let State { host, host_effects, effects, .. } = state;
+    let State { host, host_effects, effects, device, batch, .. } = state;
     let host = host.as_mut().expect("TIER-PART: checked at the start");
     let taken = host.take(blocks.len() as u32, host_effects);
     for (&block, &host_block) in blocks.iter().zip(&taken) {
         effects.emit(Command::SwapOut { block, host_block });
+        device.note_use(block, batch.number);
+        host.note_use(host_block, batch.number);
     }
     move_out(state, &rows, &blocks.into_iter().zip(taken).collect());
     Ok(Ok(()))
@@ -68,7 +72,7 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
     }
     let hits = find_hits(state, &rows);
     let found: HashSet<BlockId> = hits.iter().filter_map(|&(_, block)| block).collect();
-    let in_queue = found.iter().filter(|&&block| state.device.ref_count(block) == 0).count();
+    let in_queue = found.iter().filter(|&&block| state.device.is_queued(block)).count();
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
     let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
     if needed + watermark > state.device.num_free() {
@@ -116,6 +120,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
             }
         }
         cut_tables(state, row, 0);
+        mark(state, row, 0, 0, false);
         let request = &mut state[row];
         if num_computed > 0 {
             request.num_computed = num_computed;
@@ -159,7 +164,8 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
 
 /// Put the requests' tables on the device side and give back their host blocks, tail first.
 fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
-    let State { device, effects, .. } = state;
+    let State { device, host, effects, batch, .. } = state;
+    let host = host.as_mut().expect("TIER-PART: checked at the start");
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &(_, block) in &hits {
         if let Some(block) = block
@@ -175,6 +181,8 @@ fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
         let block = hit.unwrap_or_else(|| {
             let block = taken.next().expect("ADMIT-EXACT: a block for each copy was planned");
             effects.emit(Command::SwapIn { host_block, block });
+            device.note_use(block, batch.number);
+            host.note_use(host_block, batch.number);
             block
         });
         targets.insert(host_block, block);
@@ -206,6 +214,7 @@ fn put_back(
     let cached = |(group, table): (u32, &Table)| num_published(state, row, group, table);
     let num_cached = (0..).zip(&tables).map(cached).collect();
     release_host(state, row);
+    mark(state, row, 0, 0, false);
     let request = &mut state[row];
     request.num_computed = num_computed;
     request.num_cached = num_cached;

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use crate::config::{Config, Duplicates, Eviction};
+use crate::config::{Config, Duplicates, Eviction, Publish};
 use crate::errors::Error;
 use crate::groups::{Group, KINDS};
 use crate::hashing::Hashing;
@@ -137,6 +137,9 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("use_eagle", _) => config.use_eagle = flag()?,
             ("enable_events", _) => config.enable_events = flag()?,
             ("record_new_blocks", _) => config.record_new_blocks = flag()?,
+            ("max_in_flight", _) => config.max_in_flight = count()?,
+            ("publish", "scheduled") => config.publish = Publish::Scheduled,
+            ("publish", "completed") => config.publish = Publish::Completed,
             ("hashing", "sha256") => config.hashing = Hashing::Sha256,
             ("hashing", "sha256_cbor") => config.hashing = Hashing::Sha256Cbor,
             ("hashing", "xxh3") => config.hashing = Hashing::Xxh3,

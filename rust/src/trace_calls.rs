@@ -10,22 +10,23 @@ use std::collections::HashMap;
 
 use crate::allocate::Requests;
 use crate::asked::{Asked, AskedHit};
-use crate::batch::take_batch;
+use crate::batch::{complete, take_batch};
+use crate::cancel::cancel;
 use crate::commands::Command;
 use crate::config::Config;
 use crate::errors::Error;
 use crate::events::Event;
-use crate::extra_keys::{LoRA, MediaItem};
 use crate::ids::BlockId;
 use crate::state::{State, make_state};
 use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::trace_words::{
-    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_hashes, read_media,
-    text, write_host_tables, write_operations, write_queue,
+    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_done, read_hashes,
+    read_request, text, write_host_tables, write_operations, write_owners, write_queue,
+    write_verdict, write_waiting,
 };
-use crate::values::{Hit, Request, Verdict};
+use crate::values::Hit;
 use crate::{
     allocate, caching, decode, drain, encode, fork, operations, pins, queries, release, requests,
     rewind, swap, truncate, window,
@@ -101,12 +102,17 @@ impl Runner {
             "complete_operation" => self.complete_operation(words),
             "reset_prefix_cache" => self.reset_prefix_cache(words),
             "take_batch" => self.take_batch(words),
+            "complete" => self.complete(words),
+            "cancel" => self.cancel(words),
+            "in_flight" => self.in_flight(words),
             "take_events" => self.take_events(words),
             "take_stats" => self.take_stats(words),
             "take_new_block_ids" => self.take_new_block_ids(words),
             "new_step_starts" => self.new_step_starts(words),
             "queue" => self.queue(words),
             "host_queue" => self.host_queue(words),
+            "waiting" => self.waiting(words),
+            "host_waiting" => self.host_waiting(words),
             "owners" => self.owners(words),
             "keys" => self.keys(words),
             "table" => self.table(words),
@@ -121,25 +127,7 @@ impl Runner {
     }
 
     fn add_request(&mut self, words: &[&str]) -> Called {
-        let [request_id, tokens, options @ ..] = words else { return Err(Failure::Words) };
-        let tokens = read_tokens(tokens).ok_or(Failure::Words)?;
-        let mut request = Request::new(request_id, &tokens);
-        let extra = &mut request.extra_keys;
-        for option in options {
-            match option.split_once('=').unwrap_or((option, "")) {
-                ("lora", name) => {
-                    extra.lora = Some(LoRA { name: name.to_owned(), path: String::new() });
-                }
-                ("media", items) => {
-                    let items: Option<Vec<MediaItem>> = items.split(',').map(read_media).collect();
-                    extra.media = items.ok_or(Failure::Words)?;
-                }
-                ("salt", salt) => extra.cache_salt = Some(salt),
-                ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
-                ("skip", "") => request.skip_reading_prefix_cache = true,
-                _ => return Err(Failure::Words),
-            }
-        }
+        let request = read_request(words).ok_or(Failure::Words)?;
         let row = requests::add_request(&mut self.state, request)?;
         text(format!("row {}", row.0))
     }
@@ -195,11 +183,7 @@ impl Runner {
 
     fn can_allocate(&mut self, words: &[&str]) -> Called {
         let (request_id, asked) = self.asked(words)?;
-        text(match allocate::can_allocate(&self.state, request_id, &asked)? {
-            Verdict::Ok => "ok",
-            Verdict::Later => "later",
-            Verdict::Never => "never",
-        })
+        text(write_verdict(allocate::can_allocate(&self.state, request_id, &asked)?))
     }
 
     fn asked<'a>(&self, words: &[&'a str]) -> Result<(&'a str, Asked), Failure> {
@@ -287,12 +271,8 @@ impl Runner {
 
     fn complete_operation(&mut self, words: &[&str]) -> Called {
         let [operation, result] = exactly(words)?;
-        let done = match result {
-            "done" => true,
-            "failed" => false,
-            _ => return Err(Failure::Words),
-        };
-        nothing(operations::complete_operation(&mut self.state, number(operation)?, done))
+        let (operation, done) = (number(operation)?, read_done(result)?);
+        nothing(operations::complete_operation(&mut self.state, operation, done))
     }
 
     fn reset_prefix_cache(&mut self, words: &[&str]) -> Called {
@@ -303,11 +283,26 @@ impl Runner {
     fn take_batch(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
         let emitted: Vec<Command> = self.state.effects.commands.iter().collect();
-        let batch = take_batch(&mut self.state);
+        let batch = take_batch(&mut self.state)?;
         assert_eq!(batch.commands(), Some(emitted), "a batch is what its calls emitted");
         let num_segments = batch.column(1).last().map_or(0, |last| last + 1);
         let (number, num_commands) = (batch.number, batch.len());
         text(format!("batch {number}: {num_commands} commands, {num_segments} segments"))
+    }
+
+    fn complete(&mut self, words: &[&str]) -> Called {
+        let [batch] = exactly(words)?;
+        nothing(complete(&mut self.state, number(batch)?))
+    }
+
+    fn cancel(&mut self, words: &[&str]) -> Called {
+        let [batch] = exactly(words)?;
+        nothing(cancel(&mut self.state, number(batch)?))
+    }
+
+    fn in_flight(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(write_ids(self.state.in_flight().map(|batch| batch as u32)))
     }
 
     fn take_events(&mut self, words: &[&str]) -> Called {
@@ -342,13 +337,19 @@ impl Runner {
         text(self.state.host.as_ref().map_or_else(|| write_ids([]), write_queue))
     }
 
+    fn waiting(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(write_waiting(&self.state.device))
+    }
+
+    fn host_waiting(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        text(self.state.host.as_ref().map_or_else(|| write_ids([]), write_waiting))
+    }
+
     fn owners(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
-        let pool = &self.state.device;
-        let counts = (0..pool.num_blocks()).map(|block| (block, pool.ref_count(BlockId(block))));
-        text(listed(
-            counts.filter(|(_, count)| *count > 0).map(|(b, count)| format!("{b}:{count}")),
-        ))
+        text(write_owners(&self.state.device))
     }
 
     fn keys(&mut self, words: &[&str]) -> Called {

@@ -6,12 +6,13 @@
 
 use crate::block_pool::BlockPool;
 use crate::errors::Error;
-use crate::extra_keys::MediaItem;
+use crate::extra_keys::{LoRA, MediaItem};
 use crate::hashing::HASH_SIZE;
 use crate::ids::BlockId;
+use crate::quarantine::Quarantine;
 use crate::state::{NO_HOST_BLOCK, Table};
-use crate::trace_text::{Value, write_ids};
-use crate::values::{Admitted, GivenHashes};
+use crate::trace_text::{Value, read_tokens, write_ids};
+use crate::values::{Admitted, GivenHashes, Request, Verdict};
 
 /// Why a call has no value.
 #[derive(Debug)]
@@ -31,8 +32,30 @@ impl From<Error> for Failure {
 /// What a call comes to.
 pub type Called = Result<Value, Failure>;
 
+/// The request of its id, tokens and options.
+pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
+    let [request_id, tokens, options @ ..] = words else { return None };
+    let mut request = Request::new(request_id, &read_tokens(tokens)?);
+    let extra = &mut request.extra_keys;
+    for &option in options {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("lora", name) => {
+                extra.lora = Some(LoRA { name: name.to_owned(), path: String::new() });
+            }
+            ("media", items) => {
+                extra.media = items.split(',').map(read_media).collect::<Option<_>>()?;
+            }
+            ("salt", salt) => extra.cache_salt = Some(salt),
+            ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
+            ("skip", "") => request.skip_reading_prefix_cache = true,
+            _ => return None,
+        }
+    }
+    Some(request)
+}
+
 /// The item of `name@offset+length`.
-pub fn read_media(word: &str) -> Option<MediaItem> {
+fn read_media(word: &str) -> Option<MediaItem> {
     let (identifier, place) = word.split_once('@')?;
     let (offset, length) = place.split_once('+')?;
     let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
@@ -42,6 +65,15 @@ pub fn read_media(word: &str) -> Option<MediaItem> {
 /// Hashes of an engine's own, a letter each.
 pub fn read_hashes(word: &str) -> GivenHashes {
     word.bytes().map(|letter| Some([letter; HASH_SIZE])).collect()
+}
+
+/// Whether an operation was done.
+pub fn read_done(word: &str) -> Result<bool, Failure> {
+    match word {
+        "done" => Ok(true),
+        "failed" => Ok(false),
+        _ => Err(Failure::Words),
+    }
 }
 
 /// So many words.
@@ -74,6 +106,15 @@ pub fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value
     Ok(given?.map_or_else(Value::Refused, value))
 }
 
+/// What `can_allocate` says.
+pub fn write_verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Later => "later",
+        Verdict::Never => "never",
+    }
+}
+
 /// The numbers of operations.
 pub fn write_operations(operations: Vec<u32>) -> String {
     format!("operations {}", write_ids(operations))
@@ -92,6 +133,18 @@ pub fn write_host_tables(tables: &[Table]) -> String {
 /// A free queue, front first.
 pub fn write_queue(pool: &BlockPool) -> String {
     write_ids(pool.queue.iter().map(|block| block.0))
+}
+
+/// Blocks in quarantine, in the order of their release.
+pub fn write_waiting(pool: &BlockPool) -> String {
+    let waiting = pool.quarantine.as_ref().map_or_else(Vec::new, Quarantine::blocks);
+    write_ids(waiting.into_iter().map(|block| block.0))
+}
+
+/// The blocks that have owners, each with their number.
+pub fn write_owners(pool: &BlockPool) -> String {
+    let counts = (0..pool.num_blocks()).map(|block| (block, pool.ref_count(BlockId(block))));
+    listed(counts.filter(|(_, count)| *count > 0).map(|(b, count)| format!("{b}:{count}")))
 }
 
 /// Items with spaces between; `none` where there are none.

@@ -53,7 +53,7 @@ mod tests {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
         allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         truncate(&mut state, "a", 3).unwrap();
         assert!(state.device.key(BlockId(2)).is_some());
         append(&mut state, Requests::Ids(&["a"]), &[9]).unwrap();

@@ -11,8 +11,9 @@ use smallvec::SmallVec;
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::skipped_blocks;
-use crate::ids::{BlockId, Row};
+use crate::ids::Row;
 use crate::state::{NULL_BLOCK, State, request_mut};
+use crate::unfinished::{let_go, mark, replace, users};
 
 /// At most one a group: few groups have a window, so they need no room on the heap.
 pub type Trims = SmallVec<[Trim; 4]>;
@@ -26,13 +27,6 @@ pub struct Trim {
     pub first: u32,
     /// The one behind the last.
     pub end: u32,
-}
-
-impl Trim {
-    /// The blocks of the trim, while they are held.
-    fn blocks<'a>(&self, state: &'a State, row: Row) -> &'a [BlockId] {
-        &state[row].tables[self.group as usize][self.first as usize..self.end as usize]
-    }
 }
 
 /// Give back the blocks that no query at total_computed_tokens or later sees.
@@ -97,17 +91,31 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     })
 }
 
-/// Blocks that the trims would leave without owner.
+/// Blocks that the trims would give to the free queue.
 #[must_use]
 pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
-    let blocks = trims.iter().flat_map(|trim| trim.blocks(state, row));
-    blocks.filter(|&&block| state.device.ref_count(block) == 1).count() as u32
+    let places = trims.iter().flat_map(|trim| {
+        (trim.first..trim.end).filter(|&position| comes_back(state, row, trim.group, position))
+    });
+    places.count() as u32
+}
+
+/// Whether a block that a table lets go would join the free queue at once.
+fn comes_back(state: &State, row: Row, group: u32, position: u32) -> bool {
+    let block = state[row].tables[group as usize][position as usize];
+    state.device.ref_count(block) == 1
+        && !state.device.is_busy(block)
+        && users(state, row, group, position).next().is_none()
 }
 
 /// Put the null block in these places; the blocks are released, highest first.
 pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
-    let State { device, effects, requests, .. } = state;
+    if !trims.is_empty() {
+        mark(state, row, state[row].num_computed, 0, false);
+    }
     for &Trim { group, first, end } in trims {
+        let_go(state, row, group, first..end);
+        let State { device, effects, requests, .. } = state;
         let table = &mut request_mut(requests, row).tables[group as usize];
         let given = &mut table[first as usize..end as usize];
         device.release(given.iter().rev().copied(), effects);
@@ -115,6 +123,7 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
         for position in first..end {
             effects.emit(Command::SetTable { row, group, position, block: NULL_BLOCK });
         }
+        (first..end).for_each(|position| replace(state, row, group, position));
     }
 }
 
@@ -126,6 +135,7 @@ mod tests {
     use crate::batch::take_batch;
     use crate::config::Config;
     use crate::groups::{Group, Kind};
+    use crate::ids::BlockId;
     use crate::requests::add_request;
     use crate::state::make_state;
     use crate::values::Request;
@@ -143,13 +153,13 @@ mod tests {
     #[test]
     fn blocks_behind_the_window_are_given_back_highest_first() {
         let (mut state, row) = six_of_eight();
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
         assert_eq!(state[row].tables, [[0, 0, 3].map(BlockId)]);
         let commands: Vec<Command> = state.effects.commands.iter().collect();
         let free = |block| Command::Free { block: BlockId(block), cached: true };
         assert_eq!(commands[..2], [free(2), free(1)]);
-        take_batch(&mut state);
+        take_batch(&mut state).unwrap();
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
         assert!(state.effects.commands.is_empty());
     }

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use crate::asked::{Asked, AskedHit};
 use crate::bindings::errors::raise;
 use crate::bindings::hashing::hashing;
-use crate::config::{Config, Duplicates, Eviction};
+use crate::config::{Config, Duplicates, Eviction, Publish};
 use crate::errors::Error;
 use crate::groups::{Group, KINDS};
 use crate::values::GivenHashes;
@@ -53,7 +53,7 @@ arguments! {
     IdArg: STR;
     /// Request ids.
     IdsArg: IDS;
-    /// A number of tokens or blocks.
+    /// A number of tokens or blocks, or of a batch or operation.
     CountArg: INT;
     /// Block hashes.
     HashesArg: HASHES;
@@ -253,6 +253,8 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         record_new_blocks: truth("record_new_blocks")?,
         hashing: hashing(object.py(), object.getattr("hashing")?.extract()?)?,
         hash_seed: object.getattr("hash_seed")?.extract()?,
+        max_in_flight: number("max_in_flight")?,
+        publish: publish(object.getattr("publish")?.as_borrowed())?,
     })
 }
 
@@ -299,6 +301,14 @@ fn duplicates(name: Borrowed<'_, '_, PyAny>) -> PyResult<Duplicates> {
         Ok("keep") => Ok(Duplicates::Keep),
         Ok("merge") => Ok(Duplicates::Merge),
         _ => Err(unknown("duplicates", name, "must be one of keep, merge")),
+    }
+}
+
+fn publish(name: Borrowed<'_, '_, PyAny>) -> PyResult<Publish> {
+    match name.extract() {
+        Ok("scheduled") => Ok(Publish::Scheduled),
+        Ok("completed") => Ok(Publish::Completed),
+        _ => Err(unknown("publish", name, "must be one of scheduled, completed")),
     }
 }
 

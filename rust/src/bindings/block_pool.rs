@@ -55,7 +55,7 @@ impl BlockPool {
     #[pyo3(signature = (num_blocks, /, *, null_block = false, eviction = "lru"))]
     fn new(py: Python<'_>, num_blocks: u32, null_block: bool, eviction: &str) -> PyResult<Self> {
         let eviction = self::eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
-        let pool = pool::make_pool(num_blocks, null_block, eviction);
+        let pool = pool::make_pool(num_blocks, null_block, eviction, false);
         Ok(BlockPool { pool, effects: Effects::new(false) })
     }
 

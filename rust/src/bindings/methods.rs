@@ -8,7 +8,7 @@
 use pyo3::prelude::*;
 
 use crate::allocate::{Requests, allocate_slots, append, read_request_ids};
-use crate::batch::take_batch;
+use crate::batch::{complete, take_batch};
 use crate::bindings::arguments::{
     self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg,
     RequestArg, TokensArg, flag, items, listed,
@@ -18,9 +18,10 @@ use crate::bindings::manager::Manager;
 use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
 use crate::bindings::values::{
-    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyOperations, PyStats, PyTaken,
+    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNumbers, PyStats, PyTaken,
 };
 use crate::caching::{cache_blocks, evict_blocks, reset_prefix_cache};
+use crate::cancel::cancel;
 use crate::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
 use crate::fork::fork;
 use crate::operations::{complete_operation, load, store};
@@ -274,11 +275,11 @@ impl Manager {
     fn store<'py>(
         slf: &Bound<'py, Self>,
         block_ids: BlocksArg<'_, 'py>,
-    ) -> PyResult<PyOperations<'py>> {
+    ) -> PyResult<PyNumbers<'py>> {
         let mut given = Given::default();
         let blocks = given.blocks(block_ids)?;
         let started = Self::change(slf, &given, |state| store(state, &blocks))?;
-        values::operations(slf.py(), started)
+        values::numbers(slf.py(), started)
     }
 
     /// Fill slots for the next tokens of a request from the external store.
@@ -314,8 +315,24 @@ impl Manager {
 
     /// Close and number the open batch.
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
-        let taken = take_batch(&mut slf.try_borrow_mut()?.state);
+        let taken = Self::change(slf, &Given::default(), take_batch)?;
         values::batch(slf.py(), &taken)
+    }
+
+    /// Finish the oldest unfinished batch, by its number.
+    #[pyo3(signature = (number, /))]
+    fn complete<'py>(slf: &Bound<'py, Self>, number: CountArg<'_, 'py>) -> PyResult<()> {
+        let mut given = Given::default();
+        let batch = given.count(number)?;
+        Self::change(slf, &given, |state| complete(state, batch))
+    }
+
+    /// Take back an unfinished batch, all later ones and the open one.
+    #[pyo3(signature = (number, /))]
+    fn cancel<'py>(slf: &Bound<'py, Self>, number: CountArg<'_, 'py>) -> PyResult<()> {
+        let mut given = Given::default();
+        let batch = given.count(number)?;
+        Self::change(slf, &given, |state| cancel(state, batch))
     }
 
     /// Hand out the events since the last call.

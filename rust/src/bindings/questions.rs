@@ -10,7 +10,7 @@ use crate::allocate::can_allocate;
 use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, Given, HitArg, IdArg};
 use crate::bindings::errors::raise;
 use crate::bindings::manager::Manager;
-use crate::bindings::values::{self, PyBlocks, PyHit, PyKeys, PyStatus, PyVerdict};
+use crate::bindings::values::{self, PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};
 use crate::decode::decode;
 use crate::encode::encode;
 use crate::queries::{
@@ -129,13 +129,20 @@ impl Manager {
         values::status(slf.py(), status)
     }
 
-    /// Device blocks without owner.
+    /// The numbers of the unfinished batches, oldest first.
+    #[getter]
+    fn in_flight<'py>(slf: &Bound<'py, Self>) -> PyResult<PyNumbers<'py>> {
+        let numbers: Vec<u64> = slf.try_borrow()?.state.in_flight().collect();
+        values::numbers(slf.py(), numbers)
+    }
+
+    /// Device blocks in the free queue.
     #[getter]
     fn num_free_blocks(&self) -> u32 {
         self.state.device().num_free()
     }
 
-    /// Host blocks without owner; 0 without a host tier.
+    /// Host blocks in the free queue; 0 without a host tier.
     #[getter]
     fn num_free_host_blocks(&self) -> u32 {
         self.state.host().map_or(0, |host| host.num_free())

@@ -57,8 +57,8 @@ results! {
     PyEvents: EVENTS;
     /// A tuple of block ids or operations, or a `Refused`.
     PyTaken: TAKEN;
-    /// A tuple of operations.
-    PyOperations: NUMBERS;
+    /// A tuple of numbers, of operations or batches.
+    PyNumbers: NUMBERS;
     /// A tuple of keys a group.
     PyKeys: KEYS;
 }
@@ -170,9 +170,12 @@ pub(crate) fn keys<'py>(py: Python<'py>, groups: &[Vec<Key>]) -> PyResult<PyKeys
     Ok(PyKeys(PyTuple::new(py, tuples)?.into_any()))
 }
 
-/// The numbers of operations.
-pub(crate) fn operations(py: Python<'_>, started: Vec<u32>) -> PyResult<PyOperations<'_>> {
-    Ok(PyOperations(PyTuple::new(py, started)?.into_any()))
+/// The numbers of operations or batches.
+pub(crate) fn numbers<'py, T>(py: Python<'py>, numbers: Vec<T>) -> PyResult<PyNumbers<'py>>
+where
+    T: IntoPyObject<'py>,
+{
+    Ok(PyNumbers(PyTuple::new(py, numbers)?.into_any()))
 }
 
 fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny>> {

@@ -7,8 +7,9 @@
 
 use crate::allocate::{Requests, allocate_slots, append};
 use crate::asked::{Asked, AskedHit};
-use crate::batch::take_batch;
+use crate::batch::{complete, take_batch};
 use crate::caching::{cache_blocks, evict_blocks, reset_prefix_cache};
+use crate::cancel::cancel;
 use crate::check::world::World;
 use crate::commands::Command;
 use crate::errors::Error;
@@ -320,10 +321,11 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             nothing(complete_operation(state, i64::from(*operation), *done))?
         }
         Call::TakeBatch => {
-            take_batch(state);
+            take_batch(state)?;
             Value::Nothing
         }
-        Call::Complete { .. } | Call::Cancel { .. } => unreachable!("no batch is in flight"),
+        Call::Complete { batch } => nothing(complete(state, *batch as i64))?,
+        Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
     })
 }
 

@@ -208,7 +208,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
     let most = 4 + state.operations.len();
     for _ in 0..most {
         if !state.effects.commands.is_empty() || state.batch.records.keys().next().is_some() {
-            take_batch(state);
+            expected(take_batch(state))?;
             continue;
         }
         let numbers: Vec<u32> = state.operations.keys().copied().collect();
@@ -358,7 +358,7 @@ mod tests {
     fn requests_that_nothing_helps_are_found() {
         let found = found(|state| {
             append(state, Requests::Ids(&["0"]), &[4]).unwrap();
-            take_batch(state);
+            take_batch(state).unwrap();
             let left = state.device.num_free();
             state.device.take(left, &mut Effects::silent());
             for block in state[Row(0)].tables[0].clone() {
@@ -380,7 +380,7 @@ mod tests {
     fn what_is_told_to_who_waits_is_judged() {
         let names = found(|state| {
             free(state, "0").unwrap();
-            take_batch(state);
+            take_batch(state).unwrap();
             state[Row(0)].tokens.resize(20, 1);
             assert_eq!(admit_never(&run().world, state), Ok(()));
             state[Row(0)].num_loading = 1;
@@ -389,7 +389,7 @@ mod tests {
         let names = found(|state| {
             free(state, "0").unwrap();
             free(state, "1").unwrap();
-            take_batch(state);
+            take_batch(state).unwrap();
             state[Row(0)].host_tables.push(Vec::new());
         });
         assert!(names.contains(&"L-ADMIT"), "{names:?}");

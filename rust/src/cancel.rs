@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cancel: unfinished batches are taken back, executed or not.
+//!
+//! Rules: a batch is taken back with all later ones and the open one; their numbers are not used
+//! again. The keys that they published are withdrawn, each request falls to the least count that
+//! they remember, and the blocks behind it go. What they evicted stays evicted, what was freed
+//! stays freed. The new open batch begins with what was given back and with the whole tables of
+//! every row that the cancelled commands name: right whether or not those had been applied. Source:
+//! design, 7.4. Twin: kvcore/cancel.py.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::batch::{check_in_flight, named_rows};
+use crate::commands::Command;
+use crate::errors::Error;
+use crate::ids::Row;
+use crate::release::{cut_tables, release_host};
+use crate::row_map::RowMap;
+use crate::state::{OpenBatch, State, request_mut};
+use crate::unfinished::{Unfinished, in_order};
+
+/// Take back an unfinished batch, all later ones and the open one. Fails with NotInFlight.
+pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
+    check_in_flight(state, batch)?;
+    let number = batch as u64;
+    let first = state.unfinished.partition_point(|each| each.number < number);
+    let mut cancelled = state.unfinished.split_off(first);
+    let rows = named_rows(&state.effects.commands);
+    state.effects.commands.clear();
+    let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
+    let OpenBatch { number: open, marks, given, .. } = std::mem::replace(&mut state.batch, next);
+    cancelled.push(Arc::new(Unfinished {
+        number: open,
+        marks,
+        given,
+        rows,
+        ..Unfinished::default()
+    }));
+    take_back(state, &cancelled, number);
+    let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
+    rows.into_iter().for_each(|row| rebuild(state, row));
+    Ok(())
+}
+
+/// Withdraw keys, end uses, and let each request fall to what is left of it.
+fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
+    let State { device, host, effects, .. } = state;
+    device.end_use(|user| user >= number);
+    for &(block, key) in cancelled.iter().flat_map(|batch| &batch.given) {
+        if device.key(block) == Some(&key) {
+            device.unpublish(block, effects);
+        }
+    }
+    device.end_quarantine();
+    if let Some(host) = host {
+        host.end_use(|user| user >= number);
+        host.end_quarantine();
+    }
+    let mut counts: RowMap<u32> = RowMap::default();
+    for (row, mark) in cancelled.iter().flat_map(|batch| in_order(&batch.marks)) {
+        match counts.get_mut(row) {
+            Some(count) => *count = mark.restore.min(*count),
+            None => counts.insert_new(row, mark.restore),
+        }
+    }
+    // Nothing is removed from this map, so its order is that of the first marks.
+    for (row, &count) in counts.iter() {
+        fall(state, row, count, number);
+    }
+}
+
+/// Take a request back to so many tokens, without the loads that were cancelled.
+fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
+    let State { operations, requests, .. } = state;
+    let request = request_mut(requests, row);
+    for operation in operations.values_mut() {
+        if operation.request == Some(row) && operation.batch >= number {
+            operation.request = None;
+            (request.num_loading, request.load_end) = (0, 0);
+        }
+    }
+    if request.host_tables.is_empty() {
+        cut_tables(state, row, num_tokens);
+    } else if num_tokens < request.num_computed {
+        release_host(state, row);
+        state[row].preempted = true;
+    }
+}
+
+/// Set the tables of a row anew, whatever they are in the runtime.
+fn rebuild(state: &mut State, row: Row) {
+    let State { config, requests, effects, .. } = state;
+    for group in 0..config.groups.len() as u32 {
+        effects.emit(Command::CutTable { row, group, length: 0 });
+        let Some(request) = &requests[row.index()] else { continue };
+        for (position, &block) in (0..).zip(&request.tables[group as usize]) {
+            effects.emit(Command::SetTable { row, group, position, block });
+        }
+    }
+}
