@@ -119,6 +119,8 @@ def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]
         num_host_blocks=given.host_blocks,
         # What a window holds at most: itself and one step's tokens.
         max_num_batched_tokens=given.token_budget,
+        max_in_flight=given.in_flight,
+        publish=given.publish,
     )
 
 

@@ -108,6 +108,19 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="tokens guessed by prompt look-up for each step; default: 0",
     )
     engine.add_argument(
+        "--in-flight",
+        type=int,
+        default=0,
+        metavar="N",
+        help="batches computed on a thread of their own while the next is planned; default: 0",
+    )
+    engine.add_argument(
+        "--publish",
+        choices=("scheduled", "completed"),
+        default="scheduled",
+        help="when a block can be hit: once it is planned (default), or once it is computed",
+    )
+    engine.add_argument(
         "--preempt",
         choices=("swap", "recompute"),
         default="swap",

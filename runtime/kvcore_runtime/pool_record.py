@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes down, step by step, what every block of the pool is used for and what every request does.
 
-Who owns a block is read from the block tables, whether it can still be hit from the commands: all
-that an observer needs is in the batches. Samples of one request count as that request.
+Who owns a block, and whether it can still be hit, is followed through the commands: all that an
+observer needs is in the batches, be they applied already or in flight. Samples of one request count
+as that request.
 """
 
 import enum
@@ -11,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.commands import Allocate, Batch, Evict, EvictAll, Free, Touch
+from kvcore.commands import Allocate, Batch, CutTable, Evict, EvictAll, Free, SetTable, Touch
 from kvcore_runtime.engine import Engine
 from kvcore_runtime.exchange import is_null
 from kvcore_runtime.sequence import Sequence
@@ -43,19 +44,20 @@ class PoolRecord:
     frames: list[NDArray[np.int16]] = attrs.field(factory=list)
     lives: list[dict[int, Life]] = attrs.field(factory=list)
     _cached: set[int] = attrs.field(factory=set, repr=False)
+    _tables: dict[tuple[int, int], list[int]] = attrs.field(factory=dict, repr=False)
 
     def __call__(self, engine: Engine, batch: Batch) -> None:
-        """Write down one step, whose batch was just applied."""
+        """Write down one step, whose batch was just applied or handed over."""
         self._follow(batch)
-        scheduler, tables = engine.scheduler, engine.runtime.tables
+        scheduler, num_groups = engine.scheduler, engine.runtime.tables.num_groups
         frame = np.full(engine.manager.config.num_blocks, FREE, dtype=np.int16)
         frame[sorted(self._cached)] = CACHED
         owned: set[int] = set()
         for sequence in (*scheduler.running, *scheduler.loading):
             blocks = [
                 block
-                for group in range(tables.num_groups)
-                for block in tables.row_blocks(sequence.row, group)
+                for group in range(num_groups)
+                for block in self._tables.get((sequence.row, group), ())
                 if not is_null(engine.manager.config, block)
             ]
             frame[blocks] = FIRST_REQUEST + self._number(sequence)
@@ -84,7 +86,7 @@ class PoolRecord:
         return self.request_ids.index(name)
 
     def _follow(self, batch: Batch) -> None:
-        """Keep up with which blocks have a key and no owner."""
+        """Keep up with tables, and with which blocks have a key and no owner."""
         for command in batch:
             match command:
                 case Free(block, cached=True):
@@ -93,3 +95,9 @@ class PoolRecord:
                     self._cached.discard(block)
                 case EvictAll():
                     self._cached.clear()
+                case SetTable(row, group, position, block):
+                    table = self._tables.setdefault((row, group), [])
+                    table[position : position + 1] = [block]
+                    self._cached.discard(block)
+                case CutTable(row, group, length):
+                    del self._tables.setdefault((row, group), [])[length:]

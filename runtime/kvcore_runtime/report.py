@@ -22,8 +22,10 @@ class Summary:
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
     came back from preemption. drafts: tokens guessed. blocks_stored: in files, of
     which blocks_written were not there already; blocks_loaded: from files; operations_failed:
-    stores and loads that are in neither. Usages and shares are 0.0 to
-    1.0, times seconds unless the name says.
+    stores and loads that are in neither. steps_overlapped: planned while another was computed;
+    stalls: plans with nothing to do before a batch in flight was completed; waits_for_blocks: plans
+    in which somebody waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times
+    seconds unless the name says.
     """
 
     backend: str
@@ -49,6 +51,12 @@ class Summary:
     blocks_written: int
     blocks_loaded: int
     operations_failed: int
+    max_in_flight: int
+    publish: str
+    steps_overlapped: int
+    stalls: int
+    waits_for_blocks: int
+    batches_cancelled: int
     peak_usage: float
     mean_usage: float
     steps: int
@@ -87,6 +95,12 @@ def summarise(engine: Engine, held: Held) -> Summary:
         blocks_written=kept.num_written if kept else 0,
         blocks_loaded=kept.num_loaded if kept else 0,
         operations_failed=len(kept.errors) if kept else 0,
+        max_in_flight=config.max_in_flight,
+        publish=config.publish,
+        steps_overlapped=metrics.num_overlapped,
+        stalls=metrics.num_stalls,
+        waits_for_blocks=engine.scheduler.num_waits,
+        batches_cancelled=metrics.num_cancelled,
         peak_usage=metrics.peak_usage,
         mean_usage=metrics.mean_usage,
         steps=metrics.num_steps,
@@ -116,6 +130,10 @@ def format_table(summary: Summary) -> str:
         "blocks in files": f"{s.blocks_written} written, "
         f"{s.blocks_stored - s.blocks_written} there already, {s.blocks_loaded} loaded, "
         f"{s.operations_failed} failed",
+        "in flight": f"{s.steps_overlapped} of {format_count(s.steps, 'steps')} planned while "
+        f"another ran, {s.batches_cancelled} cancelled",
+        "waits": f"{s.stalls} for tokens in flight, {s.waits_for_blocks} for blocks",
+        "published": f"when {s.publish}",
         "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
         "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
         "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, "

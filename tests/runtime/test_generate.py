@@ -75,7 +75,7 @@ def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixtu
     assert err == "", "no bars where stderr is no terminal"
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
-        *("drafts", "blocks in files"),
+        *("drafts", "blocks in files", "in flight"),
         *("preemptions", "pool in use", "speed", "manager", "verified: 4 answers"),
         *("-- sea/1: ", "-- sea/2: ", "-- song, sample 2: ", " > Why is the sea salt?"),
     ):

@@ -6,6 +6,8 @@ With one thread or two nothing here depends on time: the engine waits at fixed p
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections.abc import Callable, Collection
 from functools import cache, partial
@@ -14,6 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
+from kvcore_runtime import generate
 from kvcore_runtime.connector import Channel, Receiver, Sender
 from kvcore_runtime.directory import DirectoryTier, describe
 from kvcore_runtime.directory_exchange import DirectoryExchange
@@ -233,3 +236,35 @@ def test_prompts_are_handed_over_while_batches_are_in_flight(
     assert len(channel) == 0
     for engine in (first, second):
         assert_drained(engine)
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    code = generate.main(["--tiny", "--backend", "python", *options])
+    return code, capsys.readouterr().out
+
+
+def test_the_command_overlaps_steps_and_says_what_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = ["--picture", str(tmp_path / "pool.png")]
+    options = ["--in-flight", "2", "--publish", "completed", "--guard"]
+    code, out = run_command(capsys, *options, *picture, "--json")
+    assert code == 0
+    result = json.loads(out)
+    summary = result["summary"]
+    assert result["verified"]["rows of logits bit by bit"] == summary["generated_tokens"]
+    assert (summary["max_in_flight"], summary["publish"]) == (2, "completed")
+    assert 0 < summary["steps_overlapped"] < summary["steps"]
+    assert summary["stalls"] > 0
+    assert summary["batches_cancelled"] == 0
+    assert Path(picture[1]).read_bytes().startswith(b"\x89PNG")
+    code, out = run_command(capsys, *options[:2])
+    assert code == 0
+    assert " steps planned while another ran, 0 cancelled\n" in out
+    assert re.search(r"^waits +\d+ for tokens in flight, \d+ for blocks$", out, re.MULTILINE)
+    assert re.search(r"^published +when scheduled$", out, re.MULTILINE)
+
+
+def test_the_command_says_which_numbers_of_batches_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--tiny", "--in-flight", "99"]) == 2
+    assert "max_in_flight=99: must be at most 62" in capsys.readouterr().err
