@@ -150,7 +150,8 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         draft.records = draft.records.set(request.request_id, record)
     publishes = draft.config.enable_caching and not asked.delay_cache_blocks
     before = request.num_computed
-    mark(draft, request.request_id, before, before, publishes=publishes)
+    written = draft.config.enable_caching and (publishes or asked.loads)
+    mark(draft, request.request_id, before, before, publishes=written)
     request = apply_trims(draft, request, plan.trims)
     tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
     num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)

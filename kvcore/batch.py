@@ -27,6 +27,7 @@ from kvcore.unfinished import (
     Unfinished,
     in_order,
     let_go,
+    lower,
     note_given,
     num_finished,
     replace,
@@ -115,7 +116,7 @@ def publish_written(draft: Draft, batch: Unfinished) -> None:
     draft.batch = attrs.evolve(draft.batch, merges=pvector())
     for request_id, made in in_order(batch.marks):
         request = draft.requests[request_id]
-        if made.publishes and request.status is Status.RUNNING:
+        if made.publishes and request.status is Status.RUNNING and not request.num_loading:
             publish_blocks(draft, request, num_finished(draft, request), final=True)
     merges = draft.batch.merges
     draft.batch = attrs.evolve(draft.batch, merges=before)
@@ -151,6 +152,8 @@ def _merge(draft: Draft, merge: Merge) -> None:
         )
         return
     draft.device.touch(older)
+    if draft.config.publish == "scheduled":
+        lower(draft, merge.request_id, merge.position * size)
     let_go(draft, request, merge.group, [merge.position])
     replace(draft, merge.request_id, merge.group, merge.position)
     draft.effects.emit(SetTable(request.row, merge.group, merge.position, older))

@@ -31,6 +31,7 @@ from kvcore.errors import (
 from kvcore.plan import Refusal, plan_allocation
 from kvcore.release import cut_tables
 from kvcore.state import MAX_OPERATION, Draft, Operation, RequestState, State, transition
+from kvcore.unfinished import num_finished
 from kvcore.values import Hit, Outcome, Refused
 from kvcore.window import apply_trims
 
@@ -192,4 +193,7 @@ def finish_load(draft: Draft, request: RequestState, operation: Operation, done:
         return
     cut_tables(draft, attrs.evolve(request, load_end=0), end)
     settled = draft.request(request.request_id)
-    publish_blocks(draft, settled, settled.num_accepted, final=True)
+    count = settled.num_accepted
+    if draft.config.publish == "completed":
+        count = num_finished(draft, settled)
+    publish_blocks(draft, settled, count)

@@ -25,7 +25,7 @@ from kvcore.state import (
     State,
     transition,
 )
-from kvcore.unfinished import let_go, shorten
+from kvcore.unfinished import leave, let_go, shorten
 from kvcore.values import Outcome
 
 
@@ -98,6 +98,7 @@ def leave_open_batch(draft: Draft, request: RequestState) -> None:
         if draft.device.keys[item.block] == item.key:
             draft.device.unpublish(item.block)
     draft.records = draft.records.delete(request.request_id)
+    leave(draft, request.request_id)
     merges = pvector(
         each for each in draft.batch.merges if not is_unwritten(draft, each, record, request)
     )

@@ -58,20 +58,23 @@ class Unfinished:
 
 
 def mark(
-    draft: Draft, request_id: str, before: int, restore: int, *, publishes: bool = False
+    draft: Draft, request_id: str, before: int, restore: int, *, publishes: bool | None = None
 ) -> None:
-    """Note in the open batch what it does to a request; counts only fall."""
+    """Note in the open batch what it does to a request; counts only fall.
+
+    publishes: as the last call says that says it.
+    """
     if not draft.config.tracks_batches:
         return
     known = draft.marks.get(request_id)
     if known is None:
-        made = Mark(next_order(draft.marks), before, restore, publishes)
+        made = Mark(next_order(draft.marks), before, restore, bool(publishes))
     else:
         made = attrs.evolve(
             known,
             before=min(known.before, before),
             restore=min(known.restore, restore),
-            publishes=known.publishes or publishes,
+            publishes=known.publishes if publishes is None else publishes,
         )
     draft.marks = draft.marks.set(request_id, made)
 
@@ -80,6 +83,21 @@ def note_given(draft: Draft, block: int, key: bytes) -> None:
     """Note a key that a cancel of the open batch withdraws."""
     if draft.config.max_in_flight:
         draft.given = draft.given.append((block, key))
+
+
+def leave(draft: Draft, request_id: str) -> None:
+    """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
+    known = draft.marks.get(request_id)
+    if known is not None:
+        draft.marks = draft.marks.set(request_id, attrs.evolve(known, publishes=False))
+
+
+def lower(draft: Draft, request_id: str, num_tokens: int) -> None:
+    """Note that a cancel of the batch that was just taken restores no more of a request."""
+    if draft.unfinished and request_id in draft.unfinished[-1].marks:
+        known = draft.unfinished[-1].marks[request_id]
+        made = attrs.evolve(known, restore=min(known.restore, num_tokens))
+        _store(draft, len(draft.unfinished) - 1, request_id, made)
 
 
 def next_order(marks: Map[str, Mark]) -> int:

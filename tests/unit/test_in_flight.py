@@ -428,6 +428,78 @@ def test_the_loads_of_a_cancelled_batch_are_abandoned_and_hold_their_blocks(
     assert admit(manager, "a") == [3, 4, 1]
 
 
+def test_a_request_falls_behind_a_block_that_was_merged(backend: Backend) -> None:
+    manager = fly(backend, duplicates="merge")
+    for name, tokens in (("a", range(2)), ("b", range(4))):
+        add(manager, name, tokens)
+    manager.allocate_slots("b", 3)
+    land(manager)
+    admit(manager, "a")  # its own block 3: nothing was findable, b is not hashed so far
+    manager.add_tokens("a", [2, 3])
+    manager.allocate_slots("a", manager.num_tokens("a") - manager.num_computed_tokens("a"))
+    manager.allocate_slots("b", 1)  # fills block 2 with what a's second block holds
+    number = take(manager)
+    assert blocks(manager, "b") == blocks(manager, "a")
+    manager.cancel(number)
+    assert manager.num_computed_tokens("b") == 2  # its token 2 was in the block that it let go
+
+
+def test_completion_leaves_a_load_that_follows_in_the_same_batch_alone(backend: Backend) -> None:
+    manager = fly(backend, publish="completed")
+    serve(manager, "a", range(5))
+    manager.free("a")
+    operations = manager.load("a", 4)
+    assert isinstance(operations, tuple)
+    land(manager)
+    assert keyed(manager) == []
+    for operation in operations:
+        manager.complete_operation(operation, True)
+    assert len(keyed(manager)) == 2
+
+
+def test_what_a_load_brings_waits_for_its_batch_where_completion_publishes(
+    backend: Backend,
+) -> None:
+    manager = fly(backend, publish="completed")
+    add(manager, "a", range(5))
+    operations = manager.load("a", 4)
+    assert isinstance(operations, tuple)
+    number = take(manager)
+    for operation in operations:
+        manager.complete_operation(operation, True)
+    assert keyed(manager) == []
+    manager.complete(number)
+    assert keyed(manager) == [1, 2]
+
+
+def test_a_cancel_withdraws_what_the_end_of_a_load_published(backend: Backend) -> None:
+    manager = fly(backend)
+    add(manager, "a", range(7))
+    manager.allocate_slots("a", 2, delay_cache_blocks=True)  # block 1 is in flight
+    first = take(manager)
+    operations = manager.load("a", 4)
+    assert isinstance(operations, tuple)
+    take(manager)
+    for operation in operations:
+        manager.complete_operation(operation, True)
+    assert keyed(manager) == [1, 2, 3]
+    manager.cancel(first)
+    assert keyed(manager) == []
+
+
+def test_delayed_tokens_of_a_batch_wait_though_earlier_ones_of_it_did_not(
+    backend: Backend,
+) -> None:
+    manager = fly(backend, publish="completed")
+    add(manager, "a", range(4))
+    manager.allocate_slots("a", 2)
+    manager.allocate_slots("a", 2, delay_cache_blocks=True)
+    land(manager)
+    assert keyed(manager) == []
+    manager.cache_blocks("a", 4)
+    assert keyed(manager) == [1, 2]
+
+
 @pytest.mark.parametrize("publish", ["scheduled", "completed"])
 def test_a_cancelled_step_can_be_made_again(publish: str, backend: Backend) -> None:
     manager = fly(backend, publish=publish)
