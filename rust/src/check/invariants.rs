@@ -9,7 +9,7 @@
 
 use crate::block_pool::BlockPool;
 use crate::check::request_invariants::KnownHashes;
-use crate::check::{Judges, Violation, request_invariants};
+use crate::check::{Judges, Violation, flight_invariants, request_invariants};
 use crate::ids::{BlockId, Row};
 use crate::state::{NO_HOST_BLOCK, Operation, RequestState, State, Table};
 use crate::values::Status;
@@ -39,12 +39,14 @@ impl Scratch {
     }
 }
 
-/// The properties of this file and of request_invariants.rs, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 21] = [
+/// The properties of this file and of those it names, by name, in the order of their check.
+pub const PROPERTIES: [(&str, Property); 23] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
     ("NULL", null_block),
+    ("QUARANTINE", flight_invariants::quarantine),
+    ("IN-FLIGHT", flight_invariants::in_flight),
     ("IDX-SOUND", index_sound),
     ("IDX-COMPLETE", index_complete),
     ("LEAK", leak),
@@ -86,6 +88,12 @@ pub(crate) fn pools(state: &State) -> impl Iterator<Item = (&'static str, &Block
     std::iter::once(("device", &state.device)).chain(state.host.iter().map(|pool| ("host", pool)))
 }
 
+/// Whether a block is free or quarantined.
+pub(crate) fn is_in_a_queue(pool: &BlockPool, block: BlockId) -> bool {
+    let waits = || pool.quarantine.as_ref().is_some_and(|waiting| waiting.contains(block));
+    pool.queue.contains(block) || waits()
+}
+
 /// A request's tables in a tier.
 fn tables_in<'a>(request: &'a RequestState, tier: &str) -> &'a [Table] {
     if tier == "device" { &request.tables } else { &request.host_tables }
@@ -113,15 +121,15 @@ fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// PARTITION: a usable block is in the free queue exactly if it has no owner.
+/// PARTITION: a usable block is free or quarantined exactly if it has no owner.
 fn partition(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         for block in (0..pool.num_blocks()).map(BlockId).filter(|&block| !pool.is_null(block)) {
-            let (owners, free) = (pool.ref_count(block), pool.queue.contains(block));
+            let (owners, free) = (pool.ref_count(block), is_in_a_queue(pool, block));
             if (owners == 0) != free {
                 let block = block.0;
                 return Err(format!(
-                    "{tier} block {block} has {owners} owners, in the queue: {free}"
+                    "{tier} block {block} has {owners} owners, in a queue: {free}"
                 ));
             }
         }
@@ -129,7 +137,7 @@ fn partition(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// FQ-UNIQ: the free queue has no block twice, its links agree, its length is its counter.
+/// FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters.
 ///
 /// Each block's link back is the block before it, so none can be met twice.
 fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
@@ -150,6 +158,15 @@ fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
         if length != pool.num_free() {
             return Err(format!("{tier} free queue of {length} counts {}", pool.num_free()));
         }
+        let Some(quarantine) = &pool.quarantine else { continue };
+        let waiting = quarantine.blocks();
+        if waiting.len() != quarantine.len() as usize {
+            let (found, counted) = (waiting.len(), quarantine.len());
+            return Err(format!("{tier} quarantine of {found} counts {counted}"));
+        }
+        if let Some(block) = waiting.iter().find(|&&block| pool.queue.contains(block)) {
+            return Err(format!("{tier} block {} is free and quarantined", block.0));
+        }
     }
     Ok(())
 }
@@ -160,7 +177,7 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
     if !pool.is_null(null) {
         return Ok(());
     }
-    if pool.queue.contains(null) {
+    if is_in_a_queue(pool, null) {
         return Err("the null block is in the free queue".to_owned());
     }
     if pool.key(null).is_some() {
@@ -225,14 +242,17 @@ fn index_complete(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// LEAK: without requests and pins every usable block is free.
+/// LEAK: without requests, pins and unfinished batches every usable block is free.
 fn leak(state: &State, _: &mut Scratch) -> Finding {
     if state.requests().next().is_some() {
         return Ok(());
     }
     for (tier, pool) in pools(state) {
         let (free, usable) = (pool.num_free(), pool.num_usable());
-        if pool.pins.is_empty() && free != usable {
+        let waits = !pool.pins.is_empty()
+            || !state.unfinished.is_empty()
+            || flight_invariants::is_used_by(pool, state.batch.number);
+        if !waits && free != usable {
             return Err(format!("{tier} tier has {free} of {usable} blocks free"));
         }
     }

@@ -96,6 +96,17 @@ fn damaged(
     found
 }
 
+/// A state with a block that waits for an unfinished batch.
+fn in_flight() -> State {
+    let mut config = config();
+    config.max_in_flight = 1;
+    let mut run = scheduled(config);
+    run.call(&Call::TakeBatch);
+    run.call(&Call::Free { name: A });
+    assert!(run.state.device.num_quarantined() > 0);
+    run.state
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -138,6 +149,11 @@ fn each_invariant_finds_its_own_damage() {
     run.call(&Call::AllocateSlots(Slots { num_encoder: 2, ..Slots::new(A, 2) }));
     let found = damaged(&run.state, seen, |state| state[Row(0)].num_computed = 0);
     assert!(found.contains(&"CROSS"), "{found:?}");
+    let state = &in_flight();
+    let found = damaged(state, seen, |state| state.device.end_use(|_| true));
+    assert!(found.contains(&"QUARANTINE"), "{found:?}");
+    let found = damaged(state, seen, |state| state.batch.number = 0);
+    assert!(found.contains(&"IN-FLIGHT"), "{found:?}");
     let all: BTreeSet<&str> = PROPERTIES.iter().map(|each| each.0).collect();
     assert_eq!(*seen, all);
 }

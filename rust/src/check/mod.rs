@@ -8,6 +8,7 @@
 
 pub mod calls;
 pub mod closure;
+pub mod flight_invariants;
 pub mod forward;
 pub mod ghost;
 pub mod hazards;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use crate::allocate::{Requests, allocate_slots, append};
 use crate::asked::{Asked, AskedHit};
-use crate::batch::take_batch;
+use crate::batch::{complete, take_batch};
 use crate::caching::reset_prefix_cache;
-use crate::check::invariants::{Finding, pools};
+use crate::check::invariants::{Finding, is_in_a_queue, pools};
 use crate::check::world::World;
 use crate::check::{Judges, Violation};
 use crate::errors::Error;
@@ -55,7 +55,7 @@ pub fn check(world: &World, state: &State, judges: &Judges) -> Result<(), Violat
 /// then leaves what was there at the start.
 fn drain(world: &World, state: &State) -> Finding {
     let proved = world.tries("free") && world.tries("remove_request");
-    if proved && state.requests().next().is_some() {
+    if proved && state.config.max_in_flight == 0 && state.requests().next().is_some() {
         return Ok(());
     }
     let mut state = state.clone();
@@ -75,8 +75,9 @@ fn drain(world: &World, state: &State) -> Finding {
             return Err(format!("{free} of {usable} {tier} blocks are free when all have left"));
         }
     }
-    if !state.operations.is_empty() {
-        return Err(format!("{} operations are left", state.operations.len()));
+    let (num_operations, num_batches) = (state.operations.len(), state.unfinished.len());
+    if num_operations + num_batches > 0 {
+        return Err(format!("{num_operations} operations and {num_batches} batches are left"));
     }
     if !reset_prefix_cache(&mut state) {
         return Err("the reset gives false when all have left".to_owned());
@@ -205,8 +206,11 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
 
 /// Finish everything that is unfinished.
 pub(crate) fn settle(state: &mut State) -> Finding {
-    let most = 4 + state.operations.len();
+    let most = 4 + state.unfinished.len() + state.operations.len();
     for _ in 0..most {
+        for number in state.unfinished.iter().map(|batch| batch.number).collect::<Vec<u64>>() {
+            expected(complete(state, number as i64))?;
+        }
         if !state.effects.commands.is_empty() || state.batch.records.keys().next().is_some() {
             expected(take_batch(state))?;
             continue;
@@ -215,7 +219,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
         for number in numbers {
             expected(complete_operation(state, i64::from(number), true))?;
         }
-        if state.effects.commands.is_empty() {
+        if state.effects.commands.is_empty() && state.unfinished.is_empty() {
             return Ok(());
         }
     }
@@ -308,7 +312,7 @@ fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
 
 /// Whether a block is without owner, now or when what uses it ends.
 fn comes_back(state: &State, block: BlockId) -> bool {
-    state.device.queue.contains(block)
+    is_in_a_queue(&state.device, block)
 }
 
 #[cfg(test)]

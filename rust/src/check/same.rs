@@ -5,9 +5,13 @@
 //! A property that most edges ask, so it stops at the first difference and makes nothing. Twin:
 //! none, Python compares values.
 
+use std::sync::Arc;
+
 use crate::block_pool::BlockPool;
 use crate::ids::BlockId;
+use crate::quarantine::Quarantine;
 use crate::state::{Merge, OpenBatch, Operation, Published, RequestState, State};
+use crate::unfinished::{Marks, Unfinished, in_order};
 
 /// Whether two states have the same canonical bytes.
 #[must_use]
@@ -27,6 +31,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && one.stats == other.stats
         && one.new_blocks == other.new_blocks
         && same_operations(one, other)
+        && all_same(&one.unfinished, &other.unfinished, same_unfinished)
         && one.config == other.config
 }
 
@@ -44,11 +49,21 @@ fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
         && (0..one.num_blocks()).map(BlockId).all(same)
         && one.queue == other.queue
         && one.pins == other.pins
+        && same_quarantine(one.quarantine.as_ref(), other.quarantine.as_ref())
         && one.index.len() == other.index.len()
         && one.index.firsts().all(|(first, several)| {
             let (key, index) = (one.index.key(first), &other.index);
             index.first(key) == Some(first) && (!several || one.index.get(key) == index.get(key))
         })
+}
+
+/// Whether the same blocks wait in the same order, and the same batches use the same blocks.
+fn same_quarantine(one: Option<&Quarantine>, other: Option<&Quarantine>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.blocks() == other.blocks() && one.busy() == other.busy(),
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> bool {
@@ -91,6 +106,27 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.records.values().count() == other.records.values().count()
         && one.records.keys().all(held)
         && all_same(&one.merges, &other.merges, merge)
+        && same_marks(&one.marks, &other.marks)
+        && one.given == other.given
+}
+
+/// Whether two batches remember the same of the same requests, in the same order.
+fn same_marks(one: &Marks, other: &Marks) -> bool {
+    let (one, other) = (in_order(one), in_order(other));
+    all_same(&one, &other, |(row, mine), (other, its)| {
+        row == other
+            && (mine.before, mine.restore, mine.publishes)
+                == (its.before, its.restore, its.publishes)
+            && mine.held == its.held
+    })
+}
+
+fn same_unfinished(one: &Arc<Unfinished>, other: &Arc<Unfinished>) -> bool {
+    Arc::ptr_eq(one, other)
+        || one.number == other.number
+            && same_marks(&one.marks, &other.marks)
+            && (&one.given, &one.rows) == (&other.given, &other.rows)
+            && one.replaced == other.replaced
 }
 
 fn same_operations(one: &State, other: &State) -> bool {
@@ -110,34 +146,57 @@ mod tests {
     use super::*;
     use crate::allocate::allocate_slots;
     use crate::asked::Asked;
+    use crate::batch::take_batch;
     use crate::config::Config;
     use crate::decode::decode;
     use crate::encode::encode;
+    use crate::release::free;
     use crate::requests::add_request;
     use crate::state::make_state;
     use crate::values::Request;
 
-    #[test]
-    fn a_state_is_the_one_of_its_bytes_and_of_no_other() {
-        let mut config = Config::new(4, 2, b"seed");
-        config.num_host_blocks = 2;
-        let mut state = make_state(config).unwrap();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
-        }
-        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
-        allocate_slots(&mut state, "b", &Asked::new(2)).unwrap().unwrap();
-        let bytes = encode(&state);
-        assert!(same_state(&state, &decode(&bytes).unwrap()));
+    /// Whether each state whose bytes differ in one place from a state's is told from it.
+    fn is_told_apart(state: &State) -> u32 {
+        let bytes = encode(state);
+        assert!(same_state(state, &decode(&bytes).unwrap()));
         let mut num_other = 0;
         for place in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[place] ^= 1;
             let Ok(other) = decode(&changed) else { continue };
             let again = encode(&other) == bytes;
-            assert_eq!(same_state(&state, &other), again, "byte {place} of {}", bytes.len());
+            assert_eq!(same_state(state, &other), again, "byte {place} of {}", bytes.len());
             num_other += u32::from(!again);
         }
-        assert!(num_other > 200, "{num_other} states are other ones");
+        num_other
+    }
+
+    fn running(config: Config) -> State {
+        let mut state = make_state(config).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
+        allocate_slots(&mut state, "b", &Asked::new(2)).unwrap().unwrap();
+        state
+    }
+
+    #[test]
+    fn a_state_is_the_one_of_its_bytes_and_of_no_other() {
+        let mut config = Config::new(4, 2, b"seed");
+        config.num_host_blocks = 2;
+        assert!(is_told_apart(&running(config)) > 200);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_a_part_of_the_state() {
+        let mut config = Config::new(4, 2, b"seed");
+        config.max_in_flight = 2;
+        let mut state = running(config);
+        take_batch(&mut state).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(1)).unwrap().unwrap();
+        free(&mut state, "b").unwrap();
+        assert!(!state.unfinished.is_empty() && state.device.num_quarantined() > 0);
+        assert!(is_told_apart(&state) > 200);
     }
 }

@@ -16,6 +16,7 @@ use crate::check::{Judges, Violation};
 use crate::commands::Command;
 use crate::config::Eviction;
 use crate::ids::{BlockId, Row};
+use crate::quarantine::Quarantine;
 use crate::state::State;
 use crate::values::Hit;
 
@@ -63,9 +64,22 @@ fn lru(made: &Made<'_>) -> Finding {
     if commands.peek().is_none() && before.queue == after.queue {
         return Ok(());
     }
+    if matches!(made.call, Call::Cancel { .. }) {
+        return Ok(());
+    }
     let name = made.call.transition();
     let mut queue: SmallVec<[BlockId; 16]> = before.queue.iter().collect();
     let first = made.before.config.eviction == Eviction::UncachedFirst;
+    let join = |queue: &mut SmallVec<[BlockId; 16]>, block: BlockId, cached: bool| {
+        if first && !cached { queue.insert(0, block) } else { queue.push(block) }
+    };
+    let waits = |block: BlockId| after.quarantine.as_ref().is_some_and(|each| each.contains(block));
+    for block in before.quarantine.iter().flat_map(Quarantine::blocks) {
+        let touches = |command| command == Command::Touch { block };
+        if !waits(block) && !made.outcome.commands(made.after).any(touches) {
+            join(&mut queue, block, before.key(block).is_some());
+        }
+    }
     for command in commands {
         match command {
             Command::Allocate { block } if queue.first() == Some(&block) => {
@@ -79,8 +93,7 @@ fn lru(made: &Made<'_>) -> Finding {
                 ));
             }
             Command::Touch { block } => queue.retain(|each| *each != block),
-            Command::Free { block, cached } if first && !cached => queue.insert(0, block),
-            Command::Free { block, .. } => queue.push(block),
+            Command::Free { block, cached } if !waits(block) => join(&mut queue, block, cached),
             _ => {}
         }
     }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named properties of unfinished batches and of what they use; `invariants.rs` lists them.
+//!
+//! Rules: as in invariants.rs. Twin: kvcore/invariants.py.
+
+use crate::block_pool::BlockPool;
+use crate::check::invariants::{Finding, Scratch, pools};
+use crate::ids::Row;
+use crate::state::State;
+use crate::unfinished::in_order;
+
+/// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
+pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
+    let known = |number: u64| {
+        number == state.batch.number || state.unfinished.iter().any(|batch| batch.number == number)
+    };
+    for (tier, pool) in pools(state) {
+        let Some(quarantine) = &pool.quarantine else { continue };
+        for (block, users) in quarantine.busy() {
+            if users.is_empty() || !users.iter().all(|&number| known(number)) {
+                return Err(format!("{tier} block {} is used by batches {users:?}", block.0));
+            }
+            if pool.ref_count(block) == 0 && !quarantine.contains(block) {
+                let block = block.0;
+                return Err(format!("{tier} block {block} is free and used by batches {users:?}"));
+            }
+        }
+        if let Some(block) = quarantine.blocks().iter().find(|&&block| !quarantine.is_busy(block)) {
+            return Err(format!("{tier} block {} waits for no batch", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone.
+pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
+    let most = state.config.max_in_flight as usize;
+    let taken = state.unfinished.iter().map(|batch| batch.number);
+    let rising = taken.chain([state.batch.number]).is_sorted_by(|one, next| one < next);
+    if !rising || state.unfinished.len() > most {
+        let num_unfinished = state.unfinished.len();
+        let open = state.batch.number;
+        return Err(format!("{num_unfinished} batches of {most} are unfinished, {open} is open"));
+    }
+    let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
+    for batch in &state.unfinished {
+        for (row, mark) in in_order(&batch.marks) {
+            let name = || format!("batch {} remembers row {}", batch.number, row.0);
+            let Some(request) = request(row) else {
+                return Err(format!("{}, which has no request", name()));
+            };
+            let mut held = mark.held.iter().zip(&request.tables);
+            if held.any(|(&held, table)| held as usize > table.len()) {
+                return Err(format!("{} with {:?} blocks, it has fewer", name(), mark.held));
+            }
+            if mark.restore > mark.before {
+                let (restore, before) = (mark.restore, mark.before);
+                return Err(format!("{}: restores {restore} of {before} tokens", name()));
+            }
+        }
+    }
+    match in_order(&state.batch.marks).iter().find(|each| request(each.0).is_none()) {
+        Some((row, _)) => Err(format!("the open batch remembers row {}, which is free", row.0)),
+        None => Ok(()),
+    }
+}
+
+/// Whether a batch uses a quarantined block.
+pub(crate) fn is_used_by(pool: &BlockPool, number: u64) -> bool {
+    let Some(quarantine) = &pool.quarantine else { return false };
+    let busy = quarantine.busy();
+    let mut waiting = busy.iter().filter(|(block, _)| quarantine.contains(*block));
+    waiting.any(|(_, users)| users.contains(&number))
+}
