@@ -7,9 +7,9 @@ Requests, and rows with them (a new one gets some row that is not in use): by th
 order that is tried for every permutation of requests that look alike. Blocks: by their first place
 in tables in request order, then in the free queue, then among the pinned ones; the null block keeps
 its number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
-are numbered in the order of first meeting; adapter, media and salt are part of a prefix. Requires a
-state whose open batch is empty. Batch number, events and statistics are left out, and so is
-`preempted`, which only chooses a column of the statistics. Twin: none.
+are numbered in the order of first meeting; adapter, media and salt are part of a prefix. The open
+batch, events and statistics are left out, and so is `preempted`, which only chooses a column of the
+statistics. Twin: none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.block_pool import BlockPool
+from kvcore.check.digest import Lately
 from kvcore.check.prefixes import Letter, Prefixes
 from kvcore.check.world import Symmetry
 from kvcore.hashing import HASH_SIZE
@@ -27,20 +28,47 @@ from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
 Name = list[int]
 ALL = Symmetry()
+FINGERPRINT_BYTES = 16
+NAMES_KEPT = 50_000
 LOST = 9999
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 
 
 def canonical(state: State, prefixes: Prefixes, symmetry: Symmetry = ALL) -> bytes:
     """The least name of a state under renaming; equal names mean equal up to renaming."""
-    assert not len(state.batch.commands)
-    assert not len(state.batch.records)
     names = [
         _name(state, order, pinned, prefixes, symmetry)
         for order in orders(state, symmetry)
         for pinned in permutations(pinned_alone(state))
     ]
     return to_bytes(min(names))
+
+
+class Names:
+    """The names of states, each found out once for each state that was met lately.
+
+    full: whole names; else 128 bits of them.
+    """
+
+    def __init__(self, prefixes: Prefixes, symmetry: Symmetry, *, full: bool = False) -> None:
+        self._prefixes = prefixes
+        self._symmetry = symmetry
+        self._full = full
+        self._known: Lately[bytes] = Lately(NAMES_KEPT)
+
+    def of(self, met: bytes, state: State) -> bytes:
+        """The name of a state; met: its digest."""
+        name = self._known.get(met)
+        if name is None:
+            name = canonical(state, self._prefixes, self._symmetry)
+            name = name if self._full else fingerprint(name)
+            self._known.put(met, name)
+        return name
+
+
+def fingerprint(name: bytes) -> bytes:
+    """128 bits of a name."""
+    return hashlib.blake2b(name, digest_size=FINGERPRINT_BYTES).digest()
 
 
 def to_bytes(name: Name) -> bytes:

@@ -11,24 +11,30 @@ back, in one call, what all requests count past the failure. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import attrs
+from pyrsistent import pvector
 
 from kvcore.calls import Call, Misuse
-from kvcore.check.canonical import canonical
-from kvcore.check.ghost import Ghost, Write
+from kvcore.check.canonical import Names
+from kvcore.check.digest import Lately
+from kvcore.check.ghost import Counted, Ghost, Write
 from kvcore.check.judge import Judge, Watch, note_state
 from kvcore.check.model import Edge, Step
 from kvcore.check.moves import moves
+from kvcore.check.prefixes import Prefixes
+from kvcore.check.properties import Property
 from kvcore.check.schedule import Schedule
 from kvcore.check.world import Move, Symmetry, World
 from kvcore.decode import decode
-from kvcore.drain import take_events, take_stats
 from kvcore.encode import encode
 from kvcore.state import OpenBatch, State, make_state
+from kvcore.values import PrefixCacheStats
 
+COUNTED_KEPT = 10_000
+TAKE_BATCH = Call("take_batch")
 Failing = tuple[str, int] | None
 """A request whose load fails, and the first token that it does not bring."""
 Steps = tuple[Step, ...]
@@ -39,8 +45,8 @@ Path = tuple[str, Steps]
 class CoreModel:
     """The states of a world without batches in flight.
 
-    watch: sees each call, to compare another implementation. judges: properties that count, all
-    unless given; a step that breaks another one is left out.
+    properties: those that count, all unless given; a step that breaks another one is left out.
+    watch: sees each call, to compare another implementation.
     """
 
     def __init__(
@@ -48,16 +54,21 @@ class CoreModel:
         world: World,
         *,
         symmetry: Symmetry | None = None,
-        judges: frozenset[str] | None = None,
+        properties: Iterable[str | Property] | None = None,
         watch: Watch | None = None,
+        full_keys: bool = False,
     ) -> None:
         self.world = world
         self.symmetry = symmetry or Symmetry()
-        self.judge = Judge(judges, watch)
+        self.prefixes = Prefixes(world.config)
+        names = Names(self.prefixes, self.symmetry, full=full_keys)
+        self.judge = Judge(world, self.prefixes, names, properties, watch)
         self.notes = self.judge.notes
-        self._ghost = Ghost(world.config)
-        self.prefixes = self._ghost.prefixes
+        self._ghost = Ghost(world.config, self.judge.counts, self.prefixes)
         self._schedule = Schedule()
+        self._start: tuple[State | None, Counted | None] = (None, None)
+        self._counted: Lately[Counted] = Lately(COUNTED_KEPT)
+        self._encodes = any(group.is_cross for group in world.config.groups)
 
     def start(self) -> State:
         """The empty state."""
@@ -72,12 +83,13 @@ class CoreModel:
                     yield edge
 
     def name(self, node: State) -> bytes:
-        """The canonical name of a state."""
-        return canonical(node, self.prefixes, self.symmetry)
+        """The canonical name of a state, or 128 bits of it."""
+        return self.judge.name(node)
 
     def check(self, node: State) -> None:
         """Judge a state that is new, and note what it shows."""
         self.judge.check(node)
+        self.judge.check_runs(node)
         note_state(self.notes, node)
 
     def pack(self, node: State) -> bytes:
@@ -108,7 +120,7 @@ class CoreModel:
         )
         for move in possible or ():
             if isinstance(move, Call):
-                step = judge.step(path, state, move, self.prefixes)
+                step = judge.step(path, state, move)
                 if step is not None:
                     yield move.name, (*path, step)
                 continue
@@ -121,7 +133,7 @@ class CoreModel:
         script = move.script()
         call = self.judge.heard(path, lambda: next(script, None))
         while call is not None:
-            step = self.judge.step(path, state, call, self.prefixes)
+            step = self.judge.step(path, state, call)
             if step is None:
                 return None
             path, state = (*path, step), step.outcome.state
@@ -140,34 +152,57 @@ class CoreModel:
     def _settle(self, start: State, opened: State, closing: list[Step], failing: Failing) -> State:
         judge, schedule, ghost = self.judge, self._schedule, self._ghost
         schedule.assume(start)
-        ghost.assume(start, schedule.encoders)
+        ghost.assume(self._counted_at(start))
         ghost.loading = schedule.loading
         for step in closing:
             follow(schedule, step)
         judge.ask(schedule.check, opened)
         judge.ask(schedule.check_caps, opened)
-        self.prefixes.learn(opened)
         ghost.execute(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
         judge.ask(ghost.forward, opened, writes, schedule.encoders)
         judge.check_batch(start, opened)
-        settled = self._call(opened, Call("take_batch"), closing)
-        if failing is None or failing[0] in schedule.loading:
-            ghost.check(opened, schedule.encoders)
+        loaded = failing is None or failing[0] in schedule.loading
+        if loaded:
+            ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
+        settled = self._call(opened, TAKE_BATCH, closing)
+        if failing is None or loaded:
             settled = self._complete(settled, failing, closing)
         else:
             settled = self._rewind(settled, failing, closing)
         if len(settled.batch.commands):
             self.notes["goal", "merge"] += len(opened.batch.merges) > 0
             ghost.execute(settled.batch.commands)
-            ghost.check(settled, schedule.encoders)
-            settled = self._call(settled, Call("take_batch"), closing)
-        drained = take_stats(take_events(settled).state).state
-        return attrs.evolve(drained, batch=OpenBatch(0))
+            ghost.check(settled, schedule.encoders, self._what_counts(settled, schedule))
+            settled = self._call(settled, TAKE_BATCH, closing)
+        drained = closed(settled)
+        judge.same_as(drained, opened)
+        return drained
+
+    def _counted_at(self, start: State) -> Counted:
+        """What the state counts on whose edges are tried."""
+        known, counted = self._start
+        if known is not start or counted is None:
+            self._schedule.assume(start)
+            counted = self._what_counts(start, self._schedule)
+            self._start = (start, counted)
+        return counted
+
+    def _what_counts(self, state: State, schedule: Schedule) -> Counted:
+        """What a state counts on; found out once where it depends on nothing else."""
+        ghost = self._ghost
+        if self._encodes or schedule.loading:
+            return ghost.counted(state, schedule.encoders)
+        met = self.judge.digest(state)
+        counted = self._counted.get(met)
+        if counted is None:
+            counted = ghost.counted(state, schedule.encoders)
+            self._counted.put(met, counted)
+        return counted
 
     def _call(self, state: State, call: Call, closing: list[Step]) -> State:
         """Make a call that closes an edge; the state after it."""
-        step = self.judge.perform(state, call, self.prefixes)
+        step = self.judge.perform(state, call)
         closing.append(step)
         after: State = step.outcome.state
         return after
@@ -196,6 +231,25 @@ class CoreModel:
                 return reached
             assert value.error == "HeldByOthers", value
             names += value.fields["requests"]  # type: ignore[arg-type] # an object
+
+
+def closed(state: State) -> State:
+    """A state whose batch is taken and empty, its events and statistics drained."""
+    return State(
+        state.config,
+        state.device,
+        state.host,
+        state.requests,
+        state.rows,
+        state.free_rows,
+        OpenBatch(0),
+        pvector(),
+        PrefixCacheStats(),
+        (pvector(),) * len(state.new_blocks),
+        state.operations,
+        state.next_operation,
+        state.unfinished,
+    )
 
 
 def proceed(script: object, step: Step) -> Call | None:

@@ -13,7 +13,7 @@ which is stricter than memory is. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -39,8 +39,10 @@ from kvcore.state import NO_HOST_BLOCK, RequestState, State
 
 Content = tuple[int, int] | None
 Place = tuple[Tier, int]
-Contents = dict[Place, list[Content]]
+Slots = tuple[Content, ...]
+Contents = dict[Place, Slots]
 Expected = tuple[str, Place, int, Content]
+Tables = dict[tuple[int, int], tuple[int, ...]]
 
 RUBBISH: Content = (-1, 0)
 ZEROS: Content = (-2, 0)
@@ -75,37 +77,65 @@ class Write:
     failed: int | None = None
 
 
+@attrs.frozen
+class Counted:
+    """What a state counts on: the contents of its computed and cached slots, undefined where it
+    counts on nothing, its tables (row, group) and its owners.
+    """
+
+    contents: Contents
+    tables: Tables
+    owned: frozenset[int]
+    cached: frozenset[int]
+
+
 class Ghost:
     """The contents of all blocks, and what follows from the commands alone: tables and owners.
 
-    loading: where the unfinished load of a request begins; what it brings is not there yet.
+    loading: where the unfinished load of a request begins; what it brings is not there yet. counts:
+    whether a property of this name is judged.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        counts: Callable[[str], bool] = lambda _: True,
+        prefixes: Prefixes | None = None,
+    ) -> None:
         self._config = config
+        self._counts = counts
         self._null = int(config.null_block)
         self._size = max(group.block_size for group in config.groups)
-        self.prefixes = Prefixes(config)
+        self.prefixes = prefixes or Prefixes(config)
         self.loading: Mapping[str, int] = {}
         self._loads: dict[int, tuple[bytes, int]] = {}
+        self._nothing: Slots = (None,) * self._size
         self.contents: Contents = {}
-        self.tables: dict[tuple[int, int], list[int]] = {}
+        self.tables: Tables = {}
         self.owned: set[int] = set()
         self.cached: set[int] = set()
         self._empty: set[int] = set()
 
-    def assume(self, state: State, encoders: Mapping[str, Encoder]) -> None:
-        """Hold exactly what a state counts on, and its tables and owners."""
-        self.prefixes.learn(state)
-        self.contents = {}
-        self._empty = set()
+    def counted(self, state: State, encoders: Mapping[str, Encoder]) -> Counted:
+        """What a state counts on. Raises InvariantViolation for two contents in one slot."""
+        filled: dict[Place, list[Content]] = {}
         for name, place, slot, content in self.expected(state, encoders):
-            slots = self._slots(place)
-            if slots[slot] not in (None, content):
+            slots = filled.get(place)
+            if slots is None:
+                slots = filled[place] = [None] * self._size
+            if slots[slot] not in (None, content) and self._counts(name):
                 raise InvariantViolation(name, f"{place} slot {slot} is to hold two contents")
             slots[slot] = content
-        self.tables = _tables(state)
-        self.owned, self.cached = _owners(state)
+        contents = {place: tuple(slots) for place, slots in filled.items()}
+        return Counted(contents, _tables(state), *_owners(state))
+
+    def assume(self, counted: Counted) -> None:
+        """Hold exactly what a state counts on, and its tables and owners."""
+        self.contents = dict(counted.contents)
+        self.tables = dict(counted.tables)
+        self.owned, self.cached = set(counted.owned), set(counted.cached)
+        self._empty = set()
+        self._loads = {}
 
     def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
         """What a state counts on: (property, place, slot, content) of all computed and cached
@@ -149,9 +179,9 @@ class Ghost:
         key, block = self._loads.pop(operation)
         group = int.from_bytes(key[HASH_SIZE:], "big")
         nodes = self.prefixes.block(key)
-        slots = self._slots(("device", block))
-        for slot, node in enumerate(nodes):
-            slots[slot] = (node, group) if done else SPOILT
+        place: Place = ("device", block)
+        brought = tuple((node, group) if done else SPOILT for node in nodes)
+        self.contents[place] = brought + self._slots(place)[len(brought) :]
 
     def forward(
         self, state: State, writes: Sequence[Write], encoders: Mapping[str, Encoder]
@@ -169,31 +199,39 @@ class Ghost:
         for write in writes:
             self._read(state.requests[write.request_id], write, encoders)
 
-    def check(self, state: State, encoders: Mapping[str, Encoder]) -> None:
-        """Raise InvariantViolation unless a state finds what it counts on, its batch executed."""
-        self.prefixes.learn(state)
-        for name, place, slot, content in self.expected(state, encoders):
-            self._find(name, place, slot, content)
+    def check(
+        self, state: State, encoders: Mapping[str, Encoder], counted: Counted | None = None
+    ) -> None:
+        """Raise InvariantViolation unless a state finds what it counts on, its batch executed.
+
+        counted: what it counts on, where that is known.
+        """
+        if counted is None:
+            counted = self.counted(state, encoders)
+        if not _holds(self.contents, counted.contents):
+            for name, place, slot, content in self.expected(state, encoders):
+                self._find(name, place, slot, content)
         mirrored = {place: table for place, table in self.tables.items() if table}
-        if mirrored != _tables(state):
-            detail = f"{mirrored} after the deltas, not {_tables(state)}"
+        if mirrored != counted.tables and self._counts("TABLE-MIRROR"):
+            detail = f"{mirrored} after the deltas, not {counted.tables}"
             raise InvariantViolation("TABLE-MIRROR", detail)
-        if (self.owned, self.cached) != _owners(state):
-            detail = f"{self.owned} owned, {self.cached} cached by the commands: {_owners(state)}"
+        owners = (set(counted.owned), set(counted.cached))
+        if (self.owned, self.cached) != owners and self._counts("OWNER-MIRROR"):
+            detail = f"{self.owned} owned, {self.cached} cached by the commands: {owners}"
             raise InvariantViolation("OWNER-MIRROR", detail)
 
     def _find(
         self, name: str, place: Place, slot: int, content: Content, also: Content = None
     ) -> None:
         held = self._slots(place)[slot]
-        if held is None or held not in (content, also):
+        if (held is None or held not in (content, also)) and self._counts(name):
             detail = f"{place[0]} block {place[1]} slot {slot} holds {held}, not {content}"
             raise InvariantViolation(name, detail)
 
     def _check_zeroed(self, request: RequestState) -> None:
         for index, group, table in self._layers(request):
             for block in table if group.zero_new_blocks else ():
-                if block in self._empty:
+                if block in self._empty and self._counts("ZEROED"):
                     detail = f"block {block} of group {index} is read and was neither zeroed"
                     raise InvariantViolation("ZEROED", f"{detail} nor filled")
 
@@ -210,10 +248,12 @@ class Ghost:
                     content = SPOILT
                 self._put(group, table, position, content)
 
-    def _put(self, group: Group, table: list[int], position: int, content: Content) -> None:
+    def _put(self, group: Group, table: Sequence[int], position: int, content: Content) -> None:
         block = entry(table, position // group.block_size)
         if not self._is_null("device", block):
-            self._slots(("device", block))[position % group.block_size] = content
+            place: Place = ("device", block)
+            slots, slot = self._slots(place), position % group.block_size
+            self.contents[place] = (*slots[:slot], content, *slots[slot + 1 :])
 
     def _spread(self, state: State, writes: Sequence[Write]) -> None:
         """Spoil what is computed from spoilt slots, in the order of the calls."""
@@ -246,15 +286,15 @@ class Ghost:
                 slot = position % group.block_size
                 self._find("KV-READ", place, slot, (held[position], index), SPOILT)
 
-    def _layers(self, request: RequestState) -> Iterator[tuple[int, Group, list[int]]]:
+    def _layers(self, request: RequestState) -> Iterator[tuple[int, Group, tuple[int, ...]]]:
         for index, group in enumerate(self._config.groups):
-            yield index, group, self.tables.get((request.row, index), [])
+            yield index, group, self.tables.get((request.row, index), ())
 
     def _is_null(self, tier: Tier, block: int) -> bool:
         return block < self._null if tier == "device" else block == NO_HOST_BLOCK
 
-    def _slots(self, place: Place) -> list[Content]:
-        return self.contents.setdefault(place, [None] * self._size)
+    def _slots(self, place: Place) -> Slots:
+        return self.contents.get(place, self._nothing)
 
     def _mirror(self, command: Command) -> None:
         match command:
@@ -287,10 +327,10 @@ class Ghost:
             case Load(operation, key, block):
                 self._loads[operation] = (key, block)
             case SetTable(row, group, position, block):
-                table = self.tables.setdefault((row, group), [])
-                table[position : position + 1] = [block]
+                table = self.tables.get((row, group), ())
+                self.tables[row, group] = (*table[:position], block, *table[position + 1 :])
             case CutTable(row, group, length):
-                del self.tables.setdefault((row, group), [])[length:]
+                self.tables[row, group] = self.tables.get((row, group), ())[:length]
 
     def _forget(self, block: int) -> None:
         self.contents.pop(("device", block), None)
@@ -312,20 +352,34 @@ def _encoded(encoder: Encoder | None) -> tuple[int, ...]:
     return () if encoder is None else (encoder.number,) * encoder.num_tokens
 
 
-def _tables(state: State) -> dict[tuple[int, int], list[int]]:
+def _tables(state: State) -> Tables:
     return {
-        (request.row, group): list(table)
+        (request.row, group): tuple(table)
         for request in state.requests.values()
         for group, table in enumerate(request.tables)
         if table
     }
 
 
-def _owners(state: State) -> tuple[set[int], set[int]]:
+def _owners(state: State) -> tuple[frozenset[int], frozenset[int]]:
     pool = state.device
     counts = list(enumerate(pool.ref_counts))
-    owned = {block for block, count in counts if count}
-    return owned, {b for b, count in counts if not count and pool.keys[b] is not None}
+    owned = frozenset(block for block, count in counts if count)
+    return owned, frozenset(b for b, count in counts if not count and pool.keys[b] is not None)
+
+
+def _holds(contents: Contents, wanted: Contents) -> bool:
+    """Whether each slot that is counted on holds what it is to hold."""
+    for place, slots in wanted.items():
+        held = contents.get(place)
+        if held == slots:
+            continue
+        if held is None:
+            return False
+        for content, there in zip(slots, held, strict=True):
+            if content is not None and content != there:
+                return False
+    return True
 
 
 def copy(contents: Contents, command: Command, block_size: int) -> None:
@@ -337,8 +391,8 @@ def copy(contents: Contents, command: Command, block_size: int) -> None:
         contents[target] = read(contents, source, block_size)
 
 
-def read(contents: Contents, source: Place | None, block_size: int) -> list[Content]:
+def read(contents: Contents, source: Place | None, block_size: int) -> Slots:
     """What a copying command writes that reads this place; zeros for one that reads none."""
     if source is None:
-        return [ZEROS] * block_size
-    return list(contents.get(source, [None] * block_size))
+        return (ZEROS,) * block_size
+    return contents.get(source, (None,) * block_size)

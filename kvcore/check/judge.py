@@ -3,41 +3,82 @@
 
 Rules: a property that does not hold raises `Broken` with the steps so far. Where only some
 properties count, a step that breaks another one is left out, and an error that is no property's
-name is NOCRASH. Twin: none.
+name is NOCRASH. What a state's properties read is found out once for each state that was met
+lately; what reads the open batch is judged at every call. Twin: none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from kvcore import invariants
 from kvcore.calls import Call, Misuse, perform
+from kvcore.check.canonical import Names
+from kvcore.check.digest import Lately, digest
 from kvcore.check.model import Broken, Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.prefixes import Prefixes
-from kvcore.commands import SetTable
+from kvcore.check.properties import BrokenProperty, Property, select
+from kvcore.check.world import World
+from kvcore.commands import SetTable, segments
 from kvcore.errors import InvariantViolation
 from kvcore.queries import get_computed_blocks
 from kvcore.state import State
 from kvcore.values import Appended, Outcome, Refused
 
 T = TypeVar("T")
+Notes = Counter[tuple[str, str]]
+Judges = tuple[tuple[str, Callable[..., Iterable[str]]], ...]
 Watch = Callable[[State, Call, Outcome[State, Any]], None]
+
+READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
+"""State properties that a digest, which leaves the open batch out, says nothing of."""
+MET_LATELY = 50_000
 
 
 class Judge:
     """Hears all properties that count, and keeps the notes.
 
-    judges: those that count, all unless given. watch: sees each call, to compare another
-    implementation.
+    properties: names of those that count, or some of one's own; all unless given. watch: sees each
+    call, to compare another implementation.
     """
 
-    def __init__(self, judges: frozenset[str] | None = None, watch: Watch | None = None) -> None:
-        self.judges = judges
-        self.notes: Counter[tuple[str, str]] = Counter()
+    def __init__(
+        self,
+        world: World,
+        prefixes: Prefixes,
+        names: Names,
+        properties: Iterable[str | Property] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.world = world
+        self.prefixes = prefixes
+        self.notes: Notes = Counter()
+        self._names = names
+        self._remembers = world.config.tracks_batches
         self._watch = watch
+        known = _chosen(world, properties)
+        if watch is not None and properties is None:
+            known |= select(frozenset({"REFINE"}), world.calls)
+        self._known = frozenset(known)
+        self._of_calls = _of_scope(known, "transition")
+        self._of_batches = _of_scope(known, "batch")
+        self._of_runs = _of_scope(known, "run")
+        reading = {name: each for name, each in known.items() if each.reads_prefixes}
+        self._of_prefixes = _of_scope(reading, "state")
+        alone = {name: each for name, each in known.items() if not each.reads_prefixes}
+        states = _of_scope(alone, "state")
+        self._of_open = tuple(each for each in states if each[0] in READ_THE_BATCH)
+        self._of_states = tuple(each for each in states if each[0] not in READ_THE_BATCH)
+        self._checked: Lately[bool] = Lately(MET_LATELY)
+        self._last: tuple[State | None, bytes] = (None, b"")
+        self._judged: Step | None = None
+        self._hit: tuple[State | None, str] = (None, "")
+
+    def counts(self, name: str) -> bool:
+        """Whether a property counts."""
+        return name in self._known
 
     def heard(self, steps: Sequence[Step], make: Callable[[], T]) -> T | None:
         """What `make` gives; None where it breaks a property that does not count. Raises Broken."""
@@ -46,25 +87,53 @@ class Judge:
         except Broken:
             raise
         except Exception as error:
-            name = error.name if isinstance(error, InvariantViolation) else "NOCRASH"
-            if self.judges is not None and name not in self.judges:
-                return None
-            raise Broken(name, repr(error), tuple(steps)) from error
+            self._judge(error, tuple(steps))
+            return None
+
+    def _judge(self, error: Exception, steps: tuple[Step, ...]) -> None:
+        """Raise Broken for an error that counts; the call that is judged ends its steps."""
+        last, self._judged = self._judged, None
+        found = broken(error, steps if last is None else (*steps, last))
+        if isinstance(error, BrokenProperty) or self.counts(found.name):
+            raise found from error
 
     def ask(self, judge: Callable[..., None], *args: Any) -> None:
         """Hear a judge; what counts is raised."""
         try:
             judge(*args)
         except InvariantViolation as error:
-            if self.judges is None or error.name in self.judges:
+            if self.counts(error.name):
                 raise
 
+    def digest(self, state: State) -> bytes:
+        """The digest of a state; that of the last one is known."""
+        if self._last[0] is not state:
+            self._last = (state, digest(state))
+        return self._last[1]
+
+    def same_as(self, state: State, other: State) -> None:
+        """Note that a state differs from the last one by its batch alone, if it does."""
+        if self._last[0] is other and _same_but_batch(state, other):
+            self._last = (state, self._last[1])
+
+    def name(self, state: State) -> bytes:
+        """The name of a state, whatever its open batch holds."""
+        return self._names.of(self.digest(state), state)
+
     def check(self, state: State) -> None:
-        """Hear the structural properties of a state."""
-        for name, holds in invariants.PROPERTIES.items():
-            if self.judges is None or name in self.judges:
-                for detail in holds(state):
-                    raise InvariantViolation(name, detail)
+        """Hear the properties of a state, once for all of one name."""
+        batch = state.batch
+        if len(batch.records) or len(batch.merges) or len(state.operations) or self._remembers:
+            hear(self._of_open, state)
+        name = self.name(state)
+        if self._checked.get(name) is None:
+            hear(self._of_states, state)
+            hear(self._of_prefixes, state, self.prefixes)
+            self._checked.put(name, True)
+
+    def check_runs(self, state: State) -> None:
+        """Hear what must still be possible from a state."""
+        hear(self._of_runs, self.world, state)
 
     def check_batch(self, start: State, opened: State) -> None:
         """Hear what a batch must be, from the state in which it was empty to that before it is
@@ -72,29 +141,69 @@ class Judge:
         """
         if opened.config.enable_events:
             self.ask(check_events, start.device.index, opened.events, opened)
+        commands = list(opened.batch.commands)
+        if commands:
+            hear(self._of_batches, start, commands, segments(commands))
 
-    def step(self, path: tuple[Step, ...], state: State, call: Call, prefixes: Prefixes) -> Any:
+    def step(self, path: tuple[Step, ...], state: State, call: Call) -> Step | None:
         """A step behind a path; None where it breaks a property that does not count."""
-        opened = (*path, Step(state, call, Outcome(state, (), None)))
-        return self.heard(opened, lambda: self.perform(state, call, prefixes))
+        try:
+            return self.perform(state, call)
+        except Exception as error:
+            self._judge(error, path)
+            return None
 
-    def perform(self, state: State, call: Call, prefixes: Prefixes) -> Step:
+    def perform(self, state: State, call: Call) -> Step:
         """Make a call, judge its outcome and note it. Raises InvariantViolation."""
+        self._judged = Step(state, call, Outcome(state, (), None))
         if call.name == "allocate_slots":
-            hit = get_computed_blocks(state, call.args[0])
-            self.ask(check_hit, state, state.requests[call.args[0]], hit)
+            self._check_hit(state, call.args[0])
         outcome = perform(state, call)
+        step = self._judged = Step(state, call, outcome)
         if self._watch is not None:
             self._watch(state, call, outcome)
         self.ask(check_outcome, state, call, outcome)
+        if not isinstance(outcome.value, Misuse):
+            hear(self._of_calls, state, call, outcome)
         if call.name != "take_batch":
+            if _has_new_hashes(state, outcome.state):
+                self.ask(self.prefixes.learn, outcome.state)
             self.check(outcome.state)
-            prefixes.learn(outcome.state)
         note(self.notes, call, outcome)
-        return Step(state, call, outcome)
+        self._judged = None
+        return step
+
+    def _check_hit(self, state: State, request_id: str) -> None:
+        """Judge the longest hit of a request, once in a state."""
+        if self._hit[0] is not state or self._hit[1] != request_id:
+            hit = get_computed_blocks(state, request_id)
+            self.ask(check_hit, state, state.requests[request_id], hit)
+            self._hit = (state, request_id)
 
 
-def note(notes: Counter[tuple[str, str]], call: Call, outcome: Outcome[State, Any]) -> None:
+def hear(judges: Judges, *args: Any) -> None:
+    """Hear properties by their judges. Raises InvariantViolation, BrokenProperty."""
+    for name, holds in judges:
+        try:
+            found = next(iter(holds(*args)), None)
+        except InvariantViolation:
+            raise
+        except Exception as error:
+            raise BrokenProperty(name, error) from error
+        if found is not None:
+            raise InvariantViolation(name, found)
+
+
+def broken(error: Exception, steps: tuple[Step, ...]) -> Broken:
+    """What an error that a judge or a call raised says."""
+    if isinstance(error, InvariantViolation):
+        return Broken(error.name, error.detail, steps)
+    if isinstance(error, BrokenProperty):
+        return Broken(error.name, f"the property itself raised: {error}", steps)
+    return Broken("NOCRASH", repr(error), steps)
+
+
+def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
     """Count what must not be missing from an exploration that is to show anything."""
     notes["call", f"{call.name}: {said(outcome.value)}"] += 1
     for kind in {type(command) for command in outcome.commands}:
@@ -116,8 +225,48 @@ def said(value: object) -> str:
     return "done"
 
 
-def note_state(notes: Counter[tuple[str, str]], state: State) -> None:
+def note_state(notes: Notes, state: State) -> None:
     """Count what a new state shows."""
     device = state.device
     notes["goal", "sharing"] += any(count > 1 for count in device.ref_counts)
     notes["goal", "duplicates"] += len(device.index.following) > 0
+
+
+def _chosen(world: World, properties: Iterable[str | Property] | None) -> dict[str, Property]:
+    """The properties that count, by name."""
+    if properties is None:
+        return select(None, world.calls)
+    given = list(properties)
+    named = select(frozenset(each for each in given if isinstance(each, str)), world.calls)
+    return named | {each.name: each for each in given if isinstance(each, Property)}
+
+
+def _of_scope(known: dict[str, Property], scope: str) -> Judges:
+    """The judges of a scope, by name."""
+    return tuple(
+        (name, each.holds)
+        for name, each in known.items()
+        if each.scope == scope and each.holds is not None
+    )
+
+
+def _has_new_hashes(before: State, after: State) -> bool:
+    """Whether a request has block hashes that it did not have."""
+    known = before.requests
+    for name, request in after.requests.items():
+        old = known.get(name)
+        if old is None or old.block_hashes is not request.block_hashes:
+            return True
+    return False
+
+
+def _same_but_batch(state: State, other: State) -> bool:
+    return (
+        state.device == other.device
+        and state.requests == other.requests
+        and state.host == other.host
+        and state.rows == other.rows
+        and state.free_rows == other.free_rows
+        and state.operations == other.operations
+        and state.unfinished == other.unfinished
+    )

@@ -9,7 +9,6 @@ its edges. A search that is stopped says what it has. Twin: rust/src/check/searc
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import sys
 import time
@@ -19,18 +18,18 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.canonical import FINGERPRINT_BYTES, fingerprint
 from kvcore.check.core_model import CoreModel
-from kvcore.check.judge import Watch
+from kvcore.check.judge import Watch, broken
 from kvcore.check.model import Broken, Edge, Model, Step, Violation
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.prefixes import PREFIX_PROPERTIES
+from kvcore.check.properties import Property
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
 from kvcore.check.world import Symmetry, World
-from kvcore.errors import InvariantViolation
 
 __all__ = ["EDGE_PROPERTIES", "Broken", "Explorer", "Report", "Search", "Violation", "check"]
 
-FINGERPRINT_BYTES = 16
 EDGE_PROPERTIES = {
     "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
@@ -61,7 +60,7 @@ def check(
     max_depth: int | None = None,
     max_states: int | None = None,
     max_seconds: float | None = None,
-    properties: Iterable[str] | None = None,
+    properties: Iterable[str | Property] | None = None,
     symmetry: Symmetry | None = None,
     full_keys: bool = False,
     progress: Progress | None = None,
@@ -70,26 +69,29 @@ def check(
     """Explore a world, or a model of your own; the report has the verdict, and a violation if there
     is one.
 
-    properties: those that count, all unless given. symmetry: what is renamed, all unless given.
-    full_keys: keep whole names, not fingerprints. progress: is told of every level, and now and
-    then. watch: sees each call.
+    properties: names of those that count, or some of your own; all unless given. symmetry: what is
+    renamed, all unless given. full_keys: keep whole names, not fingerprints. progress: is told how
+    far it is, now and then. watch: sees each call.
     """
-    model: Model[Any] = make_model(what, properties, symmetry, watch)
+    model: Model[Any] = make_model(what, properties, symmetry, watch, full_keys=full_keys)
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
     return Search(model, limits, full_keys=full_keys, progress=progress).run()
 
 
 def make_model(
     what: World | Model[Any],
-    properties: Iterable[str] | None = None,
+    properties: Iterable[str | Property] | None = None,
     symmetry: Symmetry | None = None,
     watch: Watch | None = None,
+    *,
+    full_keys: bool = False,
 ) -> Model[Any]:
     """The model of a world; a model is one already."""
     if not isinstance(what, World):
         return what
-    judges = None if properties is None else frozenset(properties)
-    return CoreModel(what, symmetry=symmetry, judges=judges, watch=watch)
+    return CoreModel(
+        what, symmetry=symmetry, properties=properties, watch=watch, full_keys=full_keys
+    )
 
 
 class Search:
@@ -179,13 +181,12 @@ class Search:
         try:
             name = self.model.name(node)
             if not self._full_keys and len(name) > FINGERPRINT_BYTES:
-                name = hashlib.blake2b(name, digest_size=FINGERPRINT_BYTES).digest()
+                name = fingerprint(name)
             if name in self._seen:
                 return None
             self.model.check(node)
         except Exception as error:
-            wrong = error.name if isinstance(error, InvariantViolation) else "NOCRASH"
-            return Broken(wrong, repr(error), steps)
+            return broken(error, steps)
         self._seen.add(name)
         self._parents.append(parent)
         self._edges.append(edge)

@@ -131,12 +131,19 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """The blocks that a call was made with as a hit, where it was done."""
-    hit = _hit(call)
+    """The blocks that a call was made with as a hit, where it was done.
+
+    Where external tokens follow, a window may be past a hit block: the null block stands for it.
+    """
+    hit, null = _hit(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
-    for blocks in hit.blocks.blocks:
-        yield from (block for block in blocks if block >= before.device.first_block)
+    tables = outcome.state.requests[call.args[0]].tables
+    for group, blocks in enumerate(hit.blocks.blocks):
+        for position, block in enumerate(blocks):
+            there = list(tables[group][position : position + 1])
+            if block >= null and not (there and there[0] < null):
+                yield block
 
 
 def quarantined(pool: BlockPool) -> list[int]:

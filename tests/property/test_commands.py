@@ -56,7 +56,7 @@ COMMANDS = st.lists(COPYING | TELLING, max_size=12)
 def contents_before() -> Contents:
     """Another content in every slot of both tiers."""
     return {
-        (tier, block): [(10 * block + slot, number) for slot in range(SIZE)]
+        (tier, block): tuple((10 * block + slot, number) for slot in range(SIZE))
         for number, tier in enumerate(TIERS)
         for block in range(5)
     }
