@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An eviction policy of one's own, run by the production transitions and judged like the built-in
-ones.
+"""An eviction policy, or a scheduler, of one's own, run with the production transitions.
 
 Rules: a policy says where a freed block joins the free queue, and which block of it leaves first;
 nothing else of the core changes. It sees no block's number and no tokens: nothing may depend on
 names, or the explored states could not be folded. While a policy is installed the whole process
 uses it. LRU, which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say
-whether a policy keeps what a hit needs. Source: design, 7.8. Twin: none.
+whether a policy keeps what a hit needs. A scheduler may go by the names of requests, so these are
+not renamed (`schedulers.py`). Source: design, 7.8. Twin: none.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import attrs
 from kvcore.block_pool import PoolDraft
 from kvcore.check.properties import select
 from kvcore.check.report import Report
+from kvcore.check.schedulers import guarded
 from kvcore.check.search import check
-from kvcore.check.world import World
+from kvcore.check.world import Moves, Symmetry, World
 from kvcore.errors import InvariantViolation
 from kvcore.hashing import HASH_SIZE
 
@@ -41,12 +42,12 @@ class FreeBlock:
 class Policy(Protocol):
     """Which of the free blocks leaves first."""
 
-    def join(self, queue: Sequence[FreeBlock], block: FreeBlock) -> int:
+    def join(self, queue: Sequence[FreeBlock], block: FreeBlock, /) -> int:
         """The place that a freed block takes in the queue, 0 for the front, len(queue) for the
         back.
         """
 
-    def leave(self, queue: Sequence[FreeBlock]) -> int:
+    def leave(self, queue: Sequence[FreeBlock], /) -> int:
         """The place of the block that is taken next."""
 
 
@@ -67,6 +68,12 @@ def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
     limits.setdefault("properties", sorted(set(select(None, world.calls)) - WITHOUT))
     with installed(policy):
         return check(world, **limits)
+
+
+def check_scheduler(moves: Moves, world: World, **limits: Any) -> Report:
+    """Explore a world in which only these moves happen. limits: those of `check`."""
+    limits.setdefault("symmetry", Symmetry(requests=False))
+    return check(attrs.evolve(world, moves=guarded(moves)), **limits)
 
 
 @contextmanager

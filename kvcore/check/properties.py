@@ -17,7 +17,7 @@ from typing import Any, Literal
 import attrs
 
 from kvcore import invariants
-from kvcore.check import closure, fair, hazards, progress, transitions
+from kvcore.check import closure, fair, hazards, progress, schedulers, transitions
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.property_facts import FACTS, SENTENCES, Fact, Severity
@@ -126,7 +126,7 @@ JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
     ("state", closure.CLOSURE_JUDGES),
     ("transition", transitions.TRANSITION_JUDGES),
     ("batch", hazards.BATCH_JUDGES),
-    ("run", progress.RUN_JUDGES),
+    ("run", {**progress.RUN_JUDGES, "DEADLOCK-FREE": schedulers.deadlock_free}),
     ("run", {"NO-THRASH": fair.no_thrash}),
 )
 
@@ -135,7 +135,9 @@ JUDGED = {name: (scope, holds) for scope, group in JUDGES for name, holds in gro
 FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "TABLE-MIRROR", "OWNER-MIRROR"), "batch"),
     **dict.fromkeys(("COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
-    **dict.fromkeys(("NOCRASH", "REFINE", "POLICY", *OUTCOME_PROPERTIES), "transition"),
+    **dict.fromkeys(
+        ("NOCRASH", "REFINE", "POLICY", "SCHEDULER", *OUTCOME_PROPERTIES), "transition"
+    ),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),
 }
 """Properties that the search judges by what it follows along an edge."""

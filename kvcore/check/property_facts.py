@@ -75,6 +75,7 @@ FACTS: dict[str, Fact] = {
     "HASH-MONO": Fact("wrong KV", (6,)),
     "DETERMINISM": Fact("quality"),
     "POLICY": Fact("crash"),
+    "SCHEDULER": Fact("crash"),
     "REFINE": Fact("wrong KV", (33,)),
     "CMD-HAZARD": Fact("wrong KV", (58, 59, 63)),
     "CMD-COPYSET": Fact("wrong KV", (62,)),
@@ -102,6 +103,7 @@ SENTENCES: dict[str, str] = {
     "NOCRASH": "no call fails in another way than by a typed error",
     "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
     "POLICY": "an eviction policy of one's own names a place whenever it is asked",
+    "SCHEDULER": "a scheduler of one's own gives its moves for every state",
     "CMD-INFLIGHT": "no block that an unfinished batch reads or writes is free, and quarantine"
     " holds only such",
 }

@@ -28,13 +28,12 @@ from kvcore.errors import InvariantViolation
 from kvcore.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace_text import Names, write_tokens
 
-REQUEST_HEADS = ("request", "tokens", "computed", "blocks")
-BLOCK_HEADS = ("block", "held by", "key", "queue", "slots hold")
+Row = tuple[str, ...]
+REQUEST_HEADS: Row = ("request", "tokens", "computed", "blocks")
+BLOCK_HEADS: Row = ("block", "held by", "key", "queue", "slots hold")
 CONTENT = re.compile(r"\((-?\d+), (\d+)\)")
 NO_CONTENT = re.compile(r"holds None")
 SIGNS = {RUBBISH: "~", ZEROS: "zeros", SPOILT: "!"}
-
-Row = tuple[str, ...]
 
 
 @attrs.frozen
@@ -43,6 +42,8 @@ class Scene:
 
     requests: tuple[Row, ...] = ()
     blocks: tuple[Row, ...] = ()
+    request_heads: Row = REQUEST_HEADS
+    block_heads: Row = BLOCK_HEADS
 
 
 @attrs.frozen
@@ -205,7 +206,7 @@ def _pool(
         if block < pool.first_block and not (key or pool.ref_counts[block] or block in places):
             continue
         held = " ".join(_holders(tier, block, requests, pool)) or "-"
-        slots: list[Content] = ghost.contents.get((tier, block), [])
+        slots: Sequence[Content] = ghost.contents.get((tier, block), [])
         contents = " | ".join(map(names.content, slots)) if any(slots) else "-"
         said = "-" if key is None else names.key(key)
         yield (f"{mark}{block}", held, said, places.get(block, "-"), contents)

@@ -21,7 +21,7 @@ import attrs
 from kvcore.calls import perform
 from kvcore.check.model import Step, Violation
 from kvcore.check.properties import PROPERTIES, Property
-from kvcore.check.scenes import BLOCK_HEADS, REQUEST_HEADS, Follower, Row, Scene, SceneNames
+from kvcore.check.scenes import Follower, Row, Scene, SceneNames
 from kvcore.check.story_calls import Raised, Teller, Told, config_words
 from kvcore.config import Config
 from kvcore.state import State, make_state
@@ -141,7 +141,7 @@ def _from_scenes(violation: Violation, world: Any) -> Story:
         for step in violation.steps
     ]
     start = chapters[0].before if chapters else Scene()
-    return _story(violation, world, violation.detail, start, chapters, None)
+    return _story(violation, world, violation.detail, start, chapters, world.config)
 
 
 def _detail(violation: Violation, follower: Follower) -> str:
@@ -179,8 +179,9 @@ def _lines(story: Story, *, colour: bool, width: int) -> Iterator[str]:
     if story.config is not None:
         yield from _wrapped(config_words(story.config), "", width)
     yield from _wrapped(LEGEND, "", width)
-    yield from _table(REQUEST_HEADS, (), story.start.requests, colour=colour, width=width)
-    yield from _table(BLOCK_HEADS, (), story.start.blocks, colour=colour, width=width)
+    start = story.start
+    yield from _table(start.request_heads, (), start.requests, colour=colour, width=width)
+    yield from _table(start.block_heads, (), start.blocks, colour=colour, width=width)
     number = 0
     for chapter in story.chapters:
         number += chapter.told.is_numbered
@@ -203,10 +204,12 @@ def _chapter(number: int, chapter: Chapter, *, colour: bool, width: int) -> Iter
         return
     if before.requests != after.requests:
         yield from _table(
-            REQUEST_HEADS, before.requests, after.requests, colour=colour, width=width
+            after.request_heads, before.requests, after.requests, colour=colour, width=width
         )
     if before.blocks != after.blocks:
-        yield from _table(BLOCK_HEADS, before.blocks, after.blocks, colour=colour, width=width)
+        yield from _table(
+            after.block_heads, before.blocks, after.blocks, colour=colour, width=width
+        )
     else:
         yield "     (no block changes)"
 

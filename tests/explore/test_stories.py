@@ -30,7 +30,7 @@ TOLD = [
     ("m_hits_cost_no_capacity", "NOCRASH"),
     ("m_swap_in_no_copy", "KV-READ"),
     ("m_alloc_ref0", "REF"),
-    ("m_append_forgets_its_token", "COMPUTED"),
+    ("m_table_misses_a_block", "TABLEN"),
 ]
 
 

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""People check what is theirs: a policy, a scheduler, a manager, a property."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kvcore import Config, KVCacheManager, Request, State
+from kvcore.block_pool import PoolDraft
+from kvcore.calls import Call
+from kvcore.check.manager_model import ManagerModel
+from kvcore.check.policies import LRU, FreeBlock, check_policy, check_scheduler
+from kvcore.check.properties import Property
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.check.story import render
+from kvcore.check.world import World
+from tests.explore.worlds import world
+
+SMALL = world(2, 2, 3)
+CONFIG = Config(2, 2, null_block=False)
+
+
+def found(report: Report) -> tuple[str, str]:
+    """Name and detail of a report's violation, which can be told."""
+    assert report.violation is not None
+    return report.violation.name, report.violation.detail
+
+
+def test_a_policy_that_is_the_default_changes_nothing() -> None:
+    report = check_policy(LRU(), SMALL)
+    usual = check(SMALL)
+    assert report.verdict == usual.verdict == "complete"
+    assert (report.num_states, report.num_edges) == (usual.num_states, usual.num_edges)
+
+
+class UncachedFirst(LRU):
+    """What `uncached_first` does."""
+
+    def join(self, queue: Sequence[FreeBlock], block: FreeBlock) -> int:
+        return len(queue) if block.cached else 0
+
+
+def test_a_policy_reaches_the_states_of_the_built_in_one() -> None:
+    built_in = check(world(2, 2, 3, eviction="uncached_first"))
+    own = check_policy(UncachedFirst(), SMALL)
+    assert (own.num_states, own.num_edges) == (built_in.num_states, built_in.num_edges)
+
+
+class Careless(LRU):
+    """Answers that are no place, or none at all."""
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+
+    def leave(self, _: Sequence[FreeBlock]) -> int:
+        return self.place() if callable(self.place) else self.place  # type: ignore[no-any-return] # wrong on purpose
+
+
+def forget() -> int:
+    raise KeyError("times")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [(2, "leave gives 2, which is no place up to 1"), (forget, "leave raised KeyError: 'times'")],
+)
+def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> None:
+    take = PoolDraft.take
+    name, detail = found(check_policy(Careless(place), SMALL, properties=["POLICY"]))
+    assert name == "POLICY"
+    assert said in detail
+    assert PoolDraft.take is take
+
+
+def first_come(where: World, state: State) -> Iterator[Call]:
+    """One request after the other, each to its end."""
+    for name in ("a", "b"):
+        request = state.requests.get(name)
+        if request is None:
+            yield Call("add_request", (Request(name, [1, 2]),))
+        elif not request.num_computed:
+            if len(request.tokens) < where.num_tokens:
+                yield Call("allocate_slots", (name, 2))
+            else:
+                yield Call("remove_request", (name,))
+        elif len(request.tokens) < where.num_tokens:
+            yield Call("append", ([name], [3]))
+        else:
+            yield Call("free", (name,))
+
+
+def test_a_scheduler_that_brings_everyone_to_an_end_is_right() -> None:
+    where = world(4, 2, 3)
+    report = check_scheduler(first_come, where)
+    assert report.verdict == "complete", report.violation
+    assert report.num_states > 10
+
+
+def test_a_scheduler_that_never_frees_stands_still() -> None:
+    def hold(_: World, state: State) -> Iterator[Call]:
+        for name in ("a", "b"):
+            if name not in state.requests:
+                yield Call("add_request", (Request(name, [1, 2]),))
+            elif not state.requests[name].num_computed:
+                yield Call("allocate_slots", (name, 2))
+
+    name, detail = found(check_scheduler(hold, SMALL))
+    assert name == "DEADLOCK-FREE"
+    assert "no move of the scheduler ever brings a token" in detail
+
+
+def test_a_scheduler_that_raises_is_a_finding_of_its_own() -> None:
+    def lost(_: World, state: State) -> Iterator[Call]:
+        if state.requests:
+            raise LookupError("nobody")
+        yield Call("add_request", (Request("a", [1, 2]),))
+
+    name, detail = found(check_scheduler(lost, SMALL))
+    assert name == "SCHEDULER"
+    assert "raised LookupError: nobody, in a state with 2 free blocks and 'a' waiting" in detail
+
+
+def test_the_managers_of_this_project_are_right_from_outside() -> None:
+    def make() -> KVCacheManager:
+        return KVCacheManager(CONFIG, "python")
+
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=3)
+    assert report.verdict == "bounded by depth"
+    assert model.notes["call", "allocate_slots: refused"]
+    assert model.notes["call", "fork: done"]
+
+
+class Wrong(KVCacheManager):
+    """The Python manager with a mistake in one method."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG, "python")
+
+
+class Raises(Wrong):
+    def free(self, request_id: str) -> None:
+        raise RuntimeError(request_id)
+
+
+class Leaks(Wrong):
+    @property
+    def num_free_blocks(self) -> int:
+        free = super().num_free_blocks
+        return free - self.state().batch.number if free == CONFIG.num_usable_blocks else free
+
+
+class Refuses(Wrong):
+    def allocate_slots(self, *_: Any, **__: Any) -> Any:
+        return None
+
+
+class Stops(Wrong):
+    def append(self, *_: Any) -> Any:
+        return None
+
+
+class Mixes(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple([0 for _ in ids] for ids in super().get_block_ids(request_id))
+
+
+class Forgets(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple(ids[1:] for ids in super().get_block_ids(request_id))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [
+        (Raises, "NOCRASH", "free('0') raises RuntimeError('0')"),
+        (Leaks, "LEAK", "blocks are free when all have left"),
+        (Refuses, "L-ADMIT", "request '0' needs 1 of 2 blocks and is refused"),
+        (Stops, "DEADLOCK-FREE", "no call brings request '0' a token further"),
+        (Mixes, "KV-READ", "r0 reads block 0 slot 0: it holds"),
+        (Forgets, "KV-READ", "the table of r0 has 0 blocks, none for token 0"),
+    ],
+)
+def test_a_wrong_manager_is_found_by_what_users_see(make: Any, name: str, said: str) -> None:
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=4)
+    wrong, detail = found(report)
+    assert wrong == name
+    assert said in detail
+    assert report.violation is not None
+    assert render(report.violation, model, colour=False).startswith(f"{name} (")
+
+
+def test_a_property_of_ones_own_is_judged_and_told() -> None:
+    def holds(state: State) -> Iterator[str]:
+        if state.device.num_free == 0:
+            yield "every block is held"
+
+    said = "a block is always free"
+    mine = Property(name="ROOM", sentence=said, scope="state", severity="quality", holds=holds)
+    report = check(SMALL, properties=[mine])
+    assert found(report) == ("ROOM", "every block is held")
+
+
+def test_a_property_that_raises_is_told_with_its_state() -> None:
+    def holds(state: State) -> Iterator[str]:
+        if state.device.num_free == 0:
+            raise ZeroDivisionError("no block is free")
+        yield from ()
+
+    mine = Property(name="MINE", sentence="mine", scope="state", severity="quality", holds=holds)
+    report = check(SMALL, properties=[mine])
+    name, detail = found(report)
+    assert name == "MINE"
+    assert "raised" in detail
+    assert "ZeroDivisionError: no block is free" in detail
+    assert report.violation is not None
+    assert "allocate_slots" in render(report.violation, SMALL, colour=False)
