@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as a text trace that both backends replay.
+
+Rules: the trace has the calls that a run made, and what they give on the Python core, which is the
+specification; where the core itself breaks under them, the calls stand alone. What the device did
+between the calls is not part of a trace. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from kvcore.calls import Call
+from kvcore.check.simulate.runs import Failure
+from kvcore.check.story_calls import config_words, words_of
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation, KvcoreError
+from kvcore.trace import rewrite
+from kvcore.values import Hit
+
+WIDTH = 98
+
+
+def trace_text(failure: Failure, config: Config, calls: Sequence[Call], command: str) -> str:
+    """The calls of a run that fails, with what they give. command: what makes the run again."""
+    said = [*wrap(f"{failure.name}: {failure.detail}", WIDTH), *wrap(f"Found by {command}", WIDTH)]
+    lines = [*(f"# {line}" for line in said), config_words(config), ""]
+    lines += [line for call in calls for line in _lines(call)]
+    text = "\n".join(lines) + "\n"
+    try:
+        return rewrite(text, source=failure.name, backend="python")
+    except (InvariantViolation, KvcoreError, AssertionError):
+        return text
+
+
+def _lines(call: Call) -> Iterator[str]:
+    if any(isinstance(each, Hit) for each in call.args):
+        yield f"get_computed_blocks {call.args[0]}"
+    yield words_of(call)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine with continuous batching, and everything that goes wrong around one.
+
+Rules: each step lets the device go on or not, brings trouble (aborts, preemptions, cancelled
+batches, failed transfers, pins, evictions), admits requests, schedules prompts in chunks and
+answers in one call, and takes the batch. What is refused preempts others, the last admitted first.
+Every choice comes from the run's random generator and from what the managers said. An engine that
+gets nothing done first lets go of all that it holds; if that does not help, the run is stuck
+(DEADLOCK-FREE). Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from kvcore.calls import Misuse
+from kvcore.check.simulate.play import Move, Play
+from kvcore.check.simulate.prefixes import KINDS
+from kvcore.check.simulate.setting import Setting
+from kvcore.errors import InvariantViolation
+from kvcore.values import Appended, Reason, Refused, Status
+
+IDLE_LETS_GO, IDLE_STUCK = 8, 40
+MOST_WAITING_BATCHES = 4
+LETTERS = 3
+"""How many answers can follow one prefix."""
+
+Do = Callable[[Move], Any]
+
+
+class Engine:
+    """The engine of one run; do: makes a move."""
+
+    def __init__(self, random: Random, setting: Setting, play: Play, do: Do) -> None:
+        self._random = random
+        self._setting = setting
+        self._play = play
+        self._do = do
+        self._made = 0
+        self._idle = 0
+        self._done = 0
+        self._running: list[str] = []
+        self._histories: list[list[int]] = []
+
+    def step(self) -> None:
+        """Plan and issue one batch."""
+        self._go_on()
+        self._trouble()
+        self._arrive()
+        before = self._made + self._done
+        self._finish_answers()
+        self._decode()
+        self._admit()
+        busy = bool(self._play.passes) or self._made + self._done > before
+        self._idle = 0 if busy or not self._play.known else self._idle + 1
+        if self._idle and self._idle % IDLE_LETS_GO == 0:
+            self._let_go()
+        if self._idle > IDLE_STUCK:
+            free = self._play.manager.num_free_blocks
+            detail = f"{len(self._play.known)} requests wait, {free} blocks are free, none advances"
+            raise InvariantViolation("DEADLOCK-FREE", detail)
+        self._take()
+
+    def _make(self, verb: str, *args: Any) -> Any:
+        return self._do(Move(verb, args))
+
+    def _roll(self, name: str) -> bool:
+        return self._random.random() < self._setting.rates.get(name, 0.0)
+
+    def _go_on(self) -> None:
+        """The device is on time or late, transfers end or not."""
+        while self._play.waiting and self._random.random() >= self._setting.lag:
+            self._make("execute")
+        while len(self._play.waiting) > MOST_WAITING_BATCHES:
+            self._make("execute")
+        while self._play.unfinished and self._play.unfinished[0].ran:
+            if self._random.random() < 0.3:
+                break
+            self._make("complete")
+        for _ in range(len(self._play.transfers)):
+            if self._random.random() < 0.5:
+                fails = self._random.random() < self._setting.fails
+                self._make("finish", self._random.randrange(1000), not fails)
+
+    def _trouble(self) -> None:
+        names = list(self._play.known)
+        if self._roll("cancel"):
+            self._make("cancel", self._random.randrange(4))
+        if self._roll("drain"):
+            self._make("drain")
+        if self._roll("reset"):
+            self._make("reset")
+        if self._roll("unpin"):
+            self._make("unpin", self._random.randrange(1000))
+        if not names:
+            return
+        for verb in ("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"):
+            if self._roll(verb):
+                self._disturb(verb, self._random.choice(names))
+        for verb in ("cache", "fork", "extend", "guess"):
+            if self._roll(verb):
+                self._disturb(verb, self._random.choice(names))
+
+    def _disturb(self, verb: str, name: str) -> None:
+        random, known = self._random, self._play.known.get(name)
+        if known is None:
+            return
+        group, position = random.randrange(8), random.randrange(1000)
+        match verb:
+            case "abort":
+                self._end(name)
+            case "preempt":
+                self._free(name)
+            case "pin" | "evict":
+                self._make(verb, name, group, position)
+            case "store":
+                self._make("store", name, group, range(position, position + random.randint(1, 4)))
+            case "swap":
+                others = random.sample(sorted(self._play.known), min(2, len(self._play.known)))
+                self._make("swap_out", list(dict.fromkeys([name, *others])))
+            case "trim":
+                self._make("trim", name)
+            case "truncate":
+                self._make("truncate", name, random.randint(1, len(known.tokens)))
+            case "cache":
+                self._make("cache", name, random.randint(1, len(known.tokens)))
+            case "fork":
+                if len(self._play.known) < self._setting.num_requests:
+                    self._make("fork", name, self._name(), known.goal + random.randint(0, 8))
+            case "extend" if not known.drafts:
+                self._make("extend", name, [random.randrange(LETTERS)] * random.randint(1, 3))
+            case "guess" if not self._play.left(name):
+                drafts = [random.randrange(LETTERS) for _ in range(random.randint(1, 4))]
+                self._make("guess", name, drafts)
+                self._schedule(name, len(drafts))
+
+    def _name(self) -> str:
+        self._made += 1
+        return f"r{self._made}"
+
+    def _arrive(self) -> None:
+        arrivals = self._setting.arrival
+        while arrivals > 0 and len(self._play.known) < self._setting.num_requests:
+            if self._random.random() < arrivals:
+                tokens = self._prompt()
+                goal = len(tokens) + self._random.randint(1, self._setting.num_output)
+                name = self._name()
+                self._make("add", name, tokens, self._random.choice(KINDS), goal)
+            arrivals -= 1
+
+    def _prompt(self) -> list[int]:
+        """A prompt that begins as a document or as what a request left, and goes on by itself."""
+        random, most = self._random, self._setting.num_prompt
+        length = random.randint(1, most)
+        if self._histories and random.random() < 0.4:
+            begin = random.choice(self._histories)[: random.randint(1, most)]
+        else:
+            first = 1000 * (1 + random.randrange(self._setting.num_documents))
+            begin = list(range(first, first + random.randint(1, most)))
+        first = 100_000 + 5000 * self._made
+        return (begin + list(range(first, first + length)))[: max(length, random.randint(1, most))]
+
+    def _decode(self) -> None:
+        """The running requests: verdicts on drafts, prompts' next chunks, one token of answers."""
+        for name in [name for name in self._running if self._play.known[name].drafts]:
+            if self._roll("accept"):
+                self._make("accept", name, self._random.randint(0, 4))
+        budget = self._setting.budget
+        for name in list(self._running):
+            if name in self._running and self._can_go_on(name) and self._play.left(name) > 0:
+                self._schedule(name, self._random.randint(1, max(1, budget)))
+        names = [
+            name
+            for name in self._running
+            if self._can_go_on(name)
+            and not self._play.left(name)
+            and not self._play.known[name].drafts
+            and self._random.random() < 0.95
+        ][:budget]
+        while names:
+            tokens = [self._random.randrange(LETTERS) for _ in names]
+            value = self._make("append", names, tokens)
+            if not isinstance(value, Appended) or value.refused is None:
+                return
+            names = names[value.done :]
+            if not self._make_room(names[0], value.refused):
+                names = names[1:]
+            names = [name for name in names if name in self._running and self._can_go_on(name)]
+
+    def _can_go_on(self, name: str) -> bool:
+        known = self._play.known.get(name)
+        if known is None or self._play.status(name) is not Status.RUNNING:
+            return False
+        judged = self._play.manager.num_computed_tokens(name) <= len(known.tokens)
+        return judged and not self._play.loading(name)
+
+    def _admit(self) -> None:
+        """Waiting requests, those swapped out first; the first one refused ends it."""
+        for name in list(self._play.known):
+            if self._play.status(name) is Status.SWAPPED and self._random.random() < 0.3:
+                value = self._make("swap_in", [name])
+                if value is None:
+                    self._note_running(name)
+        for name in list(self._play.known):
+            status = self._play.status(name)
+            if status is Status.RUNNING:
+                self._note_running(name)
+            if status is not Status.WAITING or self._play.loading(name):
+                continue
+            if self._roll("load") and not isinstance(
+                self._make("load", name, self._random.randint(1, 8)), Refused | None
+            ):
+                self._note_running(name)
+                continue
+            value = self._schedule(name, self._random.randint(1, self._setting.budget))
+            if isinstance(value, Refused):
+                self._judge_refusal(name, value)
+                break
+
+    def _schedule(self, name: str, most: int) -> Any:
+        """The next tokens of a request; a running one that is refused makes room."""
+        options: dict[str, Any] = {}
+        for option, rate in (("lookahead", "num_lookahead_tokens"), ("external", EXTERNAL)):
+            if self._roll(option):
+                options[rate] = self._random.randint(1, 20)
+        if self._roll("cache"):
+            options["delay_cache_blocks"] = True
+        if self._random.random() < 0.1:
+            options["full_sequence_must_fit"] = True
+        running = self._play.status(name) is Status.RUNNING
+        hits = self._random.random() < 0.95
+        value = self._make("allocate", name, most, hits, options)
+        if isinstance(value, Refused) and running:
+            self._make_room(name, value)
+        elif value is not None and not isinstance(value, Refused | Misuse):
+            self._note_running(name)
+            if EXTERNAL in options and self._random.random() < self._setting.fails:
+                self._make_slot()
+                self._make("fail", name, self._random.randrange(100))
+        return value
+
+    def _note_running(self, name: str) -> None:
+        if name not in self._running:
+            self._running.append(name)
+
+    def _make_room(self, name: str, refused: Refused) -> bool:
+        """Preempt the last admitted request, by either way; what never fits is aborted. Whether
+        the refused call can be made again.
+        """
+        self._running = [each for each in self._running if each in self._play.known]
+        others = [each for each in self._running if each != name]
+        if refused.reason is Reason.NEVER or not others:
+            if refused.reason is Reason.NEVER or not self._waits_for_something():
+                self._end(name)
+            return False
+        victim = others[-1]
+        if self._roll("swap"):
+            self._make("swap_out", [victim])
+        if self._play.status(victim) is Status.SWAPPED:
+            self._running.remove(victim)
+            return True
+        self._free(victim)
+        return True
+
+    def _waits_for_something(self) -> bool:
+        play = self._play
+        return bool(play.unfinished or play.transfers or play.pins or play.passes)
+
+    def _judge_refusal(self, name: str, refused: Refused) -> None:
+        """What never fits is aborted."""
+        if refused.reason is Reason.NEVER:
+            self._end(name)
+
+    def _finish_answers(self) -> None:
+        for name in [name for name in self._running if name in self._play.known]:
+            known = self._play.known[name]
+            over = len(known.tokens) >= known.goal and self._play.left(name) <= 0
+            if over and self._random.random() < 0.8:
+                self._histories = [*self._histories[-20:], list(known.tokens)]
+                self._done += 1
+                self._end(name)
+        self._running = [
+            name
+            for name in self._running
+            if name in self._play.known and self._play.status(name) is not Status.WAITING
+        ]
+
+    def _free(self, name: str) -> None:
+        """Preempt; where others count what the open batch would write for it, take that first."""
+        value = self._make("free", name)
+        if isinstance(value, Misuse) and value.error == "HitInOpenBatch":
+            self._take()
+            self._make("free", name)
+        if name in self._running:
+            self._running.remove(name)
+
+    def _end(self, name: str) -> None:
+        self._free(name)
+        self._make("remove", name)
+
+    def _take(self) -> None:
+        self._make_slot()
+        self._make("take")
+
+    def _make_slot(self) -> None:
+        """Let the device catch up until another batch may be unfinished."""
+        most = self._play.most_in_flight
+        while most and len(self._play.unfinished) >= most:
+            self._make("execute")
+            self._make("complete")
+
+    def _let_go(self) -> None:
+        """Nothing advances: end all that may hold blocks."""
+        while self._play.unfinished or self._play.waiting:
+            self._make("execute")
+            self._make("complete")
+        self._take()
+        self._make("execute")
+        self._make("complete")
+        while self._play.transfers:
+            self._make("finish", 0, True)
+        while self._play.pins:
+            self._make("unpin", 0)
+        for name in list(self._play.known):
+            self._free(name)
+        self._running = []
+
+
+EXTERNAL = "num_external_computed_tokens"

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys that a router knows from events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.errors import InvariantViolation
+from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+
+Keys = set[tuple[bytes, int]]
+
+
+def follow(keys: Keys, events: Iterable[Event]) -> None:
+    """Take in events in order. Raises InvariantViolation (EVT-COPY) for a removal of no key."""
+    for event in events:
+        match event:
+            case BlockStored():
+                keys.update((each, event.group) for each in event.block_hashes)
+            case BlockRemoved():
+                key = (event.block_hash, event.group)
+                if key not in keys:
+                    raise InvariantViolation("EVT-COPY", f"{event} removes what is not held")
+                keys.discard(key)
+            case AllBlocksCleared():
+                keys.clear()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long look at a run: every block, key, table and count, once in a while and at its end.
+
+Rules: what the state counts on must be there once the device has carried out everything, the open
+batch too, which is tried on a copy of the memory. At the end all that was given must come back:
+nothing held, nothing pending, every block free, and a reset that happens. Cost: O(pool + tokens).
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from kvcore import invariants
+from kvcore.check.simulate.events import follow
+from kvcore.check.simulate.memory import Memory
+from kvcore.check.simulate.moves import make
+from kvcore.check.simulate.play import Move, Play
+from kvcore.commands import close
+from kvcore.errors import InvariantViolation
+from kvcore.hashing import HASH_SIZE
+from kvcore.state import State
+
+
+def check_bytes(play: Play) -> None:
+    """Raise InvariantViolation (PARITY) unless all managers have the same canonical bytes."""
+    first = play.manager.encode()
+    for label, manager in play.managers[1:]:
+        if manager.encode() != first:
+            raise InvariantViolation("PARITY", f"the state of {label} is another one")
+
+
+def check_all(play: Play) -> None:
+    """Judge the state that a run is in. Raises InvariantViolation."""
+    check_bytes(play)
+    state = play.manager.state()
+    invariants.check(state)
+    memory = play.memory.copy()
+    for issued in play.waiting:
+        memory.apply(issued.batch)
+        memory.forward(issued.passes)
+    memory.apply(close(state.batch.number, state.batch.commands))
+    memory.forward(play.passes)
+    _check_tables(state, memory)
+    _check_contents(play, state, memory)
+    if not play.forgot:
+        _check_owners(state, memory)
+    _check_queues(play, state)
+    if state.config.enable_events:
+        keys = set(play.keys)
+        follow(keys, state.events)
+        held = {(k[:HASH_SIZE], int.from_bytes(k[HASH_SIZE:], "big")) for k in state.device.index}
+        if keys != held:
+            detail = f"{len(keys)} keys by the events, {len(held)} in the index"
+            raise InvariantViolation("EVT-COPY", detail)
+
+
+def finish(play: Play) -> None:
+    """Give everything back and judge what is left (DRAIN). Raises InvariantViolation."""
+    while play.unfinished or play.waiting:
+        make(play, Move("execute"))
+        make(play, Move("complete"))
+    for name in list(play.known):
+        make(play, Move("free", (name,)))
+    make(play, Move("take"))
+    for name in list(play.known):
+        make(play, Move("free", (name,)))
+        make(play, Move("remove", (name,)))
+    make(play, Move("execute"))
+    make(play, Move("complete"))
+    while play.transfers:
+        make(play, Move("finish", (0, True)))
+    while play.pins:
+        make(play, Move("unpin", (0,)))
+    for _ in range(2):
+        for verb in ("take", "execute", "complete", "drain"):
+            make(play, Move(verb))
+    if play.known:
+        raise InvariantViolation("DRAIN", f"requests {sorted(play.known)} cannot be removed")
+    free, usable = play.manager.num_free_blocks, play.config.num_usable_blocks
+    if free != usable:
+        raise InvariantViolation("DRAIN", f"at the end {free} of {usable} blocks are free")
+    free, usable = play.manager.num_free_host_blocks, play.config.num_host_blocks
+    if free != usable:
+        raise InvariantViolation("DRAIN", f"at the end {free} of {usable} host blocks are free")
+    check_all(play)
+    if make(play, Move("reset")) is not True:
+        raise InvariantViolation("RESET", "a pool that nobody uses cannot be reset")
+    check_bytes(play)
+
+
+def _check_tables(state: State, memory: Memory) -> None:
+    mirrored = {place: table for place, table in memory.tables.items() if table}
+    tables = {
+        (request.row, index): list(table)
+        for request in state.requests.values()
+        for index, table in enumerate(request.tables)
+        if table
+    }
+    if mirrored != tables:
+        wrong = sorted(
+            place
+            for place in mirrored.keys() | tables.keys()
+            if mirrored.get(place) != tables.get(place)
+        )
+        row, index = wrong[0]
+        detail = f"row {row}, group {index}: {mirrored.get(wrong[0])} by the commands, "
+        raise InvariantViolation("TABLE-MIRROR", f"{detail}{tables.get(wrong[0])} in the state")
+
+
+def _check_contents(play: Play, state: State, memory: Memory) -> None:
+    for name, request in state.requests.items():
+        known = play.known[name]
+        nodes = known.nodes + play.prefixes.numbers(known, known.drafts)
+        end = play.load_starts.get(name, request.num_computed)
+        if request.host_tables:
+            memory.check_host(name, request.host_tables, nodes, request.num_accepted, end)
+        elif any(request.tables):
+            memory.check_request(name, request.row, nodes, request.num_accepted, end)
+    for key, blocks in state.device.index.items():
+        for block in blocks:
+            memory.check_key(block, key)
+
+
+def _check_owners(state: State, memory: Memory) -> None:
+    pool = state.device
+    counts = list(enumerate(pool.ref_counts))
+    owned = {block for block, count in counts if count}
+    cached = {block for block, count in counts if not count and pool.keys[block] is not None}
+    if memory.owned != owned or memory.cached != cached:
+        wrong = sorted((memory.owned ^ owned) | (memory.cached ^ cached))
+        detail = f"blocks {wrong[:5]} have another owner or key by the commands"
+        raise InvariantViolation("OWNER-MIRROR", detail)
+
+
+def _check_queues(play: Play, state: State) -> None:
+    """No block that an unfinished batch uses is free."""
+    for tier, pool in (("device", state.device), ("host", state.host)):
+        if pool is None or not play.unfinished:
+            continue
+        queue = set(pool.queue)
+        for issued in play.unfinished:
+            if queue & issued.uses[tier]:
+                detail = f"{tier} blocks {sorted(queue & issued.uses[tier])[:5]} are free, and "
+                detail += f"batch {issued.number}, which uses them, is not finished"
+                raise InvariantViolation("CMD-INFLIGHT", detail)

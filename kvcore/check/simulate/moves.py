@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated engine and its device can do: each move as calls on a run.
+
+Rules: a move that makes no sense where the run is does nothing and gives None, so that moves can be
+left out of a run. Blocks are named by request, group and position, batches and operations by their
+age. A cancel, a failing load and an abort are moves like any other. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.calls import Misuse
+from kvcore.check.simulate.events import follow
+from kvcore.check.simulate.play import Move, Play, Transfer
+from kvcore.check.simulate.prefixes import Known, make_request
+from kvcore.errors import InvariantViolation
+from kvcore.values import Appended, Hit, Refused, Status
+
+WELL = (Misuse, Refused)
+
+
+def make(play: Play, move: Move) -> Any:
+    """Make a move on a run; the value of its last call, None where it made none."""
+    return MOVES[move.verb](play, *move.args)
+
+
+def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> Any:
+    """A new request arrives; goal: tokens at which it is done."""
+    if name in play.known:
+        return None
+    request = make_request(name, list(tokens), kind)
+    row = play.call("add_request", request)
+    if not isinstance(row, Misuse):
+        known = Known(name, row, request, goal)
+        play.known[name] = known
+        play.prefixes.grow(known, tokens)
+    return row
+
+
+def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
+    """A request gets more tokens."""
+    if name not in play.known:
+        return None
+    value = play.call("add_tokens", name, list(tokens))
+    if not isinstance(value, Misuse):
+        play.prefixes.grow(play.known[name], tokens)
+    return value
+
+
+def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, Any]) -> Any:
+    """The next tokens of a request are scheduled, so many at most."""
+    status = play.status(name)
+    if status in (None, Status.SWAPPED) or play.loading(name):
+        return None
+    known = play.known[name]
+    hit = _hit(play, name) if hits and status is Status.WAITING else None
+    start = play.manager.num_computed_tokens(name) + (hit.num_tokens if hit else 0)
+    limit = play.config.length_limit
+    left = min(len(known.tokens) + len(known.drafts), limit) - start
+    external = min(
+        options.get("num_external_computed_tokens", 0), max(0, len(known.tokens) - start)
+    )
+    count = min(most, left - external)
+    if count < 0 or count + external < 1:
+        return None
+    said = dict(options)
+    if external:
+        said["num_external_computed_tokens"] = external
+    else:
+        said.pop("num_external_computed_tokens", None)
+    value = play.call("allocate_slots", name, count, *([hit] if hit else []), **said)
+    if not isinstance(value, WELL):
+        end = start + external + count
+        if play.manager.num_computed_tokens(name) != end:
+            detail = f"request {name!r} counts {play.manager.num_computed_tokens(name)}, not {end}"
+            raise InvariantViolation("COMPUTED-RULE", detail)
+        num_slots = min(end + options.get("num_lookahead_tokens", 0), limit)
+        play.schedule(known, start, start + external, end, num_slots)
+    return value
+
+
+def append(play: Play, names: Sequence[str], tokens: Sequence[int]) -> Any:
+    """Requests that are computed to their last token get one more each."""
+    pairs = [
+        (name, token)
+        for name, token in zip(names, tokens, strict=True)
+        if play.status(name) is Status.RUNNING and not play.loading(name) and not play.left(name)
+        if not play.known[name].drafts
+    ]
+    if not pairs:
+        return None
+    counts = {name: play.manager.num_computed_tokens(name) for name, _ in pairs}
+    value = play.call("append", [name for name, _ in pairs], [token for _, token in pairs])
+    if isinstance(value, Appended):
+        for name, token in pairs[: value.done]:
+            play.prefixes.grow(play.known[name], [token])
+            start = counts[name]
+            play.schedule(play.known[name], start, start, start + 1, start + 1)
+    return value
+
+
+def guess(play: Play, name: str, drafts: Sequence[int]) -> Any:
+    """A request gets drafts behind its tokens."""
+    if play.status(name) is not Status.RUNNING or play.loading(name):
+        return None
+    value = play.call("add_drafts", name, list(drafts))
+    if not isinstance(value, Misuse):
+        play.known[name].drafts = list(drafts)
+    return value
+
+
+def accept(play: Play, name: str, count: int) -> Any:
+    """The verdict on a request's scheduled drafts."""
+    if name not in play.known:
+        return None
+    known = play.known[name]
+    scheduled = play.manager.num_computed_tokens(name) - len(known.tokens)
+    if scheduled <= 0 or any(each.request_id == name for each in play.passes):
+        return None
+    count = min(count, scheduled)
+    value = play.call("accept", name, count)
+    if not isinstance(value, Misuse):
+        accepted, known.drafts = known.drafts[:count], []
+        play.prefixes.grow(known, accepted)
+    return value
+
+
+def free(play: Play, name: str) -> Any:
+    """A request gives its blocks back and waits."""
+    if name not in play.known:
+        return None
+    value = play.call("free", name)
+    if not isinstance(value, Misuse):
+        play.leave([name])
+    return value
+
+
+def remove(play: Play, name: str) -> Any:
+    """A request that waits is forgotten."""
+    if play.status(name) is not Status.WAITING:
+        return None
+    value = play.call("remove_request", name)
+    if not isinstance(value, Misuse):
+        del play.known[name]
+    return value
+
+
+def fork(play: Play, parent: str, child: str, goal: int) -> Any:
+    """A child continues a request's tokens."""
+    if play.status(parent) is not Status.RUNNING or child in play.known or play.loading(parent):
+        return None
+    source = play.known[parent]
+    row = play.call("fork", parent, child)
+    if not isinstance(row, Misuse):
+        made = Known(child, row, attrs.evolve(source.request, request_id=child), goal)
+        made.tokens, made.nodes = list(source.tokens), list(source.nodes)
+        made.num_hashed, made.last_hash = source.num_hashed, source.last_hash
+        play.known[child] = made
+    return row
+
+
+def truncate(play: Play, name: str, num_tokens: int) -> Any:
+    """A request keeps so many of its tokens."""
+    if name not in play.known or not 0 < num_tokens <= len(play.known[name].tokens):
+        return None
+    value = play.call("truncate", name, num_tokens)
+    if not isinstance(value, Misuse):
+        play.prefixes.cut(play.known[name], num_tokens)
+        play.leave([name])
+    return value
+
+
+def swap_out(play: Play, names: Sequence[str]) -> Any:
+    """Requests move to the host tier."""
+    some = [
+        name for name in names if play.status(name) is Status.RUNNING and not play.loading(name)
+    ]
+    if not some:
+        return None
+    value = play.call("swap_out", some)
+    if not isinstance(value, WELL):
+        play.leave(some)
+    return value
+
+
+def swap_in(play: Play, names: Sequence[str]) -> Any:
+    """Requests move back to the device."""
+    some = [name for name in names if play.status(name) is Status.SWAPPED]
+    return play.call("swap_in", some) if some else None
+
+
+def pin(play: Play, name: str, group: int, position: int) -> Any:
+    """A block of a request is held."""
+    block = _block(play, name, group, position)
+    if block is None:
+        return None
+    value = play.call("pin", [block])
+    if not isinstance(value, Misuse):
+        play.pins.append(block)
+    return value
+
+
+def unpin(play: Play, index: int) -> Any:
+    """A pin ends."""
+    if not play.pins:
+        return None
+    return play.call("unpin", [play.pins.pop(index % len(play.pins))])
+
+
+def evict(play: Play, name: str, group: int, position: int) -> Any:
+    """A block of a request is findable no more."""
+    block = _block(play, name, group, position)
+    return None if block is None else play.call("evict_blocks", [block])
+
+
+def store(play: Play, name: str, group: int, positions: Sequence[int]) -> Any:
+    """Blocks of a request that have keys go to the external store."""
+    blocks = [_block(play, name, group, position) for position in positions]
+    keyed = [block for block in blocks if block is not None and play.manager.has_key(block)]
+    if not keyed:
+        return None
+    value = play.call("store", keyed)
+    if not isinstance(value, Misuse):
+        for operation in value:
+            play.transfers[operation] = Transfer(play.number, False, None)
+    return value
+
+
+def load(play: Play, name: str, num_blocks: int) -> Any:
+    """The next whole blocks of a waiting request come from the external store."""
+    if play.status(name) is not Status.WAITING or play.loading(name):
+        return None
+    hit, step = _hit(play, name), play.config.hit_alignment
+    start = hit.num_tokens if hit else 0
+    most = (len(play.known[name].tokens) - 1 - start) // step
+    if most < 1 or not play.config.enable_caching:
+        return None
+    count = step * min(num_blocks, most)
+    value = play.call("load", name, count, *([hit] if hit else []))
+    if not isinstance(value, WELL):
+        for operation in value:
+            play.transfers[operation] = Transfer(play.number, True, name)
+        if value:
+            play.load_starts[name] = start
+    return value
+
+
+def finish(play: Play, index: int, done: bool) -> Any:
+    """A store or load ends, done or failed; index: among those that can, by number."""
+    ended = [number for number, each in sorted(play.transfers.items()) if play.has_run(each.batch)]
+    if not ended:
+        return None
+    number = ended[index % len(ended)]
+    transfer = play.transfers[number]
+    keys = play.memory.loads()
+    ran = number in keys
+    done = done and (ran or not transfer.loads)
+    if ran:
+        nodes = play.prefixes.block(keys[number]) if done else None
+        for device in play.devices:
+            device.arrive(number, nodes)
+    value = play.call("complete_operation", number, done)
+    del play.transfers[number]
+    if transfer.waits is not None and not play.loading(transfer.waits):
+        play.load_starts.pop(transfer.waits, None)
+        play.settle(transfer.waits)
+    return value
+
+
+def cache(play: Play, name: str, count: int) -> Any:
+    """Blocks whose caching was delayed become findable."""
+    if play.status(name) is not Status.RUNNING or play.loading(name):
+        return None
+    return play.call("cache_blocks", name, min(count, play.manager.num_computed_tokens(name)))
+
+
+def trim(play: Play, name: str) -> Any:
+    """What no query sees any more is given back."""
+    if play.status(name) is not Status.RUNNING or play.loading(name):
+        return None
+    count = min(play.manager.num_computed_tokens(name), len(play.known[name].tokens))
+    return play.call("remove_skipped_blocks", name, count)
+
+
+def reset(play: Play) -> Any:
+    """All keys are forgotten, if nothing is held."""
+    return play.call("reset_prefix_cache")
+
+
+def drain(play: Play) -> Any:
+    """Events, statistics and new blocks are handed out."""
+    follow(play.keys, play.call("take_events"))
+    for name in ("take_stats", "take_new_block_ids", "new_step_starts"):
+        play.call(name)
+    return None
+
+
+def take(play: Play) -> Any:
+    """The open batch is closed and issued; where too many are unfinished, nothing happens."""
+    if play.most_in_flight and len(play.unfinished) == play.most_in_flight:
+        return None
+    batch = play.call("take_batch")
+    if isinstance(batch, Misuse):
+        raise InvariantViolation("NOCRASH", f"take_batch raises {batch}")
+    play.issue(batch)
+    return batch
+
+
+def execute(play: Play) -> Any:
+    """The device carries out the oldest batch that it has not."""
+    if play.waiting:
+        play.run(play.waiting.pop(0))
+
+
+def complete(play: Play) -> Any:
+    """The oldest unfinished batch is finished, if the device carried it out."""
+    if not play.unfinished or not play.unfinished[0].ran:
+        return None
+    value = play.call("complete", play.unfinished[0].number)
+    if not isinstance(value, Misuse):
+        play.unfinished.pop(0)
+    return value
+
+
+def cancel(play: Play, index: int) -> Any:
+    """An unfinished batch, and all behind it, are taken back."""
+    if not play.unfinished:
+        return None
+    first = play.unfinished[index % len(play.unfinished)].number
+    value = play.call("cancel", first)
+    if not isinstance(value, Misuse):
+        play.forget(first)
+    return value
+
+
+def fail(play: Play, name: str, offset: int) -> Any:
+    """The batch is taken, a load of its forward pass fails, and what counts on it is taken back."""
+    found = [
+        at
+        for at, each in enumerate(play.passes)
+        if each.request_id == name and each.loaded > each.start
+    ]
+    if not found:
+        return None
+    one = play.passes[found[0]]
+    first = one.start + offset % (one.loaded - one.start)
+    play.passes[found[0]] = attrs.evolve(one, failed=first)
+    if take(play) is None:
+        play.passes[found[0]] = one
+        return None
+    while play.waiting:
+        execute(play)
+    names = [name]
+    for _ in range(len(play.known) + 1):
+        value = play.call("rewind", list(names), first)
+        if not isinstance(value, Misuse):
+            play.leave(names)
+            return value
+        for other in value.fields.get("requests", ()):  # type: ignore[attr-defined] # a list
+            if play.loading(other):
+                free(play, other)
+            else:
+                names.append(other)
+    raise InvariantViolation("NOCRASH", f"rewind of {names} is refused again and again")
+
+
+def _hit(play: Play, name: str) -> Hit | None:
+    """The cached prefix of a request, asked of every manager; None for none."""
+    hits = [manager.get_computed_blocks(name) for _, manager in play.managers]
+    if any(hit != hits[0] for hit in hits):
+        raise InvariantViolation("PARITY", f"the hits of {name!r} are {hits}")
+    return hits[0] if hits[0].num_tokens else None
+
+
+def _block(play: Play, name: str, group: int, position: int) -> int | None:
+    """A block of a request; None where it has no such block."""
+    if play.status(name) is not Status.RUNNING:
+        return None
+    table = play.manager.get_blocks(name).blocks[group % len(play.config.groups)]
+    if not table:
+        return None
+    block = table[position % len(table)]
+    return block if block >= int(play.config.null_block) else None
+
+
+MOVES: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        *(add, extend, allocate, append, guess, accept, free, remove, fork, truncate),
+        *(swap_out, swap_in, pin, unpin, evict, store, load, finish, cache, trim, reset, drain),
+        *(take, execute, complete, cancel, fail),
+    )
+}

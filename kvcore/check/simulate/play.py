@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: managers that take the same calls, a device behind them, and what must be true of both.
+
+Rules: a run is a list of moves, things of an engine that name what they mean ("the next tokens of
+r5", "the oldest batch") and become calls of the core where the run is, so that a run with moves
+left out is a run too. Every call is made on every manager and must give the same; batches, which
+hold the commands, are compared whole, states by their canonical bytes every so many batches. The
+device runs batches in order and late; cancelled ones it runs or forgets. Only this file knows what
+is scheduled. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.calls import Call, Misuse, perform_on
+from kvcore.check.simulate.device import Device, Pass, Plan
+from kvcore.check.simulate.memory import Memory, Tables
+from kvcore.check.simulate.prefixes import Known, Prefixes
+from kvcore.commands import (
+    Allocate,
+    Batch,
+    CopyOnWrite,
+    CutTable,
+    Load,
+    SetTable,
+    Store,
+    SwapIn,
+    SwapOut,
+)
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation
+from kvcore.manager import KVCacheManager
+from kvcore.values import Reason, Refused, Status
+
+MakeManager = Callable[[Config], KVCacheManager]
+BLOCKS_READ = {CopyOnWrite.kind: 0, SwapOut.kind: 0, Store.kind: 1}
+BLOCKS_WRITTEN = {CopyOnWrite.kind: 1, SwapIn.kind: 1, Load.kind: 2}
+HOST_BLOCKS = {SwapOut.kind: 1, SwapIn.kind: 0}
+"""Which value column of a kind names a block that it reads or writes."""
+
+ADMITTING = ("allocate_slots", "load", "swap_in")
+
+
+@attrs.frozen
+class Move:
+    """One thing that an engine or its device does."""
+
+    verb: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.verb}({', '.join(map(repr, self.args))})"
+
+
+@attrs.define
+class Issued:
+    """A taken batch. uses: its blocks of each tier. ran: whether the device carried it out."""
+
+    number: int
+    batch: Batch
+    passes: list[Pass]
+    uses: dict[str, set[int]]
+    ran: bool = False
+
+
+@attrs.define
+class Transfer:
+    """An unfinished store or load of the external store. waits: who waits for it."""
+
+    batch: int
+    loads: bool
+    waits: str | None
+
+
+class Play:
+    """The managers, the device and the engine's knowledge of one run.
+
+    managers: by name; the first one answers questions. devices: more devices than the memory.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        managers: Sequence[tuple[str, MakeManager]],
+        devices: Sequence[Callable[[Plan], Device]] = (),
+        num_rows: int = 0,
+        num_tokens: int = 0,
+    ) -> None:
+        self.config = config
+        self.managers = [(name, make(config)) for name, make in managers]
+        self.prefixes = Prefixes(config)
+        self.memory = Memory(config, self.prefixes)
+        plan = Plan(config, num_rows, num_tokens, self.prefixes.block)
+        self.devices: list[Device] = [self.memory, *(make(plan) for make in devices)]
+        self.most_in_flight = config.max_in_flight
+        self.known: dict[str, Known] = {}
+        self.passes: list[Pass] = []
+        self.waiting: list[Issued] = []
+        self.unfinished: list[Issued] = []
+        self.transfers: dict[int, Transfer] = {}
+        self.load_starts: dict[str, int] = {}
+        self.pins: list[int] = []
+        self.keys: set[tuple[bytes, int]] = set()
+        self.tables: Tables = {}
+        self.calls: list[Call] = []
+        self.goals: Counter[str] = Counter()
+        self.number = 0
+        self.forgot = False
+
+    @property
+    def manager(self) -> KVCacheManager:
+        """The manager that answers questions."""
+        return self.managers[0][1]
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Make a call on every manager; its value, or a `Misuse`. Raises InvariantViolation
+        (NOCRASH, PARITY).
+        """
+        call = Call(name, args, options)
+        self.calls.append(call)
+        values = [self._make(label, manager, call) for label, manager in self.managers]
+        for (label, _), value in zip(self.managers[1:], values[1:], strict=True):
+            if value != values[0]:
+                first = self.managers[0][0]
+                detail = f"{call} gives {value!r} in {label}, {values[0]!r} in {first}"
+                raise InvariantViolation("PARITY", detail)
+        value = values[0]
+        if isinstance(value, Misuse):
+            self.goals[value.error] += 1
+        elif isinstance(value, Refused):
+            self.goals[f"refused {value.reason.value}"] += 1
+            self._judge_refusal(call, value)
+        else:
+            self.goals[name] += 1
+        return value
+
+    def _judge_refusal(self, call: Call, refused: Refused) -> None:
+        """A refused call asks for more than there is; a free pool puts nothing off."""
+        spare = self.manager.num_free_blocks - self.config.watermark_blocks
+        if refused.needed <= refused.available and (spare >= 0 or call.name not in ADMITTING):
+            raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")
+        pool_is_free = self.manager.num_free_blocks == self.config.num_usable_blocks
+        if refused.reason is Reason.LATER and pool_is_free and call.name in ADMITTING:
+            raise InvariantViolation(
+                "DEADLOCK-FREE", f"{call} gives {refused}, all blocks are free"
+            )
+
+    def _make(self, label: str, manager: KVCacheManager, call: Call) -> Any:
+        try:
+            value = perform_on(manager, call)
+        except (InvariantViolation, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic of the twin is no Exception
+            detail = f"{call} raises {type(error).__name__} in {label}: {error}"
+            raise InvariantViolation("NOCRASH", detail) from error
+        return tuple(value) if call.name == "take_events" else value
+
+    def status(self, name: str) -> Status | None:
+        """Where a request's blocks are; None for one that is not known."""
+        return self.manager.status(name) if name in self.known else None
+
+    def left(self, name: str) -> int:
+        """Tokens and drafts of a request that are not scheduled."""
+        known = self.known[name]
+        return len(known.tokens) + len(known.drafts) - self.manager.num_computed_tokens(name)
+
+    def loading(self, name: str) -> bool:
+        """Whether a request waits for a load."""
+        return any(each.waits == name for each in self.transfers.values())
+
+    def schedule(self, known: Known, start: int, loaded: int, end: int, num_slots: int) -> None:
+        """Note what the open batch's forward pass does for a request."""
+        nodes = known.nodes
+        if known.drafts:
+            nodes = nodes + self.prefixes.numbers(known, known.drafts)
+        self.passes.append(
+            Pass(
+                request_id=known.name,
+                row=known.row,
+                start=start,
+                loaded=loaded,
+                end=end,
+                num_slots=num_slots,
+                nodes=nodes,
+            )
+        )
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Forget what the open batch schedules for requests, and whose loads they wait for."""
+        self.passes = [each for each in self.passes if each.request_id not in names]
+        for name in names:
+            self.load_starts.pop(name, None)
+            for each in self.transfers.values():
+                each.waits = None if each.waits == name else each.waits
+            self.settle(name)
+
+    def settle(self, name: str) -> None:
+        """Forget the drafts that the manager dropped."""
+        known = self.known.get(name)
+        if known is not None and known.drafts and not self.manager.num_draft_tokens(name):
+            known.drafts = []
+
+    def issue(self, batch: Batch) -> None:
+        """Hand a taken batch to the device. Raises InvariantViolation (CMD-INFLIGHT)."""
+        passes, self.passes = self.passes, []
+        self._follow_tables(batch)
+        taken = Issued(batch.number, batch, passes, self._uses(batch, passes))
+        self.number = batch.number + 1
+        self._check_in_flight(batch)
+        self.waiting.append(taken)
+        if self.most_in_flight:
+            self.unfinished.append(taken)
+
+    def run(self, issued: Issued) -> None:
+        """Let the devices carry out a batch."""
+        for device in self.devices:
+            try:
+                device.apply(issued.batch)
+                device.forward(issued.passes)
+            except InvariantViolation:
+                raise
+            except Exception as error:
+                raise InvariantViolation(type(error).__name__, str(error)) from error
+        issued.ran = True
+
+    def forget(self, first: int) -> None:
+        """Drop the batches from a number on, and the open one."""
+        self.forgot = True
+        self.waiting = [each for each in self.waiting if each.number < first]
+        self.unfinished = [each for each in self.unfinished if each.number < first]
+        self.passes = []
+        for each in self.transfers.values():
+            if each.batch >= first and each.waits is not None:
+                self.load_starts.pop(each.waits, None)
+                each.waits = None
+        self.number += 1
+        for name in self.known:
+            self.settle(name)
+
+    def has_run(self, number: int) -> bool:
+        """Whether a batch was carried out, or will never be."""
+        return number < self.number and all(each.number != number for each in self.waiting)
+
+    def _follow_tables(self, batch: Batch) -> None:
+        columns = (batch.column(name).tolist() for name in ("kind", "a", "b", "c", "d"))
+        for kind, a, b, c, d in zip(*columns, strict=True):
+            if kind == SetTable.kind:
+                self.tables.setdefault((a, b), [])[c : c + 1] = [d]
+            elif kind == CutTable.kind:
+                del self.tables.setdefault((a, b), [])[c:]
+
+    def _uses(self, batch: Batch, passes: Sequence[Pass]) -> dict[str, set[int]]:
+        """The blocks that a batch reads or writes, by its commands and by the tables as they are
+        once it is carried out.
+        """
+        uses: dict[str, set[int]] = {"device": set(), "host": set()}
+        columns = (batch.column(name).tolist() for name in ("kind", "a", "b", "c"))
+        for kind, *values in zip(*columns, strict=True):
+            for column in (BLOCKS_READ.get(kind), BLOCKS_WRITTEN.get(kind)):
+                if column is not None:
+                    uses["device"].add(values[column])
+            if kind in HOST_BLOCKS:
+                uses["host"].add(values[HOST_BLOCKS[kind]])
+        for each in passes:
+            for index in range(len(self.config.groups)):
+                uses["device"].update(self.tables.get((each.row, index), ()))
+        return uses
+
+    def _check_in_flight(self, batch: Batch) -> None:
+        """What the batch hands out anew is used by no batch that is not finished."""
+        if not self.unfinished:
+            return
+        kinds, first, second = (batch.column(name).tolist() for name in ("kind", "a", "b"))
+        handed = {a for kind, a in zip(kinds, first, strict=True) if kind == Allocate.kind}
+        hosts = {b for kind, b in zip(kinds, second, strict=True) if kind == SwapOut.kind}
+        for each in self.unfinished:
+            for tier, blocks in (("device", handed), ("host", hosts)):
+                if blocks & each.uses[tier]:
+                    detail = f"batch {batch.number} hands out {tier} blocks "
+                    detail += f"{sorted(blocks & each.uses[tier])[:5]}, batch {each.number} uses "
+                    raise InvariantViolation("CMD-INFLIGHT", f"{detail}them and is not finished")

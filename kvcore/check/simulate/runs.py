@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs from seeds, their moves, and the same moves again.
+
+Rules: one `random.Random(seed)` decides everything, the configuration first; a run that is made
+again from its moves needs no random number. A failure names a property and keeps the moves that
+lead to it. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Literal
+
+import attrs
+
+from kvcore.check.simulate import judge
+from kvcore.check.simulate.device import Device, Plan
+from kvcore.check.simulate.engine import Engine
+from kvcore.check.simulate.moves import make
+from kvcore.check.simulate.play import MakeManager, Move, Play
+from kvcore.check.simulate.setting import Asked, Setting, draw_setting
+from kvcore.config import Config
+from kvcore.errors import InvariantViolation
+from kvcore.manager import KVCacheManager
+
+BackendName = Literal["python", "rust", "both"]
+MakeDevices = Sequence[Callable[[Plan], Device]]
+MOST_ROWS, MOST_TOKENS, MARGIN = 256, 8192, 200
+"""How large a device is where no setting says it, and room for lookahead and forks of forks."""
+LOOKS = 20
+"""Long looks at one run: every so many steps."""
+
+
+@attrs.frozen
+class Failure:
+    """A property that a run broke, and how.
+
+    at: the step, None at the end. moves: those of the run up to there.
+    """
+
+    name: str
+    detail: str
+    config: Config
+    moves: tuple[Move, ...]
+    at: int | None
+
+
+@attrs.define
+class Run:
+    """What a run came to. num_calls: on each manager. goals: how often each thing happened."""
+
+    seed: int
+    config: Config
+    num_steps: int = 0
+    num_calls: int = 0
+    num_requests: int = 0
+    failure: Failure | None = None
+    goals: Counter[str] = attrs.field(factory=Counter)
+
+
+def managers(backend: BackendName) -> list[tuple[str, MakeManager]]:
+    """How to make the managers of a backend, or of both."""
+    names: list[Literal["python", "rust"]] = ["python", "rust"]
+    return [(n, partial(KVCacheManager, backend=n)) for n in names if backend in (n, "both")]
+
+
+def simulate(
+    seed: int,
+    num_steps: int,
+    *,
+    backend: BackendName = "both",
+    asked: Asked | None = None,
+    devices: MakeDevices = (),
+    every: int | None = None,
+    stop: Callable[[int], bool] | None = None,
+) -> Run:
+    """One run of so many steps; the same arguments give the same run.
+
+    every: steps between two long looks. stop: asked before each step, to end early.
+    """
+    random = Random(seed)
+    setting = draw_setting(random, Asked() if asked is None else asked)
+    play = _play(setting.config, backend, devices, setting)
+    moves: list[Move] = []
+    step: int | None = 0
+
+    def do(move: Move) -> object:
+        moves.append(move)
+        return make(play, move)
+
+    engine = Engine(random, setting, play, do)
+    looks = every or max(1, num_steps // LOOKS)
+    run = Run(seed, setting.config)
+    try:
+        for step in range(num_steps):
+            if stop is not None and stop(step):
+                break
+            engine.step()
+            run.num_steps = step + 1
+            if run.num_steps % looks == 0:
+                judge.check_all(play)
+        step = None
+        judge.finish(play)
+    except InvariantViolation as error:
+        run.failure = Failure(error.name, error.detail, setting.config, tuple(moves), step)
+    run.num_calls, run.goals = len(play.calls), play.goals
+    run.num_requests = play.goals["add_request"] + play.goals["fork"]
+    return run
+
+
+def again(
+    config: Config,
+    moves: Sequence[Move],
+    *,
+    backend: BackendName,
+    devices: MakeDevices = (),
+    ends: bool = True,
+) -> tuple[Play, Failure | None]:
+    """Make moves on a new run and look long at its end; what it came to.
+
+    ends: whether all is given back then.
+    """
+    play = _play(config, backend, devices, None)
+    done = 0
+    try:
+        for move in moves:
+            make(play, move)
+            done += 1
+        judge.check_all(play)
+        if ends:
+            judge.finish(play)
+    except InvariantViolation as error:
+        return play, Failure(error.name, error.detail, config, tuple(moves[: done + 1]), done)
+    return play, None
+
+
+def _play(
+    config: Config, backend: BackendName, devices: MakeDevices, setting: Setting | None
+) -> Play:
+    num_rows, num_tokens = MOST_ROWS, MOST_TOKENS
+    if setting is not None:
+        num_rows = setting.num_requests + 1
+        num_tokens = 2 * (setting.num_prompt + 2 * setting.num_output) + MARGIN
+    return Play(config, managers(backend), devices, num_rows, num_tokens)

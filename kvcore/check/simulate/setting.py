@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one simulated run is made of: a configuration, and the traffic and trouble of its engine.
+
+Rules: all of it is drawn from the run's one random generator, in a fixed order, so that a seed and
+the options that were given make the run again. What is given is not drawn. A pool is made smaller
+than its requests need together, so that most runs evict and preempt. Twin: none.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import attrs
+
+from kvcore.config import Config
+from kvcore.errors import KvcoreError
+from kvcore.groups import Group, Kind
+
+KINDS: tuple[Kind, ...] = ("full_attention", "full_attention", "sliding_window", "chunked_local")
+TRIES = 100
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What a caller fixed of a run; None is drawn.
+
+    num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
+    configuration.
+    """
+
+    num_blocks: int | None = None
+    num_requests: int | None = None
+    config: Config | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """One run's configuration and rates; a rate is the chance of a thing in one step.
+
+    num_prompt, num_output: most tokens of a request's prompt and of its answer. budget: most tokens
+    that a step schedules. num_documents: texts that prompts begin with. arrival: new requests a
+    step. lag: chance that the device is late by another step. fails: chance that a transfer fails.
+    """
+
+    config: Config
+    num_requests: int
+    num_prompt: int
+    num_output: int
+    budget: int
+    num_documents: int
+    arrival: float
+    lag: float
+    fails: float
+    rates: dict[str, float]
+
+
+def draw_setting(random: Random, asked: Asked) -> Setting:
+    """The setting of a run."""
+    config = _draw_config(random, asked) if asked.config is None else asked.config
+    usable, size = config.num_usable_blocks, config.block_size
+    num_requests = asked.num_requests or random.choice([2, 5, 20, 60, 200])
+    pressure = random.choice([0.5, 1.0, 1.5, 3.0])
+    share = max(1, int(usable * pressure / (num_requests * len(config.groups))))
+    longest = max(2, min(share * size * 2, config.length_limit, 4096))
+    num_output = random.randint(1, max(1, longest // 2))
+    rates = {
+        name: random.choice([0.0, rate, rate, 4 * rate])
+        for name, rate in RATES.items()
+        if name not in ("swap", "preempt") or name == "preempt" or config.num_host_blocks
+    }
+    return Setting(
+        config=config,
+        num_requests=num_requests,
+        num_prompt=max(1, longest - num_output),
+        num_output=num_output,
+        budget=random.choice([longest, longest * 2, max(1, longest // 2), 4 * num_requests]),
+        num_documents=random.choice([1, 3, 20]),
+        arrival=random.choice([0.3, 1.0, 3.0]),
+        lag=random.choice([0.1, 0.5, 0.9]),
+        fails=random.choice([0.0, 0.1, 0.5]),
+        rates=rates,
+    )
+
+
+RATES = {
+    "abort": 0.03,
+    "accept": 0.8,
+    "cache": 0.05,
+    "cancel": 0.03,
+    "drain": 0.1,
+    "evict": 0.02,
+    "external": 0.05,
+    "extend": 0.05,
+    "fork": 0.05,
+    "guess": 0.1,
+    "load": 0.05,
+    "lookahead": 0.05,
+    "pin": 0.02,
+    "preempt": 0.02,
+    "reset": 0.01,
+    "store": 0.05,
+    "swap": 0.05,
+    "trim": 0.02,
+    "truncate": 0.03,
+    "unpin": 0.05,
+}
+"""What happens beside a request's plain life, with the chance of each in one step."""
+
+
+def _draw_config(random: Random, asked: Asked) -> Config:
+    for _ in range(TRIES):
+        try:
+            return Config(**_draw_options(random, asked.num_blocks))
+        except KvcoreError:
+            continue
+    return Config((asked.num_blocks or 64) + 1, block_size=4, hash_seed=b"simulate")
+
+
+def _draw_options(random: Random, num_blocks: int | None) -> dict[str, Any]:
+    usable = num_blocks or random.choice([8, 24, 100, 400, 1000, 4000])
+    groups = _draw_groups(random, usable)
+    windowed = any(group.is_windowed for group in groups)
+    null_block = windowed or random.random() < 0.7
+    host = random.choice([0, 0, usable // 2, 2 * usable])
+    in_flight = random.choice([0, 0, 1, 1, 2, 3])
+    return {
+        "num_blocks": usable + null_block,
+        "groups": groups,
+        "num_host_blocks": host,
+        "max_num_batched_tokens": random.choice([None, None, 64]),
+        "enable_caching": random.random() < 0.9,
+        "null_block": null_block,
+        "eviction": random.choice(["lru", "uncached_first"]),
+        "duplicates": random.choice(["keep", "keep", "merge"]),
+        "num_preallocate_tokens": random.choice([0, 0, 0, 3, 20]),
+        "watermark_blocks": random.choice([0, 0, 1, usable // 50]),
+        "use_eagle": random.random() < 0.1,
+        "enable_events": random.random() < 0.5,
+        "record_new_blocks": random.random() < 0.2,
+        "hashing": random.choice(["sha256", "sha256", "xxh3"]),
+        "hash_seed": b"simulate",
+        "max_in_flight": in_flight,
+        "publish": random.choice(["scheduled", "scheduled", "completed"]),
+    }
+
+
+def _draw_groups(random: Random, usable: int) -> tuple[Group, ...]:
+    size = random.choice([1, 2, 4, 4] if usable < 64 else [4, 16, 16, 16])
+    groups = []
+    for _ in range(random.choice([1, 1, 2, 3])):
+        kind = random.choice(KINDS)
+        block_size = size * random.choice([1, 1, 2])
+        windowed = kind in ("sliding_window", "chunked_local")
+        window = random.randint(1, 4 * size) if windowed else None
+        zero = random.random() < 0.2
+        groups.append(Group(block_size, kind=kind, window=window, zero_new_blocks=zero))
+    return tuple(groups)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A failing run made small: moves are left out and made simpler while the same property fails.
+
+Rules: first whole requests go, then stretches of moves, each half as long as the ones before, then
+each move is tried in simpler forms, then the configuration; over again until nothing more goes. Any
+subset of moves is a run, since a move that makes no sense does nothing. Twin: none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from kvcore.check.simulate.play import Move
+from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, again
+from kvcore.config import Config
+from kvcore.errors import KvcoreError
+
+Moves = tuple[Move, ...]
+Fails = Callable[[Config, Sequence[Move]], bool]
+
+
+def shrink(
+    failure: Failure, *, devices: MakeDevices = (), backend: BackendName, num_seconds: float = 60.0
+) -> Failure | None:
+    """The smallest run found in so many seconds that breaks the same property; None if the moves
+    alone do not break it.
+    """
+    deadline = time.monotonic() + num_seconds
+
+    def fails(config: Config, moves: Sequence[Move]) -> bool:
+        if time.monotonic() > deadline:
+            return False
+        _, found = again(config, moves, backend=backend, devices=devices)
+        return found is not None and found.name == failure.name
+
+    config, moves = failure.config, failure.moves
+    _, found = again(config, moves, backend=backend, devices=devices)
+    if found is None or found.name != failure.name:
+        return None
+    size = None
+    while size != (len(moves), str(moves), config):
+        size = (len(moves), str(moves), config)
+        moves = _without_requests(config, moves, fails)
+        moves = _without_stretches(config, moves, fails)
+        moves = _simpler_moves(config, moves, fails)
+        config = _simpler_config(config, moves, fails)
+    _, found = again(config, moves, backend=backend, devices=devices)
+    return found
+
+
+def _without_requests(config: Config, moves: Moves, fails: Fails) -> Moves:
+    """Leave out all that is done to a request, a half of the requests at a time, then fewer."""
+    names = list(dict.fromkeys(move.args[0] for move in moves if move.verb in ("add", "fork")))
+    size = max(1, len(names) // 2)
+    while names:
+        kept: list[str] = []
+        for first in range(0, len(names), size):
+            some = set(names[first : first + size])
+            fewer = tuple(each for each in moves if not _names(each) or not _names(each) <= some)
+            if len(fewer) < len(moves) and fails(config, fewer):
+                moves = fewer
+            else:
+                kept += names[first : first + size]
+        if size == 1:
+            break
+        names, size = kept, max(1, min(size, len(kept)) // 2)
+    return moves
+
+
+def _without_stretches(config: Config, moves: Moves, fails: Fails) -> Moves:
+    size = max(1, len(moves) // 2)
+    while True:
+        first = max(0, len(moves) - size)
+        while first >= 0:
+            fewer = moves[:first] + moves[first + size :]
+            if len(fewer) < len(moves) and fails(config, fewer):
+                moves = fewer
+            first -= size
+        if size == 1:
+            return moves
+        size = max(1, size // 2)
+
+
+def _simpler_moves(config: Config, moves: Moves, fails: Fails) -> Moves:
+    for at in range(len(moves)):
+        again_simpler = True
+        while again_simpler:
+            again_simpler = False
+            for simpler in _simpler(moves[at]):
+                tried = (*moves[:at], simpler, *moves[at + 1 :])
+                if simpler != moves[at] and fails(config, tried):
+                    moves, again_simpler = tried, True
+                    break
+    return moves
+
+
+def _simpler(move: Move) -> Iterator[Move]:
+    """The same move with less in it."""
+    verb, args = move.verb, move.args
+    match verb, args:
+        case "add", (name, tokens, kind, goal):
+            for fewer in _shorter(list(tokens)):
+                yield Move(verb, (name, fewer, kind, goal))
+            if kind != "plain":
+                yield Move(verb, (name, tokens, "plain", goal))
+        case "allocate", (name, most, hits, options):
+            if options:
+                yield Move(verb, (name, most, hits, {}))
+            for count in (1, most // 2):
+                if 0 < count < most:
+                    yield Move(verb, (name, count, hits, options))
+        case "append", (names, tokens):
+            for at in range(len(names) if len(names) > 1 else 0):
+                fewer = [*names[:at], *names[at + 1 :]]
+                yield Move(verb, (fewer, [*tokens[:at], *tokens[at + 1 :]]))
+        case "swap_out" | "swap_in", (names,):
+            for at in range(len(names) if len(names) > 1 else 0):
+                yield Move(verb, ([*names[:at], *names[at + 1 :]],))
+        case "guess" | "extend", (name, tokens):
+            for fewer in _shorter(list(tokens)):
+                yield Move(verb, (name, fewer))
+
+
+def _shorter(tokens: list[int]) -> Iterator[list[int]]:
+    for length in (1, len(tokens) // 2, len(tokens) - 1):
+        if 0 < length < len(tokens):
+            yield tokens[:length]
+
+
+def _simpler_config(config: Config, moves: Moves, fails: Fails) -> Config:
+    """The configuration with defaults wherever they fail too, and with fewer blocks."""
+    for field in attrs.fields(Config):
+        if not field.init or field.name in ("num_blocks", "block_size", "groups", "hash_seed"):
+            continue
+        if getattr(config, field.name) != field.default:
+            config = _tried(config, {field.name: field.default}, moves, fails)
+    for count in (config.num_blocks // 4, config.num_blocks // 2):
+        config = _tried(config, {"num_blocks": max(2, count)}, moves, fails)
+    for at in range(len(config.groups) if len(config.groups) > 1 else 0):
+        groups = (*config.groups[:at], *config.groups[at + 1 :])
+        if groups:
+            config = _tried(config, {"groups": groups}, moves, fails)
+    return config
+
+
+def _tried(config: Config, changes: dict[str, object], moves: Moves, fails: Fails) -> Config:
+    values = {
+        field.name: getattr(config, field.name)
+        for field in attrs.fields(Config)
+        if field.init and field.name != "block_size"
+    }
+    try:
+        simpler = Config(**{**values, **changes})
+    except KvcoreError:
+        return config
+    return simpler if fails(simpler, moves) else config
+
+
+def _names(move: Move) -> set[str]:
+    """The requests that a move names."""
+    found: set[str] = set()
+    for each in move.args[:2]:
+        if isinstance(each, str):
+            found.add(each)
+        elif isinstance(each, list):
+            found.update(one for one in each if isinstance(one, str))
+    return found - {"plain"}
