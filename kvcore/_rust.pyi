@@ -9,7 +9,7 @@ from kvcore.event_log import Events
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsIndex, final
 
-__all__ = ["BlockPool", "Manager", "hash_blocks", "root_hash"]
+__all__ = ["BlockPool", "Manager", "hash_blocks", "judge_state", "root_hash"]
 
 @final
 class BlockPool:
@@ -268,6 +268,13 @@ def hash_blocks(request: Request, parent: bytes, block_size: SupportsIndex, /, *
 
     Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig, InvalidExtraKey,
     UnsortedMedia, CountMismatch.
+    """
+
+def judge_state(data: bytes, /) -> list[str]:
+    """
+    The names of the structural properties that do not hold in a state, from its canonical bytes.
+
+    Raises DamagedState, InvalidConfig.
     """
 
 def root_hash(seed: bytes, hashing: str = "sha256", /) -> bytes:

@@ -12,6 +12,7 @@ mod extra_keys;
 mod hashing;
 #[cfg(feature = "stubs")]
 mod hints;
+mod judge;
 mod manager;
 mod methods;
 mod questions;
@@ -26,6 +27,8 @@ mod _rust {
     use super::block_pool::BlockPool;
     #[pymodule_export]
     use super::hashing::{hash_blocks, root_hash};
+    #[pymodule_export]
+    use super::judge::judge_state;
     #[pymodule_export]
     use super::manager::Manager;
 }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.judge_state`: what the twin's properties say of the bytes of a state.
+//!
+//! Rules: those of mod.rs. It is there so that both languages can be asked about one state.
+
+use pyo3::prelude::*;
+
+use crate::bindings::errors::raise;
+use crate::check::invariants::{Scratch, failing};
+use crate::decode::decode;
+
+/// The names of the structural properties that do not hold in a state, from its canonical bytes.
+///
+/// Raises DamagedState, InvalidConfig.
+#[pyfunction]
+#[pyo3(signature = (data, /))]
+pub(crate) fn judge_state(py: Python<'_>, data: &[u8]) -> PyResult<Vec<&'static str>> {
+    let state = decode(data).map_err(|error| raise(py, error))?;
+    Ok(failing(&state, &mut Scratch::default()))
+}
