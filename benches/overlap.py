@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What planning a step while the one before is computed brings: tokens a second, with and without.
+
+Rules: the same requests, the same model and pool; engines with no, one and two batches in flight
+take turns in one process, and the figure is the median over rounds of (time without / time with):
+above 1.0 overlapping wins. Requests take turns, so a step holds half or a third of them: where a
+forward pass costs much whatever its batch, overlapping loses. Random weights, greedy.
+"""
+
+import argparse
+import statistics
+import time
+
+import attrs
+import torch
+from kvcore_runtime.engine import Engine, EngineOptions
+from kvcore_runtime.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.sequence import GenerationRequest
+
+from benches.engine import make_requests
+from kvcore import Config
+
+IN_FLIGHT = (0, 1, 2)
+SHAPES = {"hidden 64": (64, 128), "hidden 512": (512, 1024)}
+
+
+@attrs.define
+class Side:
+    """The runs of one number of batches in flight: seconds, steps, and how long it waited."""
+
+    seconds: list[float] = attrs.field(factory=list)
+    waited: list[float] = attrs.field(factory=list)
+    num_steps: int = 0
+    num_overlapped: int = 0
+
+
+def make_model(hidden: int, inner: int) -> Llama:
+    """The tiny model, wider."""
+    shape = attrs.evolve(tiny_config(), hidden_size=hidden, intermediate_size=inner)
+    return tiny_model(config=shape)
+
+
+def measure(
+    model: Llama, asked: list[GenerationRequest], rounds: int, options: EngineOptions
+) -> dict[int, Side]:
+    """Let the engines answer in turn, so many times."""
+    sides = {number: Side() for number in IN_FLIGHT}
+    for turn in range(rounds + 1):
+        answers = []
+        for number in IN_FLIGHT if turn % 2 else IN_FLIGHT[::-1]:
+            config = Config(40 * len(asked), max_in_flight=number)
+            engine = Engine(model, config, options)
+            started = time.perf_counter()
+            for request in asked:
+                engine.add_request(request)
+            answers.append(sorted((each.request_id, each.tokens) for each in engine.run()))
+            if turn:  # the first turn only warms up
+                sides[number].seconds.append(time.perf_counter() - started)
+                sides[number].waited.append(engine.metrics.wait_seconds)
+            sides[number].num_steps = engine.metrics.num_steps
+            sides[number].num_overlapped = engine.metrics.num_overlapped
+        assert all(len(each) == len(asked) for each in answers)
+    return sides
+
+
+def main() -> None:
+    """Print a line for each model, number of requests and number of batches in flight."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="measurements a line")
+    parser.add_argument("--max-tokens", type=int, default=48, help="tokens an answer")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for name, (hidden, inner) in SHAPES.items():
+        model = make_model(hidden, inner)
+        for num_requests in (2, 8, 32):
+            asked = [
+                attrs.evolve(each, prompt=tuple(token % 256 for token in each.prompt))
+                for each in make_requests(num_requests, 32, given.max_tokens)
+            ]
+            options = EngineOptions(backend=given.backend, token_budget=1024)
+            sides = measure(model, asked, given.rounds, options)
+            for number, side in sides.items():
+                print(_line(name, num_requests, given.max_tokens, number, side, sides[0]))
+
+
+def _line(
+    name: str, num_requests: int, max_tokens: int, number: int, side: Side, without: Side
+) -> str:
+    ratio = statistics.median(a / b for a, b in zip(without.seconds, side.seconds, strict=True))
+    seconds = statistics.median(side.seconds)
+    return (
+        f"{name}, {num_requests} requests, {number} in flight: "
+        f"{num_requests * max_tokens / seconds:.0f} tokens/s, {ratio:.2f} of without; "
+        f"{1e3 * seconds / side.num_steps:.2f} ms a step, {side.num_overlapped} of "
+        f"{side.num_steps} overlapped, {statistics.median(side.waited) / seconds:.0%} waiting"
+    )
+
+
+if __name__ == "__main__":
+    main()
