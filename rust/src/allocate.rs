@@ -172,7 +172,7 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         let preempted = request.preempted;
         state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
     }
-    note_scheduled(state, row, !asked.delay_cache_blocks);
+    note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
     apply_trims(state, row, &plan.trims);
     for (group, hits) in (0..).zip(&plan.hits) {
         attach_hits(state, row, group, hits);
@@ -218,13 +218,13 @@ fn commit_in_place(state: &mut State, row: Row) {
 
 /// Remember what a request had computed before its first slots in the open batch.
 ///
-/// publishes: the new slots may be published.
+/// publishes: the batch's completion may publish them.
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     let before = state[row].num_computed;
     if state.batch.records.get(row).is_none() {
         state.batch.records.insert_new(row, BatchRecord::new(before));
     }
-    mark(state, row, before, before, publishes && state.config.enable_caching);
+    mark(state, row, before, before, Some(publishes && state.config.enable_caching));
 }
 
 /// Add the request as an owner of its hits, at the start of its table.
@@ -257,7 +257,7 @@ fn apply_rewrite(
     }
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
     let restore = position * state.config.groups[group as usize].block_size;
-    mark(state, row, state[row].num_computed, restore, false);
+    mark(state, row, state[row].num_computed, restore, None);
     let_go(state, row, group, position..position + 1);
     replace(state, row, group, position);
     if copied {

@@ -18,7 +18,9 @@ use crate::config::Publish;
 use crate::errors::Error;
 use crate::ids::Row;
 use crate::state::{Merge, State};
-use crate::unfinished::{Unfinished, hold, in_order, let_go, note_given, num_finished, replace};
+use crate::unfinished::{
+    Unfinished, hold, in_order, let_go, lower, note_given, num_finished, replace,
+};
 use crate::values::Status;
 
 /// Close and number the open batch and give its commands; pending merges open the next one.
@@ -110,7 +112,7 @@ pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
 fn publish_written(state: &mut State, batch: &Unfinished) {
     let before = std::mem::take(&mut state.batch.merges);
     for (row, made) in in_order(&batch.marks) {
-        if made.publishes && state[row].status() == Status::Running {
+        if made.publishes && state[row].status() == Status::Running && state[row].num_loading == 0 {
             publish_blocks(state, row, num_finished(state, row), true);
         }
     }
@@ -152,6 +154,9 @@ fn apply_merge(state: &mut State, merge: &Merge) {
         return;
     };
     state.device.touch(older, &mut state.effects);
+    if state.config.publish == Publish::Scheduled {
+        lower(state, row, position * size);
+    }
     let_go(state, row, group, position..position + 1);
     replace(state, row, group, position);
     state.effects.emit(Command::SetTable { row, group, position, block: older });

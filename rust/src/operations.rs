@@ -12,11 +12,13 @@ use crate::allocate::commit;
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
+use crate::config::Publish;
 use crate::errors::Error;
 use crate::ids::Row;
 use crate::plan::plan_allocation;
 use crate::release::cut_tables;
 use crate::state::{MAX_OPERATION, Operation, State};
+use crate::unfinished::num_finished;
 use crate::values::Admitted;
 use crate::window::apply_trims;
 
@@ -177,7 +179,11 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
     }
     let end = std::mem::take(&mut request.load_end);
     cut_tables(state, row, end);
-    publish_blocks(state, row, state[row].num_accepted(), true);
+    let count = match state.config.publish {
+        Publish::Scheduled => state[row].num_accepted(),
+        Publish::Completed => num_finished(state, row),
+    };
+    publish_blocks(state, row, count, false);
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
-use crate::unfinished::{let_go, shorten};
+use crate::unfinished::{leave, let_go, shorten};
 
 /// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
 ///
@@ -88,6 +88,7 @@ fn counts_on(state: &State, row: Row, item: &Published) -> bool {
 /// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.records.remove(row) else { return };
+    leave(state, row);
     let State { config, device, effects, requests, batch, .. } = state;
     for item in batch.published_by(&record) {
         if device.key(item.block) == Some(&item.key) {

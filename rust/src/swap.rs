@@ -120,7 +120,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
             }
         }
         cut_tables(state, row, 0);
-        mark(state, row, 0, 0, false);
+        mark(state, row, 0, 0, None);
         let request = &mut state[row];
         if num_computed > 0 {
             request.num_computed = num_computed;
@@ -214,7 +214,7 @@ fn put_back(
     let cached = |(group, table): (u32, &Table)| num_published(state, row, group, table);
     let num_cached = (0..).zip(&tables).map(cached).collect();
     release_host(state, row);
-    mark(state, row, 0, 0, false);
+    mark(state, row, 0, 0, None);
     let request = &mut state[row];
     request.num_computed = num_computed;
     request.num_cached = num_cached;

@@ -105,7 +105,15 @@ impl Unfinished {
 }
 
 /// Note in the open batch what it does to a request; counts only fall.
-pub(crate) fn mark(state: &mut State, row: Row, before: u32, restore: u32, publishes: bool) {
+///
+/// publishes: as the last call says that says it.
+pub(crate) fn mark(
+    state: &mut State,
+    row: Row,
+    before: u32,
+    restore: u32,
+    publishes: Option<bool>,
+) {
     if !state.config.tracks_batches() {
         return;
     }
@@ -113,9 +121,10 @@ pub(crate) fn mark(state: &mut State, row: Row, before: u32, restore: u32, publi
     if let Some(known) = marks.rows.get_mut(row) {
         known.before = known.before.min(before);
         known.restore = known.restore.min(restore);
-        known.publishes |= publishes;
+        known.publishes = publishes.unwrap_or(known.publishes);
         return;
     }
+    let publishes = publishes.unwrap_or(false);
     let order = next_order(marks);
     marks.insert_new(row, Mark { order, before, restore, publishes, held: SmallVec::new() });
 }
@@ -124,6 +133,24 @@ pub(crate) fn mark(state: &mut State, row: Row, before: u32, restore: u32, publi
 pub(crate) fn note_given(state: &mut State, block: BlockId, key: Key) {
     if state.config.max_in_flight > 0 {
         state.batch.given.push((block, key));
+    }
+}
+
+/// Note that a request left the open batch: what it remembers stays, but publishes nothing.
+pub(crate) fn leave(state: &mut State, row: Row) {
+    if let Some(known) = state.batch.marks.rows.get_mut(row) {
+        known.publishes = false;
+    }
+}
+
+/// Note that a cancel of the batch that was just taken restores no more of a request.
+pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
+    let Some(taken) = state.unfinished.last_mut() else { return };
+    if taken.marks.get(row).is_none_or(|known| known.restore <= num_tokens) {
+        return;
+    }
+    if let Some(known) = Arc::make_mut(taken).marks.rows.get_mut(row) {
+        known.restore = num_tokens;
     }
 }
 

@@ -111,7 +111,7 @@ fn comes_back(state: &State, row: Row, group: u32, position: u32) -> bool {
 /// Put the null block in these places; the blocks are released, highest first.
 pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
     if !trims.is_empty() {
-        mark(state, row, state[row].num_computed, 0, false);
+        mark(state, row, state[row].num_computed, 0, None);
     }
     for &Trim { group, first, end } in trims {
         let_go(state, row, group, first..end);
