@@ -2,14 +2,15 @@
 The compiled twin of the Python core.
 """
 
+from _typeshed import SupportsGetItem
 from collections.abc import Iterable
 from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.event_log import Events
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
-from typing import Any, SupportsIndex, final
+from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["BlockPool", "Manager", "hash_blocks", "judge_state", "root_hash"]
+__all__ = ["BlockPool", "Manager", "check_world", "hash_blocks", "judge_state", "judge_world", "root_hash"]
 
 @final
 class BlockPool:
@@ -262,6 +263,15 @@ class Manager:
         Undo `pin`.
         """
 
+def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> dict:
+    """
+    Explore a world; the report as a dict.
+
+    symmetry: whether requests, blocks and tokens are renamed. judges: the properties that count,
+    all unless given. progress: is told states, edges, depth, waiting states, seconds and bytes, now
+    and then.
+    """
+
 def hash_blocks(request: Request, parent: bytes, block_size: SupportsIndex, /, *, start: SupportsIndex = 0, hashing: str = "sha256") -> list[bytes]:
     """
     The hashes of a request's full blocks from token `start` on, of which `parent` is before.
@@ -275,6 +285,12 @@ def judge_state(data: bytes, /) -> list[str]:
     The names of the structural properties that do not hold in a state, from its canonical bytes.
 
     Raises DamagedState, InvalidConfig.
+    """
+
+def judge_world(world: Any, /, *, max_states: SupportsIndex | None = None) -> list[tuple[bytes, list[str]]]:
+    """
+    Every state of a small world as its canonical bytes, with the names of the structural properties
+    that do not hold there.
     """
 
 def root_hash(seed: bytes, hashing: str = "sha256", /) -> bytes:

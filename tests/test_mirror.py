@@ -59,6 +59,23 @@ RUST_ONLY = {
     "trace_words.rs": "a part of trace_calls.rs: the conversions that Python has",
 }
 
+CHECKER_RUST_ONLY = {
+    "calls.rs": "the twin of kvcore/calls.py: requests are named by numbers",
+    "closing.rs": "a part of core_model.rs, which is long enough",
+    "flight_invariants.rs": "a part of invariants.rs, of batches in flight",
+    "forward.rs": "a part of ghost.rs, which is long enough",
+    "invariants.rs": "the twin of kvcore/invariants.py: the core in Rust judges nothing",
+    "judged.rs": "tests of the judges, which Python has under tests/",
+    "judged_calls.rs": "tests of the judges, which Python has under tests/",
+    "mirror.rs": "a part of ghost.rs, which is long enough",
+    "mod.rs": "the list of modules",
+    "order.rs": "a part of canonical.rs, without the generators that Python has",
+    "request_invariants.rs": "the twin of kvcore/request_invariants.py",
+    "same.rs": "Python compares states by their bytes",
+    "tests.rs": "tests of the search, which Python has under tests/",
+    "visited.rs": "a part of search.rs: Python's sets and arrays serve",
+}
+
 
 def twins() -> dict[Path, Path]:
     """The Python files that name a twin in their header, each with the twin's path."""
@@ -119,3 +136,17 @@ def test_no_exception_outlives_its_reason() -> None:
             continue
         items, methods = python_names(path)
         assert listed == listed & {*items, *methods} - set(rust_names(twin))
+
+
+def test_every_rust_file_of_the_checker_is_a_twin() -> None:
+    """Python has more: registries, stories and what people write themselves."""
+    python = {path.stem for path in (ROOT / "kvcore" / "check").glob("[!_]*.py")}
+    files = {path.name: path for path in (ROOT / "rust" / "src" / "check").glob("*.rs")}
+    assert {name for name in files if name.removesuffix(".rs") not in python} <= set(
+        CHECKER_RUST_ONLY
+    )
+    assert set(CHECKER_RUST_ONLY) <= set(files)
+    for name in set(files) - set(CHECKER_RUST_ONLY):
+        said = f"Twin: kvcore/check/{name.removesuffix('.rs')}.py"
+        header = " ".join(files[name].read_text(encoding="utf-8").replace("//!", " ").split())
+        assert said in header, f"{name} does not name its twin"

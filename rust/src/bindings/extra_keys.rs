@@ -5,11 +5,13 @@
 //! the manager has checked that the parts of a request are of these kinds. A salt that is no text
 //! goes in as the empty one, which the twin refuses.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::bindings::arguments::{Given, RequestArg, items};
+use crate::check::world::KindOfRequest;
 use crate::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 
 /// The parts of a request, held as long as the twin reads them.
@@ -63,4 +65,32 @@ impl<'py> Parts<'py> {
             }),
         }
     }
+}
+
+/// What a mapping of the optional arguments of `Request` says of new requests of a world.
+pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest> {
+    let py = kind.py();
+    let said = PyDict::new(py);
+    said.set_item("media", PyTuple::empty(py))?;
+    for name in ["lora", "cache_salt", "prompt_embeds", "skip_reading_prefix_cache"] {
+        said.set_item(name, py.None())?;
+    }
+    for name in kind.call_method0("keys")?.try_iter()? {
+        let name = name?;
+        if !said.contains(&name)? {
+            let detail = format!("a world of both languages has no {name} of requests");
+            return Err(PyValueError::new_err(detail));
+        }
+        said.set_item(&name, kind.get_item(&name)?)?;
+    }
+    let request = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&said))?;
+    let parts = Parts::read(RequestArg(request.as_borrowed()))?;
+    let embeds = parts.prompt_embeds.as_ref();
+    Ok(KindOfRequest {
+        cache_salt: parts.cache_salt.as_ref().map(|salt| salt.extract()).transpose()?,
+        embeds: embeds.map(|(data, size)| (data.as_bytes().to_vec(), *size)),
+        skip_reading: request.getattr("skip_reading_prefix_cache")?.is_truthy()?,
+        lora: parts.lora,
+        media: parts.media,
+    })
 }

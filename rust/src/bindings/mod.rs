@@ -6,6 +6,8 @@
 
 mod arguments;
 mod block_pool;
+mod check;
+mod check_calls;
 mod classes;
 mod errors;
 mod extra_keys;
@@ -25,6 +27,8 @@ mod values;
 mod _rust {
     #[pymodule_export]
     use super::block_pool::BlockPool;
+    #[pymodule_export]
+    use super::check::{check_world, judge_world};
     #[pymodule_export]
     use super::hashing::{hash_blocks, root_hash};
     #[pymodule_export]

@@ -266,14 +266,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
     let ids = |names: &[Name]| names.iter().map(|name| name.id()).collect::<Vec<&str>>();
     Ok(match call {
         Call::AddRequest { name, tokens, kind } => {
-            let kind = &world.kinds_of_requests[*kind];
-            let request = Request {
-                request_id: name.id(),
-                tokens: tokens.clone(),
-                extra_keys: kind.extra_keys(),
-                block_hashes: None,
-                skip_reading_prefix_cache: kind.skip_reading,
-            };
+            let request = new_request(world, *name, tokens, *kind);
             Value::Row(add_request(state, request)?.0)
         }
         Call::RemoveRequest { name } => nothing(remove_request(state, name.id()))?,
@@ -327,6 +320,18 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Complete { batch } => nothing(complete(state, *batch as i64))?,
         Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
     })
+}
+
+/// The request that is added, of a kind of the world.
+fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) -> Request<'a> {
+    let kind = &world.kinds_of_requests[kind];
+    Request {
+        request_id: name.id(),
+        tokens: tokens.to_vec(),
+        extra_keys: kind.extra_keys(),
+        block_hashes: None,
+        skip_reading_prefix_cache: kind.skip_reading,
+    }
 }
 
 /// The arguments of an allocation as the core takes them.

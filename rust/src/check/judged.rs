@@ -134,6 +134,7 @@ fn world(config: Config) -> World {
         num_lookahead: 0,
         num_external: 0,
         num_encoder: 0,
+        num_pins: 1,
         delays: vec![false],
         kinds_of_requests: vec![KindOfRequest::default()],
         calls_per_batch: 1,

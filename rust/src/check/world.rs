@@ -1,12 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A world: how far an exploration goes, and by which calls.
+//! A world: how far an exploration goes, by which moves, and which names it folds together.
 //!
-//! Twin: kvcore/check/world.py.
+//! Rules: a world is plain data, so that one and the same world is explored in both languages. A
+//! move is what an engine does at once: one call, or a few that belong together. Twin:
+//! kvcore/check/world.py.
 
 use std::collections::BTreeSet;
 
 use crate::config::Config;
 use crate::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+
+/// Which names are renamed to fold states: those of requests, blocks and tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the things that the type names
+pub struct Symmetry {
+    pub requests: bool,
+    pub blocks: bool,
+    pub tokens: bool,
+}
+
+impl Default for Symmetry {
+    fn default() -> Self {
+        Symmetry { requests: true, blocks: true, tokens: true }
+    }
+}
 
 /// What one move of a path is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +86,8 @@ pub struct World {
     pub num_external: u32,
     /// Encoder tokens that a request brings with its first slots.
     pub num_encoder: u32,
+    /// Most pins at a time.
+    pub num_pins: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
     /// What new requests have besides their tokens, each in turn.

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One name for all states that differ only in names: the quotient that makes exploring possible.
+//!
+//! Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can
+//! be left as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is
+//! tried for every permutation of requests that look alike. Blocks: by their first place in tables
+//! in request order, then in the free queue, then among the pinned ones; the null block keeps its
+//! number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
+//! are numbered in the order of first meeting. Requires a state whose open batch is empty. Batch
+//! number, events and statistics are left out, and so is `preempted`, which only chooses a column
+//! of the statistics. Two states have one name here exactly if they have in Python; the bytes are
+//! other ones. Twin: kvcore/check/canonical.py.
+
+use smallvec::SmallVec;
+
+use crate::block_pool::BlockPool;
+use crate::check::Violation;
+use crate::check::order::Orders;
+use crate::check::prefixes::{Numbers, Prefixes};
+use crate::check::world::Symmetry;
+use crate::hashing::Key;
+use crate::ids::BlockId;
+use crate::state::{NO_HOST_BLOCK, RequestState, State};
+
+/// What makes names: the buffers of one worker.
+#[derive(Debug, Clone)]
+pub struct Namer {
+    symmetry: Symmetry,
+    /// The name that is being written.
+    name: Vec<u8>,
+    least: Vec<u8>,
+    device: Blocks,
+    host: Blocks,
+    tree: Tree,
+    /// The prefixes of each request, by row.
+    nodes: Vec<Numbers>,
+    /// For each block of the device, then of the host: the prefixes that its key ends.
+    chains: Vec<Option<SmallVec<[u32; 16]>>>,
+}
+
+impl Namer {
+    /// Empty buffers.
+    #[must_use]
+    pub fn new(symmetry: Symmetry) -> Self {
+        Namer {
+            symmetry,
+            name: Vec::new(),
+            least: Vec::new(),
+            device: Blocks::default(),
+            host: Blocks::default(),
+            tree: Tree { renamed: symmetry.tokens, ..Tree::default() },
+            nodes: Vec::new(),
+            chains: Vec::new(),
+        }
+    }
+
+    /// The least name of a state under renaming; equal names mean equal up to renaming.
+    pub fn canonical(
+        &mut self,
+        state: &State,
+        prefixes: &mut Prefixes,
+    ) -> Result<&[u8], Violation> {
+        self.read(state, prefixes)?;
+        let mut orders = Orders::new(state, self.symmetry);
+        self.write(state, orders.rows(), orders.pinned());
+        if orders.is_single() {
+            return Ok(&self.name);
+        }
+        std::mem::swap(&mut self.name, &mut self.least);
+        while orders.advance() {
+            self.write(state, orders.rows(), orders.pinned());
+            if self.name < self.least {
+                std::mem::swap(&mut self.name, &mut self.least);
+            }
+        }
+        Ok(&self.least)
+    }
+
+    /// Note what does not depend on the order of requests.
+    fn read(&mut self, state: &State, prefixes: &mut Prefixes) -> Result<(), Violation> {
+        self.nodes.clear();
+        for request in &state.requests {
+            let nodes = request.as_ref().map(|request| prefixes.nodes(request));
+            self.nodes.push(nodes.unwrap_or_default());
+        }
+        self.chains.clear();
+        for pool in [Some(&state.device), state.host.as_ref()].into_iter().flatten() {
+            for block in (0..pool.num_blocks()).map(BlockId) {
+                self.chains.push(match pool.key(block) {
+                    None => None,
+                    Some(key) => Some(SmallVec::from_slice(&prefixes.chain(key)?.nodes)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, state: &State, rows: &[usize], pinned: &[BlockId]) {
+        self.name.clear();
+        self.tree.clear();
+        let kept = if self.symmetry.blocks {
+            u32::from(state.device.is_null(BlockId(0)))
+        } else {
+            state.device.num_blocks()
+        };
+        let num_hosts = state.host.as_ref().map_or(0, BlockPool::num_blocks);
+        let kept_hosts = if self.symmetry.blocks { 0 } else { num_hosts };
+        self.device.clear(state.device.num_blocks(), (0..kept).map(BlockId));
+        let hosts = (0..kept_hosts).map(BlockId);
+        self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
+        put(&mut self.name, rows.len());
+        if !self.symmetry.requests {
+            self.write_names(state, rows);
+        }
+        for &row in rows {
+            if let Some(request) = &state.requests[row] {
+                self.write_request(request, row);
+            }
+        }
+        write_pool(&mut self.name, &state.device, &mut self.device, pinned);
+        write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        if let Some(host) = &state.host {
+            let chains = &self.chains[state.device.num_blocks() as usize..];
+            write_pool(&mut self.name, host, &mut self.host, &[]);
+            write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
+        }
+    }
+
+    /// The ids and rows of requests, where they are not renamed.
+    fn write_names(&mut self, state: &State, rows: &[usize]) {
+        for &row in rows {
+            let id = state.requests[row].as_ref().map_or("", RequestState::request_id);
+            put(&mut self.name, row);
+            put(&mut self.name, id.len());
+            self.name.extend(id.bytes());
+        }
+        put(&mut self.name, state.requests.len());
+        put(&mut self.name, state.free_rows.len());
+        state.free_rows.iter().for_each(|row| put(&mut self.name, row.index()));
+    }
+
+    fn write_request(&mut self, request: &RequestState, row: usize) {
+        let counts = [request.num_tokens(), request.num_drafts(), request.num_computed];
+        counts.into_iter().for_each(|count| put(&mut self.name, count as usize));
+        let swapped = !request.host_tables.is_empty();
+        self.name.extend([u8::from(swapped), u8::from(request.skip_reading)]);
+        for &node in &self.nodes[row] {
+            self.tree.write(node, &mut self.name);
+        }
+        if request.own_hashes {
+            put(&mut self.name, request.block_hashes.len());
+        }
+        for (table, &cached) in request.tables.iter().zip(&request.num_cached) {
+            put(&mut self.name, cached as usize);
+            put(&mut self.name, table.len());
+            self.device.write(table.iter().copied(), &mut self.name);
+        }
+        for table in &request.host_tables {
+            put(&mut self.name, table.len());
+            self.host.write(table.iter().copied(), &mut self.name);
+        }
+    }
+}
+
+fn write_pool(name: &mut Vec<u8>, pool: &BlockPool, blocks: &mut Blocks, pinned: &[BlockId]) {
+    put(name, pool.num_free() as usize);
+    blocks.write(pool.queue.iter(), name);
+    if !pool.pins.is_empty() {
+        pinned.iter().for_each(|&block| _ = blocks.number(block));
+        blocks.met.iter().for_each(|&block| put(name, pool.num_pins(block) as usize));
+    }
+}
+
+fn write_keys(
+    name: &mut Vec<u8>,
+    pool: &BlockPool,
+    blocks: &Blocks,
+    tree: &mut Tree,
+    chains: &[Option<SmallVec<[u32; 16]>>],
+) {
+    let ranks = if pool.index.is_empty() { Vec::new() } else { pool.index.ranks() };
+    for &block in &blocks.met {
+        let chain = if block == NO_HOST_BLOCK { None } else { chains[block.index()].as_ref() };
+        let Some(chain) = chain else {
+            name.push(0);
+            continue;
+        };
+        put(name, 1 + ranks[block.index()] as usize);
+        put(name, pool.key(block).map_or(0, Key::group) as usize);
+        put(name, chain.len());
+        let Some((&last, before)) = chain.split_last() else { continue };
+        before.iter().for_each(|&node| _ = tree.number(node));
+        tree.write(last, name);
+    }
+}
+
+/// Blocks numbered in the order of first meeting, behind those that keep their numbers.
+#[derive(Debug, Clone, Default)]
+struct Blocks {
+    /// By block and one, so that `NO_HOST_BLOCK` is the first.
+    numbers: Vec<u16>,
+    met: Vec<BlockId>,
+}
+
+const UNMET: u16 = u16::MAX;
+
+impl Blocks {
+    fn clear(&mut self, num_blocks: u32, kept: impl Iterator<Item = BlockId>) {
+        self.numbers.clear();
+        self.numbers.resize(num_blocks as usize + 1, UNMET);
+        self.met.clear();
+        kept.for_each(|block| _ = self.number(block));
+    }
+
+    fn number(&mut self, block: BlockId) -> u16 {
+        let number = &mut self.numbers[block.0.wrapping_add(1) as usize];
+        if *number == UNMET {
+            *number = self.met.len() as u16;
+            self.met.push(block);
+        }
+        *number
+    }
+
+    fn write(&mut self, blocks: impl Iterator<Item = BlockId>, name: &mut Vec<u8>) {
+        blocks.for_each(|block| put(name, usize::from(self.number(block))));
+    }
+}
+
+/// Prefixes numbered in the order of first meeting, unless they keep their numbers.
+#[derive(Debug, Clone, Default)]
+struct Tree {
+    renamed: bool,
+    /// By prefix: the round in which it was met, and its number.
+    numbers: Vec<(u32, u16)>,
+    round: u32,
+    num_met: u16,
+}
+
+impl Tree {
+    fn clear(&mut self) {
+        self.round += 1;
+        self.num_met = 0;
+    }
+
+    fn number(&mut self, node: u32) -> u16 {
+        let place = node as usize;
+        if self.numbers.len() <= place {
+            self.numbers.resize(place + 1, (0, 0));
+        }
+        let (round, number) = &mut self.numbers[place];
+        if *round != self.round {
+            self.num_met += 1;
+            (*round, *number) = (self.round, self.num_met);
+        }
+        *number
+    }
+
+    fn write(&mut self, node: u32, name: &mut Vec<u8>) {
+        if self.renamed {
+            let number = self.number(node);
+            put(name, usize::from(number));
+        } else {
+            name.extend(node.to_le_bytes());
+        }
+    }
+}
+
+/// Add a number, so that no other numbers give the same bytes; small ones take one.
+fn put(name: &mut Vec<u8>, number: usize) {
+    match u8::try_from(number) {
+        Ok(small) if small < u8::MAX => name.push(small),
+        _ => {
+            name.push(u8::MAX);
+            name.extend((number as u32).to_le_bytes());
+        }
+    }
+}

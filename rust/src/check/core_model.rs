@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The core as a model: every edge of a world in which a taken batch counts as executed.
+//!
+//! Rules: the calls are the core's own, there is no second model. An edge is one step of an engine:
+//! one move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On
+//! every edge the invariants are checked at each call, and the contents: from blocks that hold just
+//! what a state counts on, the edge's commands and writes must give all that the next one counts
+//! on. So the ghost adds no states; what it holds at first is found once for all edges of a state.
+//! Where loads fail, an edge that loads ends in every way it can: the engine then takes back, in
+//! one call, what all requests count past the failure. Twin: kvcore/check/core_model.py.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use twox_hash::XxHash3_128;
+
+use crate::check::actions::{Children, known_children};
+use crate::check::calls::{Call, Outcome};
+use crate::check::canonical::Namer;
+use crate::check::closing::failures;
+use crate::check::ghost::Ghost;
+use crate::check::judge::{Judge, changes, shown};
+use crate::check::model::{Broken, Edge, Fingerprint, Model, Sink};
+use crate::check::moves::{Move, moves};
+use crate::check::prefixes::Prefixes;
+use crate::check::report::{MoveNames, Notes};
+use crate::check::schedule::{Schedule, Write};
+use crate::check::world::{Symmetry, World};
+use crate::check::{Judges, Violation};
+use crate::decode::decode;
+use crate::encode::encode;
+use crate::ids::Row;
+use crate::state::{State, make_state};
+
+/// A request whose load fails, and the first token that it does not bring.
+pub(super) type Failing = Option<(Row, u32)>;
+
+/// Some moves that were made.
+#[derive(Debug, Clone)]
+pub(super) struct Path {
+    pub(super) state: State,
+    pub(super) schedule: Schedule,
+    names: MoveNames,
+    calls: Vec<Call>,
+    changed: bool,
+}
+
+/// The states of a world without batches in flight, for one worker.
+pub struct CoreModel {
+    pub(super) world: Arc<World>,
+    symmetry: Symmetry,
+    pub(super) judge: Judge,
+    pub(super) prefixes: Prefixes,
+    namer: Namer,
+    /// What the expanded state counts on, and what an edge makes of it.
+    pub(super) base: Ghost,
+    pub(super) ghost: Ghost,
+    base_schedule: Schedule,
+    pub(super) assumed: Result<(), Violation>,
+    moves: Vec<Move>,
+    pub(super) writes: Vec<Write>,
+    /// Whether calls are kept for a story.
+    pub(super) recording: bool,
+    /// The calls of the edge that is being made, where they are kept.
+    pub(super) calls: Vec<Call>,
+    num_edges: u32,
+}
+
+/// Why an edge is not followed further.
+enum Stop {
+    Broken(Violation),
+    /// Who asked has what it wanted.
+    Found,
+}
+
+impl From<Violation> for Stop {
+    fn from(violation: Violation) -> Self {
+        Stop::Broken(violation)
+    }
+}
+
+/// Who hears of the edges: their numbers, and where each leads.
+type Visit<'a> = dyn FnMut(&mut CoreModel, u32, &State) -> Result<(), Stop> + 'a;
+
+impl CoreModel {
+    /// The model of a world for one worker; a clone of its prefixes makes that of the next one.
+    #[must_use]
+    pub fn new(world: Arc<World>, symmetry: Symmetry, judges: Judges, prefixes: Prefixes) -> Self {
+        CoreModel {
+            symmetry,
+            judge: Judge::new(judges),
+            prefixes,
+            namer: Namer::new(symmetry),
+            base: Ghost::new(&world.config),
+            ghost: Ghost::new(&world.config),
+            base_schedule: Schedule::default(),
+            assumed: Ok(()),
+            moves: Vec::new(),
+            writes: Vec::new(),
+            recording: false,
+            calls: Vec::new(),
+            num_edges: 0,
+            world,
+        }
+    }
+
+    /// Every path, with every way in which its loads can end; then what the visitor makes of it.
+    fn walk(&mut self, start: &State, visit: &mut Visit<'_>) -> Result<(), Stop> {
+        self.num_edges = 0;
+        self.calls.clear();
+        self.base_schedule.assume(start);
+        self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
+        let schedule = self.base_schedule.clone();
+        let (names, calls) = (MoveNames::new(), Vec::new());
+        let mut paths = vec![Path { state: start.clone(), schedule, names, calls, changed: false }];
+        for left in (0..self.world.calls_per_batch).rev() {
+            let mut longer = Vec::new();
+            for path in &paths {
+                self.calls.clone_from(&path.calls);
+                let found = self.possible(&path.state);
+                let Some(found) = self.heard(found)? else { continue };
+                for each in &found {
+                    self.calls.clone_from(&path.calls);
+                    let made = self.make(each, path);
+                    let Some(made) = self.heard(made)? else { continue };
+                    self.end_path(start, &made, visit)?;
+                    if left > 0 {
+                        longer.push(made);
+                    }
+                }
+                self.moves = found;
+            }
+            paths = longer;
+        }
+        Ok(())
+    }
+
+    /// What was judged; None where it breaks a property that does not count.
+    fn heard<T>(&self, judged: Result<T, Violation>) -> Result<Option<T>, Stop> {
+        match judged {
+            Ok(value) => Ok(Some(value)),
+            Err(found) if self.judge.judges.count(found.property) => Err(Stop::Broken(found)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn possible(&mut self, state: &State) -> Result<Vec<Move>, Violation> {
+        let children: Children = match self.symmetry.tokens {
+            true => Some(known_children(state, &mut self.prefixes)?),
+            false => None,
+        };
+        let mut found = std::mem::take(&mut self.moves);
+        found.clear();
+        moves(&self.world, state, &children, &mut found);
+        Ok(found)
+    }
+
+    /// Make the calls of a move behind a path.
+    fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
+        let mut made = path.clone();
+        made.names.push(each.name());
+        let mut last: Option<Outcome> = None;
+        let mut num_made = 0;
+        while let Some(call) = each.next(&self.world, &made.state, num_made, last.as_ref()) {
+            let outcome = match num_made {
+                0 => self.call(&path.state, &mut made.state, &mut made.schedule, &call)?,
+                _ => {
+                    let before = made.state.clone();
+                    self.call(&before, &mut made.state, &mut made.schedule, &call)?
+                }
+            };
+            made.changed |= changes(&outcome, &made.state);
+            last = Some(outcome);
+            num_made += 1;
+        }
+        if self.recording {
+            made.calls.clone_from(&self.calls);
+        }
+        Ok(made)
+    }
+
+    /// Make a call and tell a schedule of it. state: like before.
+    pub(super) fn call(
+        &mut self,
+        before: &State,
+        state: &mut State,
+        schedule: &mut Schedule,
+        call: &Call,
+    ) -> Result<Outcome, Violation> {
+        if self.recording {
+            self.calls.push(call.clone());
+        }
+        let outcome = self.judge.perform(before, state, call, &self.world, &mut self.prefixes)?;
+        schedule.follow(before, call, &outcome.value);
+        Ok(outcome)
+    }
+
+    /// The edges of a path: as many as there are ways in which its loads end.
+    fn end_path(&mut self, start: &State, path: &Path, visit: &mut Visit<'_>) -> Result<(), Stop> {
+        let mut ends = vec![None];
+        if self.world.loads_fail {
+            ends.extend(failures(path).into_iter().map(Some));
+        }
+        for failing in ends {
+            let mut state = path.state.clone();
+            self.calls.clone_from(&path.calls);
+            let closed = if path.changed {
+                let mut schedule = path.schedule.clone();
+                self.close(start, &mut state, &mut schedule, failing)
+            } else {
+                Ok(())
+            };
+            if self.heard(closed)?.is_some() {
+                self.judge.notes.note_moves(&path.names);
+                let edge = self.num_edges;
+                self.num_edges += 1;
+                visit(self, edge, &state)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CoreModel {
+    /// Walk the edges of a packed node; what panics is a violation, too.
+    fn try_walk(&mut self, node: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
+        let walked = catch_unwind(AssertUnwindSafe(|| {
+            let state = unpack(node)?;
+            self.walk(&state, visit)
+        }));
+        walked.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            let detail = text.unwrap_or_else(|| "a call panicked".to_owned());
+            Err(Stop::Broken(Violation::new("NOCRASH", detail)))
+        })
+    }
+
+    /// The 128 bits of a state's name.
+    fn fingerprint(&mut self, state: &State) -> Result<Fingerprint, Violation> {
+        Ok(XxHash3_128::oneshot(self.namer.canonical(state, &mut self.prefixes)?))
+    }
+
+    /// Walk again, with calls kept, to what broke.
+    fn record(&mut self, node: &[u8]) -> Option<Broken> {
+        let notes = self.judge.notes.clone();
+        self.recording = true;
+        let walked = self.try_walk(node, &mut |model, _, state| {
+            model.fingerprint(state)?;
+            Ok(model.judge.check_new(state, &model.world, &mut model.prefixes)?)
+        });
+        self.recording = false;
+        self.judge.notes = notes;
+        let calls = std::mem::take(&mut self.calls);
+        match walked {
+            Err(Stop::Broken(violation)) => Some(Broken { violation, calls }),
+            _ => None,
+        }
+    }
+}
+
+impl Model for CoreModel {
+    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
+        let broken = |violation| Broken { violation, calls: Vec::new() };
+        let made = make_state(self.world.config.clone());
+        let start = made.map_err(|error| broken(Violation::new("NOCRASH", error.to_string())))?;
+        self.judge.check(&start).map_err(broken)?;
+        let name = self.fingerprint(&start).map_err(broken)?;
+        Ok((name, encode(&start)))
+    }
+
+    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
+        std::mem::swap(&mut self.judge.notes, notes);
+        let walked = self.try_walk(node, &mut |model, number, state| {
+            let name = model.fingerprint(state)?;
+            if sink.is_new(name) {
+                model.judge.check_new(state, &model.world, &mut model.prefixes)?;
+                let edge = Edge { number, name };
+                sink.keep(edge, shown(state), &mut |out| out.extend(encode(state)));
+            }
+            Ok(())
+        });
+        std::mem::swap(&mut self.judge.notes, notes);
+        match walked {
+            Err(Stop::Broken(violation)) => {
+                let calls = Vec::new();
+                Err(self.record(node).unwrap_or(Broken { violation, calls }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
+        let notes = self.judge.notes.clone();
+        let mut reached = None;
+        self.recording = true;
+        _ = self.try_walk(node, &mut |_, number, state| {
+            if number < edge {
+                return Ok(());
+            }
+            reached = Some(encode(state));
+            Err(Stop::Found)
+        });
+        self.recording = false;
+        self.judge.notes = notes;
+        reached.map(|reached| (std::mem::take(&mut self.calls), reached))
+    }
+
+    fn judge(&mut self, node: &[u8]) -> (Vec<u8>, Vec<&'static str>) {
+        let failing = unpack(node).map(|state| self.judge.failing(&state)).unwrap_or_default();
+        (node.to_vec(), failing)
+    }
+}
+
+fn unpack(node: &[u8]) -> Result<State, Violation> {
+    decode(node).map_err(|error| Violation::new("NOCRASH", error.to_string()))
+}
