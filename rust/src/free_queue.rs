@@ -54,12 +54,6 @@ impl FreeQueue {
         (self.preceding[block as usize], self.following[block as usize])
     }
 
-    /// Count a block that is not there, for a test of who counts again.
-    #[cfg(test)]
-    pub(crate) fn miscount(&mut self) {
-        self.length += 1;
-    }
-
     /// The block that leaves next.
     #[must_use]
     pub fn front(&self) -> Option<BlockId> {
@@ -113,6 +107,13 @@ pub fn make_free_queue(num_blocks: u32, order: impl IntoIterator<Item = BlockId>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl FreeQueue {
+        /// Count a block that is not there, for a test of who counts again.
+        pub(crate) fn miscount(&mut self) {
+            self.length += 1;
+        }
+    }
 
     fn ids(queue: &FreeQueue) -> Vec<u32> {
         queue.iter().map(|block| block.0).collect()
