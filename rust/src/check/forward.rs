@@ -37,6 +37,9 @@ impl Ghost {
     }
 
     fn check_zeroed(&self, row: Row) -> Judged {
+        if !self.counts.zeroed {
+            return Ok(());
+        }
         let zeroed = |each: &(usize, &Group)| each.1.zero_new_blocks;
         for (index, _) in self.groups.iter().enumerate().filter(zeroed) {
             let table = self.table(row.index(), index);

@@ -11,9 +11,9 @@
 //! unknown at once, which is stricter than memory is. All slots lie in one column, and nothing is
 //! made anew from edge to edge. Twin: kvcore/check/ghost.py.
 
-use crate::check::Violation;
 use crate::check::prefixes::{Numbers, Prefixes};
 use crate::check::schedule::{Encoder, Schedule};
+use crate::check::{Judges, Violation};
 use crate::commands::Tier;
 use crate::config::Config;
 use crate::groups::{Group, skipped_tokens};
@@ -45,10 +45,38 @@ pub enum Content {
 /// A block of a tier.
 pub type Place = (Tier, BlockId);
 
+/// Which of the properties that a ghost judges count.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    pub(super) kv_read: bool,
+    pub(super) cache_kv: bool,
+    pub(super) tables: bool,
+    pub(super) owners: bool,
+    pub(super) zeroed: bool,
+}
+
+impl Counts {
+    fn of(judges: &Judges) -> Self {
+        Counts {
+            kv_read: judges.count("KV-READ"),
+            cache_kv: judges.count("CACHE-KV"),
+            tables: judges.count("TABLE-MIRROR"),
+            owners: judges.count("OWNER-MIRROR"),
+            zeroed: judges.count("ZEROED"),
+        }
+    }
+
+    /// Whether what a state counts on is judged under this name.
+    fn content(self, property: &str) -> bool {
+        if property == "KV-READ" { self.kv_read } else { self.cache_kv }
+    }
+}
+
 /// The contents of all blocks, and what follows from the commands alone: tables and owners.
 #[derive(Debug)]
 pub struct Ghost {
     pub(super) groups: Vec<Group>,
+    pub(super) counts: Counts,
     /// Blocks of the device pool, of all tiers and none, and slots that there are for each.
     num_blocks: usize,
     num_places: usize,
@@ -99,13 +127,20 @@ impl Clone for Ghost {
 }
 
 impl Ghost {
-    /// A ghost that holds nothing.
+    /// A ghost that holds nothing and tells of everything.
     #[must_use]
     pub fn new(config: &Config) -> Self {
+        Ghost::judging(config, &Judges::default())
+    }
+
+    /// A ghost that holds nothing; of what is wrong it tells what counts, and goes on past the rest.
+    #[must_use]
+    pub fn judging(config: &Config, judges: &Judges) -> Self {
         let size = config.groups.iter().map(|group| group.block_size).max().unwrap_or(1) as usize;
         let num_places = config.num_blocks as usize + config.num_host_blocks as usize + 1;
         Ghost {
             groups: config.groups.clone(),
+            counts: Counts::of(judges),
             num_blocks: config.num_blocks as usize,
             num_places,
             size,
@@ -125,12 +160,14 @@ impl Ghost {
         schedule: &Schedule,
         prefixes: &mut Prefixes,
     ) -> Judged {
-        self.learn(state, prefixes)?;
+        self.number(state, prefixes);
         self.contents.fill(Content::Unknown);
+        self.loads.clear();
+        let counts = self.counts;
         let mut contents = std::mem::take(&mut self.contents);
         let judged = self.expected(state, schedule, prefixes, |name, slot, content| {
             let held = std::mem::replace(&mut contents[slot], content);
-            if held == Content::Unknown || held == content {
+            if held == Content::Unknown || held == content || !counts.content(name) {
                 return Ok(());
             }
             Err(Violation::new(name, format!("slot {slot} is to hold {held:?} and {content:?}")))
@@ -152,7 +189,7 @@ impl Ghost {
 
     /// Fails unless a state finds what it counts on, its batch executed.
     pub fn check(&mut self, state: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Judged {
-        self.learn(state, prefixes)?;
+        self.number(state, prefixes);
         self.expected(state, schedule, prefixes, |name, slot, content| {
             self.find(name, slot, content, content)
         })?;
@@ -161,7 +198,7 @@ impl Ghost {
             let request = state.requests.get(at / num_groups).and_then(Option::as_ref);
             let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
             let mirrored = self.table(at / num_groups, at % num_groups);
-            if mirrored != table {
+            if mirrored != table && self.counts.tables {
                 let place = format!("row {} of group {}", at / num_groups, at % num_groups);
                 let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
                 return Err(Violation::new("TABLE-MIRROR", detail));
@@ -169,7 +206,7 @@ impl Ghost {
         }
         for (block, marks) in (0..).map(BlockId).zip(&self.marks) {
             let (found, marks) = (owner(state, block), Marks { empty: false, ..*marks });
-            if found != marks {
+            if found != marks && self.counts.owners {
                 let detail = format!("{block:?}: {marks:?} by the commands, not {found:?}");
                 return Err(Violation::new("OWNER-MIRROR", detail));
             }
@@ -178,14 +215,12 @@ impl Ghost {
     }
 
     /// Number the prefixes of a state's requests.
-    pub(super) fn learn(&mut self, state: &State, prefixes: &mut Prefixes) -> Judged {
-        prefixes.learn(state)?;
+    fn number(&mut self, state: &State, prefixes: &mut Prefixes) {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             if let Some(request) = request {
                 self.set_nodes(row, request, prefixes);
             }
         }
-        Ok(())
     }
 
     pub(super) fn set_nodes(&mut self, row: Row, request: &RequestState, prefixes: &mut Prefixes) {
@@ -260,6 +295,9 @@ impl Ghost {
     ) -> Judged {
         let held = self.contents[slot];
         if held != Content::Unknown && (held == content || held == also) {
+            return Ok(());
+        }
+        if !self.counts.content(name) {
             return Ok(());
         }
         let (block, slot) = (slot / self.size, slot % self.size);

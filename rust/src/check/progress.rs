@@ -167,13 +167,20 @@ fn swap_return(_: &World, state: &State) -> Finding {
 }
 
 /// ADMIT-NEVER: a request that needs more than the pool has is refused for good, at once.
-fn admit_never(_: &World, state: &State) -> Finding {
+///
+/// Behind a hit a window needs no blocks before it, so a request may fit that does not from the
+/// start.
+pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
     let beyond = |row: &Row| {
         let request = &state[*row];
         request.status() == Status::Waiting && !fits(state, request.num_tokens())
     };
     for row in rows(state).filter(beyond) {
-        let value = schedule_all(&mut state.clone(), row);
+        let asked = all_that_is_left(state, row);
+        if asked.hit.is_some() && state.has_windows {
+            continue;
+        }
+        let value = allocate_slots(&mut state.clone(), &state[row].request_id, &asked);
         let never = |value: &Admitted<KVCacheBlocks>| {
             value.as_ref().is_err_and(|refused| refused.reason == Reason::Never)
         };
@@ -228,6 +235,13 @@ pub(crate) fn settle(state: &mut State) -> Finding {
 
 /// Schedule all tokens that a request has left, behind its longest hit.
 pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCacheBlocks>, Error> {
+    let asked = all_that_is_left(state, row);
+    let name = Arc::clone(&state[row].request_id);
+    allocate_slots(state, &name, &asked)
+}
+
+/// The arguments of that call.
+fn all_that_is_left(state: &State, row: Row) -> Asked {
     let request = &state[row];
     let (mut first, mut hit) = (request.num_computed, None);
     if !request.holds_blocks() {
@@ -236,9 +250,7 @@ pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCac
         hit = (first > 0).then(|| AskedHit::from(&found));
     }
     let most = request.num_tokens() + request.num_drafts();
-    let asked = Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) };
-    let name = Arc::clone(&request.request_id);
-    allocate_slots(state, &name, &asked)
+    Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) }
 }
 
 /// Take away all pins but those of operations.
@@ -299,8 +311,12 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     if request.num_computed < request.num_tokens() {
         return matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_)));
     }
-    let appended = || append(&mut state.clone(), Requests::Ids(&[name]), &[0]);
-    request.num_tokens() < world.num_tokens && appended().is_ok_and(|value| value.done > 0)
+    if request.num_tokens() >= world.num_tokens {
+        return false;
+    }
+    let mut state = state.clone();
+    state[row].drafts.clear();
+    append(&mut state, Requests::Ids(&[name]), &[0]).is_ok_and(|value| value.done > 0)
 }
 
 /// Whether a request has tokens to come that an empty pool could hold.
@@ -313,89 +329,4 @@ fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
 /// Whether a block is without owner, now or when what uses it ends.
 fn comes_back(state: &State, block: BlockId) -> bool {
     is_in_a_queue(&state.device, block)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::calls::{Call, Slots};
-    use crate::check::judged::{A, B, Run, config};
-    use crate::effects::Effects;
-
-    /// Two requests of three tokens, one of them swapped out.
-    fn run() -> Run {
-        let mut run = Run::new(config());
-        for name in [A, B] {
-            run.add(name, &[1, 2, 3]);
-            run.call(&Call::AllocateSlots(Slots::new(name, 3)));
-        }
-        run.close();
-        run.call(&Call::SwapOut { names: vec![B] });
-        run.close();
-        run
-    }
-
-    /// The names of what does not hold in a state that was damaged.
-    fn found(damage: impl FnOnce(&mut State)) -> Vec<&'static str> {
-        let Run { mut state, world, .. } = run();
-        damage(&mut state);
-        let broken = |(name, holds): &(&'static str, RunJudge)| {
-            holds(&world, &state).is_err().then_some(*name)
-        };
-        RUN_PROPERTIES.iter().filter_map(broken).collect()
-    }
-
-    #[test]
-    fn everyone_can_go_on_and_leave() {
-        assert_eq!(found(|_| ()), Vec::<&str>::new());
-    }
-
-    #[test]
-    fn a_block_that_nobody_gives_back_is_found() {
-        let found = found(|state| {
-            state.device.take(1, &mut Effects::silent());
-        });
-        assert_eq!(found, ["DRAIN"]);
-    }
-
-    #[test]
-    fn requests_that_nothing_helps_are_found() {
-        let found = found(|state| {
-            append(state, Requests::Ids(&["0"]), &[4]).unwrap();
-            take_batch(state).unwrap();
-            let left = state.device.num_free();
-            state.device.take(left, &mut Effects::silent());
-            for block in state[Row(0)].tables[0].clone() {
-                state.device.restore(block, 2);
-            }
-        });
-        assert_eq!(found, ["DRAIN", "DEADLOCK-FREE", "SWAP-RETURN"]);
-    }
-
-    #[test]
-    fn a_request_that_cannot_be_preempted_is_found() {
-        let found = found(|state| {
-            state.rows.remove("0");
-        });
-        assert!(found.contains(&"PREEMPT-GAIN"), "{found:?}");
-    }
-
-    #[test]
-    fn what_is_told_to_who_waits_is_judged() {
-        let names = found(|state| {
-            free(state, "0").unwrap();
-            take_batch(state).unwrap();
-            state[Row(0)].tokens.resize(20, 1);
-            assert_eq!(admit_never(&run().world, state), Ok(()));
-            state[Row(0)].num_loading = 1;
-        });
-        assert_eq!(names, ["ADMIT-NEVER"]);
-        let names = found(|state| {
-            free(state, "0").unwrap();
-            free(state, "1").unwrap();
-            take_batch(state).unwrap();
-            state[Row(0)].host_tables.push(Vec::new());
-        });
-        assert!(names.contains(&"L-ADMIT"), "{names:?}");
-    }
 }
