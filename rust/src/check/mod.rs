@@ -6,14 +6,19 @@
 //! `search.rs`. Nothing here is called by a transition. The same worlds give the same counts of
 //! states and edges, and the same names of properties, as kvcore/check/*.py.
 
+pub mod actions;
 pub mod calls;
+pub mod canonical;
+mod closing;
 pub mod closure;
+pub mod core_model;
 pub mod fair;
 pub mod flight_invariants;
 pub mod forward;
 pub mod ghost;
 pub mod hazards;
 pub mod invariants;
+pub mod judge;
 #[cfg(test)]
 mod judged;
 #[cfg(test)]
@@ -21,17 +26,30 @@ mod judged_calls;
 #[cfg(test)]
 mod judged_progress;
 pub mod mirror;
+pub mod model;
+pub mod moves;
+mod order;
 pub mod outcomes;
 pub mod prefixes;
 pub mod progress;
+pub mod report;
 pub mod request_invariants;
 pub mod same;
 pub mod schedule;
+pub mod search;
 pub mod transitions;
+mod visited;
 pub mod world;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
+
+use crate::check::core_model::CoreModel;
+use crate::check::prefixes::Prefixes;
+use crate::check::report::Report;
+use crate::check::search::{Limits, Progress, explore};
+use crate::check::world::{Symmetry, World};
 
 /// A property that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,8 +93,43 @@ impl Judges {
         self.named.as_ref().is_none_or(|names| names.contains(property))
     }
 
+    /// Whether a property was asked for by name.
+    #[must_use]
+    pub fn named(&self, property: &str) -> bool {
+        self.named.as_ref().is_some_and(|names| names.contains(property))
+    }
+
     /// A judgement, with what does not count left out.
     pub fn hear(&self, judged: Result<(), Violation>) -> Result<(), Violation> {
         judged.or_else(|found| if self.count(found.property) { Err(found) } else { Ok(()) })
     }
 }
+
+/// Explore a world by so many workers. watch: is told now and then how far the search has come, and
+/// says whether it goes on.
+pub fn check_world(
+    world: World,
+    symmetry: Symmetry,
+    judges: Judges,
+    limits: &Limits,
+    workers: usize,
+    watch: &mut dyn FnMut(&Progress) -> bool,
+) -> Report {
+    let world = Arc::new(world);
+    let prefixes = Prefixes::new(&world.config);
+    let model = || CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
+    let mut models: Vec<CoreModel> = (0..workers.max(1)).map(|_| model()).collect();
+    explore(&mut models, limits, watch)
+}
+
+/// Every state of a world, up to so many: its canonical bytes, and the names of the structural
+/// properties that do not hold there.
+pub fn judge_world(world: World, max_states: Option<u64>) -> Vec<(Vec<u8>, Vec<&'static str>)> {
+    let world = Arc::new(world);
+    let prefixes = Prefixes::new(&world.config);
+    let none = Judges::only(None);
+    search::judge(&mut CoreModel::new(world, Symmetry::default(), none, prefixes), max_states)
+}
+
+#[cfg(test)]
+mod tests;
