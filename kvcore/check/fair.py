@@ -51,7 +51,7 @@ def step(world: World, state: State) -> State:
             state = made(state, "free", victim)
             if victim == name:
                 break
-    return settle(state)
+    return _judged(settle(state))
 
 
 def _tried(state: State, name: str) -> State:
@@ -59,7 +59,7 @@ def _tried(state: State, name: str) -> State:
     request = state.requests[name]
     if request.status is Status.SWAPPED:
         call = Call("swap_in", ([name],))
-    elif request.num_computed < len(request.tokens):
+    elif request.num_computed < len(request.tokens) + len(request.drafts):
         call = schedule_all(state, request)
     else:
         call = Call("append", ([name], [0]))
@@ -75,7 +75,8 @@ def _tried(state: State, name: str) -> State:
 def _served(state: State, name: str) -> bool:
     """Whether a request goes on in the open batch."""
     request = state.requests[name]
-    return name in state.batch.records and request.num_computed == len(request.tokens)
+    whole = len(request.tokens) + len(request.drafts)
+    return name in state.batch.records and request.num_computed == whole
 
 
 def _latest_running(state: State, name: str) -> str | None:
@@ -89,7 +90,9 @@ def _latest_running(state: State, name: str) -> str | None:
 
 def _is_done(world: World, state: State, request: RequestState) -> bool:
     finished = request.num_computed >= len(request.tokens) >= world.num_tokens
-    return finished or not fits(state, min(len(request.tokens) + 1, world.num_tokens))
+    return finished or not fits(
+        state, min(len(request.tokens) + 1, world.num_tokens), world.num_encoder
+    )
 
 
 def _gone(state: State, request: RequestState) -> State:

@@ -17,6 +17,7 @@ from typing import Any
 from kvcore.block_pool import BlockPool
 from kvcore.calls import Call, Misuse, perform
 from kvcore.check.world import World
+from kvcore.config import Config
 from kvcore.queries import get_computed_blocks
 from kvcore.state import RequestState, State
 from kvcore.values import Appended, Hit, Outcome, Reason, Refused, Status
@@ -127,21 +128,21 @@ def swap_return(_: World, state: State) -> Iterator[str]:
 
 
 def admit_never(_: World, state: State) -> Iterator[str]:
-    """ADMIT-NEVER: a request that needs more than the pool has is refused for good, at once.
-
-    Behind a hit a window needs no blocks before it, so a request may fit that does not from the
-    start.
+    """ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and
+    no other call is.
     """
     for request in state.requests.values():
-        if request.status is not Status.WAITING or fits(state, len(request.tokens)):
+        if request.status is not Status.WAITING:
             continue
-        call = schedule_all(state, request)
-        if len(call.args) > 2 and any(group.is_windowed for group in state.config.groups):
+        needed = call_need(state.config, len(request.tokens))
+        never = not fits(state, len(request.tokens))
+        if not never and needed + state.config.watermark_blocks <= state.device.num_free:
             continue
+        call = Call("allocate_slots", (request.request_id, len(request.tokens)))
         value = perform(state, call).value
-        if not isinstance(value, Refused) or value.reason is not Reason.NEVER:
-            held = state.config.blocks_for(len(request.tokens))
-            yield f"request {request.request_id!r} needs {held} blocks and is told {value}"
+        refused = isinstance(value, Refused)
+        if (never and not refused) or (refused and (value.reason is Reason.NEVER) != never):
+            yield f"request {request.request_id!r} needs {needed} blocks and is told {value}"
 
 
 def admit_fitting(_: World, state: State) -> Iterator[str]:
@@ -194,7 +195,7 @@ def _progresses(world: World, state: State, requests: list[RequestState]) -> boo
             value = perform(state, Call("swap_in", ([name],))).value
             if value is None:
                 return True
-        elif request.num_computed < len(request.tokens):
+        elif request.num_computed < len(request.tokens) + len(request.drafts):
             value = perform(state, schedule_all(state, request)).value
             if not isinstance(value, Refused | Misuse):
                 return True
@@ -211,13 +212,22 @@ def _can_go_on(world: World, request: RequestState, state: State) -> bool:
     """Whether a request has tokens to come that an empty pool could hold."""
     num_tokens = len(request.tokens)
     done = request.num_computed >= num_tokens == world.num_tokens
-    return not done and fits(state, min(world.num_tokens, num_tokens + 1))
+    return not done and fits(state, min(world.num_tokens, num_tokens + 1), world.num_encoder)
 
 
-def fits(state: State, num_tokens: int) -> bool:
-    """Whether an empty pool can hold so many tokens of a request, and keep what must stay free."""
+def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
+    """Whether an empty pool can give one call so many tokens, and keep what must stay free."""
     config = state.config
-    return config.blocks_for(num_tokens) <= config.num_usable_blocks - config.watermark_blocks
+    most = config.num_usable_blocks - config.watermark_blocks
+    return call_need(config, num_tokens, num_encoder) <= most
+
+
+def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
+    """Blocks that one call takes for so many tokens of a request that holds and hits nothing."""
+    return sum(
+        -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
+        for group in config.groups
+    )
 
 
 def _preempted(state: State, *, keep: str) -> State:

@@ -79,6 +79,10 @@ class Follower:
         if call.name in ("complete", "cancel"):
             self._finish(call.name, call.args[0])
         self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
+        if call.name == "cancel":
+            self._schedule.assume(step.outcome.state)
+            for name in [each for each in self._schedule.loading if not self._loads(step, each)]:
+                del self._schedule.loading[name]
         self._hear(self.ghost.prefixes.learn, step.outcome.state)
         if call.name != "take_batch":
             self._hear(self._schedule.check, step.outcome.state)
@@ -100,12 +104,25 @@ class Follower:
             self._hear(self.ghost.prefixes.learn, state)
             self._taken.append(Taken(state.batch.number, state, tuple(self._schedule.take())))
             self._execute(state.batch.number, None)
+        if self._config.max_in_flight:
+            self._hear(self._check_contents, state)
 
     def scene(self, state: State) -> Scene:
         """What a state looks like now."""
         names = SceneNames(self.ghost.prefixes)
         names.learn(state)
         return scene_of(state, self.ghost, names)
+
+    def _loads(self, step: Step, name: str) -> bool:
+        request = step.outcome.state.requests.get(name)
+        return request is not None and request.num_loading > 0
+
+    def _check_contents(self, state: State) -> None:
+        """Check what a state counts on when everything was executed. Owners are not judged: a
+        cancel drops commands that told of them.
+        """
+        self.ghost.owned, self.ghost.cached = owners(state)
+        self.ghost.check(state, self._schedule.encoders)
 
     def _finish(self, name: str, number: int) -> None:
         for batch in [each.number for each in self._taken]:
@@ -119,8 +136,9 @@ class Follower:
             self._taken.remove(batch)
             writes = [_failed(write, failing) for write in batch.writes]
             self._hear(self.ghost.execute, batch.state.batch.commands)
-            self._hear(self.ghost.forward, batch.state, writes, self._schedule.encoders)
-            if failing is None:
+            requests = batch.state.requests
+            self._hear(self.ghost.forward, requests, writes, self._schedule.encoders)
+            if failing is None and not self._config.max_in_flight:
                 self._hear(self.ghost.check, batch.state, self._schedule.encoders)
 
     def _hear(self, made: object, *args: object) -> None:
@@ -171,6 +189,13 @@ class SceneNames(Names):
         """What a property says is wrong, contents in tokens."""
         text = NO_CONTENT.sub("holds nothing that is defined", text)
         return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
+
+
+def owners(state: State) -> tuple[set[int], set[int]]:
+    """The device blocks with an owner, and those without that can be hit."""
+    counts = list(enumerate(state.device.ref_counts))
+    owned = {block for block, count in counts if count}
+    return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
 
 
 def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:
