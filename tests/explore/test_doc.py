@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from kvcore.check.mutants import MUTANTS
-from kvcore.check.search import EDGE_PROPERTIES
-from kvcore.invariants import PROPERTIES
+from kvcore.check.properties import PROPERTIES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
@@ -16,18 +15,9 @@ ROW = re.compile(r"^\| ([A-Z][A-Z0-9-]+) \| (.+) \| (.+) \|$", re.MULTILINE)
 ROWS = {name: (sentence, bugs) for name, sentence, bugs in ROW.findall(PAGE)}
 
 
-def sentence_of(name: str) -> str:
-    """A property's sentence in the code."""
-    if name in EDGE_PROPERTIES:
-        return EDGE_PROPERTIES[name]
-    tag, _, sentence = " ".join((PROPERTIES[name].__doc__ or "").split()).partition(": ")
-    assert tag == name
-    return sentence.rstrip(".")
-
-
 def test_page_has_every_property_with_its_sentence() -> None:
     assert {name: row[0] for name, row in ROWS.items()} == {
-        name: sentence_of(name) for name in (*PROPERTIES, *EDGE_PROPERTIES)
+        name: each.sentence for name, each in PROPERTIES.items()
     }
 
 

@@ -10,13 +10,26 @@ from typing import Any
 
 import attrs
 
-from kvcore import calls, plan, release
+from kvcore import allocate, asked, caching, calls, hits, plan, queries, release
+from kvcore.asked import Asked
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
-from kvcore.check.mutants.worlds import BASIC, CUT, DRAFTS, ONE, PAIRS, TRIPLES
-from kvcore.commands import CopyOnWrite
+from kvcore.check.mutants.worlds import (
+    BASIC,
+    CUT,
+    DRAFTS,
+    FORKED_DRAFTS,
+    ONE,
+    PAIRS,
+    PREALLOCATED,
+    TRIPLES,
+)
+from kvcore.commands import Command, CopyOnWrite, Free
+from kvcore.effects import Effects
+from kvcore.errors import KvcoreError
 from kvcore.requests import extend
-from kvcore.state import Draft, RequestState
+from kvcore.state import Draft, RequestState, State, transition
+from kvcore.values import Hit, KVCacheBlocks, Outcome
 
 
 @mutant(BASIC, "REF", "KV-READ", rows=(41,))
@@ -96,3 +109,132 @@ def m_cache_lookahead(patcher: Patcher) -> None:
 
     after(patcher, "add_drafts", hash_drafts)
     patcher.setattr(RequestState, "num_accepted", property(lambda self: self.num_computed))
+
+
+@mutant(PREALLOCATED, "CACHE-KV", rows=(35,))
+def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
+    """Giving back its blocks, a request publishes those that no step has filled yet, too."""
+    free = calls.TRANSITIONS["free"]
+
+    def free_published(before: State, request_id: str) -> Any:
+        def change(draft: Draft) -> None:
+            request = draft.request(request_id)
+            for group, table in enumerate(request.tables):
+                for position in range(min(len(table), request.num_hashed(draft.config, group))):
+                    if draft.device.keys[table[position]] is None:
+                        key = request.key(draft.config, group, position)
+                        draft.device.publish(table[position], key)
+
+        return free(transition(before, change).state, request_id)
+
+    patcher.setitem(calls.TRANSITIONS, "free", free_published)
+
+
+@mutant(ONE, "CACHED-COUNT", "CACHE-KV", rows=(37,))
+def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
+    """A chunk publishes every block that it has, as if all of the prompt were computed."""
+    publish = caching.publish_blocks
+
+    def publish_all(draft: Draft, request: RequestState, _num_tokens: int) -> None:
+        size = draft.config.groups[0].block_size
+        publish(draft, request, len(request.tables[0]) * size)
+
+    patcher.setattr(allocate, "publish_blocks", publish_all)
+
+
+@mutant(BASIC, "CACHE-KV", rows=(38,))
+def m_findable_block_freed_for_good(patcher: Patcher) -> None:
+    """A released block is given up as if nobody could find it, and its key stays."""
+    emit = Effects.emit
+
+    def emit_uncached(self: Effects, command: Command) -> None:
+        emit(self, Free(command.block, False) if isinstance(command, Free) else command)
+
+    patcher.setattr(Effects, "emit", emit_uncached)
+
+
+@mutant(BASIC, "HIT-LONGEST", rows=(39,))
+def m_full_hit_leaves_nothing(patcher: Patcher) -> None:
+    """A look-up gives the whole prompt, so that no token is left to compute."""
+
+    def longest_of_all(where: State, request: RequestState) -> Hit:
+        most = min(len(request.tokens), len(request.block_hashes) * where.config.hash_block_size)
+        length = hits.aligned(where.config, most)
+        length = hits.common_length(where, request, length, most)
+        return Hit(KVCacheBlocks(hits.hit_blocks(where, request, length)), length)
+
+    patcher.setattr(queries, "longest_hit", longest_of_all)
+
+
+@mutant(BASIC, "COMPUTED-RULE", "KV-READ", rows=(40,))
+def m_prefill_starts_at_zero(patcher: Patcher) -> None:
+    """Slots are counted from the first token on, on top of the blocks of a hit."""
+    measure = plan.measure
+
+    def measure_from_zero(draft: Draft, request: RequestState, wanted: Asked) -> plan.Lengths:
+        return measure(draft, request, attrs.evolve(wanted, hit=None))
+
+    patcher.setattr(plan, "measure", measure_from_zero)
+
+
+@mutant(BASIC, "REF", rows=(41,))
+def m_cow_keeps_its_source(patcher: Patcher) -> None:
+    """A request that got a copy of a shared block still counts as an owner of the block."""
+    rewrite = allocate.apply_rewrite
+
+    def rewrite_and_keep(*args: Any) -> Any:
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "release", lambda *_: None)
+            return rewrite(*args)
+
+    patcher.setattr(allocate, "apply_rewrite", rewrite_and_keep)
+
+
+@mutant(FORKED_DRAFTS, "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
+def m_fork_fails_half_way(patcher: Patcher) -> None:
+    """A fork that fails has taken the child's row already."""
+    fork = calls.TRANSITIONS["fork"]
+
+    def fork_half(before: State, parent_id: str, child_id: str) -> Any:
+        try:
+            return fork(before, parent_id, child_id)
+        except KvcoreError as error:
+            half = attrs.evolve(before, rows=before.rows.append(None))
+            return Outcome(half, (), calls.Misuse(type(error).__name__, error.fields))
+
+    patcher.setitem(calls.TRANSITIONS, "fork", fork_half)
+
+
+@mutant(CUT, "WRITE-EXCL", "KV-READ", rows=(43,))
+def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
+    """A shared block that has a key is taken for the request's own, and written in place."""
+    rewrites = plan.plan_rewrites
+
+    def rewrite_in_place(draft: Draft, request: RequestState, lengths: plan.Lengths) -> Any:
+        planned = []
+        for each in rewrites(draft, request, lengths):
+            block = request.tables[each.group][each.position]
+            full = draft.device.keys[block] is not None
+            planned.append(attrs.evolve(each, shared=False, copied=False) if full else each)
+        return tuple(planned)
+
+    patcher.setattr(plan, "plan_rewrites", rewrite_in_place)
+
+
+@mutant(BASIC, "FULLHIT", "WRITE-EXCL", rows=(39,), costs="the same content is written again")
+def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
+    """A full hit gives all blocks and one token less: that one is computed into a hit block."""
+    longest = hits.longest_hit
+
+    def longest_of_all(where: State, request: RequestState) -> Hit:
+        hit, size = longest(where, request), where.config.groups[0].block_size
+        num_full = len(request.tokens) // size
+        if num_full * size < len(request.tokens) or hit.num_tokens != (num_full - 1) * size:
+            return hit
+        if request.key(where.config, 0, num_full - 1) not in where.device.index:
+            return hit
+        blocks = hits.hit_blocks(where, request, num_full * size)
+        return Hit(KVCacheBlocks(blocks), num_full * size - 1)
+
+    patcher.setattr(queries, "longest_hit", longest_of_all)
+    patcher.setattr(asked, "check_hit", lambda *_: None)

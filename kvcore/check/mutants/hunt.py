@@ -2,56 +2,86 @@
 """One seeded bug, explored until a property finds it.
 
 Rules: a hunt asks some properties alone and gives the shortest run to the first that does not hold.
-What users can observe is judged in a hunt of its own. Twin: rust/tests/mutants.rs.
+What users can observe is judged in a hunt of its own. A walk along broken links that never ends is
+a crash. Twin: rust/tests/mutants.rs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 
 from kvcore.calls import Call
-from kvcore.check.actions import World
+from kvcore.check.model import Model
+from kvcore.check.mutants.observed import OBSERVABLE, ObservedModel
 from kvcore.check.mutants.seeding import Mutant, Patcher
-from kvcore.check.search import Broken, Explorer
+from kvcore.check.search import check
+from kvcore.check.world import World
+from kvcore.free_queue import FreeQueue
 
-OBSERVABLE = frozenset({"KV-READ", "NOCRASH", "LEAK", "ZEROED"})
-"""What a user sees: another content, a crash, a block that never comes back, memory unwritten."""
+OBSERVED_STATES_MAX = 6000
+"""So many states of a world are searched for what users observe."""
 
 
 @attrs.frozen(kw_only=True)
 class Hunt:
     """What came of a hunt.
 
-    found: the property that does not hold, None where the bug lives. detail: what is wrong. story:
-    the calls that lead there. num_states: explored until then. seconds: of this processor.
+    found: the property that does not hold, None where the bug lives. detail: what is wrong. calls:
+    those that lead there. verdict: of the exploration. num_states: explored until then. seconds: of
+    this processor.
     """
 
     found: str | None
     detail: str
-    story: tuple[Call, ...]
+    calls: tuple[Call, ...]
+    verdict: str
     num_states: int
     seconds: float
 
 
 def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> Hunt:
     """Explore a world with a seeded bug until one of these properties does not hold."""
+    return _hunt(mutant, where, properties=properties)
+
+
+def observe(mutant: Mutant) -> Hunt:
+    """Explore what users observe of a seeded bug, in the world in which it shows."""
+    where = mutant.shows or mutant.world
+    named = [name for name in mutant.broken if name in OBSERVABLE]
+    if named and mutant.shows in (None, mutant.world):
+        return hunt(mutant, where, named)
+    if where.config.max_in_flight:
+        return _hunt(mutant, where, properties=OBSERVABLE, max_states=OBSERVED_STATES_MAX)
+    return _hunt(mutant, ObservedModel(where), max_states=OBSERVED_STATES_MAX)
+
+
+def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:
     began = time.process_time()
-    explorer = Explorer(where, judges=frozenset(properties))
-    found, detail = None, ""
-    story: tuple[Call, ...] = ()
     with Patcher() as patcher:
+        patcher.setattr(FreeQueue, "__iter__", walk)
         mutant.patch(patcher)
-        try:
-            explorer.run()
-        except Broken as broken:
-            found, detail, story = broken.name, str(broken).split("\n")[0], broken.story
+        report = check(what, **options)
+    found = report.violation
     return Hunt(
-        found=found,
-        detail=detail,
-        story=story,
-        num_states=explorer.report.num_states,
+        found=None if found is None else found.name,
+        detail="" if found is None else found.detail,
+        calls=() if found is None else found.calls,
+        verdict=report.verdict,
+        num_states=report.num_states,
         seconds=time.process_time() - began,
     )
+
+
+def walk(queue: FreeQueue) -> Iterator[int]:
+    """The blocks of a free queue, front first. Raises RuntimeError where its links never end."""
+    block = queue.following[queue.sentinel]
+    for _ in range(len(queue.following)):
+        if block == queue.sentinel:
+            return
+        yield block
+        block = queue.following[block]
+    raise RuntimeError("the links of the free queue never end")

@@ -11,17 +11,32 @@ from typing import Any
 
 import attrs
 
-from kvcore import allocate, caching, requests
+from kvcore import allocate, asked, caching, hits, operations, queries, requests
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import ALONE, BASIC, COPIES, CUT, ONE, SALTED, SIZES
+from kvcore.check.mutants.worlds import (
+    ADAPTERS,
+    ALONE,
+    BASIC,
+    COPIES,
+    CUT,
+    CUT_TWICE,
+    KEYS_EVICTED,
+    ONE,
+    SALTED,
+    SALTED_HITS,
+    SIZES,
+    SIZES_TWICE,
+)
 from kvcore.config import Config
 from kvcore.effects import Effects
-from kvcore.extra_keys import ExtraKey, ExtraKeys
+from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKey, ExtraKeys
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.hash_index import HashIndexDraft
 from kvcore.hashing import hash_block
-from kvcore.state import Draft, RequestState
+from kvcore.plan import Plan
+from kvcore.state import Draft, RequestState, State
+from kvcore.values import Hit, KVCacheBlocks
 
 
 @mutant(ONE, "IDX-SOUND", rows=(1,))
@@ -46,7 +61,7 @@ def m_evict_keeps_key(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "unpublish", unpublish)
 
 
-@mutant(ONE, "CACHED-COUNT")
+@mutant(ONE, "CACHED-COUNT", costs="a block that is full later is not published")
 def m_cached_before_it_is_full(patcher: Patcher) -> None:
     """One block more counts as published than is full."""
     publish = caching.publish_blocks
@@ -70,20 +85,24 @@ def m_truncate_keeps_hashes(patcher: Patcher) -> None:
     after(patcher, "truncate", keep)
 
 
-@mutant(BASIC, "CACHE-KEY", "CACHE-KV")
+@mutant(ONE, "CACHE-KEY", "CACHE-KV", shows=KEYS_EVICTED)
 def m_publishes_the_key_before(patcher: Patcher) -> None:
-    """A block is published under the key of the block published before it."""
-    publish = PoolDraft.publish
-    last: list[bytes] = []
+    """A block is published under the key of the block before it."""
+    publish, key = caching._publish_block, RequestState.key
 
-    def publish_last(self: PoolDraft, block: int, key: bytes) -> None:
-        last.append(key)
-        publish(self, block, last[-2:][0])
+    def publish_before(*args: Any) -> bool:
+        with Patcher() as inner:
+            inner.setattr(
+                RequestState,
+                "key",
+                lambda self, config, group, at: key(self, config, group, max(0, at - 1)),
+            )
+            return publish(*args)
 
-    patcher.setattr(PoolDraft, "publish", publish_last)
+    patcher.setattr(caching, "_publish_block", publish_before)
 
 
-@mutant(ONE, "EVT-COPY")
+@mutant(ONE, "EVT-COPY", costs="who mirrors the index counts on hits that are gone")
 def m_eviction_not_announced(patcher: Patcher) -> None:
     """No event says that the last block of a content is gone."""
     patcher.setattr(Effects, "announce_removed", lambda *_: None)
@@ -101,7 +120,7 @@ def m_hash_without_parent(patcher: Patcher) -> None:
     patcher.setattr(requests, "hash_blocks", hash_unchained)
 
 
-@mutant(SIZES, "KEY-GRAN", rows=(13,))
+@mutant(SIZES, "KEY-GRAN", rows=(13,), shows=SIZES_TWICE)
 def m_hash_granularity(patcher: Patcher) -> None:
     """The coarse group takes hashes at the fine group's positions."""
     patcher.setattr(Config, "scale", lambda *_: 1)
@@ -120,7 +139,7 @@ def m_evict_drops_dups(patcher: Patcher) -> None:
     patcher.setattr(HashIndexDraft, "remove", remove_all)
 
 
-@mutant(COPIES, "EVT-COPY", rows=(5,))
+@mutant(COPIES, "EVT-COPY", rows=(5,), costs="who mirrors the index does not know of the copy")
 def m_event_per_copy(patcher: Patcher) -> None:
     """An event says that a content is gone although a copy of it is left."""
     remove = HashIndexDraft.remove
@@ -132,19 +151,19 @@ def m_event_per_copy(patcher: Patcher) -> None:
     patcher.setattr(HashIndexDraft, "remove", remove_loudly)
 
 
-@mutant(COPIES, "EVT-COPY")
+@mutant(COPIES, "EVT-COPY", costs="who mirrors the index does not know of the hit")
 def m_stored_event_lost(patcher: Patcher) -> None:
     """No event says that blocks became findable."""
     patcher.setattr(Effects, "announce", lambda *_: None)
 
 
-@mutant(SALTED, "KEY-SEP", rows=(11,))
+@mutant(SALTED, "KEY-SEP", rows=(11,), shows=SALTED_HITS)
 def m_extra_ignored(patcher: Patcher) -> None:
     """A key is made of tokens only: adapter, media and salt are left out."""
     patcher.setattr(ExtraKeys, "of_block", lambda *_: ())
 
 
-@mutant(SALTED, "KEY-SEP", rows=(10,))
+@mutant(SALTED, "KEY-SEP", rows=(10,), shows=SALTED_HITS)
 def m_extra_untagged(patcher: Patcher) -> None:
     """An adapter and a salt of one name give one key."""
 
@@ -156,14 +175,20 @@ def m_extra_untagged(patcher: Patcher) -> None:
     patcher.setattr(ExtraKeys, "of_block", untagged)
 
 
-@mutant(BASIC, rows=(53,), costs="only the order of eviction changes", trace="evict_tail_first")
+@mutant(
+    ONE,
+    "EVICT-ORDER",
+    rows=(53,),
+    costs="only the order of eviction changes",
+    trace="evict_tail_first",
+)
 def m_free_head_first(patcher: Patcher) -> None:
     """Blocks are released head first, so that a parent is evicted before its child."""
     release = PoolDraft.release
     patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, blocks[::-1]))
 
 
-@mutant(BASIC, costs="only the order of eviction changes", trace="queue_order")
+@mutant(BASIC, "LRU", costs="only the order of eviction changes", trace="queue_order")
 def m_freed_block_leaves_first(patcher: Patcher) -> None:
     """A released block is the next one to be taken."""
     patcher.setattr(FreeQueueDraft, "append", FreeQueueDraft.prepend)
@@ -179,3 +204,92 @@ def m_num_cached_counts_null(patcher: Patcher) -> None:
             publish(draft, request, num_tokens)
 
     patcher.setattr(allocate, "publish_blocks", publish_before_nulls)
+
+
+@mutant(ONE, "IDX-SOUND", rows=(2,), costs="the comparison hides it: what is found is right")
+def m_stale_entries_compared(patcher: Patcher) -> None:
+    """A block that is taken stays in the index; look-ups compare what it holds by now."""
+    m_evict_keeps_index(patcher)
+    missing = hits.first_missing
+
+    def compared(state: State, request: RequestState, group: int, positions: Any) -> int | None:
+        for position in positions:
+            if missing(state, request, group, (position,)) is not None:
+                return int(position)
+            key = request.key(state.config, group, position)
+            if state.device.keys[state.device.index.firsts[key]] != key:
+                return int(position)
+        return None
+
+    patcher.setattr(hits, "first_missing", compared)
+
+
+@mutant(CUT_TWICE, "CACHE-KV", rows=(6,))
+def m_superseded_key_comes_back(patcher: Patcher) -> None:
+    """A block that is written again gets back the key of what it held before."""
+    commit = allocate.commit
+
+    def commit_and_restore(draft: Draft, planned: Plan) -> Any:
+        tables = planned.request.tables
+        places = [(each.group, each.position) for each in planned.rewrites if not each.shared]
+        blocks = [tables[group][position] for group, position in places]
+        keys = {block: draft.device.keys[block] for block in blocks}
+        grown = commit(draft, planned)
+        for block, key in keys.items():
+            if key is not None and draft.device.keys[block] is None:
+                draft.device.publish(block, key)
+        return grown
+
+    patcher.setattr(allocate, "commit", commit_and_restore)
+
+
+@mutant(BASIC, "KV-READ", "HIT-LONGEST", "HIT-FRESH", rows=(8,))
+def m_evicted_block_counts_as_computed(patcher: Patcher) -> None:
+    """A request that misses takes the next block of the free queue for a computed one of its own,
+    since it was one for somebody.
+    """
+    longest = hits.longest_hit
+
+    def longest_or_front(state: State, request: RequestState) -> Hit:
+        hit, size = longest(state, request), state.config.groups[0].block_size
+        front = next(iter(state.device.queue), None)
+        if hit.num_tokens or front is None or len(request.tokens) <= size:
+            return hit
+        return hit if state.device.keys[front] is None else Hit(KVCacheBlocks(((front,),)), size)
+
+    patcher.setattr(queries, "longest_hit", longest_or_front)
+    patcher.setattr(asked, "check_hit", lambda *_: None)
+
+
+@mutant(BASIC, "HASH-INJ", rows=(9,))
+def m_hashes_collide(patcher: Patcher) -> None:
+    """A hash of few values: blocks of other tokens have the same."""
+
+    def hash_weakly(parent: bytes, tokens: Sequence[int], size: int, **_: Any) -> list[bytes]:
+        hashes = []
+        for first in range(0, len(tokens) - size + 1, size):
+            parent = hash_block(parent, (sum(tokens[first : first + size]) % 3,))
+            hashes.append(parent)
+        return hashes
+
+    patcher.setattr(requests, "hash_blocks", hash_weakly)
+
+
+@mutant(ADAPTERS, "OPERATIONS", rows=(12,))
+def m_external_key_of_tokens_only(patcher: Patcher) -> None:
+    """The external store is asked by tokens alone: another adapter's content comes back."""
+    start, own = operations.start_loads, RequestState.key
+
+    def start_blind(draft: Draft, request: RequestState, first: int) -> tuple[int, ...]:
+        def key(self: RequestState, config: Config, group: int, position: int) -> bytes:
+            for other in draft.state.requests.values():
+                plain = other.extra_keys == NO_EXTRA_KEYS and other.tokens[: len(self.tokens)]
+                if plain == self.tokens:
+                    return own(other, config, group, position)
+            return own(self, config, group, position)
+
+        with Patcher() as inner:
+            inner.setattr(RequestState, "key", key)
+            return start(draft, request, first)
+
+    patcher.setattr(operations, "start_loads", start_blind)

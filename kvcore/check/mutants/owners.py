@@ -7,17 +7,19 @@ Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 import attrs
 
-from kvcore import allocate, plan
+from kvcore import allocate, batch, calls, plan, swap
+from kvcore.asked import Asked
 from kvcore.block_pool import PoolDraft
-from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.mutants.worlds import BASIC, FORKS, ONE
-from kvcore.commands import Free, Touch
+from kvcore.check.mutants.seeding import Patcher, after, mutant, without
+from kvcore.check.mutants.worlds import BASIC, EVICTED, FORKS, MERGES, ONE, SWAP, TWINS
+from kvcore.commands import Allocate, Evict, Free, SetTable, Touch
 from kvcore.free_queue import FreeQueueDraft
-from kvcore.state import Draft
+from kvcore.state import Draft, transition
 from kvcore.values import Refused
 
 
@@ -59,7 +61,7 @@ def m_alloc_ref0(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "take", take_unowned)
 
 
-@mutant(BASIC, "NO-ALIAS", "KV-READ", rows=(18,))
+@mutant(BASIC, "NO-ALIAS", "KV-READ", "HIT-PINNED", rows=(18,))
 def m_touch_after_alloc(patcher: Patcher) -> None:
     """New blocks are taken before the hits get their owner, so a hit can be taken away."""
     commit, touch, take = allocate.commit, PoolDraft.touch, PoolDraft.take
@@ -99,7 +101,7 @@ def m_hits_cost_no_capacity(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_fewer)
 
 
-@mutant(ONE, "LEAK")
+@mutant(ONE, "LEAK", "PREEMPT-GAIN", "DRAIN")
 def m_free_forgets_a_block(patcher: Patcher) -> None:
     """The first block of a release is not given back."""
     give_back = PoolDraft.release
@@ -110,13 +112,13 @@ def m_free_forgets_a_block(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "release", give_back_some)
 
 
-@mutant(ONE, "OWNER-MIRROR")
+@mutant(ONE, "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
 def m_free_not_told(patcher: Patcher) -> None:
     """The worker is not told that a block has no owner any more."""
     without(patcher, Free)
 
 
-@mutant(BASIC, "ADMIT-EXACT")
+@mutant(BASIC, "ADMIT-EXACT", "L-ADMIT", "DEADLOCK-FREE")
 def m_needs_one_block_less(patcher: Patcher) -> None:
     """A call that fits exactly is refused."""
     refuse = plan.refuse
@@ -139,3 +141,183 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
             self.ref_counts[block] += 1
 
     patcher.setattr(PoolDraft, "touch", touch_twice)
+
+
+@mutant(BASIC, "ATOMIC-FAIL", "REF", rows=(15,))
+def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
+    """Hits get their owner before it is known whether the call fits, and keep it if not."""
+
+    def plan_touched(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(draft, asked)
+        if isinstance(planned, plan.Refusal) and asked.hit is not None:
+            for block in chain.from_iterable(asked.hit.blocks.blocks):
+                draft.device.touch(block)
+        return planned
+
+    patcher.setattr(allocate, "plan_allocation", plan_touched)
+
+
+@mutant(SWAP, "NOCRASH", rows=(17,))
+def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
+    """Coming back from the host tier, hits in the free queue count as room for copies, too."""
+
+    def swap_in(before: Any, request_ids: Any) -> Any:
+        def change(draft: Draft) -> Refused | None:
+            requests = draft.distinct(list(request_ids))
+            hits = swap.find_hits(draft, requests)
+            num_copied = sum(block is None for block in hits.values())
+            if num_copied > draft.device.num_free:
+                return swap.refuse(draft.device, num_copied)
+            swap.move_in(draft, requests, hits)
+            return None
+
+        return transition(before, change)
+
+    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in)
+
+
+@mutant(BASIC, "KV-READ", "HIT-PRESERVE", rows=(20,))
+def m_hit_resets_its_block(patcher: Patcher) -> None:
+    """A hit in the free queue is handed out as any block, and loses its key and content."""
+    touch = PoolDraft.touch
+
+    def touch_anew(self: PoolDraft, block: int) -> None:
+        if self.ref_counts[block]:
+            touch(self, block)
+            return
+        self.queue.remove(block)
+        self.unpublish(block)
+        self.ref_counts[block] = 1
+        self.effects.emit(Allocate(block))
+
+    patcher.setattr(PoolDraft, "touch", touch_anew)
+
+
+@mutant(SWAP, "FQ-UNIQ", rows=(22,))
+def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
+    """A set's blocks are released in one list, and each naming of a shared one frees it."""
+    move_out = swap.move_out
+
+    def move_out_at_once(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> None:
+        named: list[int] = []
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "release", lambda _, blocks: named.extend(blocks))
+            move_out(draft, request_ids, targets)
+        for block in named:
+            draft.device.ref_counts[block] -= 1
+        for block in named:
+            if draft.device.ref_counts[block] == 0:
+                draft.device.queue.append(block)
+                draft.effects.emit(Free(block, draft.device.keys[block] is not None))
+
+    patcher.setattr(swap, "move_out", move_out_at_once)
+
+
+@mutant(EVICTED, "REF", rows=(25,))
+def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
+    """A block whose key is evicted goes to the free queue though a request holds it."""
+    evict, unpublish = calls.TRANSITIONS["evict_blocks"], PoolDraft.unpublish
+
+    def unpublish_and_free(self: PoolDraft, block: int) -> None:
+        unpublish(self, block)
+        if self.ref_counts[block]:
+            self.ref_counts[block] = 0
+            self.queue.append(block)
+
+    def evict_hard(*args: Any) -> Any:
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "unpublish", unpublish_and_free)
+            return evict(*args)
+
+    patcher.setitem(calls.TRANSITIONS, "evict_blocks", evict_hard)
+
+
+@mutant(ONE, "LEAK", "REF", rows=(26,))
+def m_cache_keeps_an_owner(patcher: Patcher) -> None:
+    """The index counts as an owner of what it holds, and eviction does not give that back."""
+    publish = PoolDraft.publish
+
+    def publish_owned(self: PoolDraft, block: int, key: bytes) -> None:
+        publish(self, block, key)
+        self.ref_counts[block] += 1
+
+    patcher.setattr(PoolDraft, "publish", publish_owned)
+
+
+@mutant(TWINS, "ATOMIC-FAIL", "LEAK", rows=(28,))
+def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
+    """The second group's blocks do not fit; what the first one got is not given back."""
+
+    def plan_first_group(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(draft, asked)
+        if isinstance(planned, plan.Refusal) and draft.device.num_free:
+            draft.device.take(1)
+        return planned
+
+    patcher.setattr(allocate, "plan_allocation", plan_first_group)
+
+
+@mutant(BASIC, "ATOMIC-FAIL", rows=(29,), costs="others wait for blocks that it holds")
+def m_refused_keeps_its_hits(patcher: Patcher) -> None:
+    """A waiting request that was refused keeps the blocks of its hit in its table."""
+
+    def plan_holding(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(draft, asked)
+        if not isinstance(planned, plan.Refusal) or asked.hit is None:
+            return planned
+        groups = enumerate(asked.hit.blocks.blocks)
+        tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
+        return attrs.evolve(planned, request=attrs.evolve(planned.request, tables=tables))
+
+    patcher.setattr(allocate, "plan_allocation", plan_holding)
+
+
+@mutant(BASIC, "REF", "KV-READ", rows=(30,))
+def m_finish_frees_twice(patcher: Patcher) -> None:
+    """Two ways lead to the release of a finished request's last block, and both are taken."""
+    free, release = calls.TRANSITIONS["free"], PoolDraft.release
+
+    def free_twice(*args: Any) -> Any:
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "release", lambda self, ids: release(self, [*ids, *ids[:1]]))
+            return free(*args)
+
+    patcher.setitem(calls.TRANSITIONS, "free", free_twice)
+
+
+@mutant(MERGES, "REF", "KV-READ", rows=(32,))
+def m_merge_leaves_the_table(patcher: Patcher) -> None:
+    """A duplicate is given back, and its request's table still points to it."""
+    merge = batch._merge
+
+    def merge_unmapped(*args: Any) -> None:
+        with Patcher() as inner:
+            inner.setattr(Draft, "store", lambda *_: None)
+            without(inner, SetTable)
+            merge(*args)
+
+    patcher.setattr(batch, "_merge", merge_unmapped)
+
+
+@mutant(TWINS, "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")
+def m_releases_are_sorted(patcher: Patcher) -> None:
+    """Blocks are released in the order of their ids, not of their places."""
+    release = PoolDraft.release
+    patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, sorted(blocks)))
+
+
+@mutant(BASIC, "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")
+def m_eviction_not_told(patcher: Patcher) -> None:
+    """The worker is not told that a block lost its key."""
+    without(patcher, Evict)
+
+
+@mutant(ONE, "DETERMINISM", costs="a run cannot be made again")
+def m_calls_leave_traces(patcher: Patcher) -> None:
+    """A number that every call moves on stands beside the state, and reaches it."""
+    numbers = count()
+    after(
+        patcher,
+        "add_request",
+        lambda _before, added, _name: attrs.evolve(added, next_operation=next(numbers)),
+    )

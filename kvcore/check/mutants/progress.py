@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore import hits, plan
+import attrs
+
+from kvcore import allocate, calls, hits, plan, swap
+from kvcore.asked import Asked
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import BOTH, WATERMARK
-from kvcore.state import Draft
+from kvcore.check.mutants.worlds import BASIC, BOTH, SWAP_WATERMARK, TIGHT, WATERMARK
+from kvcore.state import Draft, State, transition
+from kvcore.values import Outcome, Reason, Refused
 
 
-@mutant(BOTH, "HIT-LONGEST")
+@mutant(BOTH, "HIT-LONGEST", costs="what would have been a hit is computed again")
 def m_lookup_misses(patcher: Patcher) -> None:
     """A look-up finds nothing."""
     patcher.setattr(hits, "common_length", lambda *_: 0)
@@ -29,3 +33,79 @@ def m_watermark_ignored(patcher: Patcher) -> None:
         return refuse(draft, needed, available, most, 0)
 
     patcher.setattr(plan, "refuse", refuse_unreserved)
+
+
+@mutant(SWAP_WATERMARK, "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
+def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
+    """A request comes back only where twice the watermark stays free: never, in a small pool."""
+
+    def swap_in(before: Any, request_ids: Any) -> Any:
+        def change(draft: Draft) -> Refused | None:
+            requests = draft.distinct(list(request_ids))
+            found = swap.find_hits(draft, requests)
+            needed = sum(
+                each is None or not draft.device.ref_counts[each] for each in found.values()
+            )
+            if needed + 2 * draft.config.watermark_blocks > draft.device.num_free:
+                return swap.refuse(draft.device, needed, draft.config.watermark_blocks)
+            swap.move_in(draft, requests, found)
+            return None
+
+        return transition(before, change)
+
+    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in)
+
+
+@mutant(BASIC, "HIT-LONGEST", rows=(71,), costs="what would have been a hit is computed again")
+def m_lookup_after_the_cold_tail(patcher: Patcher) -> None:
+    """The blocks of the whole prompt are taken first; what they evict is no hit any more."""
+    missing = hits.first_missing
+
+    def missing_or_taken(where: Any, request: Any, group: int, positions: Any) -> int | None:
+        num_blocks = -(-len(request.tokens) // where.config.groups[group].block_size)
+        taken = list(where.device.queue)[:num_blocks]
+        for position in positions:
+            if missing(where, request, group, (position,)) is not None:
+                return int(position)
+            if where.device.index.firsts[request.key(where.config, group, position)] in taken:
+                return int(position)
+        return None
+
+    patcher.setattr(hits, "first_missing", missing_or_taken)
+
+
+@mutant(TIGHT, "ADMIT-NEVER", rows=(66,))
+def m_never_is_said_to_be_later(patcher: Patcher) -> None:
+    """A request that can never fit is told to ask again."""
+    refuse = plan.refuse
+
+    def refuse_for_now(*args: Any) -> Refused | None:
+        refused = refuse(*args)
+        return None if refused is None else attrs.evolve(refused, reason=Reason.LATER)
+
+    patcher.setattr(plan, "refuse", refuse_for_now)
+
+
+@mutant(BASIC, "DEADLOCK-FREE", rows=(67,))
+def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
+    """A waiting request keeps the blocks of its hit when it is refused, and is thought to have
+    none: nobody takes them back.
+    """
+    plan_allocation, free = plan.plan_allocation, calls.TRANSITIONS["free"]
+
+    def plan_holding(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan_allocation(draft, asked)
+        if not isinstance(planned, plan.Refusal) or asked.hit is None:
+            return planned
+        groups = enumerate(asked.hit.blocks.blocks)
+        tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
+        return attrs.evolve(planned, request=attrs.evolve(planned.request, tables=tables))
+
+    def free_computed(before: State, request_id: str) -> Any:
+        request = before.requests.get(request_id)
+        if request is None or request.num_computed:
+            return free(before, request_id)
+        return Outcome(before, (), None)
+
+    patcher.setattr(allocate, "plan_allocation", plan_holding)
+    patcher.setitem(calls.TRANSITIONS, "free", free_computed)

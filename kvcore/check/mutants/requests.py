@@ -10,21 +10,14 @@ from typing import Any
 
 import attrs
 
-from kvcore import allocate, asked, calls, plan, release, truncate
+from kvcore import allocate, calls, plan, release, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import BASIC, DRAFTS, ONE, PAIRS
+from kvcore.check.mutants.worlds import BASIC, DRAFTS, DRAFTS_PLAIN, LEAVING, ONE, PAIRS
 from kvcore.requests import extend
 from kvcore.state import Draft, RequestState
 
 
-@mutant(ONE, "COMPUTED")
-def m_append_forgets_its_token(patcher: Patcher) -> None:
-    """A slot is scheduled for a token that the request does not get."""
-    patcher.setattr(allocate, "extend", lambda _draft, request, _tokens: request)
-    patcher.setattr(asked, "check_length", lambda *_: None)
-
-
-@mutant(ONE, "ROWS")
+@mutant(ONE, "ROWS", costs="the worker's tables grow by a row")
 def m_remove_keeps_row(patcher: Patcher) -> None:
     """The row of a request that has gone is not given back."""
 
@@ -34,7 +27,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     after(patcher, "remove_request", keep)
 
 
-@mutant(PAIRS, "OPEN-BATCH")
+@mutant(PAIRS, "OPEN-BATCH", shows=LEAVING)
 def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
     leave = release.leave_open_batch
@@ -58,7 +51,7 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
     patcher.setattr(truncate, "leave_open_batch", leave_counted)
 
 
-@mutant(BASIC, "ATOMIC-FAIL")
+@mutant(BASIC, "ATOMIC-FAIL", costs="only statistics are wrong")
 def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     """A refused call changes the statistics."""
 
@@ -83,7 +76,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     after(patcher, "add_drafts", hash_drafts)
 
 
-@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE")
+@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE", shows=DRAFTS_PLAIN)
 def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
     """Rejected drafts still count as computed."""
 

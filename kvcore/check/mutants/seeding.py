@@ -16,7 +16,7 @@ from typing import Any, Self
 import attrs
 
 from kvcore import calls
-from kvcore.check.actions import World
+from kvcore.check.world import World
 from kvcore.commands import Command
 from kvcore.effects import Effects
 from kvcore.state import RequestState

@@ -8,11 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore import calls, operations, rewind, state, swap
+import attrs
+from pyrsistent import pvector
+
+from kvcore import calls, commands, operations, release, rewind, state, swap
 from kvcore.block_pool import PoolDraft
+from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.mutants.worlds import BASIC, LOAD_PAIRS, LOADS, STORES, SWAP, SWAP_TRIPLES
-from kvcore.commands import SwapIn, SwapOut
+from kvcore.check.mutants.worlds import (
+    BASIC,
+    COPY_CHAINS,
+    LOAD_PAIRS,
+    LOAD_PAIRS_OF_CALLS,
+    LOADS,
+    STORES,
+    SWAP,
+    SWAP_ONE,
+    SWAP_PAIRS,
+    SWAP_TRIPLES,
+)
+from kvcore.commands import Command, SwapIn, SwapOut
+from kvcore.effects import Effects
 from kvcore.state import Draft, RequestState
 
 
@@ -93,3 +109,118 @@ def m_failed_operation_counts(patcher: Patcher) -> None:
         finish(draft, request, operation, True)
 
     patcher.setattr(operations, "finish_load", finish_done)
+
+
+@mutant(SWAP, "REF", rows=(31,))
+def m_tier_read_after_the_move(patcher: Patcher) -> None:
+    """Host blocks are given back to the device's queue, by their own ids."""
+
+    def release_to_device(draft: Draft, request: RequestState) -> None:
+        for table in request.host_tables:
+            draft.device.release([block for block in table[::-1] if block != state.NO_HOST_BLOCK])
+        draft.store(attrs.evolve(request, host_tables=(), num_computed=0))
+
+    patcher.setattr(swap, "release_host", release_to_device)
+
+
+@mutant(LOAD_PAIRS_OF_CALLS, "CACHE-KV", rows=(36,))
+def m_removed_request_publishes_late(patcher: Patcher) -> None:
+    """A request that leaves publishes what its unfinished loads have yet to bring."""
+    abandon = release.abandon_loads
+
+    def abandon_published(draft: Draft, request: RequestState) -> RequestState:
+        left, table = abandon(draft, request), request.tables[0]
+        for position in range(min(len(table), request.num_hashed(draft.config, 0))):
+            if request.num_loading and draft.device.keys[table[position]] is None:
+                draft.device.publish(table[position], request.key(draft.config, 0, position))
+        return left
+
+    patcher.setattr(release, "abandon_loads", abandon_published)
+
+
+@mutant(SWAP, "RESET", rows=(54,), costs="a reset only forgets keys, and the host tier has none")
+def m_reset_asks_one_tier(patcher: Patcher) -> None:
+    """A reset asks the device alone whether blocks are used."""
+
+    def reset(before: Any) -> Any:
+        def change(draft: Draft) -> bool:
+            if draft.device.num_free < draft.device.num_usable:
+                return False
+            draft.device.clear_index()
+            return True
+
+        return state.transition(before, change)
+
+    patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
+
+
+@mutant(SWAP_PAIRS, "KV-READ", rows=(63,))
+def m_swaps_in_run_first(patcher: Patcher) -> None:
+    """A batch's copies to the device run before its copies to the host."""
+    in_order(patcher, SwapIn)
+
+
+@mutant(SWAP_PAIRS, "KV-READ", rows=(59,))
+def m_swaps_out_run_first(patcher: Patcher) -> None:
+    """A batch's copies to the host run before its copies to the device, into what those read."""
+    in_order(patcher, SwapOut)
+
+
+def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> None:
+    """Put the commands of one kind in front of the others of a batch, or behind them."""
+    freeze = Draft.freeze
+
+    def freeze_sorted(self: Draft) -> state.State:
+        frozen = freeze(self)
+        commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
+        return attrs.evolve(frozen, batch=attrs.evolve(frozen.batch, commands=pvector(commands)))
+
+    patcher.setattr(Draft, "freeze", freeze_sorted)
+
+
+@mutant(SWAP, "KV-READ", rows=(60,))
+def m_id_taken_for_an_index(patcher: Patcher) -> None:
+    """A device block's id is taken for the host block that holds its content."""
+    emit = Effects.emit
+
+    def emit_by_id(self: Effects, command: Command) -> None:
+        emit(self, SwapIn(command.block, command.block) if isinstance(command, SwapIn) else command)
+
+    patcher.setattr(Effects, "emit", emit_by_id)
+
+
+@mutant(LOAD_PAIRS_OF_CALLS, "OPERATIONS", rows=(65,), costs="it waits for its old loads")
+def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
+    """A request that leaves still counts its unfinished loads, and they it."""
+    patcher.setattr(release, "abandon_loads", lambda _, request: request)
+
+
+@mutant(SWAP_ONE, "CMD-COW-SRC", "KV-READ", rows=(63,))
+def m_swaps_out_run_last(patcher: Patcher) -> None:
+    """A batch's copies to the host run last, when their sources were handed out anew."""
+    in_order(patcher, SwapOut, last=True)
+
+
+@mutant(SWAP_PAIRS, "CMD-HAZARD", "CMD-ORDER", rows=(58,))
+def m_transfers_in_one_segment(patcher: Patcher) -> None:
+    """A batch says of no two transfers that one must wait for the other."""
+    for module in (commands, judge):
+        patcher.setattr(module, "segments", lambda batch: [0] * len(batch))
+
+
+@mutant(COPY_CHAINS, "CMD-COPYSET", "CMD-ORDER", rows=(62,))
+def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
+    """A copy into a block that another copy of the same segment reads does not wait for it."""
+
+    def segments(batch: Any) -> list[int]:
+        numbers: list[int] = []
+        written: set[Any] = set()
+        for command in batch:
+            new = command.reads() in written or command.writes() in written
+            numbers.append((numbers[-1] if numbers else 0) + new)
+            written = set() if new else written
+            written |= {command.writes()} - {None}
+        return numbers
+
+    for module in (commands, judge):
+        patcher.setattr(module, "segments", segments)

@@ -59,7 +59,7 @@ def m_table_misses_a_block(patcher: Patcher) -> None:
     patcher.setattr(allocate, "grow", grow_less)
 
 
-@mutant(BASIC, "TABLE-MIRROR")
+@mutant(BASIC, "TABLE-MIRROR", costs="entries stay that no query reads")
 def m_cut_table_not_told(patcher: Patcher) -> None:
     """The worker is not told that a table became shorter."""
     without(patcher, CutTable)
@@ -101,7 +101,7 @@ def m_window_one_block_short(patcher: Patcher) -> None:
     patcher.setattr(window, "skipped_blocks", lambda *args: skipped_blocks(*args) + 1)
 
 
-@mutant(ALONE, "NULL-PREFIX")
+@mutant(ALONE, "NULL-PREFIX", costs="blocks behind the window are held longer")
 def m_trim_from_the_front(patcher: Patcher) -> None:
     """Only the last skipped block is given back, so that null blocks are no prefix."""
     plan_trims = window.plan_trims
@@ -112,7 +112,7 @@ def m_trim_from_the_front(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_trims", plan_last)
 
 
-@mutant(CAPPED, "CAP")
+@mutant(CAPPED, "CAP", costs="blocks behind the window are held longer")
 def m_window_never_trimmed(patcher: Patcher) -> None:
     """Nothing behind a window is given back."""
     patcher.setattr(plan, "plan_trims", lambda *_: ())
@@ -132,7 +132,7 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_trims", plan_as_first)
 
 
-@mutant(TWINS, "NO-ALIAS", rows=(19,))
+@mutant(TWINS, "NO-ALIAS", "HIT-PINNED", rows=(19,))
 def m_per_group_alloc(patcher: Patcher) -> None:
     """The first group's new blocks are taken before the hits of the second get their owner."""
     commit, attach, take = allocate.commit, allocate.attach_hits, PoolDraft.take
@@ -160,7 +160,7 @@ def m_per_group_alloc(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_by_group)
 
 
-@mutant(BOTH, "HIT-LONGEST", rows=(46,))
+@mutant(BOTH, "HIT-LONGEST", rows=(46,), costs="the hit is no hit, and computed again")
 def m_group_hit_mismatch(patcher: Patcher) -> None:
     """One group reports fewer hit blocks than the other."""
     found = hits.hit_blocks
@@ -185,7 +185,7 @@ def m_one_group_decides(patcher: Patcher) -> None:
     patcher.setattr(hits, "group_length", length_of_full)
 
 
-@mutant(EAGLE, "HIT-LONGEST")
+@mutant(EAGLE, "HIT-LONGEST", costs="the draft model guesses worse")
 def m_eagle_keeps_its_last_hit(patcher: Patcher) -> None:
     """A look-up keeps the hit block that a draft model has to compute."""
     patcher.setattr(Config, "drops_last_hit", keeps_in_search(Config.drops_last_hit))
@@ -228,3 +228,20 @@ def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
 def m_no_zero_on_reuse(patcher: Patcher) -> None:
     """Unwritten slots of a reused block read back as what was there."""
     without(patcher, Zero)
+
+
+@mutant(ALONE, "NOCRASH", rows=(55,))
+def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
+    """A windowed group counts what it needs without the blocks behind the window, and what it
+    holds with their places.
+    """
+    grow = plan.plan_growth
+
+    def grow_signed(draft: Draft, request: RequestState, *rest: Any) -> Any:
+        signed = []
+        for group, each in zip(draft.config.groups, grow(draft, request, *rest), strict=True):
+            skipped = skipped_blocks(group, rest[-1].seen_from)
+            signed.append(attrs.evolve(each, grown=each.grown - skipped))
+        return tuple(signed)
+
+    patcher.setattr(plan, "plan_growth", grow_signed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check.actions import BASIC_CALLS, World
+from kvcore.check.world import BASIC_CALLS, World
 from kvcore.config import Config
 from kvcore.extra_keys import LoRA
 from kvcore.groups import Group
@@ -20,7 +20,7 @@ FULL = Group(2)
 SLOT = Group(1)
 WINDOW = Group(1, kind="sliding_window", window=2)
 OF_WORLD = frozenset(
-    {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder"}
+    {"num_letters", "num_drafts", "num_lookahead", "num_external", "num_encoder", "moves"}
     | {"delays", "kinds_of_requests", "calls_per_batch", "loads_fail"}
 )
 
@@ -89,4 +89,68 @@ SALTED = world(
     *(2, 2, 2),
     kinds_of_requests=({}, {"cache_salt": "one"}, {"lora": LoRA("one")}),
     num_letters=1,
+)
+
+EVICTED = world(2, 2, 3, "evict_blocks")
+MERGES = world(2, 2, 2, duplicates="merge", calls_per_batch=2)
+PREALLOCATED = world(2, 1, 4, num_preallocate_tokens=2)
+FORKED_DRAFTS = world(3, 2, 3, num_drafts=1)
+ADAPTERS = world(
+    *(3, 2, 2, "load"),
+    groups=(SLOT,),
+    kinds_of_requests=({}, {"lora": LoRA("one")}),
+    num_letters=1,
+)
+LOAD_PAIRS_OF_CALLS = world(*(2, 1, 2, "load"), groups=(SLOT,), loads_fail=True, calls_per_batch=2)
+SWAP_PAIRS = world(
+    *(2, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=2,
+    calls_per_batch=2,
+    without=("append", "fork", "reset_prefix_cache"),
+)
+SWAP_WATERMARK = world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2, watermark_blocks=1)
+CUT_TWICE = world(2, 1, 4, "truncate", groups=(Group(3),))
+
+FLYING = world(2, 2, 3, max_in_flight=1)
+FLYING_TWICE = world(2, 2, 2, max_in_flight=2)
+FLYING_SWAPS = world(
+    *(2, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=2,
+    max_in_flight=1,
+    without=("fork", "reset_prefix_cache"),
+)
+COMPLETED = world(2, 2, 3, max_in_flight=2, publish="completed")
+KEYS_EVICTED = world(2, 1, 4, "evict_blocks", without=("fork", "reset_prefix_cache"))
+SIZES_TWICE = world(
+    *(7, 1, 3),
+    groups=(FULL, SLOT),
+    moves="engine",
+    without=("fork", "append", "reset_prefix_cache"),
+)
+SALTED_HITS = world(
+    *(2, 2, 3),
+    kinds_of_requests=({}, {"cache_salt": "one"}, {"lora": LoRA("one")}),
+    num_letters=1,
+    moves="engine",
+)
+LEAVING = world(
+    *(2, 1, 3, "truncate"),
+    num_letters=1,
+    calls_per_batch=4,
+    without=("fork", "append", "remove_request", "reset_prefix_cache"),
+)
+DRAFTS_PLAIN = world(3, 1, 4, num_drafts=1, num_letters=1, moves="engine")
+FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=1, loads_fail=True)
+COPY_CHAINS = world(
+    *(2, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=1,
+    calls_per_batch=2,
+    without=("append", "reset_prefix_cache"),
+)
+TIGHT = world(1, 2, 3)
+SWAP_ONE = world(
+    *(1, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=1,
+    calls_per_batch=2,
+    without=("append", "fork", "reset_prefix_cache"),
 )

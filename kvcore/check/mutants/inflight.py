@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded bugs of time: batches in flight, quarantine, publication at completion, cancel.
+
+Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from kvcore import allocate, batch, cancel, fork, release, requests, swap, unfinished, window
+from kvcore.block_pool import PoolDraft
+from kvcore.caching import publish_blocks
+from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.check.mutants.worlds import COMPLETED, FLYING, FLYING_SWAPS, FLYING_TWICE
+from kvcore.plan import Plan
+from kvcore.quarantine import QuarantineDraft
+from kvcore.state import Draft, RequestState
+
+LETTING_GO = (allocate, batch, release, window)
+"""The modules in which blocks leave tables."""
+
+
+@mutant(FLYING, "CMD-INFLIGHT", "KV-READ", rows=(56,))
+def m_freed_under_a_batch(patcher: Patcher) -> None:
+    """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
+    for module in LETTING_GO:
+        patcher.setattr(module, "let_go", lambda *_: None)
+
+
+@mutant(FLYING, "CMD-INFLIGHT")
+def m_shared_block_freed_under_a_batch(patcher: Patcher) -> None:
+    """A batch in flight is forgotten where its block has another owner when the request leaves."""
+    let_go = unfinished.let_go
+
+    def let_go_alone(
+        draft: Draft, request: RequestState, group: int, positions: Iterable[int]
+    ) -> None:
+        for position in positions:
+            if draft.device.ref_counts[request.tables[group][position]] == 1:
+                let_go(draft, request, group, [position])
+
+    for module in LETTING_GO:
+        patcher.setattr(module, "let_go", let_go_alone)
+
+
+@mutant(FLYING, "CMD-INFLIGHT", "KV-READ", rows=(58,))
+def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
+    """The source of a copy that has not run yet can be taken and written."""
+    rewrite = allocate.apply_rewrite
+
+    def rewrite_unheld(*args: Any) -> Any:
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "use", lambda *_: None)
+            return rewrite(*args)
+
+    patcher.setattr(allocate, "apply_rewrite", rewrite_unheld)
+
+
+@mutant(FLYING_SWAPS, "CMD-INFLIGHT")
+def m_host_block_reused_in_flight(patcher: Patcher) -> None:
+    """A host block that a batch in flight copies from or to can be taken at once."""
+    host_tier = Draft.host_tier
+
+    class Forgetful(PoolDraft):
+        __slots__ = ()
+
+        def use(self, block: int, number: int) -> None:
+            pass
+
+    def forgetful_host(self: Draft) -> PoolDraft:
+        pool = host_tier(self)
+        pool.__class__ = Forgetful
+        return pool
+
+    patcher.setattr(Draft, "host_tier", forgetful_host)
+
+
+@mutant(FLYING_TWICE, "CMD-INFLIGHT")
+def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
+    """A block that two batches in flight use is free when the first of them is completed."""
+
+    def end_all(self: QuarantineDraft, ended: Callable[[int], bool]) -> None:
+        for block, numbers in self.busy.items():
+            if any(map(ended, numbers)):
+                self.busy = self.busy.delete(block)
+
+    patcher.setattr(QuarantineDraft, "end_use", end_all)
+
+
+@mutant(FLYING, "QUARANTINE", "DRAIN")
+def m_quarantine_never_ends(patcher: Patcher) -> None:
+    """Blocks that no batch uses any more stay where they waited."""
+
+    def end_nothing(_: QuarantineDraft) -> Iterator[int]:
+        return iter(())
+
+    patcher.setattr(QuarantineDraft, "end", end_nothing)
+
+
+@mutant(FLYING, "PARTITION", "PREEMPT-GAIN", rows=(68,))
+def m_deferred_block_is_nowhere(patcher: Patcher) -> None:
+    """A block that is released while a batch uses it is in no queue: preempting gains nothing."""
+    release_all = PoolDraft.release
+
+    def release_idle(self: PoolDraft, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self.is_busy(block):
+                self.ref_counts[block] -= 1
+            else:
+                release_all(self, [block])
+
+    patcher.setattr(PoolDraft, "release", release_idle)
+
+
+@mutant(FLYING, "CACHE-KV", "KV-READ", rows=(34,))
+def m_cancel_keeps_keys(patcher: Patcher) -> None:
+    """What a batch published before it ran stays findable when the batch is cancelled."""
+    take_back = cancel.take_back
+
+    def take_back_unpublished(draft: Draft, cancelled: list[Any], number: int) -> None:
+        take_back(draft, [attrs.evolve(each, given=()) for each in cancelled], number)
+
+    patcher.setattr(cancel, "take_back", take_back_unpublished)
+
+
+@mutant(COMPLETED, "CACHE-KV")
+def m_completion_publishes_what_is_in_flight(patcher: Patcher) -> None:
+    """A batch's completion publishes what later batches have yet to write, too."""
+    patcher.setattr(batch, "num_finished", lambda _, request: request.num_accepted)
+
+
+@mutant(COMPLETED, "CACHE-KV")
+def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
+    """Blocks are published when they are scheduled, as if their batch had run."""
+    commit = allocate.commit
+
+    def commit_published(draft: Draft, planned: Plan) -> Any:
+        grown = commit(draft, planned)
+        request = draft.request(planned.request.request_id)
+        publish_blocks(draft, request, request.num_accepted, final=True)
+        return grown
+
+    patcher.setattr(allocate, "commit", commit_published)
+
+
+@mutant(FLYING, "COMPUTED-RULE", "KV-READ")
+def m_cancel_forgets_forks(patcher: Patcher) -> None:
+    """A fork keeps what its parent was scheduled in a batch that is cancelled."""
+    patcher.setattr(fork, "inherit", lambda *_: None)
+
+
+@mutant(FLYING, "KV-READ")
+def m_cancel_forgets_copies(patcher: Patcher) -> None:
+    """A request still counts what stands in a copy that was cancelled."""
+    mark = unfinished.mark
+
+    def mark_counts(draft: Draft, name: str, before: int, _restore: int, **options: Any) -> None:
+        mark(draft, name, before, before, **options)
+
+    patcher.setattr(allocate, "mark", mark_counts)
+
+
+@mutant(FLYING_SWAPS, "KV-READ")
+def m_cancel_forgets_swaps(patcher: Patcher) -> None:
+    """A request stays in the tier to which a cancelled batch was to copy it."""
+    patcher.setattr(swap, "mark", lambda *_: None)
+
+
+@mutant(FLYING, "COMPUTED-RULE", "KV-READ", rows=(72,))
+def m_cancel_keeps_counts(patcher: Patcher) -> None:
+    """Requests still count what a cancelled batch was to compute."""
+    patcher.setattr(cancel, "fall", lambda *_: None)
+
+
+@mutant(FLYING, "TABLE-MIRROR")
+def m_cancel_leaves_tables(patcher: Patcher) -> None:
+    """The worker's tables stay as a batch left them that may have run or not."""
+    patcher.setattr(cancel, "rebuild", lambda *_: None)
+
+
+@mutant(FLYING, "QUARANTINE")
+def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
+    """Blocks of a cancelled batch wait for its end."""
+    cancel_batch = cancel.take_back
+
+    def take_back_used(*args: Any) -> None:
+        with Patcher() as inner:
+            inner.setattr(PoolDraft, "end_use", lambda *_: None)
+            cancel_batch(*args)
+
+    patcher.setattr(cancel, "take_back", take_back_used)
+
+
+@mutant(FLYING, "IN-FLIGHT")
+def m_removed_request_stays_marked(patcher: Patcher) -> None:
+    """Batches in flight remember a request that has gone."""
+    patcher.setattr(requests, "forget", lambda *_: None)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees of the core: a model that looks at nothing else.
+
+Rules: an engine makes the moves of a world and believes what it is told. What every slot holds goes
+on from batch to batch, right or wrong, and is judged only where a query reads it (KV-READ, ZEROED);
+besides that a call may crash, blocks may not come back, and requests may have no way on. Nothing is
+renamed, since a state that a bug has broken has no canonical name. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from kvcore import commands, invariants
+from kvcore.block_pool import BlockPool
+from kvcore.calls import Call, Misuse, perform
+from kvcore.check.core_model import Failing, Steps, failed, failures, follow, proceed
+from kvcore.check.ghost import RUBBISH, SPOILT, Contents, Encoder, Ghost, Slots, Tables, copy
+from kvcore.check.model import Broken, Edge, Step
+from kvcore.check.moves import moves
+from kvcore.check.outcomes import check_outcome
+from kvcore.check.progress import RUN_JUDGES
+from kvcore.check.properties import PROPERTIES
+from kvcore.check.schedule import Schedule
+from kvcore.check.world import Move, World
+from kvcore.commands import Command, Store
+from kvcore.drain import take_events, take_stats
+from kvcore.errors import InvariantViolation
+from kvcore.state import OpenBatch, State, make_state
+from kvcore.values import Outcome
+
+OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
+"""What a user sees: another content, a crash, blocks or requests that never come back."""
+
+
+@attrs.frozen
+class Seen:
+    """A state, and what an engine has of it: the contents of all blocks, its own tables."""
+
+    state: State
+    contents: Contents
+    tables: Tables
+    encoders: dict[str, Encoder]
+    owned: frozenset[int] = frozenset()
+    cached: frozenset[int] = frozenset()
+
+
+class ObservedModel:
+    """The states of a world without batches in flight, with what its slots really hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.notes: Counter[tuple[str, str]] = Counter()
+        self._ghost = Ghost(world.config)
+        self._prefixes = self._ghost.prefixes
+        self._nodes: list[Seen] = []
+        self._run_judges = {} if world.config.max_num_batched_tokens else RUN_JUDGES
+
+    def start(self) -> Seen:
+        """The empty state; nothing was written yet."""
+        return Seen(make_state(self.world.config), {}, {}, {})
+
+    def edges(self, node: Seen) -> Iterator[Edge]:
+        """Every path of moves, with every way in which its loads can end."""
+        paths: list[Steps] = [()]
+        for _ in range(self.world.calls_per_batch):
+            longer: list[Steps] = []
+            for path in paths:
+                before = path[-1].outcome.state if path else node.state
+                for steps in self._moves(before, path):
+                    longer.append(steps)
+                    for failing in (None, *(failures(steps) if self.world.loads_fail else ())):
+                        closing = list(steps)
+                        seen = _watched(closing, partial(self._settle, node, closing, failing))
+                        if seen is not None:
+                            yield Edge("", tuple(closing), seen)
+            paths = longer
+
+    def name(self, node: Seen) -> bytes:
+        """All that there is of a node, as text."""
+        state = node.state
+        requests = sorted(state.requests.values(), key=lambda each: each.row)
+        slots = sorted((place, tuple(held)) for place, held in node.contents.items())
+        tables = sorted((place, tuple(table)) for place, table in node.tables.items() if table)
+        pools = [_pool(pool) for pool in (state.device, state.host) if pool is not None]
+        return repr((requests, state.rows, state.free_rows, pools, slots, tables)).encode()
+
+    def check(self, node: Seen) -> None:
+        """Raise InvariantViolation where blocks or requests have no way on."""
+        for detail in invariants.leak(node.state):
+            raise InvariantViolation("LEAK", detail)
+        for name, holds in self._run_judges.items():
+            for detail in holds(self.world, node.state):
+                raise InvariantViolation(name, detail)
+
+    def pack(self, node: Seen) -> bytes:
+        """The number of a node: it stays in memory."""
+        self._nodes.append(node)
+        return (len(self._nodes) - 1).to_bytes(8, "big")
+
+    def unpack(self, data: bytes) -> Seen:
+        """The node of a number."""
+        return self._nodes[int.from_bytes(data, "big")]
+
+    def _moves(self, state: State, path: Steps) -> Iterator[Steps]:
+        possible = _watched(path, lambda: list(moves(self.world, state, self._prefixes)))
+        for move in possible or ():
+            if isinstance(move, Call):
+                yield (*path, self._made(path, state, move))
+            else:
+                yield self._scripted(move, state, path)
+
+    def _scripted(self, move: Move, state: State, path: Steps) -> Steps:
+        script = move.script()
+        call = _watched(path, lambda: next(script, None))
+        while call is not None:
+            step = self._made(path, state, call)
+            path, state = (*path, step), step.outcome.state
+            call = _watched(path, partial(proceed, script, step))
+        return path
+
+    def _made(self, path: Steps, state: State, call: Call) -> Step:
+        opened = (*path, Step(state, call, Outcome(state, (), None)))
+        outcome = _watched(opened, lambda: perform(state, call))
+        step = Step(state, call, outcome)
+        if call.name == "reset_prefix_cache":
+            _watched((*path, step), lambda: check_outcome(state, call, outcome))
+        _watched((*path, step), lambda: self._prefixes.learn(outcome.state))
+        return step
+
+    def _settle(self, node: Seen, closing: list[Step], failing: Failing) -> Seen:
+        """Take the batch, execute it, read what its queries read, and end its operations."""
+        opened = closing[-1].outcome.state
+        if opened is node.state:
+            return node
+        ghost, schedule = self._ghost, Schedule()
+        schedule.assume(node.state)
+        schedule.encoders = dict(node.encoders)
+        ghost.loads = {}
+        ghost.contents = dict(node.contents)
+        ghost.tables = dict(node.tables)
+        ghost.owned, ghost.cached = set(node.owned), set(node.cached)
+        for step in closing:
+            follow(schedule, step)
+        ghost.loading = schedule.loading
+        self._execute(opened.batch.commands)
+        writes = [failed(write, failing) for write in schedule.take()]
+        ghost.forward(opened.requests, writes, schedule.encoders)
+        state = self._call(opened, Call("take_batch"), closing)
+        for number, operation in sorted(state.operations.items()):
+            done = failing is None or operation.first_token < failing[1]
+            state = self._call(state, Call("complete_operation", (number, done)), closing)
+            ghost.complete(number, done)
+        if failing is not None and failing[0] not in schedule.loading:
+            state = self._rewound(state, failing, closing)
+        self._execute(state.batch.commands)
+        drained = take_stats(take_events(state).state).state
+        settled = attrs.evolve(drained, batch=OpenBatch(0))
+        contents = {place: ruined(held) for place, held in ghost.contents.items()}
+        return Seen(
+            settled,
+            contents,
+            ghost.tables,
+            schedule.encoders,
+            frozenset(ghost.owned),
+            frozenset(ghost.cached),
+        )
+
+    def _execute(self, batch: Sequence[Command]) -> None:
+        """Run a batch, the copies of each segment in reverse: nothing says that they must not."""
+        ghost, size = self._ghost, max(each.block_size for each in self.world.config.groups)
+        parts: dict[int, list[Command]] = {}
+        for number, command in zip(commands.segments(batch), batch, strict=True):
+            parts.setdefault(number, []).append(command)
+        for _, part in sorted(parts.items()):
+            other = dict(ghost.contents)
+            ghost.execute(each for each in part if not isinstance(each, Store))
+            copies = [each for each in part if each.reads() is not None]
+            for each in copies[::-1]:
+                copy(other, each, size)
+            for each in copies:
+                target = each.writes()
+                if target is not None and target in ghost.contents:
+                    ghost.contents[target] = other[target]
+
+    def _rewound(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
+        names, count = [failing[0]], failing[1]
+        while True:
+            reached = self._call(state, Call("rewind", (list(names), count)), closing)
+            value = closing[-1].outcome.value
+            if not isinstance(value, Misuse):
+                return reached
+            names += value.fields["requests"]  # type: ignore[arg-type] # an object
+
+    def _call(self, state: State, call: Call, closing: list[Step]) -> State:
+        closing.append(self._made(tuple(closing), state, call))
+        after: State = closing[-1].outcome.state
+        return after
+
+
+def ruined(held: Slots) -> Slots:
+    """Slots in which what a failed load left is rubbish: the engine was told, and went on."""
+    return tuple(RUBBISH if each == SPOILT else each for each in held)
+
+
+def _watched(path: Any, make: Any) -> Any:
+    """What `make` gives, None where what fails is not seen. Raises Broken: a property that a user
+    sees break, or NOCRASH where the core failed.
+    """
+    try:
+        return make()
+    except Broken:
+        raise
+    except InvariantViolation as error:
+        if error.name in OBSERVABLE:
+            raise Broken(error.name, error.detail, tuple(path)) from error
+    except Exception as error:
+        if _is_of_core(error):
+            raise Broken("NOCRASH", repr(error), tuple(path)) from error
+        if not isinstance(error, LookupError):
+            raise
+    return None
+
+
+def _is_of_core(error: Exception) -> bool:
+    """Whether an error was raised by the core, and not by what judges it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals["__name__"])
+    return not name.startswith("kvcore.check") or name.startswith("kvcore.check.mutants")
+
+
+def _pool(pool: BlockPool) -> tuple[object, ...]:
+    index = sorted((key, pool.index[key]) for key in pool.index)
+    counts, keys, pins = list(pool.ref_counts), list(pool.keys), sorted(pool.pins.items())
+    return counts, keys, list(pool.queue), pool.queue.length, index, pins
