@@ -25,7 +25,7 @@ from kvcore_runtime.visibility import FULL, Visibility
 from torch import Tensor
 
 from kvcore import Batch, Config, Group, Status
-from tests.conftest import Backend
+from tests.conftest import Backend, need_twin
 from tests.runtime.flights import Flights
 from tests.runtime.questions import assert_drained, assert_same_answers, references, requests
 
@@ -246,26 +246,30 @@ GROUPS = {
 }
 
 
+def make_flights(backend: Backend, groups: str, publish: str, seed: int) -> Flights:
+    chance = random.Random(seed)
+    config = Config(
+        chance.choice([9, 14]) * len(GROUPS[groups]),
+        groups=GROUPS[groups],
+        num_host_blocks=8 * len(GROUPS[groups]),
+        max_model_len=14,
+        duplicates=chance.choice(["keep", "merge"]),
+        eviction=chance.choice(["lru", "uncached_first"]),
+        hash_seed=b"flights",
+        max_in_flight=chance.choice([1, 2, 4]),
+        publish=publish,  # type: ignore[arg-type]
+    )
+    return Flights(config, backend, seed)
+
+
 @pytest.mark.parametrize("publish", ["scheduled", "completed"])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_reads_and_tables_are_right_whatever_is_cancelled(
     backend: Backend, groups: str, publish: str
 ) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(8):
-        chance = random.Random(seed)
-        config = Config(
-            chance.choice([9, 14]) * len(GROUPS[groups]),
-            groups=GROUPS[groups],
-            num_host_blocks=8 * len(GROUPS[groups]),
-            max_model_len=14,
-            duplicates=chance.choice(["keep", "merge"]),
-            eviction=chance.choice(["lru", "uncached_first"]),
-            hash_seed=b"flights",
-            max_in_flight=chance.choice([1, 2, 4]),
-            publish=publish,  # type: ignore[arg-type]
-        )
-        flights = Flights(config, backend, seed)
+    for seed in range(6):
+        flights = make_flights(backend, groups, publish, seed)
         for _ in range(150):
             flights.move()
         flights.manager.check()
@@ -273,12 +277,21 @@ def test_reads_and_tables_are_right_whatever_is_cancelled(
     assert all(
         seen[what]
         for what in (
-            "completed late",
-            "cancelled, executed",
-            "cancelled, not executed",
-            "cancelled, earlier ones still to run",
-            "pending",
-            "swapped in",
-            "swapped out",
+            *("cancelled, executed", "cancelled, not executed", "completed late", "pending"),
+            *("swapped in", "swapped out", "transfers run", "drafts"),
         )
     ), seen
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_both_backends_cancel_alike(groups: str) -> None:
+    need_twin()
+    for seed, publish in ((7, "scheduled"), (8, "completed")):
+        sides = [make_flights(each, groups, publish, seed) for each in ("python", "rust")]
+        for _ in range(120):
+            for side in sides:
+                side.move()
+            assert sides[0].manager.encode() == sides[1].manager.encode()
+            assert [each.batch for each in sides[0].taken] == [
+                each.batch for each in sides[1].taken
+            ]
