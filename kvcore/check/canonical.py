@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.block_pool import BlockPool
@@ -30,14 +30,21 @@ Name = list[int]
 ALL = Symmetry()
 FINGERPRINT_BYTES = 16
 NAMES_KEPT = 50_000
+OLD = 999
+"""The age of operations whose batches are long finished."""
 LOST = 9999
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 
 
-def canonical(state: State, prefixes: Prefixes, symmetry: Symmetry = ALL) -> bytes:
-    """The least name of a state under renaming; equal names mean equal up to renaming."""
+def canonical(
+    state: State, prefixes: Prefixes, symmetry: Symmetry = ALL, more: More | None = None
+) -> bytes:
+    """The least name of a state under renaming; equal names mean equal up to renaming.
+
+    more: what a name says besides, in the same renaming.
+    """
     names = [
-        _name(state, order, pinned, prefixes, symmetry)
+        _name(state, order, pinned, prefixes, symmetry, more)
         for order in orders(state, symmetry)
         for pinned in permutations(pinned_alone(state))
     ]
@@ -95,6 +102,7 @@ def pinned_alone(state: State) -> list[int]:
     if not len(state.device.pins):
         return []
     held = {block for each in state.requests.values() for table in each.tables for block in table}
+    held |= {operation.block for operation in state.operations.values()}
     return [block for block in sorted(state.device.pins) if block not in held]
 
 
@@ -110,6 +118,7 @@ def _name(
     pinned: tuple[int, ...],
     prefixes: Prefixes,
     symmetry: Symmetry,
+    more: More | None,
 ) -> Name:
     tree = Tree() if symmetry.tokens else NamedTree()
     device, host = blocks_of(state, symmetry)
@@ -128,9 +137,16 @@ def _name(
             name += [request.num_cached[group], len(table), *device.names(table)]
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
-    name += _pool(state.device, device, pinned, tree, prefixes)
+    held = [each.block for _, each in sorted(state.operations.items())]
+    number = state.batch.number
+    name += _pool(state.device, number, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
-        name += _pool(state.host, host, (), tree, prefixes)
+        name += _pool(state.host, number, host, (), tree, prefixes)
+    renaming = Renaming(state, order, device, host, tree, prefixes)
+    if state.unfinished or len(state.operations) or len(state.batch.given):
+        name += in_flight(state, renaming)
+    if more is not None:
+        name += more(renaming)
     return name
 
 
@@ -142,12 +158,25 @@ def blocks_of(state: State, symmetry: Symmetry) -> tuple[Blocks, Blocks]:
 
 
 def _pool(
-    pool: BlockPool, blocks: Blocks, pinned: tuple[int, ...], tree: Tree, prefixes: Prefixes
+    pool: BlockPool,
+    number: int,
+    blocks: Blocks,
+    pinned: tuple[int, ...],
+    tree: Tree,
+    prefixes: Prefixes,
 ) -> Name:
+    """The names of a pool's blocks, and what is known of each; number: of the open batch."""
     name = [pool.num_free, *blocks.names(pool.queue)]
+    waiting = pool.quarantine
+    if waiting is not None and (len(waiting) or len(waiting.busy)):
+        name += [len(waiting), *blocks.names(waiting)]
     if len(pool.pins):
         blocks.names(pinned)
         name += [pool.pins.get(block, 0) for block in blocks.order()]
+    if waiting is not None and len(waiting.busy):
+        for block in blocks.order():
+            users = waiting.busy.get(block, ())
+            name += [len(users), *sorted(number - user for user in users)]
     ranks = pool.index.ranks() if len(pool.index) else {}
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
@@ -157,6 +186,68 @@ def _pool(
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), int.from_bytes(key[HASH_SIZE:], "big"), len(letters)]
         name += tree.names(letters)[-tree.width :]
+    return name
+
+
+class Renaming:
+    """The names that one order of the requests gives to everything."""
+
+    def __init__(
+        self,
+        state: State,
+        order: list[RequestState],
+        device: Blocks,
+        host: Blocks,
+        tree: Tree,
+        prefixes: Prefixes,
+    ) -> None:
+        self.order = order
+        self.device = device
+        self.host = host
+        self.tree = tree
+        self.prefixes = prefixes
+        self.places = {request.request_id: place for place, request in enumerate(order)}
+        self._rows = {request.row: place for place, request in enumerate(order)}
+        for place, row in enumerate(reversed(state.free_rows)):
+            self._rows[row] = len(order) + place
+
+    def row(self, row: int) -> int:
+        """A row's name: its request's place, or when it is given again."""
+        return self._rows.get(row, LOST)
+
+    def key(self, key: bytes) -> Name:
+        """What a key stands for: its group and prefix."""
+        letters = self.prefixes.chain(key)
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        return [group, len(letters), *self.tree.names(letters)[-self.tree.width :]]
+
+
+More = Callable[[Renaming], Name]
+
+
+def in_flight(state: State, names: Renaming) -> Name:
+    """What unfinished batches and operations remember."""
+    number = state.batch.number
+    name = [len(state.unfinished), len(state.batch.given)]
+    for block, key in state.batch.given:
+        name += [*names.device.names([block]), *names.key(key)]
+    for batch in state.unfinished:
+        name += [number - batch.number, len(batch.marks), len(batch.given), len(batch.rows)]
+        by_order = sorted(batch.marks.items(), key=lambda item: item[1].order)
+        for request_id, mark in by_order:
+            name += [names.places.get(request_id, LOST), mark.before, mark.restore, mark.publishes]
+            name += [*mark.held, len(mark.replaced)]
+            name += [number for at in sorted(mark.replaced) for number in at]
+        for block, key in batch.given:
+            name += [*names.device.names([block]), *names.key(key)]
+        name += sorted(names.row(row) for row in batch.rows)
+    name.append(len(state.operations))
+    for _, operation in sorted(state.operations.items()):
+        waits = names.places.get(operation.request_id or "", LOST)
+        name += [min(number - operation.batch, OLD), waits, operation.first_token]
+        name += names.key(operation.key)
+    for request in names.order if len(state.operations) else ():
+        name += [request.num_loading, request.load_end]
     return name
 
 

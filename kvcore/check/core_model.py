@@ -66,6 +66,7 @@ class CoreModel:
         self.notes = self.judge.notes
         self._ghost = Ghost(world.config, self.judge.counts, self.prefixes)
         self._schedule = Schedule()
+        self._full_keys = full_keys
         self._start: tuple[State | None, Counted | None] = (None, None)
         self._counted: Lately[Counted] = Lately(COUNTED_KEPT)
         self._encodes = any(group.is_cross for group in world.config.groups)
@@ -160,7 +161,7 @@ class CoreModel:
         judge.ask(schedule.check_caps, opened)
         ghost.execute(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        judge.ask(ghost.forward, opened, writes, schedule.encoders)
+        judge.ask(ghost.forward, opened.requests, writes, schedule.encoders)
         judge.check_batch(start, opened)
         loaded = failing is None or failing[0] in schedule.loading
         if loaded:

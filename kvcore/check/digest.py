@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exact name of a state, cheaply: equal digests mean equal states, names and all.
 
-Rules: everything counts but the open batch, events, statistics and `preempted`, which only chooses
-a column of the statistics. What was found out about a state is kept under its digest, so that it is
-found out once; only what was met lately is kept. Twin: none, the twin is fast enough without.
+Rules: everything counts but events, statistics, `preempted`, which only chooses a column of them,
+and of the open batch all but what it published; batches are told by their age. What was found out
+about a state is kept under its digest, so that it is found out once; only what was met lately is
+kept. Twin: none, the twin is fast enough without.
 """
 
 from __future__ import annotations
@@ -26,22 +27,25 @@ WITHOUT_REFERENCES = 2
 
 def digest(state: State) -> bytes:
     """128 bits of all that counts of a state."""
-    device = state.device
-    parts: list[Any] = [_pool(device), None if state.host is None else _pool(state.host)]
+    device, number = state.device, state.batch.number
+    parts: list[Any] = [_pool(device, number)]
+    parts.append(None if state.host is None else _pool(state.host, number))
     parts += [_request(request) for _, request in sorted(state.requests.items())]
     parts += [tuple(state.rows), tuple(state.free_rows)]
     if len(state.operations):
         parts += [
-            (number, each.block, each.key, each.batch, each.request_id, each.first_token)
-            for number, each in sorted(state.operations.items())
+            (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)
+            for at, each in sorted(state.operations.items())
         ]
     if state.unfinished:
-        parts.append(tuple(_unfinished(each) for each in state.unfinished))
+        parts.append(tuple(_unfinished(each, number) for each in state.unfinished))
+    if len(state.batch.given):
+        parts.append(tuple(state.batch.given))
     data = marshal.dumps(parts, WITHOUT_REFERENCES)
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def _pool(pool: BlockPool) -> tuple[Any, ...]:
+def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
     queue, index, quarantine = pool.queue, pool.index, pool.quarantine
     return (
         tuple(pool.ref_counts),
@@ -59,7 +63,10 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
             tuple(quarantine.queue.following),
             tuple(quarantine.queue.preceding),
             quarantine.queue.length,
-            sorted((block, sorted(users)) for block, users in quarantine.busy.items()),
+            sorted(
+                (block, sorted(number - user for user in users))
+                for block, users in quarantine.busy.items()
+            ),
         ),
     )
 
@@ -84,12 +91,12 @@ def _request(request: RequestState) -> tuple[Any, ...]:
     )
 
 
-def _unfinished(batch: Unfinished) -> tuple[Any, ...]:
+def _unfinished(batch: Unfinished, number: int) -> tuple[Any, ...]:
     marks = []
     for name, each in sorted(batch.marks.items()):
         counts = (name, each.order, each.before, each.restore, each.publishes)
         marks.append((*counts, each.held, sorted(each.replaced)))
-    return (batch.number, marks, tuple(batch.given), batch.rows)
+    return (number - batch.number, marks, tuple(batch.given), batch.rows)
 
 
 class Lately(Generic[T]):

@@ -93,7 +93,7 @@ class Ghost:
     """The contents of all blocks, and what follows from the commands alone: tables and owners.
 
     loading: where the unfinished load of a request begins; what it brings is not there yet. counts:
-    whether a property of this name is judged.
+    whether a property of this name is judged. loads: what each executed load will bring, and where to.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Ghost:
         self._size = max(group.block_size for group in config.groups)
         self.prefixes = prefixes or Prefixes(config)
         self.loading: Mapping[str, int] = {}
-        self._loads: dict[int, tuple[bytes, int]] = {}
+        self.loads: dict[int, tuple[bytes, int]] = {}
         self._nothing: Slots = (None,) * self._size
         self.contents: Contents = {}
         self.tables: Tables = {}
@@ -135,7 +135,7 @@ class Ghost:
         self.tables = dict(counted.tables)
         self.owned, self.cached = set(counted.owned), set(counted.cached)
         self._empty = set()
-        self._loads = {}
+        self.loads = {}
 
     def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
         """What a state counts on: (property, place, slot, content) of all computed and cached
@@ -174,9 +174,9 @@ class Ghost:
 
     def complete(self, operation: int, done: bool) -> None:
         """Bring what an unfinished load fills, or spoil it; a store changes no content."""
-        if operation not in self._loads:
+        if operation not in self.loads:
             return
-        key, block = self._loads.pop(operation)
+        key, block = self.loads.pop(operation)
         group = int.from_bytes(key[HASH_SIZE:], "big")
         nodes = self.prefixes.block(key)
         place: Place = ("device", block)
@@ -184,20 +184,24 @@ class Ghost:
         self.contents[place] = brought + self._slots(place)[len(brought) :]
 
     def forward(
-        self, state: State, writes: Sequence[Write], encoders: Mapping[str, Encoder]
+        self,
+        requests: Mapping[str, RequestState],
+        writes: Sequence[Write],
+        encoders: Mapping[str, Encoder],
     ) -> None:
-        """Load and write what a batch schedules, then read as its queries do: state is the one
-        that the batch was taken from.
+        """Load and write what a batch schedules, then read as its queries do.
+
+        requests: as they were when the batch was taken.
         """
         for write in writes:
-            self._check_zeroed(state.requests[write.request_id])
+            self._check_zeroed(requests[write.request_id])
         self._empty = set()
         for write in writes:
-            self._write(state.requests[write.request_id], write)
+            self._write(requests[write.request_id], write)
         if any(write.failed is not None for write in writes):
-            self._spread(state, writes)
+            self._spread(requests, writes)
         for write in writes:
-            self._read(state.requests[write.request_id], write, encoders)
+            self._read(requests[write.request_id], write, encoders)
 
     def check(
         self, state: State, encoders: Mapping[str, Encoder], counted: Counted | None = None
@@ -255,10 +259,10 @@ class Ghost:
             slots, slot = self._slots(place), position % group.block_size
             self.contents[place] = (*slots[:slot], content, *slots[slot + 1 :])
 
-    def _spread(self, state: State, writes: Sequence[Write]) -> None:
+    def _spread(self, requests: Mapping[str, RequestState], writes: Sequence[Write]) -> None:
         """Spoil what is computed from spoilt slots, in the order of the calls."""
         for write in writes:
-            request = state.requests[write.request_id]
+            request = requests[write.request_id]
             for query in range(write.loaded, write.end):
                 seen = (
                     self._slots(("device", table[at // group.block_size]))[at % group.block_size]
@@ -325,7 +329,7 @@ class Ghost:
                 for slot, node in enumerate(self.prefixes.block(key)):
                     self._find("CACHE-KV", ("device", block), slot, (node, group))
             case Load(operation, key, block):
-                self._loads[operation] = (key, block)
+                self.loads[operation] = (key, block)
             case SetTable(row, group, position, block):
                 table = self.tables.get((row, group), ())
                 self.tables[row, group] = (*table[:position], block, *table[position + 1 :])

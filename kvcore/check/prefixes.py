@@ -53,6 +53,7 @@ class Prefixes:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._children: dict[tuple[int, Letter], int] = {}
+        self._paths: dict[int, tuple[Letter, ...]] = {}
         self._nodes: dict[tuple[Letter, ...], tuple[int, ...]] = {}
         self._letters: dict[tuple[tuple[int, ...], ExtraKeys], tuple[Letter, ...]] = {}
         self._chains: dict[bytes, Chain] = {}
@@ -109,6 +110,10 @@ class Prefixes:
             raise InvariantViolation("KEY-GRAN", detail)
         return chain.nodes[chain.end - size : chain.end]
 
+    def path(self, node: int) -> tuple[Letter, ...]:
+        """The letters of the prefix that has a number."""
+        return self._paths[node]
+
     def tokens_of_nodes(self) -> dict[int, tuple[int, ...]]:
         """The tokens of each prefix that has a number."""
         found: dict[int, tuple[int, ...]] = {0: ()}
@@ -124,6 +129,7 @@ class Prefixes:
             for letter in letters:
                 node = self._children.setdefault((node, letter), len(self._children) + 1)
                 found.append(node)
+                self._paths.setdefault(node, letters[: len(found)])
             known = self._nodes[letters] = tuple(found)
         return known
 

@@ -9,6 +9,7 @@ starts anew. Encoder tokens are written by the step that brings them. Twin: none
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.check.ghost import Encoder, Write
@@ -24,14 +25,14 @@ class Schedule:
     """The writes of the open batch, and the computed count that each request must have.
 
     encoders: what the cross-attention tables of a request hold. loading: where the unfinished load
-    of a request begins.
+    of a request begins, and failed: where its first failed block does.
     """
 
     def __init__(self) -> None:
         self.computed: dict[str, int] = {}
         self.encoders: dict[str, Encoder] = {}
         self.loading: dict[str, int] = {}
-        self._failed: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
         self._num_encoders = 0
         self._before: dict[str, int] = {}
         self._writes: list[Write] = []
@@ -42,6 +43,15 @@ class Schedule:
         self.encoders = encoders_of(state)
         self._before = {}
         self._writes = []
+
+    def resume(self, before: Mapping[str, int], writes: Sequence[Write]) -> None:
+        """Go on with an open batch that schedules something already."""
+        self._before = dict(before)
+        self._writes = list(writes)
+
+    def writes(self) -> tuple[Write, ...]:
+        """The writes of the open batch, in the order of the calls."""
+        return tuple(self._writes)
 
     def follow(
         self, state: State, name: str, args: tuple[Any, ...], options: dict[str, Any], value: object
@@ -83,6 +93,10 @@ class Schedule:
     def loads(self) -> list[Write]:
         """The writes of the open batch that load external tokens, in the order of the calls."""
         return [write for write in self._writes if write.loaded > write.start]
+
+    def scheduled(self) -> dict[str, int]:
+        """The requests that the open batch gives slots to, with their counts before it."""
+        return dict(self._before)
 
     def take(self) -> list[Write]:
         """The writes of the batch, in the order of the calls; it is taken now."""
@@ -161,11 +175,11 @@ class Schedule:
         if request_id is None:
             return
         if not done:
-            failed = self._failed.get(request_id, operation.first_token)
-            self._failed[request_id] = min(failed, operation.first_token)
+            failed = self.failed.get(request_id, operation.first_token)
+            self.failed[request_id] = min(failed, operation.first_token)
         others = (op for n, op in state.operations.items() if n != number)
         if all(other.request_id != request_id for other in others):
-            count = self._failed.get(request_id, self.computed[request_id])
+            count = self.failed.get(request_id, self.computed[request_id])
             self._cut(state, request_id, count)
 
     def _schedule(self, write: Write) -> None:
@@ -177,7 +191,7 @@ class Schedule:
         """A request leaves the open batch and falls to so many tokens, its drafts dropped."""
         self._writes = [each for each in self._writes if each.request_id != request_id]
         self.loading.pop(request_id, None)
-        self._failed.pop(request_id, None)
+        self.failed.pop(request_id, None)
         count = min(self.computed[request_id], len(state.requests[request_id].tokens))
         count = self._before.pop(request_id, count)
         count = count if resumes(state, request_id, count) else 0

@@ -20,6 +20,7 @@ import attrs
 
 from kvcore.check.canonical import FINGERPRINT_BYTES, fingerprint
 from kvcore.check.core_model import CoreModel
+from kvcore.check.flight_model import FlightModel
 from kvcore.check.judge import Watch, broken
 from kvcore.check.model import Broken, Edge, Model, Step, Violation
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
@@ -89,9 +90,8 @@ def make_model(
     """The model of a world; a model is one already."""
     if not isinstance(what, World):
         return what
-    return CoreModel(
-        what, symmetry=symmetry, properties=properties, watch=watch, full_keys=full_keys
-    )
+    kind = FlightModel if what.config.max_in_flight else CoreModel
+    return kind(what, symmetry=symmetry, properties=properties, watch=watch, full_keys=full_keys)
 
 
 class Search:

@@ -106,7 +106,7 @@ class Lockstep:
         self.executed = commands
         self.ghost.execute(commands)
         writes = [failed(write, self.failing) for write in self.schedule.take()]
-        self.ghost.forward(before, writes, self.schedule.encoders)
+        self.ghost.forward(before.requests, writes, self.schedule.encoders)
         if self.failing is None:
             self.ghost.check(before, self.schedule.encoders)
 

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core as a model where batches are in flight: taking and executing are edges of their own.
+
+Rules: an edge is a batch that is filled by some moves and taken, or moves that schedule nothing;
+the execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
+of any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
+executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
+all that was taken is executed on a copy, all that the state counts on must be there; and what an
+unfinished batch uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
+executed, so owners are followed from the state behind it. Twin: none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+from pyrsistent import pvector
+
+from kvcore.calls import Call, Misuse
+from kvcore.check.canonical import canonical, fingerprint
+from kvcore.check.core_model import TAKE_BATCH, CoreModel, Steps, follow
+from kvcore.check.flight import Node, Pending, live, name_of, taken, unused_wait
+from kvcore.check.ghost import Ghost
+from kvcore.check.judge import note_state
+from kvcore.check.model import Edge, Step
+from kvcore.check.outcomes import check_events
+from kvcore.commands import Load, Store
+from kvcore.errors import InvariantViolation
+from kvcore.state import State, make_state
+from kvcore.values import Outcome, PrefixCacheStats
+
+LEAVING = ("free", "remove_request")
+
+
+class FlightModel(CoreModel):
+    """The nodes of a world with batches in flight."""
+
+    def start(self) -> Any:
+        """The empty state, with nothing in flight."""
+        return Node(make_state(self.world.config))
+
+    def edges(self, node: Any) -> Iterator[Edge]:
+        """Everything that can happen next."""
+        state = node.state
+        full = len(state.unfinished) >= self.world.config.max_in_flight
+        if len(state.batch.commands) and not full:
+            yield from self._heard("take", (), partial(self._fill, node, (), full))
+        if not node.filled:
+            for name, steps in self._paths(state):
+                yield from self._heard(name, steps, partial(self._fill, node, steps, full))
+        if node.waiting:
+            yield from self._heard("execute", (), partial(self._execute, node))
+        if node.pending and node.pending[0].executed:
+            yield from self._heard("complete", (), partial(self._complete_batch, node))
+        for batch in node.pending:
+            yield from self._heard("cancel", (), partial(self._cancel, node, batch.number))
+        waiting = {batch.number for batch in node.waiting}
+        for number, operation in sorted(state.operations.items()):
+            if operation.batch in waiting or operation.batch == state.batch.number:
+                continue
+            for done in (True, False) if number in node.started else (False,):
+                end = partial(self._end_operation, node, number, done)
+                yield from self._heard("done" if done else "failed", (), end)
+
+    def name(self, node: Any) -> bytes:
+        """The canonical name of a node, or 128 bits of it."""
+        more = partial(name_of, node)
+        name = canonical(node.state, self.prefixes, self.symmetry, more)
+        return name if self._full_keys else fingerprint(name)
+
+    def check(self, node: Any) -> None:
+        """Judge a node that is new: its state, what is free, and memory when all is executed."""
+        state = node.state
+        self.judge.check(state)
+        self.judge.check_runs(state)
+        note_state(self.notes, state)
+        self.notes["goal", "quarantine"] += state.device.num_quarantined > 0
+        if self.judge.counts("CMD-INFLIGHT"):
+            for detail in unused_wait(node):
+                raise InvariantViolation("CMD-INFLIGHT", detail)
+        ghost = self._ghost
+        node.recall(ghost)
+        for batch in node.waiting:
+            ghost.execute(batch.commands)
+            self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
+        ghost.execute(state.batch.commands)
+        self.judge.ask(ghost.forward, state.requests, node.writes, {})
+        ghost.check(state, {})
+
+    def pack(self, node: Any) -> bytes:
+        """The node as a pickle."""
+        return pickle.dumps(node)
+
+    def unpack(self, data: bytes) -> Any:
+        """The node that was pickled here."""
+        return pickle.loads(data)
+
+    def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
+        """The edge that `make` gives; none where it breaks a property that does not count."""
+        closing = list(steps)
+        after = self.judge.heard(closing, lambda: make(closing))
+        if after is not None:
+            yield Edge(name, tuple(closing), after)
+
+    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[Step]) -> Node:
+        """Let some moves fill the open batch, and take it if there is something in it and room."""
+        start = node.state
+        opened = steps[-1].outcome.state if steps else start
+        schedule = self._schedule_at(node)
+        for step in steps:
+            follow(schedule, step)
+            node = self._without(node, step)
+        self.judge.ask(schedule.check, opened)
+        self.judge.ask(schedule.check_caps, opened)
+        if steps:
+            self.judge.check_batch(start, opened)
+        filled = attrs.evolve(
+            node,
+            before=schedule.scheduled(),
+            writes=schedule.writes(),
+            loading=dict(schedule.loading),
+            failed=dict(schedule.failed),
+            filled=steps == () or fills(start, opened),
+        )
+        if full or not filled.filled:
+            return self._closed(filled, opened, start)
+        batch = taken(opened, schedule)
+        settled = self._call(opened, TAKE_BATCH, closing)
+        self.notes["goal", "merge"] += len(settled.batch.commands) > 0
+        waiting = attrs.evolve(
+            filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
+        )
+        return self._closed(waiting, settled, start)
+
+    def _execute(self, node: Node, closing: list[Step]) -> Node:
+        """Run the oldest batch that waits: its commands, then its forward pass."""
+        batch, ghost = node.waiting[0], self._ghost
+        closing.append(executed(node.state, batch.number))
+        node.recall(ghost)
+        ghost.execute(batch.commands)
+        self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
+        pending = tuple(
+            attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
+            if each.number == batch.number
+            else each
+            for each in node.pending
+        )
+        started = node.started | {
+            command.operation for command in batch.commands if isinstance(command, Load | Store)
+        }
+        after = attrs.evolve(in_memory(node, ghost), pending=pending, started=started)
+        return self._closed(after, node.state)
+
+    def _complete_batch(self, node: Node, closing: list[Step]) -> Node:
+        """Complete the oldest batch."""
+        start, schedule = node.state, self._schedule_at(node)
+        after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
+        self.judge.ask(schedule.check, after)
+        return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
+
+    def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
+        """Take back a batch and all later ones; what was not executed never is."""
+        start = node.state
+        after = self._call(start, Call("cancel", (number,)), closing)
+        gone = [batch for batch in node.pending if batch.number >= number]
+        for counts in (*(batch.before for batch in gone), node.before):
+            for name, before in counts.items():
+                request = after.requests.get(name)
+                if request is not None and request.num_computed > before:
+                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
+                    self.judge.ask(_raise, "COMPUTED-RULE", detail)
+        self.notes["goal", "cancel"] += 1
+        owned = frozenset(b for b, count in enumerate(after.device.ref_counts) if count)
+        keys = enumerate(after.device.keys)
+        cached = frozenset(b for b, key in keys if key is not None and b not in owned)
+        kept = attrs.evolve(
+            node,
+            pending=tuple(batch for batch in node.pending if batch.number < number),
+            owned=owned,
+            cached=cached,
+            before={},
+            writes=(),
+            filled=False,
+            loading=_still_loading(node.loading, after),
+            failed=_still_loading(node.failed, after),
+        )
+        return self._closed(kept, after, start)
+
+    def _end_operation(self, node: Node, number: int, done: bool, closing: list[Step]) -> Node:
+        """Complete an operation, or let it fail."""
+        start, ghost, schedule = node.state, self._ghost, self._schedule_at(node)
+        after = self._call(start, Call("complete_operation", (number, done)), closing)
+        follow(schedule, closing[-1])
+        self.judge.ask(schedule.check, after)
+        node.recall(ghost)
+        ghost.complete(number, done)
+        settled = attrs.evolve(
+            in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
+        )
+        return self._closed(settled, after, start)
+
+    def _schedule_at(self, node: Node) -> Any:
+        """What is known of the schedule in a node."""
+        schedule = self._schedule
+        schedule.assume(node.state)
+        schedule.loading, schedule.failed = dict(node.loading), dict(node.failed)
+        schedule.resume(node.before, node.writes)
+        return schedule
+
+    def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
+        """The node with a state whose events are drained, without what nobody reads any more."""
+        if start is not None and state.config.enable_events:
+            self.judge.ask(check_events, start.device.index, state.events, state)
+        drained = attrs.evolve(
+            state,
+            events=pvector(),
+            stats=PrefixCacheStats(),
+            new_blocks=(pvector(),) * len(state.new_blocks),
+        )
+        ghost = self._ghost
+        ghost.loading = dict(node.loading)
+        reached = attrs.evolve(node, state=drained)
+        wanted = ghost.counted(drained, {}).contents
+        return attrs.evolve(reached, contents=live(reached, wanted))
+
+    def _without(self, node: Node, step: Step) -> Node:
+        """The node behind a step: what is in flight forgets a request that goes."""
+        if step.call.name not in LEAVING or isinstance(step.outcome.value, Misuse):
+            return node
+        name = step.call.args[0]
+        known = any(name in batch.before for batch in node.pending)
+        self.notes["goal", "abort in flight"] += known
+        if not known or step.call.name != "remove_request":
+            return node
+        return attrs.evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+
+
+def forgotten(batch: Pending, request_id: str) -> Pending:
+    """A batch without what it knows of a request."""
+    before = {name: count for name, count in batch.before.items() if name != request_id}
+    return attrs.evolve(batch, before=before)
+
+
+def in_memory(node: Node, ghost: Ghost) -> Node:
+    """The node with what a ghost holds."""
+    tables = {place: table for place, table in ghost.tables.items() if table}
+    return attrs.evolve(
+        node,
+        contents=dict(ghost.contents),
+        tables=tables,
+        owned=frozenset(ghost.owned),
+        cached=frozenset(ghost.cached),
+        loads=dict(ghost.loads),
+    )
+
+
+def executed(state: State, number: int) -> Step:
+    """The step in which the runtime executes a batch: it changes no state."""
+    return Step(state, Call("execute", (number,)), Outcome(state, (), None))
+
+
+def fills(start: State, opened: State) -> bool:
+    """Whether moves put something into the open batch."""
+    batch = opened.batch
+    more = len(batch.commands) > len(start.batch.commands)
+    return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.marks) > 0
+
+
+def _still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
+    return {
+        name: start
+        for name, start in known.items()
+        if name in state.requests and state.requests[name].num_loading
+    }
+
+
+def _raise(name: str, detail: str) -> None:
+    raise InvariantViolation(name, detail)
