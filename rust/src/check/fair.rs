@@ -58,7 +58,8 @@ fn step(world: &World, state: &mut State) -> Finding {
             }
         }
     }
-    settle(state)
+    settle(state)?;
+    reject_drafts(state)
 }
 
 /// Bring a request one call further; nothing changes where that is refused.
@@ -68,7 +69,7 @@ fn try_one(state: &mut State, row: Row) -> Finding {
     let request = &state[row];
     let done = if request.status() == Status::Swapped {
         expected(swap_in(state, &[&name]))?.is_ok()
-    } else if request.num_computed < request.num_tokens() {
+    } else if request.num_computed < request.num_tokens() + request.num_drafts() {
         expected(schedule_all(state, row))?.is_ok()
     } else {
         expected(append(state, Requests::Ids(&[&name]), &[0]))?.done > 0
@@ -82,7 +83,8 @@ fn try_one(state: &mut State, row: Row) -> Finding {
 /// Whether a request goes on in the open batch.
 fn is_served(state: &State, row: Row) -> bool {
     let request = &state[row];
-    state.batch.records.get(row).is_some() && request.num_computed == request.num_tokens()
+    let whole = request.num_tokens() + request.num_drafts();
+    state.batch.records.get(row).is_some() && request.num_computed == whole
 }
 
 /// Who leaves first to make room: the last one behind a request, else it itself if it runs.
@@ -94,7 +96,7 @@ fn latest_running(state: &State, row: Row) -> Option<Row> {
 fn is_done(world: &World, state: &State, row: Row) -> bool {
     let (computed, num_tokens) = (state[row].num_computed, state[row].num_tokens());
     let finished = computed >= num_tokens && num_tokens >= world.num_tokens;
-    finished || !fits(state, world.num_tokens.min(num_tokens + 1))
+    finished || !fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
 }
 
 fn send_away(state: &mut State, row: Row) -> Finding {

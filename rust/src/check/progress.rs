@@ -17,7 +17,9 @@ use crate::caching::reset_prefix_cache;
 use crate::check::invariants::{Finding, is_in_a_queue, pools};
 use crate::check::world::World;
 use crate::check::{Judges, Violation};
+use crate::config::Config;
 use crate::errors::Error;
+use crate::groups::Group;
 use crate::hits::longest_hit;
 use crate::ids::{BlockId, Row};
 use crate::operations::complete_operation;
@@ -166,28 +168,26 @@ fn swap_return(_: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// ADMIT-NEVER: a request that needs more than the pool has is refused for good, at once.
-///
-/// Behind a hit a window needs no blocks before it, so a request may fit that does not from the
-/// start.
+/// ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and no
+/// other call is.
 pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
-    let beyond = |row: &Row| {
-        let request = &state[*row];
-        request.status() == Status::Waiting && !fits(state, request.num_tokens())
-    };
-    for row in rows(state).filter(beyond) {
-        let asked = all_that_is_left(state, row);
-        if asked.hit.is_some() && state.has_windows {
+    for row in rows(state).filter(|&row| state[row].status() == Status::Waiting) {
+        let (request, num_tokens) = (&state[row], state[row].num_tokens());
+        let needed = call_need(&state.config, num_tokens, 0);
+        let never = !fits(state, num_tokens, 0);
+        let there = u64::from(state.device.num_free());
+        if !never && needed + u64::from(state.config.watermark_blocks) <= there {
             continue;
         }
-        let value = allocate_slots(&mut state.clone(), &state[row].request_id, &asked);
-        let never = |value: &Admitted<KVCacheBlocks>| {
-            value.as_ref().is_err_and(|refused| refused.reason == Reason::Never)
+        let asked = Asked::new(i64::from(num_tokens));
+        let value = allocate_slots(&mut state.clone(), &request.request_id, &asked);
+        let told = match &value {
+            Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
+            _ => !never,
         };
-        if !value.as_ref().is_ok_and(never) {
-            let held = state.config.blocks_for(state[row].num_tokens());
-            let name = state[row].name();
-            return Err(format!("{name} needs {held} blocks and is told {value:?}"));
+        if !told {
+            let name = request.name();
+            return Err(format!("{name} needs {needed} blocks and is told {value:?}"));
         }
     }
     Ok(())
@@ -200,7 +200,7 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
     }
     for row in rows(state) {
         let request = &state[row];
-        if request.num_loading > 0 || !fits(state, request.num_tokens()) {
+        if request.num_loading > 0 || !fits(state, request.num_tokens(), 0) {
             continue;
         }
         let value = schedule_all(&mut state.clone(), row);
@@ -235,13 +235,6 @@ pub(crate) fn settle(state: &mut State) -> Finding {
 
 /// Schedule all tokens that a request has left, behind its longest hit.
 pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCacheBlocks>, Error> {
-    let asked = all_that_is_left(state, row);
-    let name = Arc::clone(&state[row].request_id);
-    allocate_slots(state, &name, &asked)
-}
-
-/// The arguments of that call.
-fn all_that_is_left(state: &State, row: Row) -> Asked {
     let request = &state[row];
     let (mut first, mut hit) = (request.num_computed, None);
     if !request.holds_blocks() {
@@ -250,7 +243,9 @@ fn all_that_is_left(state: &State, row: Row) -> Asked {
         hit = (first > 0).then(|| AskedHit::from(&found));
     }
     let most = request.num_tokens() + request.num_drafts();
-    Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) }
+    let asked = Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) };
+    let name = Arc::clone(&request.request_id);
+    allocate_slots(state, &name, &asked)
 }
 
 /// Take away all pins but those of operations.
@@ -268,11 +263,20 @@ pub(crate) fn drop_pins(state: &mut State) -> Finding {
     expected(unpin(state, &pins))
 }
 
-/// Whether an empty pool can hold so many tokens of a request, and keep what must stay free.
-pub(crate) fn fits(state: &State, num_tokens: u32) -> bool {
+/// Whether an empty pool can give one call so many tokens, and keep what must stay free.
+pub(crate) fn fits(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
     let config = &state.config;
     let most = config.num_usable_blocks().saturating_sub(config.watermark_blocks);
-    config.blocks_for(num_tokens) <= u64::from(most)
+    call_need(config, num_tokens, num_encoder) <= u64::from(most)
+}
+
+/// Blocks that one call takes for so many tokens of a request that holds and hits nothing.
+fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
+    let need = |group: &Group| {
+        let count = if group.is_cross() { num_encoder } else { num_tokens };
+        u64::from(count.div_ceil(group.block_size))
+    };
+    config.groups.iter().map(need).sum()
 }
 
 /// What a call gave that an engine may make there.
@@ -308,7 +312,7 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     if request.status() == Status::Swapped {
         return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(())));
     }
-    if request.num_computed < request.num_tokens() {
+    if request.num_computed < request.num_tokens() + request.num_drafts() {
         return matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_)));
     }
     if request.num_tokens() >= world.num_tokens {
@@ -323,7 +327,7 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
 fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
     let num_tokens = request.num_tokens();
     let done = request.num_computed >= num_tokens && num_tokens == world.num_tokens;
-    !done && fits(state, world.num_tokens.min(num_tokens + 1))
+    !done && fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
 }
 
 /// Whether a block is without owner, now or when what uses it ends.
