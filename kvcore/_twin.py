@@ -6,6 +6,8 @@ Rules: nothing is decided here. Where the extension is missing, asking for it sa
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvcore.backend import Backend
 from kvcore.config import Config
 from kvcore.errors import BackendMissing
@@ -25,7 +27,17 @@ def available() -> bool:
 
 def make_backend(config: Config) -> Backend:
     """A manager backend over the twin. Raises BackendMissing."""
+    _check_there()
+    return _rust.Manager(config)
+
+
+def check_world(world: Any, **options: Any) -> dict[str, Any]:
+    """The compiled search of the checker: `kvcore/check/twin_search.py`. Raises BackendMissing."""
+    _check_there()
+    return _rust.check_world(world, **options)
+
+
+def _check_there() -> None:
     if _missing:
         reason = "the extension kvcore._rust is not built; `make twin` builds it"
         raise BackendMissing(backend="'rust'", reason=reason)
-    return _rust.Manager(config)

@@ -1,2 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker: every state of a small world, over the production transitions."""
+"""The checker: every state of a small world, over the production transitions.
+
+    from kvcore import Config, Group
+    from kvcore.check import World, check
+
+    config = Config(4, groups=(Group(2),), null_block=False)
+    report = check(World(config=config, num_requests=2, num_tokens=4, num_prompt=4))
+    assert report.verdict == "complete"
+
+What is proved, and what is not, is in docs/checking.md; `kvcore check` is the same as a command.
+"""
+
+from kvcore.check.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.properties import PROPERTIES, Property
+from kvcore.check.report import Report
+from kvcore.check.run import check
+from kvcore.check.story import render
+from kvcore.check.world import BASIC_CALLS, Move, Symmetry, World
+
+__all__ = [
+    "BASIC_CALLS",
+    "PROPERTIES",
+    "Broken",
+    "Edge",
+    "Model",
+    "Move",
+    "Property",
+    "Report",
+    "Step",
+    "Symmetry",
+    "Violation",
+    "World",
+    "check",
+    "render",
+]
