@@ -11,13 +11,14 @@ Twin: none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from kvcore.block_pool import BlockPool
 from kvcore.calls import Misuse
-from kvcore.check.ghost import RUBBISH, SPOILT, ZEROS, Content, Ghost, Write
+from kvcore.check.flight import copied
+from kvcore.check.ghost import RUBBISH, SPOILT, ZEROS, Content, Ghost, Place, Write
 from kvcore.check.model import Step
 from kvcore.check.prefixes import Prefixes
 from kvcore.check.schedule import Schedule
@@ -48,11 +49,15 @@ class Scene:
 
 @attrs.frozen
 class Taken:
-    """A batch that was taken and not executed: the state that it was taken from, its writes."""
+    """A batch that was taken: the state that it was taken from, its writes, the places that its
+    copies and its forward pass use, and the counts of its requests before it.
+    """
 
     number: int
     state: State
     writes: tuple[Write, ...]
+    used: frozenset[Place] = frozenset()
+    before: Mapping[str, int] = attrs.field(factory=dict)
 
 
 class Follower:
@@ -66,6 +71,7 @@ class Follower:
         self.ghost = Ghost(config)
         self._schedule = Schedule()
         self._taken: list[Taken] = []
+        self._unfinished: list[Taken] = []
         self.wrong: list[InvariantViolation] = []
 
     def follow(self, step: Step, following: Step | None) -> None:
@@ -80,6 +86,7 @@ class Follower:
             self._finish(call.name, call.args[0])
         self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
         if call.name == "cancel":
+            self._hear(self._check_fall, step)
             self._schedule.assume(step.outcome.state)
             for name in [each for each in self._schedule.loading if not self._loads(step, each)]:
                 del self._schedule.loading[name]
@@ -88,11 +95,15 @@ class Follower:
             self._hear(self._schedule.check, step.outcome.state)
             self._hear(self._schedule.check_caps, step.outcome.state)
         self.ghost.loading = self._schedule.loading
+        numbers = {each.number for each in step.outcome.state.unfinished}
+        self._unfinished = [each for each in self._unfinished if each.number in numbers]
+        self._hear(self._check_in_flight, step.outcome.state)
         if call.name == "complete_operation":
             self.ghost.complete(*call.args)
         if call.name == "take_batch":
             number = value.number if isinstance(value, Batch) else 0
-            self._taken.append(Taken(number, step.before, tuple(self._schedule.take())))
+            self._taken.append(self._take(number, step.before))
+            self._unfinished.append(self._taken[-1])
             if not self._config.max_in_flight:
                 self._execute(number, _failing(following))
 
@@ -102,7 +113,7 @@ class Follower:
         commands = state.batch.commands
         if len(commands) or len(state.batch.records):
             self._hear(self.ghost.prefixes.learn, state)
-            self._taken.append(Taken(state.batch.number, state, tuple(self._schedule.take())))
+            self._taken.append(self._take(state.batch.number, state))
             self._execute(state.batch.number, None)
         if self._config.max_in_flight:
             self._hear(self._check_contents, state)
@@ -112,6 +123,37 @@ class Follower:
         names = SceneNames(self.ghost.prefixes)
         names.learn(state)
         return scene_of(state, self.ghost, names)
+
+    def _take(self, number: int, state: State) -> Taken:
+        """The batch of a state as it is taken."""
+        scheduled = self._schedule.scheduled()
+        used = set(copied(state.batch.commands))
+        for table in (each for name in scheduled for each in state.requests[name].tables):
+            used.update(("device", block) for block in table if block >= state.device.first_block)
+        return Taken(number, state, tuple(self._schedule.take()), frozenset(used), scheduled)
+
+    def _check_in_flight(self, state: State) -> None:
+        """Raise InvariantViolation (CMD-INFLIGHT) where a block that an unfinished batch uses is
+        free.
+        """
+        used = {place for each in self._unfinished for place in each.used}
+        for tier, pool in (("device", state.device), ("host", state.host)):
+            for block in () if pool is None else pool.queue:
+                if (tier, block) in used:
+                    detail = f"{tier} block {block} is free, and an unfinished batch uses it"
+                    raise InvariantViolation("CMD-INFLIGHT", detail)
+
+    def _check_fall(self, step: Step) -> None:
+        """Raise InvariantViolation (COMPUTED-RULE) where a cancel leaves a request more than it
+        counted before.
+        """
+        gone = [each.before for each in self._unfinished if each.number >= step.call.args[0]]
+        for counts in (*gone, self._schedule.scheduled()):
+            for name, before in counts.items():
+                request = step.outcome.state.requests.get(name)
+                if request is not None and request.num_computed > before:
+                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
+                    raise InvariantViolation("COMPUTED-RULE", detail)
 
     def _loads(self, step: Step, name: str) -> bool:
         request = step.outcome.state.requests.get(name)

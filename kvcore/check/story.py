@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import perform
+from kvcore.calls import TRANSITIONS, perform
 from kvcore.check.model import Step, Violation
 from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.scenes import Follower, Row, Scene, SceneNames
@@ -98,7 +98,7 @@ def tell(violation: Violation, world: Any) -> Story:
 def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps, the last one made again where it broke something before its outcome was kept."""
     last = steps[-1] if steps else None
-    if last is None or not isinstance(last.before, State):
+    if last is None or not isinstance(last.before, State) or last.call.name not in TRANSITIONS:
         return steps
     outcome = last.outcome
     if outcome.commands or outcome.value is not None or outcome.state is not last.before:
@@ -190,7 +190,7 @@ def _lines(story: Story, *, colour: bool, width: int) -> Iterator[str]:
 
 def _chapter(number: int, chapter: Chapter, *, colour: bool, width: int) -> Iterator[str]:
     told, before, after = chapter.told, chapter.before, chapter.after
-    if not told.is_numbered and before == after and not told.emitted:
+    if told.is_empty and before == after:
         return
     yield ""
     for line in told.lookup:

@@ -58,7 +58,13 @@ class Told:
     @property
     def is_numbered(self) -> bool:
         """Whether it counts as a call: closing a batch and executing it do not."""
-        return self.words != "take_batch" and not self.words.startswith("(")
+        return self.words != "take_batch" and not self.words.startswith(("(", "execute "))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a batch without commands."""
+        said = "".join((*self.value, *self.emitted))
+        return self.words == "take_batch" and (not said or " 0 commands" in said)
 
     @property
     def lines(self) -> Iterator[str]:

@@ -94,7 +94,7 @@ def write_config(config: Config) -> str:
             if value != (Group(config.block_size),):
                 words.append(f"groups=({''.join(f'{_write(each)}, ' for each in value)})")
         else:
-            words.append(f"{field.name}={json.dumps(value) if isinstance(value, str) else value!r}")
+            words.append(f"{field.name}={_plain(value)}")
     line = f"Config({', '.join(words)})"
     if len(line) <= LINE_MAX:
         return line
@@ -143,4 +143,8 @@ def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
     for field in attrs.fields(type(value)):
         found = getattr(value, field.name)
         if field.name not in without and found != field.default:
-            yield f"{field.name}={found!r}"
+            yield f"{field.name}={_plain(found)}"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
