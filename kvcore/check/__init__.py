@@ -14,7 +14,7 @@ What is proved, and what is not, is in docs/checking.md; `kvcore check` is the s
 from kvcore.check.model import Broken, Edge, Model, Step, Violation
 from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.report import Report
-from kvcore.check.run import check
+from kvcore.check.search import check
 from kvcore.check.story import render
 from kvcore.check.world import BASIC_CALLS, Move, Symmetry, World
 
