@@ -92,12 +92,26 @@ class FlightModel(CoreModel):
         ghost.check(state, {})
 
     def pack(self, node: Any) -> bytes:
-        """The node as a pickle."""
-        return pickle.dumps(node)
+        """The node as bytes; contents by what their prefixes are."""
+        path = self.prefixes.path
+        contents = {
+            place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
+            for place, slots in node.contents.items()
+        }
+        return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
-        """The node that was pickled here."""
-        return pickle.loads(data)
+        """The node of these bytes."""
+        contents, node = pickle.loads(data)
+        number = self.prefixes.number
+        numbered = {
+            place: tuple(
+                (number(each[0])[-1], each[1]) if each and isinstance(each[0], tuple) else each
+                for each in slots
+            )
+            for place, slots in contents.items()
+        }
+        return attrs.evolve(node, contents=numbered)
 
     def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none where it breaks a property that does not count."""

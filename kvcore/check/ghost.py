@@ -93,7 +93,7 @@ class Ghost:
     """The contents of all blocks, and what follows from the commands alone: tables and owners.
 
     loading: where the unfinished load of a request begins; what it brings is not there yet. counts:
-    whether a property of this name is judged. loads: what each executed load will bring, and where to.
+    whether a property of this name is judged. loads: what each executed load brings, and where.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ Twin: none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
@@ -47,6 +47,10 @@ class Chain:
     end: int
 
 
+Learnt = tuple[bytes, tuple[int, ...], tuple[Letter, ...], int]
+"""A hash, and the tokens, letters and length of what it stands for."""
+
+
 class Prefixes:
     """The tree of all prefixes that were seen, and what each hash stands for."""
 
@@ -57,10 +61,11 @@ class Prefixes:
         self._nodes: dict[tuple[Letter, ...], tuple[int, ...]] = {}
         self._letters: dict[tuple[tuple[int, ...], ExtraKeys], tuple[Letter, ...]] = {}
         self._chains: dict[bytes, Chain] = {}
+        self._num_told = 0
 
     def nodes(self, request: RequestState) -> tuple[int, ...]:
         """The number of the prefix that ends with each token and draft of a request."""
-        return self._number(self.letters(request))
+        return self.number(self.letters(request))
 
     def letters(self, request: RequestState) -> tuple[Letter, ...]:
         """What each token and draft of a request adds to its prefix."""
@@ -71,16 +76,30 @@ class Prefixes:
             self._letters[tokens, request.extra_keys] = known
         return known
 
+    def news(self) -> list[Learnt]:
+        """What was learnt of hashes since this was asked the last time."""
+        new = list(self._chains.items())[self._num_told :]
+        self._num_told = len(self._chains)
+        return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]
+
+    def take_in(self, news: Iterable[Learnt]) -> None:
+        """Take in what another process learnt."""
+        for block_hash, tokens, letters, end in news:
+            if block_hash not in self._chains:
+                chain = Chain(tokens, letters, self.number(letters), end)
+                self._chains[block_hash] = chain
+        self._num_told = len(self._chains)
+
     def learn(self, state: State) -> None:
         """Take in what the requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
-        KEY-SEP).
+        KEY-SEP) when all is taken in; the first request to carry a hash says what it stands for.
         """
-        size = self._config.hash_block_size
+        size, wrong = self._config.hash_block_size, None
         for request in state.requests.values():
             if not request.block_hashes:
                 continue
             letters = self.letters(request)
-            nodes = self._number(letters)
+            nodes = self.number(letters)
             tokens = tuple(request.tokens)
             for position, block_hash in enumerate(request.block_hashes):
                 end = (position + 1) * size
@@ -88,7 +107,9 @@ class Prefixes:
                 if known is None:
                     self._chains[block_hash] = Chain(tokens, letters, nodes, end)
                 elif known.end != end or known.nodes[end - 1] != nodes[end - 1]:
-                    raise _collision(block_hash, known, Chain(tokens, letters, nodes, end))
+                    wrong = _collision(block_hash, known, Chain(tokens, letters, nodes, end))
+        if wrong is not None:
+            raise wrong
 
     def chain(self, key: bytes) -> tuple[Letter, ...]:
         """The letters of the prefix that a block under a key ends."""
@@ -122,7 +143,8 @@ class Prefixes:
             found[node] = (*found[parent], token if isinstance(token, int) else -1)
         return found
 
-    def _number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
+    def number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
+        """The number of the prefix that ends with each letter."""
         known = self._nodes.get(letters)
         if known is None:
             node, found = 0, []

@@ -9,24 +9,29 @@ its edges. A search that is stopped says what it has. Twin: rust/src/check/searc
 
 from __future__ import annotations
 
-import resource
-import sys
+import pickle
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
-from kvcore.check.canonical import FINGERPRINT_BYTES, fingerprint
 from kvcore.check.core_model import CoreModel
+from kvcore.check.expand import Expander, Expansion
 from kvcore.check.flight_model import FlightModel
-from kvcore.check.judge import Watch, broken
-from kvcore.check.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.judge import Watch
+from kvcore.check.memory import memory_bytes
+from kvcore.check.model import Broken, Model, Violation
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
+from kvcore.check.parity import Parity
 from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.properties import Property
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
+from kvcore.check.twin_search import explore_twin
+from kvcore.check.workers import Workers
 from kvcore.check.world import Symmetry, World
 
 __all__ = ["EDGE_PROPERTIES", "Broken", "Explorer", "Report", "Search", "Violation", "check"]
@@ -44,6 +49,9 @@ EDGE_PROPERTIES = {
     **OUTCOME_PROPERTIES,
 }
 Progress = Callable[[Report], None]
+Chosen = Iterable[str | Property] | None
+FEW = 400
+"""A level of fewer nodes is not worth several processes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,59 +66,91 @@ class Limits:
 def check(
     what: World | Model[Any],
     *,
+    backend: str = "python",
     max_depth: int | None = None,
     max_states: int | None = None,
     max_seconds: float | None = None,
-    properties: Iterable[str | Property] | None = None,
+    properties: Chosen = None,
     symmetry: Symmetry | None = None,
     full_keys: bool = False,
+    workers: int = 1,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Report:
     """Explore a world, or a model of your own; the report has the verdict, and a violation if there
     is one.
 
+    backend: "python"; "rust" explores the compiled twin; "both" compares them on every call.
     properties: names of those that count, or some of your own; all unless given. symmetry: what is
-    renamed, all unless given. full_keys: keep whole names, not fingerprints. progress: is told how
-    far it is, now and then. watch: sees each call.
+    renamed, all unless given. full_keys: keep whole names, not fingerprints. workers: processes,
+    which count the same. progress: is told how far it is, now and then. watch: sees each call.
+    Raises BackendMissing.
     """
-    model: Model[Any] = make_model(what, properties, symmetry, watch, full_keys=full_keys)
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
-    return Search(model, limits, full_keys=full_keys, progress=progress).run()
+    if backend == "rust":
+        if not isinstance(what, World):
+            raise ValueError("the twin explores worlds, not models of your own")
+        names = None if properties is None else [str(each) for each in properties]
+        return explore_twin(
+            what,
+            names=names,
+            symmetry=symmetry or Symmetry(),
+            limits=attrs.asdict(limits),
+            workers=workers,
+            progress=progress,
+        )
+    make = partial(
+        make_expander,
+        what,
+        None if properties is None else list(properties),
+        symmetry,
+        full_keys,
+        backend == "both",
+        watch=watch,
+    )
+    return Search(make, limits, workers=workers, progress=progress, backend=backend).run()
 
 
-def make_model(
+def make_expander(
     what: World | Model[Any],
-    properties: Iterable[str | Property] | None = None,
-    symmetry: Symmetry | None = None,
+    properties: Chosen,
+    symmetry: Symmetry | None,
+    full_keys: bool,
+    both: bool,
     watch: Watch | None = None,
-    *,
-    full_keys: bool = False,
-) -> Model[Any]:
-    """The model of a world; a model is one already."""
+) -> Expander:
+    """What tries the edges of a world's states, or of a model's nodes."""
     if not isinstance(what, World):
-        return what
+        return Expander(what, full_keys=full_keys)
     kind = FlightModel if what.config.max_in_flight else CoreModel
-    return kind(what, symmetry=symmetry, properties=properties, watch=watch, full_keys=full_keys)
+    seen = Parity(what.config) if both else watch
+    model = kind(what, symmetry=symmetry, properties=properties, watch=seen, full_keys=full_keys)
+    return Expander(model, full_keys=full_keys)
 
 
 class Search:
-    """One exploration of a model."""
+    """One exploration; make: makes what tries edges, here and in other processes."""
 
     def __init__(
         self,
-        model: Model[Any],
+        make: Callable[[], Expander],
         limits: Limits | None = None,
         *,
-        full_keys: bool = False,
+        workers: int = 1,
         progress: Progress | None = None,
+        backend: str = "python",
     ) -> None:
-        self.model = model
         self.limits = limits or Limits()
-        self.report = Report(keys="full keys" if full_keys else "fingerprints of 128 bits")
-        self._full_keys = full_keys
+        self._make = make
+        self._expander = make()
+        full = self._expander.full_keys
+        self.report = Report(
+            backend=backend, keys="full keys" if full else "fingerprints of 128 bits"
+        )
         self._progress = progress
-        self._seen: set[bytes] = set()
+        self._num_workers = workers if _travels(make) else 1
+        self._workers: Workers | None = None
+        self._seen = self._expander.seen
         self._parents = array("Q")
         self._edges = array("L")
         self._began = 0.0
@@ -118,101 +158,96 @@ class Search:
     def run(self) -> Report:
         """Explore everything, or until a limit or Ctrl-C."""
         self._began = time.perf_counter()
-        memory = memory_bytes()
-        report = self.report
+        memory, report = memory_bytes(), self.report
         try:
             report.verdict = self._run()
         except KeyboardInterrupt:
             report.verdict = INTERRUPTED
-        report.num_states = len(self._parents)
-        report.notes = self.model.notes
-        report.seconds = time.perf_counter() - self._began
-        report.memory_bytes = max(0, memory_bytes() - memory)
+        finally:
+            report.memory_bytes = max(0, memory_bytes() - memory)
+            if self._workers is not None:
+                report.memory_bytes += self._workers.memory_bytes
+                self._workers.close()
+        self._note(self._expander.model.notes)
+        self._count()
         return report
 
     def _run(self) -> str:
-        start = self.model.start()
         report, limits = self.report, self.limits
-        first = self._add(start, 0, 0, ())
-        broken = None if first is None else self._violated(0, first)
-        level: list[tuple[int, bytes]] = [(0, self.model.pack(start))]
-        report.depths = [1]
-        while level and broken is None:
+        first, wrong = self._expander.first()
+        if first is None:
+            return self._violated((), wrong)
+        self._parents.append(0)
+        self._edges.append(0)
+        level: list[bytes] = [first[2]]
+        report.depths, begins = [1], 0
+        while level:
             if limits.max_depth is not None and report.depth >= limits.max_depth:
                 report.num_waiting = len(level)
                 return "bounded by depth"
-            following: list[tuple[int, bytes]] = []
-            for place, (number, packed) in enumerate(level):
-                bound = self._bound()
+            following: list[bytes] = []
+            for place, expansion in enumerate(self._expanded(level)):
+                self._merge(begins + place, expansion, following)
+                report.num_waiting = len(level) - place - 1 + len(following)
+                if expansion.broken is not None:
+                    report.depths += [len(following)] if following else []
+                    return self._violated(self._path(begins + place), expansion.broken)
+                bound = self._bound() if report.num_waiting else None
                 if bound is not None:
-                    report.num_waiting = len(level) - place + len(following)
-                    _add_level(report, following)
+                    report.depths += [len(following)] if following else []
                     return bound
-                broken = self._expand(number, self.model.unpack(packed), following)
-                if broken is not None:
-                    break
-                self._tell(len(level) - place, len(following))
-            _add_level(report, following)
+                self._tell()
+            begins += len(level)
+            report.depths += [len(following)] if following else []
             level = following
-        return COMPLETE if broken is None else VIOLATION
+        return COMPLETE
 
-    def _expand(
-        self, number: int, node: Any, following: list[tuple[int, bytes]]
-    ) -> Violation | None:
-        """Try all edges of a node. A violation is put into the report."""
-        model, edges = self.model, model_edges(self.model, node)
-        place = 0
-        try:
-            for place, edge in enumerate(edges):
-                self.report.num_edges += 1
-                model.notes["move", edge.name] += 1
-                count = len(self._parents)
-                broken = self._add(edge.node, number, place, edge.steps)
-                if broken is not None:
-                    return self._violated(number, broken)
-                if len(self._parents) > count:
-                    following.append((count, model.pack(edge.node)))
-        except Broken as broken:
-            return self._violated(number, broken)
-        return None
+    def _expanded(self, level: Sequence[bytes]) -> Iterator[Expansion]:
+        """What the nodes of a level lead to, in their order."""
+        if self._num_workers > 1 and self._workers is None and len(level) >= FEW:
+            self._workers = Workers(self._make, self._num_workers)
+            self._workers.learn(self._expander)
+        if self._workers is None:
+            yield from map(self._expander.expand, level)
+            return
+        for result in self._workers.expand(level):
+            self._note(result.notes)
+            yield from result.expansions
 
-    def _add(self, node: Any, parent: int, edge: int, steps: tuple[Step, ...]) -> Broken | None:
-        """Take in a node, and judge it if it is new."""
-        try:
-            name = self.model.name(node)
-            if not self._full_keys and len(name) > FINGERPRINT_BYTES:
-                name = fingerprint(name)
-            if name in self._seen:
-                return None
-            self.model.check(node)
-        except Exception as error:
-            return broken(error, steps)
-        self._seen.add(name)
-        self._parents.append(parent)
-        self._edges.append(edge)
-        return None
+    def _merge(self, number: int, expansion: Expansion, following: list[bytes]) -> None:
+        """Count a node's edges and keep what is new."""
+        self.report.num_edges += expansion.num_edges
+        for name, place, packed in expansion.found:
+            if self._workers is not None:
+                if name in self._seen:
+                    continue
+                self._seen.add(name)
+            self._parents.append(number)
+            self._edges.append(place)
+            following.append(packed)
 
-    def _violated(self, number: int, broken: Broken) -> Violation:
-        steps = (*self._story(number), *broken.steps)
-        self.report.violation = Violation(broken.name, broken.detail, steps)
-        return self.report.violation
-
-    def _story(self, number: int) -> tuple[Step, ...]:
-        """The steps that lead to a node, made again."""
+    def _path(self, number: int) -> tuple[int, ...]:
+        """The edges that lead to a node."""
         places: list[int] = []
         while number:
             places.append(self._edges[number])
             number = self._parents[number]
-        notes = self.model.notes.copy()
-        node = self.model.start()
-        steps: list[Step] = []
-        for place in reversed(places):
-            edge = nth(model_edges(self.model, node), place)
-            node = self.model.unpack(self.model.pack(edge.node))
-            steps += edge.steps
-        self.model.notes.clear()
-        self.model.notes.update(notes)
-        return tuple(steps)
+        return tuple(reversed(places))
+
+    def _violated(self, path: Sequence[int], found: Broken | Violation | None) -> str:
+        """Put a violation into the report, its steps made again where they are missing."""
+        assert found is not None
+        expander = self._expander
+        if not path and not found.steps:
+            steps = found.steps
+        else:
+            steps, node = expander.story(path)
+            if not found.steps:
+                expander.seen = set()
+                found = expander.expand(node).broken or found
+            steps = (*steps, *found.steps)
+        self.report.violation = Violation(found.name, found.detail, steps)
+        return VIOLATION
 
     def _bound(self) -> str | None:
         """The limit that is reached."""
@@ -224,13 +259,26 @@ class Search:
             return "bounded by time"
         return None
 
-    def _tell(self, num_left: int, num_following: int) -> None:
+    def _note(self, notes: Counter[tuple[str, str]]) -> None:
+        self.report.notes += notes
+
+    def _count(self) -> None:
+        self.report.num_states = len(self._parents)
+        self.report.seconds = time.perf_counter() - self._began
+
+    def _tell(self) -> None:
         if self._progress is not None:
-            report = self.report
-            report.num_states = len(self._parents)
-            report.num_waiting = num_left + num_following
-            report.seconds = time.perf_counter() - self._began
-            self._progress(report)
+            self._count()
+            self._progress(self.report)
+
+
+def _travels(make: Callable[[], Expander]) -> bool:
+    """Whether other processes can be told what to explore."""
+    try:
+        pickle.dumps(make)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+    return True
 
 
 class Explorer:
@@ -239,37 +287,13 @@ class Explorer:
     def __init__(
         self, world: World, watch: Watch | None = None, judges: frozenset[str] | None = None
     ) -> None:
-        self._model = make_model(world, judges, None, watch)
+        self._make = partial(make_expander, world, judges, None, False, False, watch=watch)
         self.report = Report()
 
     def run(self, *, max_states: int | None = None) -> Report:
         """Explore everything, or until so many states are known. Raises Broken."""
-        self.report = Search(self._model, Limits(max_states=max_states)).run()
+        self.report = Search(self._make, Limits(max_states=max_states)).run()
         found = self.report.violation
         if found is not None:
             raise Broken(found.name, found.detail, found.steps)
         return self.report
-
-
-def model_edges(model: Model[Any], node: Any) -> Iterable[Edge]:
-    """The edges of a node."""
-    return model.edges(node)
-
-
-def nth(edges: Iterable[Edge], place: int) -> Edge:
-    """The edge at a place."""
-    for at, edge in enumerate(edges):
-        if at == place:
-            return edge
-    raise AssertionError(f"no edge {place}: the model gives others the second time")
-
-
-def _add_level(report: Report, following: list[tuple[int, bytes]]) -> None:
-    if following:
-        report.depths.append(len(following))
-
-
-def memory_bytes() -> int:
-    """The most memory that this process has had."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024

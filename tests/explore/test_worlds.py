@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from kvcore import Group
-from kvcore.check.actions import World
-from kvcore.check.search import Explorer, Report
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.check.world import World
 from tests.conftest import need_twin
-from tests.explore.worlds import Parity, world
+from tests.explore.worlds import world
 
 GROUP = Group(2)
 SLOT = Group(1)
@@ -29,7 +30,8 @@ LOADS: dict[str, Any] = {"num_external": 1, "loads_fail": True}
 def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Report:
     """Explore a world on both backends; every goal must be reached somewhere."""
     need_twin()
-    report = Explorer(where, Parity(where)).run()
+    report = check(where, backend="both")
+    assert report.violation is None, report.violation
     assert (report.num_states, report.num_edges) == (num_states, num_edges)
     missing = [goal for goal in goals if not report.goals[goal]]
     assert not missing, f"never reached: {missing}"

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory this process has taken. Twin: none."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment] # the module is missing there
+
+
+def memory_bytes() -> int:
+    """The most memory that this process has had at a time, 0 where the system does not say."""
+    if resource is None:
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
