@@ -20,6 +20,7 @@ from kvcore.check.story import WIDTH, render
 from kvcore.check.story_files import pytest_text, trace_text
 from kvcore.errors import InvariantViolation
 from tests.conftest import Backend
+from tools import draw_counterexample
 
 BY_NAME = {each.name: each for each in MUTANTS}
 TOLD = [
@@ -91,3 +92,10 @@ def test_a_trace_holds_what_the_calls_gave() -> None:
         told = trace_text(violation_of(mutant, "KV-READ"), mutant.world)
         trace.replay(trace.parse_trace(told, source="told.trace"), "python")
     assert told.startswith("# KV-READ: what a query sees is read from slots")
+
+
+def test_the_picture_of_a_counterexample_shows_what_the_checker_finds() -> None:
+    _, story = draw_counterexample.play()
+    picture = draw_counterexample.PICTURE.read_text(encoding="utf-8")
+    stale = "stale picture: run python -m tools.draw_counterexample"
+    assert picture == draw_counterexample.to_svg(story), stale

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws docs/counterexample.svg: the shortest run to wrong KV of one seeded bug, block by block.
+
+Rules: what is drawn is what the checker finds, so the picture cannot differ from the code. The bug
+is row 18 of the catalogue: blocks are taken before those of the hit have their owner. Colours and
+text have a light and a dark form, chosen by the reader's system. `python -m
+tools.draw_counterexample` writes the file and prints the same story for terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import attrs
+
+from kvcore import Config
+from kvcore.check.model import Violation
+from kvcore.check.mutants import MUTANTS, Patcher
+from kvcore.check.scenes import Row, Scene
+from kvcore.check.search import check
+from kvcore.check.story import Story, render, tell
+from kvcore.check.world import World
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "counterexample.svg"
+BUG = "m_touch_after_alloc"
+WORLD = World(
+    config=Config(3, 2, hash_seed=b"drawn"),
+    num_requests=2,
+    num_tokens=3,
+    num_prompt=3,
+    moves="engine",
+)
+WIDTH, LEFT, CARD, CELL = 780, 250, 245, 74
+TOP, CALL_HEIGHT, WORDS_HEIGHT, BOX = 74, 70, 26, 24
+HELD, KEY, QUEUE, SLOTS = 1, 2, 3, 4
+"""Columns of a block's row in a scene."""
+
+
+@attrs.frozen
+class Moment:
+    """A call, and the pool before it and when its batch was executed."""
+
+    words: str
+    value: str
+    before: Scene
+    after: Scene
+
+
+def play() -> tuple[Violation, Story]:
+    """The violation that the checker finds with the bug in, and its story."""
+    bug = next(each for each in MUTANTS if each.name == BUG)
+    with Patcher() as patcher:
+        bug.patch(patcher)
+        violation = check(WORLD, properties=["KV-READ"]).violation
+        assert violation is not None
+        return violation, tell(violation, WORLD)
+
+
+def moments(story: Story) -> list[Moment]:
+    """The calls of a story, what a batch does counted to the last call in it."""
+    found: list[Moment] = []
+    for chapter in story.chapters:
+        told = chapter.told
+        if told.is_numbered:
+            hit = "".join(line.strip().removeprefix("= ") for line in told.lookup[1:])
+            value = " ".join(line.removeprefix("= ") for line in told.value)
+            words = f"{value} ({hit})" if hit else value
+            found.append(Moment(told.words, words, chapter.before, chapter.after))
+        elif found:
+            found[-1] = attrs.evolve(found[-1], after=chapter.after)
+    return found
+
+
+def to_svg(story: Story) -> str:
+    """The story as one SVG."""
+    steps = moments(story)
+    heights = [height_of(each) for each in steps]
+    height = TOP + sum(heights) + 50
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    said = f'role="img" aria-label="{escape(story.name)} broken in {len(steps)} calls"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {said}>', *style()]
+    lines.append(text(14, 22, f"{story.name}: {story.sentence}", "head"))
+    lines += legend()
+    y = TOP
+    for number, (moment, room) in enumerate(zip(steps, heights, strict=True), 1):
+        lines += draw(number, moment, y, is_last=number == len(steps))
+        y += room
+    lines.append(text(14, y + 16, f"Wrong: {story.detail}.", "head bad"))
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def style() -> Iterator[str]:
+    """Colours for light and for dark surroundings."""
+    yield "<style>"
+    yield "text { font: 12px sans-serif; fill: #24292f; } .mid { text-anchor: middle; }"
+    yield ".head { font-weight: bold; } .dim { fill: #57606a; }"
+    yield ".card { fill: none; stroke: #8c959f; } .line { stroke: #d0d7de; }"
+    yield ".same { fill: #eaeef2; } .new { fill: #f3d08b; } .none { fill: none; }"
+    yield ".edge { stroke: #8c959f; } .wrong { fill: #f0a3a3; } text.bad { fill: #b42318; }"
+    yield "@media (prefers-color-scheme: dark) {"
+    yield "text { fill: #e6edf3; } .dim { fill: #9aa4b0; } .line { stroke: #373e47; }"
+    yield ".same { fill: #30363d; } .new { fill: #7d5a17; } .wrong { fill: #8e2a2a; }"
+    yield "text.bad { fill: #ff9492; } }"
+    yield "</style>"
+
+
+def legend() -> Iterator[str]:
+    """What the colours mean."""
+    x = 14
+    for kind, words in (
+        ("same", "a slot: tokens of the prefix that it holds"),
+        ("new", "changed by the call or its batch"),
+        ("wrong", "read, and wrong"),
+    ):
+        yield rect(x, 36, 14, 14, f"{kind} edge")
+        yield text(x + 20, 47, words, "dim")
+        x += 40 + round(6.1 * len(words))
+
+
+def height_of(moment: Moment) -> int:
+    """A call that changes no block needs a line only."""
+    return CALL_HEIGHT if moment.before.blocks != moment.after.blocks else WORDS_HEIGHT
+
+
+def draw(number: int, moment: Moment, top: int, *, is_last: bool) -> Iterator[str]:
+    """A call on the left, each block behind it on the right."""
+    yield f'<path class="line" d="M 14 {top} H {WIDTH - 14}"/>'
+    yield text(14, top + 18, f"{number}  {moment.words}", "head")
+    if height_of(moment) == WORDS_HEIGHT:
+        return
+    yield text(30, top + 36, moment.value, "dim")
+    before = {row[0]: row for row in moment.before.blocks}
+    for place, row in enumerate(moment.after.blocks):
+        x = LEFT + place * (CARD + 14)
+        yield from draw_block(row, before[row[0]], x, top + 8, is_last=is_last)
+
+
+def draw_block(row: Row, before: Row, x: int, top: int, *, is_last: bool) -> Iterator[str]:
+    """One block: who holds it, its key or its place in the queue, and its slots."""
+    yield f'<rect class="card" x="{x}" y="{top}" width="{CARD}" height="54" rx="4"/>'
+    held = row[HELD] if row[HELD] != "-" else row[QUEUE]
+    said = f"block {row[0]}: {held}"
+    moved = row[HELD] != before[HELD]
+    if moved:
+        yield rect(x + 4, top + 4, 8 + round(6.2 * len(said)), 17, "new")
+    yield text(x + 8, top + 17, said)
+    slots = row[SLOTS].split(" | ") if row[SLOTS] != "-" else ["", ""]
+    known = before[SLOTS].split(" | ") if before[SLOTS] != "-" else ["", ""]
+    for at, (slot, old) in enumerate(zip(slots, known, strict=True)):
+        changed = "wrong" if is_last and at == 0 else "new"
+        kind = (changed if slot != old else "same") if slot else "none"
+        yield rect(x + 6 + at * CELL, top + 25, CELL - 4, BOX, f"{kind} edge")
+        yield text(x + 4 + at * CELL + CELL / 2, top + 41, slot, "mid")
+    if row[KEY] != "-" or before[KEY] != "-":
+        key = f"key {row[KEY]}" if row[KEY] != "-" else "no key"
+        if row[KEY] != before[KEY]:
+            yield rect(x + 10 + 2 * CELL, top + 27, 8 + round(6.6 * len(key)), 19, "new")
+        yield text(x + 14 + 2 * CELL, top + 41, key)
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """A filled rectangle."""
+    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
+
+
+def text(x: float, y: float, words: str, kind: str = "") -> str:
+    """A line of text."""
+    attribute = f' class="{kind}"' if kind else ""
+    return f'<text{attribute} x="{x:g}" y="{y:g}">{escape(words)}</text>'
+
+
+if __name__ == "__main__":
+    found, told = play()
+    PICTURE.write_text(to_svg(told), encoding="utf-8")
+    print(render(found, WORLD), end="")
