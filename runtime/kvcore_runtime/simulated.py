@@ -1,74 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that `kvcore simulate --torch` runs beside the core's own: real tensors, guard mode.
+"""The torch runtime as a device of `kvcore simulate --torch`: its tensors judge every read.
 
-Rules: batches go through the runtime that serves a model (`shadow.py`), so what it refuses, and
-what it reads that is stale or of another request, ends the run. A load is filled when its batch is
-applied, from what was stored or else from what its key stands for; that one later fails changes
-nothing here, since nobody may read it before its end.
+Rules: the small real cache of shadow.py, in guard mode, is given the batches and forward passes of
+a simulated engine. Content is compared with what the simulator says: a block that is stored must
+hold what its key stands for, a query must find what its request wrote. A load fills its block when
+the simulator says that it arrived; until then the block holds NaN. What is wrong is raised as the
+property that it breaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 from kvcore.check.simulate.device import Pass, Plan
-from kvcore.check.simulate.prefixes import Nodes
 from kvcore.commands import Batch, Load
+from kvcore.errors import InvariantViolation
 from kvcore.hashing import HASH_SIZE
-from kvcore_runtime.shadow import Computed, Shadow
+from kvcore_runtime.apply import batch_columns
+from kvcore_runtime.cache_errors import (
+    BadSegments,
+    BeyondTable,
+    CopyHazard,
+    StaleRead,
+    TableGap,
+    TierFailed,
+    UnownedWrite,
+    WrongContent,
+)
+from kvcore_runtime.shadow import SPOILT, Computed, MemoryTier, Shadow
+from kvcore_runtime.transfers import read_transfers
 
-MAX_STEP_TOKENS = 1 << 18
+SLOTS_MAX = 1 << 20
+"""Positions that a simulated step writes at most."""
+BROKEN = {
+    StaleRead: "KV-READ",
+    WrongContent: "KV-READ",
+    BeyondTable: "KV-READ",
+    UnownedWrite: "KV-READ",
+    CopyHazard: "CMD-HAZARD",
+    BadSegments: "CMD-HAZARD",
+    TableGap: "TABLE-MIRROR",
+}
+"""The property that an error shows to be broken."""
 
 
-class SimulatedDevice:
-    """A shadow cache as the simulator drives one."""
+class TorchDevice:
+    """A `kvcore.check.simulate.device.Device` over tensors on the CPU."""
 
     def __init__(self, plan: Plan) -> None:
-        self._contents = plan.contents
-        self._shadow = Shadow(
+        self._loads: dict[int, tuple[int, bytes]] = {}
+        self._sizes = [group.block_size for group in plan.config.groups]
+        self.shadow = Shadow(
             plan.config,
             max_rows=plan.num_rows,
             max_len=plan.num_tokens,
-            max_tokens=MAX_STEP_TOKENS,
+            max_tokens=min(plan.num_rows * plan.num_tokens, SLOTS_MAX),
+            tier=_Judge(self, plan.contents),
         )
 
     def apply(self, batch: Batch) -> None:
-        """Carry out the commands of the next batch. Raises what `Shadow.apply` raises."""
-        if Load.kind in batch.column("kind").tolist():
-            for command in batch:
-                if isinstance(command, Load):
-                    self._offer(command.key)
-        if batch.number != self._shadow.runtime.next_number:
-            self._shadow.skip(batch.number)
-        self._shadow.apply(batch)
+        """See `Device`."""
+        self.shadow.skip(batch.number)
+        with _as_properties():
+            self.shadow.apply(batch)
+        for each in read_transfers(batch, batch_columns(batch)):
+            if each.kind == Load.kind:
+                self._loads[each.operation] = (each.block, each.key)
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Play the forward pass behind it. Raises what `Shadow.forward` raises."""
-        self._shadow.forward(
-            [
-                Computed(
-                    request_id=each.request_id,
-                    row=each.row,
-                    start=each.loaded,
-                    end=each.end,
-                    stamps=each.nodes,
-                    written=each.start,
-                )
-                for each in passes
-            ]
-        )
+        """See `Device`."""
+        steps = [
+            Computed(
+                request_id=each.request_id,
+                row=each.row,
+                start=each.loaded,
+                end=each.end,
+                stamps=each.nodes,
+                written=each.start,
+                failed=each.failed,
+                num_slots=each.num_slots,
+            )
+            for each in passes
+        ]
+        with _as_properties():
+            self.shadow.forward(steps)
 
-    def arrive(self, operation: int, nodes: Nodes | None) -> None:
-        """Nothing is left to do: the load was filled when it was applied."""
+    def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
+        """See `Device`."""
+        if operation not in self._loads:
+            return
+        block, key = self._loads.pop(operation)
+        group = group_of(key)
+        spoilt = [SPOILT] * self._sizes[group]
+        self.shadow.fill(block, group, spoilt if nodes is None else nodes)
 
-    def _offer(self, key: bytes) -> None:
-        """Put what a key stands for where loads find it, unless it was stored."""
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        pages = self._shadow.tier.pages
-        if key not in pages:
-            pages[key] = self._shadow.page(group, self._contents(key))
+
+class _Judge(MemoryTier):
+    """Where stores go, to be compared, and no load comes from."""
+
+    def __init__(self, device: TorchDevice, contents: Callable[[bytes], Sequence[int]]) -> None:
+        super().__init__()
+        self._device = device
+        self._contents = contents
+
+    def store(self, key: bytes, page: Tensor) -> None:
+        """Raise InvariantViolation unless a page holds what its key stands for."""
+        expected = self._device.shadow.page(group_of(key), self._contents(key))
+        if not torch.equal(page, expected):
+            raise InvariantViolation("CACHE-KV", f"what is stored is not content {key.hex()}")
+
+    def load(self, key: bytes, num_bytes: int) -> Tensor:
+        """Nothing comes at once: `arrive` says when, and what."""
+        del num_bytes
+        raise TierFailed(key=key.hex(), place="the simulated store", reason="it comes later")
 
 
-def make_device(plan: Plan) -> SimulatedDevice:
+def make_device(plan: Plan) -> TorchDevice:
     """The device of a run."""
-    return SimulatedDevice(plan)
+    return TorchDevice(plan)
+
+
+def group_of(key: bytes) -> int:
+    """The group that a block's key is of."""
+    return int.from_bytes(key[HASH_SIZE:], "big")
+
+
+@contextlib.contextmanager
+def _as_properties() -> Iterator[None]:
+    """Raise what is known to break a property as InvariantViolation."""
+    try:
+        yield
+    except tuple(BROKEN) as error:
+        raise InvariantViolation(BROKEN[type(error)], f"in the tensors: {error}") from error

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, swaps, tables and guard mode on a CUDA device against the same on the CPU."""
+"""Copies, swaps, tables, guard mode and overlapped steps on a CUDA device."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from kvcore_runtime.apply import Runtime
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.copies import KERNEL_SWAP_BYTES_MAX
+from kvcore_runtime.engine import Engine, EngineOptions
+from kvcore_runtime.generate import place_model
 from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.model import tiny_model
 from kvcore_runtime.tables import BlockTables
 
+from kvcore import Config
 from kvcore.commands import (
     Allocate,
     Command,
@@ -25,6 +30,7 @@ from kvcore.commands import (
     Zero,
     close,
 )
+from tests.runtime.questions import answer, assert_drained, requests
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,3 +117,19 @@ def test_guard_poisons_on_the_gpu() -> None:
     assert bool(runtime.cache.blocks.data[1].isnan().all())
     runtime.check_reads([0], [0], [2], ["r"])
     runtime.check_content([0], [0], [2], ["r"])
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_steps_overlap_on_a_stream_of_their_own(max_in_flight: int) -> None:
+    model = place_model(tiny_model(dtype=torch.float64), torch.device("cuda"))
+    config = Config(20, num_host_blocks=20, hash_seed=b"gpu")
+    options = EngineOptions(token_budget=64)
+    plain = answer(Engine(model, config, options), requests(temperature=0.0))
+    config = attrs.evolve(config, max_in_flight=max_in_flight, publish="completed")
+    engine = Engine(model, config, options)
+    ahead = answer(engine, requests(temperature=0.0))
+    assert {key: each.tokens for key, each in ahead.items()} == {
+        key: each.tokens for key, each in plain.items()
+    }
+    assert engine.metrics.num_overlapped > 0
+    assert_drained(engine)
