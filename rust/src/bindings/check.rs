@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::bindings::arguments::{ConfigArg, config, items};
 use crate::bindings::check_calls::Stories;
+use crate::bindings::errors::raise;
 use crate::bindings::extra_keys::kind_of_request;
 use crate::check::report::Report;
 use crate::check::search::{Limits, Progress};
@@ -51,6 +52,7 @@ pub(crate) fn check_world<'py>(
     };
     let report =
         py.detach(|| check::check_world(read, symmetry, judges, &limits, workers, &mut watch));
+    let report = report.map_err(|error| raise(py, error))?;
     match raised {
         Some(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Err(error),
         _ => to_dict(py, &report, world),
@@ -68,6 +70,7 @@ pub(crate) fn judge_world<'py>(
     let py = world.py();
     let read = read_world(world)?;
     let judged = py.detach(|| check::judge_world(read, max_states));
+    let judged = judged.map_err(|error| raise(py, error))?;
     Ok(judged.into_iter().map(|(state, names)| (PyBytes::new(py, &state), names)).collect())
 }
 

@@ -20,15 +20,16 @@ use crate::check::canonical::Namer;
 use crate::check::closing::failures;
 use crate::check::ghost::Ghost;
 use crate::check::judge::{Judge, changes, shown};
-use crate::check::model::{Broken, Edge, Fingerprint, Model, Sink};
+use crate::check::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 use crate::check::moves::{Move, moves};
+use crate::check::pack::{pack, unpack};
 use crate::check::prefixes::Prefixes;
 use crate::check::report::{MoveNames, Notes};
 use crate::check::schedule::{Schedule, Write};
 use crate::check::world::{Symmetry, World};
 use crate::check::{Judges, Violation};
-use crate::decode::decode;
 use crate::encode::encode;
+use crate::errors::Error;
 use crate::ids::Row;
 use crate::state::{State, make_state};
 
@@ -48,6 +49,7 @@ pub(super) struct Path {
 /// The states of a world without batches in flight, for one worker.
 pub struct CoreModel {
     pub(super) world: Arc<World>,
+    empty: State,
     symmetry: Symmetry,
     pub(super) judge: Judge,
     pub(super) prefixes: Prefixes,
@@ -84,15 +86,21 @@ type Visit<'a> = dyn FnMut(&mut CoreModel, u32, &State) -> Result<(), Stop> + 'a
 
 impl CoreModel {
     /// The model of a world for one worker; a clone of its prefixes makes that of the next one.
-    #[must_use]
-    pub fn new(world: Arc<World>, symmetry: Symmetry, judges: Judges, prefixes: Prefixes) -> Self {
-        CoreModel {
+    /// Fails with InvalidConfig.
+    pub fn new(
+        world: Arc<World>,
+        symmetry: Symmetry,
+        judges: Judges,
+        prefixes: Prefixes,
+    ) -> Result<Self, Error> {
+        Ok(CoreModel {
+            empty: make_state(world.config.clone())?,
             symmetry,
-            judge: Judge::new(judges),
             prefixes,
             namer: Namer::new(symmetry),
-            base: Ghost::new(&world.config),
-            ghost: Ghost::new(&world.config),
+            base: Ghost::judging(&world.config, &judges),
+            ghost: Ghost::judging(&world.config, &judges),
+            judge: Judge::new(judges),
             base_schedule: Schedule::default(),
             assumed: Ok(()),
             moves: Vec::new(),
@@ -101,7 +109,7 @@ impl CoreModel {
             calls: Vec::new(),
             num_edges: 0,
             world,
-        }
+        })
     }
 
     /// Every path, with every way in which its loads can end; then what the visitor makes of it.
@@ -123,10 +131,7 @@ impl CoreModel {
                     self.calls.clone_from(&path.calls);
                     let made = self.make(each, path);
                     let Some(made) = self.heard(made)? else { continue };
-                    self.end_path(start, &made, visit)?;
-                    if left > 0 {
-                        longer.push(made);
-                    }
+                    longer.extend(self.end_path(start, made, left > 0, visit)?);
                 }
                 self.moves = found;
             }
@@ -195,27 +200,44 @@ impl CoreModel {
         Ok(outcome)
     }
 
-    /// The edges of a path: as many as there are ways in which its loads end.
-    fn end_path(&mut self, start: &State, path: &Path, visit: &mut Visit<'_>) -> Result<(), Stop> {
-        let mut ends = vec![None];
-        if self.world.loads_fail {
-            ends.extend(failures(path).into_iter().map(Some));
+    /// The edges of a path: as many as there are ways in which its loads end. keep: give it back.
+    fn end_path(
+        &mut self,
+        start: &State,
+        path: Path,
+        keep: bool,
+        visit: &mut Visit<'_>,
+    ) -> Result<Option<Path>, Stop> {
+        let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
+        let mut failing = None;
+        for next in more {
+            self.end_edge(start, path.clone(), failing, visit)?;
+            failing = Some(next);
         }
-        for failing in ends {
-            let mut state = path.state.clone();
-            self.calls.clone_from(&path.calls);
-            let closed = if path.changed {
-                let mut schedule = path.schedule.clone();
-                self.close(start, &mut state, &mut schedule, failing)
-            } else {
-                Ok(())
-            };
-            if self.heard(closed)?.is_some() {
-                self.judge.notes.note_moves(&path.names);
-                let edge = self.num_edges;
-                self.num_edges += 1;
-                visit(self, edge, &state)?;
-            }
+        let kept = keep.then(|| path.clone());
+        self.end_edge(start, path, failing, visit)?;
+        Ok(kept)
+    }
+
+    /// One edge, to where it leads.
+    fn end_edge(
+        &mut self,
+        start: &State,
+        path: Path,
+        failing: Failing,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), Stop> {
+        let Path { mut state, mut schedule, names, calls, changed } = path;
+        self.calls.clone_from(&calls);
+        let closed = match changed {
+            true => self.close(start, &mut state, &mut schedule, failing),
+            false => Ok(()),
+        };
+        if self.heard(closed)?.is_some() {
+            self.judge.notes.note_moves(&names);
+            let edge = self.num_edges;
+            self.num_edges += 1;
+            visit(self, edge, &state)?;
         }
         Ok(())
     }
@@ -225,7 +247,7 @@ impl CoreModel {
     /// Walk the edges of a packed node; what panics is a violation, too.
     fn try_walk(&mut self, node: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
         let walked = catch_unwind(AssertUnwindSafe(|| {
-            let state = unpack(node)?;
+            let state = unpack(node, &self.empty, &mut self.prefixes)?;
             self.walk(&state, visit)
         }));
         walked.unwrap_or_else(|panic| {
@@ -262,11 +284,12 @@ impl CoreModel {
 impl Model for CoreModel {
     fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
         let broken = |violation| Broken { violation, calls: Vec::new() };
-        let made = make_state(self.world.config.clone());
-        let start = made.map_err(|error| broken(Violation::new("NOCRASH", error.to_string())))?;
+        let start = self.empty.clone();
         self.judge.check(&start).map_err(broken)?;
         let name = self.fingerprint(&start).map_err(broken)?;
-        Ok((name, encode(&start)))
+        let mut packed = Vec::new();
+        pack(&start, &mut self.prefixes, &mut packed);
+        Ok((name, packed))
     }
 
     fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
@@ -276,7 +299,8 @@ impl Model for CoreModel {
             if sink.is_new(name) {
                 model.judge.check_new(state, &model.world, &mut model.prefixes)?;
                 let edge = Edge { number, name };
-                sink.keep(edge, shown(state), &mut |out| out.extend(encode(state)));
+                let prefixes = &mut model.prefixes;
+                sink.keep(edge, shown(state), &mut |out| pack(state, prefixes, out));
             }
             Ok(())
         });
@@ -294,24 +318,25 @@ impl Model for CoreModel {
         let notes = self.judge.notes.clone();
         let mut reached = None;
         self.recording = true;
-        _ = self.try_walk(node, &mut |_, number, state| {
+        _ = self.try_walk(node, &mut |model, number, state| {
             if number < edge {
                 return Ok(());
             }
-            reached = Some(encode(state));
+            let mut packed = Vec::new();
+            pack(state, &mut model.prefixes, &mut packed);
+            reached = Some(packed);
             Err(Stop::Found)
         });
         self.recording = false;
         self.judge.notes = notes;
-        reached.map(|reached| (std::mem::take(&mut self.calls), reached))
+        let calls = std::mem::take(&mut self.calls);
+        reached.map(|reached| (calls, reached))
     }
 
-    fn judge(&mut self, node: &[u8]) -> (Vec<u8>, Vec<&'static str>) {
-        let failing = unpack(node).map(|state| self.judge.failing(&state)).unwrap_or_default();
-        (node.to_vec(), failing)
+    fn judge(&mut self, node: &[u8]) -> Judgement {
+        let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
+            return (Vec::new(), vec!["NOCRASH"]);
+        };
+        (encode(&state), self.judge.failing(&state))
     }
-}
-
-fn unpack(node: &[u8]) -> Result<State, Violation> {
-    decode(node).map_err(|error| Violation::new("NOCRASH", error.to_string()))
 }

@@ -12,7 +12,7 @@ use crate::check::prefixes::Prefixes;
 use crate::check::report::{Notes, Shown};
 use crate::check::transitions::{self, Made};
 use crate::check::world::World;
-use crate::check::{Judges, Violation, hazards, progress};
+use crate::check::{Judges, Violation, fair, hazards, progress};
 use crate::commands::Command;
 use crate::hits::longest_hit;
 use crate::ids::BlockId;
@@ -66,7 +66,12 @@ impl Judge {
         if closure::holds_in(world) || CLOSURE_PROPERTIES.iter().any(named) {
             closure::check(state, prefixes, &self.judges)?;
         }
-        progress::check(world, state, &self.judges)
+        progress::check(world, state, &self.judges)?;
+        if self.judges.named("NO-THRASH") {
+            let thrashes = fair::no_thrash(world, state);
+            thrashes.map_err(|detail| Violation::new("NO-THRASH", detail))?;
+        }
+        Ok(())
     }
 
     /// Make a call, judge its outcome and note it. state: like before.
@@ -95,8 +100,8 @@ impl Judge {
             }
         }
         if *call != Call::TakeBatch && changes(&outcome, state) {
+            self.judges.hear(prefixes.learn(state))?;
             self.check(state)?;
-            prefixes.learn(state)?;
         }
         note(&mut self.notes, call, &outcome, state);
         Ok(outcome)

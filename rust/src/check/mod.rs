@@ -30,6 +30,7 @@ pub mod model;
 pub mod moves;
 mod order;
 pub mod outcomes;
+mod pack;
 pub mod prefixes;
 pub mod progress;
 pub mod report;
@@ -46,10 +47,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::check::core_model::CoreModel;
+use crate::check::model::Judgement;
 use crate::check::prefixes::Prefixes;
 use crate::check::report::Report;
 use crate::check::search::{Limits, Progress, explore};
 use crate::check::world::{Symmetry, World};
+use crate::errors::Error;
 
 /// A property that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +109,7 @@ impl Judges {
 }
 
 /// Explore a world by so many workers. watch: is told now and then how far the search has come, and
-/// says whether it goes on.
+/// says whether it goes on. Fails with InvalidConfig.
 pub fn check_world(
     world: World,
     symmetry: Symmetry,
@@ -114,21 +117,22 @@ pub fn check_world(
     limits: &Limits,
     workers: usize,
     watch: &mut dyn FnMut(&Progress) -> bool,
-) -> Report {
+) -> Result<Report, Error> {
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
-    let model = || CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
-    let mut models: Vec<CoreModel> = (0..workers.max(1)).map(|_| model()).collect();
-    explore(&mut models, limits, watch)
+    let model = |_| CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
+    let mut models = (0..workers.max(1)).map(model).collect::<Result<Vec<_>, _>>()?;
+    Ok(explore(&mut models, limits, watch))
 }
 
 /// Every state of a world, up to so many: its canonical bytes, and the names of the structural
-/// properties that do not hold there.
-pub fn judge_world(world: World, max_states: Option<u64>) -> Vec<(Vec<u8>, Vec<&'static str>)> {
+/// properties that do not hold there. Fails with InvalidConfig.
+pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgement>, Error> {
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
     let none = Judges::only(None);
-    search::judge(&mut CoreModel::new(world, Symmetry::default(), none, prefixes), max_states)
+    let mut model = CoreModel::new(world, Symmetry::default(), none, prefixes)?;
+    Ok(search::judge(&mut model, max_states))
 }
 
 #[cfg(test)]

@@ -30,6 +30,9 @@ pub struct Broken {
     pub calls: Vec<Call>,
 }
 
+/// A node as bytes that other programs read, with the names of what does not hold there.
+pub type Judgement = (Vec<u8>, Vec<&'static str>);
+
 /// Where a model's edges go.
 pub trait Sink {
     /// Whether no node of this name is known yet; the edge is counted.
@@ -51,7 +54,6 @@ pub trait Model: Send {
     /// The calls of one edge of a packed node, and the node that it leads to, packed.
     fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)>;
 
-    /// The node after a packed one as bytes that other programs read, with the names of what does
-    /// not hold there.
-    fn judge(&mut self, node: &[u8]) -> (Vec<u8>, Vec<&'static str>);
+    /// What is said of a packed node.
+    fn judge(&mut self, node: &[u8]) -> Judgement;
 }

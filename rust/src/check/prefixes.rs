@@ -42,6 +42,8 @@ pub struct Chain {
     pub letters: Vec<Letter>,
     /// The number of the prefix that ends with each token.
     pub nodes: Vec<u32>,
+    /// Of the hash.
+    pub number: u32,
 }
 
 impl Chain {
@@ -73,6 +75,8 @@ struct Extra {
 struct Tree {
     children: Map<(u32, Letter), u32>,
     chains: Map<BlockHash, Arc<Chain>>,
+    /// By their numbers.
+    hashes: Vec<BlockHash>,
     extras: Map<Extra, Letter>,
 }
 
@@ -83,6 +87,7 @@ pub struct Prefixes {
     block_sizes: Vec<u32>,
     children: Map<(u32, Letter), u32>,
     chains: Map<BlockHash, Arc<Chain>>,
+    hashes: Vec<BlockHash>,
     tree: Arc<Mutex<Tree>>,
 }
 
@@ -95,6 +100,7 @@ impl Prefixes {
             block_sizes: config.groups.iter().map(|group| group.block_size).collect(),
             children: Map::default(),
             chains: Map::default(),
+            hashes: Vec::new(),
             tree: Arc::default(),
         }
     }
@@ -147,6 +153,23 @@ impl Prefixes {
             self.chains.insert(hash, known);
         }
         Ok(&self.chains[&hash])
+    }
+
+    /// The number of a hash that some request carried.
+    pub fn hash_number(&mut self, hash: &BlockHash) -> u32 {
+        if let Some(known) = self.chains.get(hash) {
+            return known.number;
+        }
+        self.tree().chains[hash].number
+    }
+
+    /// The hash of a number.
+    pub fn hash_of(&mut self, number: u32) -> BlockHash {
+        if number as usize >= self.hashes.len() {
+            let hashes = self.tree().hashes.clone();
+            self.hashes = hashes;
+        }
+        self.hashes[number as usize]
     }
 
     /// The prefixes that a block under a key holds. Fails with KEY-GRAN.
@@ -207,11 +230,14 @@ impl Prefixes {
     ) -> &Chain {
         let end = tokens.len();
         let mut tree = self.tree();
-        let known = tree.chains.entry(*hash).or_insert_with(|| {
+        let Tree { chains, hashes, .. } = &mut *tree;
+        let known = chains.entry(*hash).or_insert_with(|| {
+            hashes.push(*hash);
             Arc::new(Chain {
                 tokens: tokens.to_vec(),
                 letters: letters[..end].to_vec(),
                 nodes: nodes[..end].to_vec(),
+                number: hashes.len() as u32 - 1,
             })
         });
         let known = Arc::clone(known);

@@ -13,7 +13,7 @@ use std::time::Instant;
 use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
-use crate::check::model::{Broken, Edge, Fingerprint, Model, Sink};
+use crate::check::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 use crate::check::report::{End, Notes, Report, Shown, Story};
 use crate::check::visited::Visited;
 
@@ -62,10 +62,7 @@ pub fn explore<M: Model>(
 }
 
 /// The nodes of a model up to so many, each with what does not hold there.
-pub fn judge<M: Model>(
-    model: &mut M,
-    max_states: Option<u64>,
-) -> Vec<(Vec<u8>, Vec<&'static str>)> {
+pub fn judge<M: Model>(model: &mut M, max_states: Option<u64>) -> Vec<Judgement> {
     let (visited, mut judged) = (Visited::default(), Vec::new());
     let Ok((name, first)) = model.start() else { return judged };
     let mut met = HashSet::default();
