@@ -150,7 +150,8 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
     if any(pool.num_free != pool.num_usable for _, pool in _pools(state)):
         return
     for request in state.requests.values():
-        if request.num_loading or not fits(state, len(request.tokens)):
+        done = request.num_computed >= len(request.tokens) + len(request.drafts)
+        if done or request.num_loading or not fits(state, len(request.tokens)):
             continue
         value = perform(state, schedule_all(state, request)).value
         if isinstance(value, Refused | Misuse):
@@ -195,14 +196,14 @@ def _progresses(world: World, state: State, requests: list[RequestState]) -> boo
             value = perform(state, Call("swap_in", ([name],))).value
             if value is None:
                 return True
-        elif request.num_computed < len(request.tokens) + len(request.drafts):
+            continue
+        if request.num_computed < len(request.tokens) + len(request.drafts):
             value = perform(state, schedule_all(state, request)).value
             if not isinstance(value, Refused | Misuse):
                 return True
-        elif len(request.tokens) < world.num_tokens:
-            if request.drafts:
-                state = perform(state, Call("add_drafts", (name, []))).state
-            value = perform(state, Call("append", ([name], [0]))).value
+        if request.num_computed == len(request.tokens) < world.num_tokens:
+            without = perform(state, Call("add_drafts", (name, []))).state
+            value = perform(without, Call("append", ([name], [0]))).value
             if isinstance(value, Appended) and value.done:
                 return True
     return False

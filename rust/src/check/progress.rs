@@ -200,7 +200,8 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
     }
     for row in rows(state) {
         let request = &state[row];
-        if request.num_loading > 0 || !fits(state, request.num_tokens(), 0) {
+        let done = request.num_computed >= request.num_tokens() + request.num_drafts();
+        if done || request.num_loading > 0 || !fits(state, request.num_tokens(), 0) {
             continue;
         }
         let value = schedule_all(&mut state.clone(), row);
@@ -312,10 +313,11 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     if request.status() == Status::Swapped {
         return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(())));
     }
-    if request.num_computed < request.num_tokens() + request.num_drafts() {
-        return matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_)));
+    let more = request.num_tokens() + request.num_drafts() - request.num_computed;
+    if more > 0 && matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_))) {
+        return true;
     }
-    if request.num_tokens() >= world.num_tokens {
+    if request.num_computed < request.num_tokens() || request.num_tokens() >= world.num_tokens {
         return false;
     }
     let mut state = state.clone();
