@@ -104,7 +104,7 @@ def installed(policy: Policy) -> Iterator[None]:
     try:
         yield
     finally:
-        PoolDraft.take, PoolDraft._enqueue = take, enqueue  # type: ignore[method-assign] # as before
+        PoolDraft.take, PoolDraft._enqueue = take, enqueue  # type: ignore[method-assign] # back
 
 
 def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
@@ -115,9 +115,7 @@ def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
         detail = f"{question} raised {type(error).__name__}: {error}"
         raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
     if not isinstance(place, int) or not 0 <= place <= last:
-        raise InvariantViolation(
-            NAME, f"{question} gives {place!r}, which is no place up to {last}"
-        )
+        raise InvariantViolation(NAME, fX)
     return place
 
 
