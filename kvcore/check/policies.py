@@ -115,7 +115,8 @@ def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
         detail = f"{question} raised {type(error).__name__}: {error}"
         raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
     if not isinstance(place, int) or not 0 <= place <= last:
-        raise InvariantViolation(NAME, fX)
+        said = f"{question} gives {place!r}, which is no place up to {last}"
+        raise InvariantViolation(NAME, said)
     return place
 
 
