@@ -1,2 +1,174 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `kvcore check`. (Being written: options, progress, report.)"""
+"""The command `kvcore check`: every state of a small world, and what was found.
+
+Rules: the answer goes to standard output; how far it is, and what was wrong with the question, to
+standard error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1:
+a violation; 2: the call was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import attrs
+
+from kvcore.check.options import (
+    BadOptions,
+    check_options,
+    make_parser,
+    symmetry_of,
+    world_of,
+)
+from kvcore.check.profiles import PROFILES
+from kvcore.check.properties import select
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.check.story import render
+from kvcore.check.story_files import pytest_text, trace_text
+from kvcore.check.tell import to_text
+from kvcore.check.unseen import never
+from kvcore.check.world import World
+from kvcore.errors import KvcoreError
+
+FINE, VIOLATED, USAGE_ERROR = 0, 1, 2
+LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
+EXPLODES, EXPLODES_STATES, LEVELS_AHEAD = 1.5, 20_000, 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Explore one world; returns the exit code.
+
+    arguments: those behind `kvcore check`, the process's by default.
+    """
+    options = make_parser().parse_args(arguments)
+    if options.list:
+        print(list_profiles(as_json=options.json))
+        return FINE
+    if options.mutants:
+        from kvcore.check.mutants.score import run_mutants
+
+        return run_mutants(options)
+    try:
+        world = world_of(options)
+        check_options(options, world)
+        symmetry = symmetry_of(options)
+        if options.properties:
+            select(frozenset(options.properties), world.calls)
+        progress = Progress(sys.stderr)
+        report = check(
+            world,
+            backend=options.backend,
+            max_depth=options.depth,
+            max_states=options.limit,
+            max_seconds=options.time,
+            properties=options.properties or None,
+            symmetry=symmetry,
+            full_keys=options.full_keys,
+            workers=options.workers or 1,
+            progress=progress,
+        )
+    except (BadOptions, KvcoreError, ValueError) as error:
+        print(f"kvcore check: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    progress.end()
+    report.never = never(world, report.notes)
+    print(json.dumps(report.to_json(), indent=2) if options.json else to_text(report))
+    if report.violation is None:
+        return FINE
+    _tell_violation(options, report, world)
+    return VIOLATED
+
+
+def _tell_violation(options: argparse.Namespace, report: Report, world: World) -> None:
+    """Print the story, and write the files that are asked for."""
+    assert report.violation is not None
+    if not options.json:
+        print()
+        print(render(report.violation, world))
+    if options.write_test:
+        Path(options.write_test).write_text(pytest_text(report.violation, world), encoding="utf-8")
+    if options.write_trace:
+        Path(options.write_trace).write_text(trace_text(report.violation, world), encoding="utf-8")
+
+
+def list_profiles(*, as_json: bool) -> str:
+    """The named worlds, one a line."""
+    if as_json:
+        return json.dumps(
+            {n: {"states": p.num_states, "edges": p.num_edges} for n, p in PROFILES.items()}
+        )
+    width = max(map(len, PROFILES))
+    lines = [f"{'world':<{width}}  {'states':>9}  {'edges':>9}  what it has"]
+    for name, each in PROFILES.items():
+        lines.append(
+            f"{name:<{width}}  {each.num_states:>9,}  {each.num_edges:>9,}  {each.sentence}"
+        )
+    return "\n".join(lines)
+
+
+@attrs.define
+class Progress:
+    """Says how far a search is: on a terminal all the time, else now and then."""
+
+    out: TextIO
+    _told: float = attrs.field(factory=time.monotonic)
+    _live: bool = attrs.field(init=False, default=False)
+    _warned: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._live = self.out.isatty()
+
+    def __call__(self, report: Report) -> None:
+        now = time.monotonic()
+        growth = growth_of(report.depths)
+        if not self._warned and growth >= EXPLODES and report.num_states >= EXPLODES_STATES:
+            self._warned = True
+            self._line(warning(report, growth))
+        if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
+            return
+        self._told = now
+        rate = report.num_edges / max(report.seconds, 1e-9)
+        line = (
+            f"{report.num_states:,} states, {report.num_edges:,} edges, depth {report.depth}, "
+            f"{report.num_waiting:,} waiting, {rate:,.0f} edges/s, {report.seconds:.0f} s"
+        )
+        if self._live:
+            print(f"\r{line:<99}", end="", file=self.out, flush=True)
+        else:
+            print(line, file=self.out, flush=True)
+
+    def end(self) -> None:
+        """Leave an empty line where the last one was."""
+        if self._live:
+            print(f"\r{'':<99}\r", end="", file=self.out, flush=True)
+
+    def _line(self, text: str) -> None:
+        self.end()
+        print(text, file=self.out, flush=True)
+
+
+def growth_of(depths: Sequence[int]) -> float:
+    """By how much the last levels grew, each from the one before; 0 where too few are known."""
+    if len(depths) < 4 or not all(depths[-4:]):
+        return 0.0
+    return float((depths[-1] / depths[-4]) ** (1 / 3))
+
+
+def warning(report: Report, growth: float) -> str:
+    """That a world explodes, and what can be done."""
+    ahead = report.depths[-1] * sum(growth**level for level in range(1, LEVELS_AHEAD + 1))
+    return (
+        f"kvcore check: each level has {growth:.1f} times the states of the one before, about "
+        f"{report.num_states + ahead:,.0f} in {LEVELS_AHEAD} more: bound the search by --depth, "
+        "--limit or --time, or stop it by Ctrl-C for a partial verdict"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds, each with the states and edges that a complete exploration has.
+"""Named worlds: small ones, each for one part of the core, that are explored to their end.
 
-Rules: a count that changes means that the core can reach other states, or that another world is
-explored; the commit that changes one says which. "standard" ones are explored by every test run,
-"long" ones by `make explore`. Usable blocks x requests x tokens; blocks of two tokens unless the
-groups say otherwise. Twin: none.
+Rules: blocks hold two tokens unless groups say otherwise, and are counted without the null block.
+The numbers of states and edges are pinned: another number means that the core can reach other
+states, or that another world is explored. Twin: none.
 """
 
 from __future__ import annotations
@@ -21,108 +20,148 @@ SEED = b"explored"
 FULL = Group(2)
 SLOT = Group(1)
 WINDOW = Group(1, kind="sliding_window", window=2)
-CHUNKS = Group(1, kind="chunked_local", window=2)
-OF_WORLD = {each.name for each in attrs.fields(World)} - {"config", "calls"}
+OF_WORLD = frozenset(attrs.fields_dict(World)) - {"config", "calls"}
+SWAPS = ("swap_out", "swap_in")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Profile:
-    """A world with a name. num_states, num_edges: of its complete exploration."""
+    """A named world: what it has, and how many states and edges; slow: for `make explore` alone."""
 
-    name: str
     sentence: str
     world: World
     num_states: int
     num_edges: int
-    is_long: bool = False
+    slow: bool = False
 
 
 def world(
     num_blocks: int,
     num_requests: int,
     num_tokens: int,
+    num_prompt: int,
     *more: str,
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> World:
-    """A world of so many usable blocks.
+    """A world of so many usable blocks, by an engine's moves.
 
-    There is a null block where a group needs one, or where it is asked for. more, without: calls
-    that are tried besides the basic ones, or left out of them. options: of the world or its config.
+    more, without: calls that are tried besides the basic ones, or left out of them. options: of the
+    world or its config.
     """
     of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
-    of_world.setdefault("num_prompt", num_tokens)
+    of_world.setdefault("moves", "engine")
     options.setdefault("groups", (FULL,))
-    windowed = any(group.is_windowed for group in options["groups"])
-    null_block = options.setdefault("null_block", windowed)
-    options.setdefault("hash_seed", SEED)
+    null_block = any(group.is_windowed for group in options["groups"])
     return World(
-        config=Config(num_blocks + null_block, **options),
+        config=Config(num_blocks + null_block, null_block=null_block, hash_seed=SEED, **options),
         num_requests=num_requests,
         num_tokens=num_tokens,
+        num_prompt=num_prompt,
         calls=BASIC_CALLS.union(more).difference(without),
         **of_world,
     )
 
 
-def engine(num_blocks: int, num_requests: int, num_tokens: int, num_prompt: int) -> World:
-    """A world of the moves that an engine makes."""
-    return world(num_blocks, num_requests, num_tokens, num_prompt=num_prompt, moves="engine")
-
-
-_SWAPS = ("swap_out", "swap_in")
-_ALONE = ("fork", "append", "reset_prefix_cache")
-_SMALL: dict[str, Any] = {"moves": "engine", "without": ("reset_prefix_cache",)}
-
-_STANDARD: tuple[tuple[str, str, World, int, int], ...] = (
-    ("engine-3x2x4", "what an engine does, 3 blocks", engine(3, 2, 4, 4), 0, 0),
-    (
-        "calls-3x2x4",
-        "every call by itself, with events",
-        world(3, 2, 4, enable_events=True),
+PROFILES: dict[str, Profile] = {
+    "3x2x4": Profile("3 blocks, 2 requests, 4 tokens", world(3, 2, 4, 4), 1917, 17751),
+    "4x2x4": Profile("4 blocks, 2 requests, 4 tokens", world(4, 2, 4, 4), 13413, 129040, slow=True),
+    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), 22972, 261907, slow=True),
+    "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807, slow=True),
+    "groups": Profile(
+        "a full and a windowed group",
+        world(4, 2, 3, 3, groups=(SLOT, WINDOW), enable_events=True),
+        183,
+        1413,
+    ),
+    "sizes": Profile(
+        "groups of two block sizes", world(4, 2, 3, 3, groups=(FULL, WINDOW)), 495, 3924
+    ),
+    "host": Profile(
+        "a host tier, swapped to and fro", world(2, 2, 3, 3, *SWAPS, num_host_blocks=2), 625, 5030
+    ),
+    "drafts": Profile("drafts, accepted in any number", world(2, 2, 3, 3, num_drafts=2), 834, 8856),
+    "truncate": Profile(
+        "requests cut and rewound", world(2, 2, 3, 3, "truncate", "rewind"), 476, 4399
+    ),
+    "pins": Profile("blocks pinned", world(2, 2, 3, 3, "pin", "unpin", num_pins=2), 1075, 9692),
+    "evict": Profile(
+        "keys withdrawn by evict_blocks", world(2, 2, 3, 3, "evict_blocks"), 280, 2315
+    ),
+    "loads": Profile(
+        "stores and loads that fail",
+        world(2, 2, 3, 3, "load", "store", groups=(SLOT,), loads_fail=True, without=("fork",)),
+        187,
+        1808,
+    ),
+    "merge": Profile(
+        "duplicates that merge, two moves in a batch",
+        world(2, 2, 3, 3, duplicates="merge", calls_per_batch=2),
+        262,
+        17471,
+    ),
+    "completed": Profile(
+        "blocks published when a batch is completed",
+        world(2, 2, 3, 3, publish="completed", calls_per_batch=2),
+        288,
+        19352,
+    ),
+    "uncached": Profile(
+        "blocks without content leave first",
+        world(2, 2, 3, 3, eviction="uncached_first"),
+        192,
+        1402,
+    ),
+    "flight": Profile("a batch in flight", world(2, 2, 2, 2, max_in_flight=1, num_letters=1), 0, 0),
+    "flight-two": Profile("two batches in flight", world(2, 1, 3, 2, max_in_flight=2), 0, 0),
+    "flight-completed": Profile(
+        "a batch in flight, blocks published at its end",
+        world(2, 2, 2, 2, max_in_flight=1, num_letters=1, publish="completed"),
         0,
         0,
     ),
-    ("groups", "a full and a windowed group", world(4, 2, 3, groups=(SLOT, WINDOW)), 0, 0),
-    ("chunks", "chunked local attention", world(2, 2, 3, groups=(CHUNKS,), without=_ALONE), 0, 0),
-    ("host", "a host tier, swaps", world(2, 2, 3, *_SWAPS, num_host_blocks=2), 0, 0),
-    ("drafts", "drafts accepted in any number", world(2, 2, 3, num_drafts=2), 0, 0),
-    (
-        "merge",
-        "duplicates that merge, two calls a batch",
-        world(2, 2, 2, duplicates="merge", calls_per_batch=2),
+    "flight-two-completed": Profile(
+        "two batches in flight, blocks published at their end",
+        world(2, 1, 3, 2, max_in_flight=2, publish="completed"),
         0,
         0,
     ),
-    ("truncate", "requests that are cut", world(2, 2, 3, "truncate"), 0, 0),
-    (
-        "external",
-        "external tokens that come or fail",
-        world(4, 2, 2, groups=(SLOT, WINDOW), num_external=1, loads_fail=True),
+    "flight-loads": Profile(
+        "loads and stores in flight, that fail",
+        world(*(2, 1, 3, 2, "load", "store"), groups=(SLOT,), max_in_flight=1, num_letters=1),
         0,
         0,
     ),
-    (
-        "loads",
-        "stores, and loads that fail at each block",
-        world(2, 2, 3, "load", "store", groups=(SLOT,), loads_fail=True, without=_ALONE),
+    "flight-swap": Profile(
+        "a batch in flight with a host tier",
+        world(2, 1, 3, 3, *SWAPS, num_host_blocks=1, max_in_flight=1, num_letters=1),
         0,
         0,
     ),
-    ("pins", "blocks that are pinned", world(3, 2, 3, "pin", "unpin", moves="engine"), 0, 0),
-    ("evict", "keys that are forgotten", world(3, 2, 3, "evict_blocks", moves="engine"), 0, 0),
-    ("uncached-first", "the other policy", world(2, 2, 3, eviction="uncached_first"), 0, 0),
-    ("watermark", "a block that stays free", world(2, 2, 3, watermark_blocks=1), 0, 0),
-)
-
-
-def _profile(row: tuple[str, str, World, int, int], *, is_long: bool) -> Profile:
-    name, sentence, where, num_states, num_edges = row
-    return Profile(
-        name=name,
-        sentence=sentence,
-        world=where,
-        num_states=num_states,
-        num_edges=num_edges,
-        is_long=is_long,
-    )
+    "flight-window": Profile(
+        "a batch in flight behind a window",
+        world(3, 1, 3, 3, groups=(WINDOW,), max_in_flight=1, num_letters=1),
+        0,
+        0,
+    ),
+    "flight-drafts": Profile(
+        "drafts and cuts in flight",
+        world(2, 1, 3, 2, "truncate", max_in_flight=1, num_letters=1, num_drafts=1),
+        0,
+        0,
+    ),
+    "flight-merge": Profile(
+        "duplicates that merge when their batch is completed",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            duplicates="merge",
+            publish="completed",
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "reset_prefix_cache"),
+        ),
+        0,
+        0,
+    ),
+}

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as text.
+
+Rules: the verdict comes first and says how far it reaches; figures follow, what was never seen is
+last. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
+
+WIDTH = 99
+BAR = 40
+
+
+def to_text(report: Report) -> str:
+    """The report in lines."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield verdict(report)
+    rate = report.num_edges / report.seconds if report.seconds else 0.0
+    size = report.memory_bytes / max(1, report.num_states)
+    yield (
+        f"{report.num_states:,} states, {report.num_edges:,} edges, depth {report.depth}; "
+        f"{report.seconds:.1f} s, {rate:,.0f} edges/s, {size:,.0f} bytes a state; {report.keys}; "
+        f"backend {report.backend}"
+    )
+    for kind in ("move", "call", "command", "goal"):
+        words = [f"{name} {count:,}" for name, count in report.of_kind(kind).items() if count]
+        if words:
+            yield from _wrapped(f"{kind}s: ", words)
+    yield "new states by distance from the start:"
+    most = max(report.depths, default=1)
+    for depth, count in enumerate(report.depths):
+        yield f"  {depth:>3}  {count:>9,}  {'#' * round(BAR * count / most)}"
+    if report.never and report.violation is None:
+        yield from _wrapped("never taken: ", report.never)
+
+
+def verdict(report: Report) -> str:
+    """How far it reaches, in one sentence."""
+    if report.verdict == VIOLATION and report.violation is not None:
+        found = report.violation
+        return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"
+    if report.verdict == COMPLETE:
+        return "complete: no property is broken in any state that this world can reach"
+    what = "interrupted" if report.verdict == INTERRUPTED else report.verdict
+    return f"{what}: nothing is broken so far, {report.num_waiting:,} states wait to be tried"
+
+
+def _wrapped(head: str, words: list[str] | tuple[str, ...]) -> Iterator[str]:
+    line = head
+    for place, word in enumerate(words):
+        said = word if place == len(words) - 1 else f"{word}, "
+        if len(line) + len(said) > WIDTH and line.strip():
+            yield line.rstrip()
+            line = "  "
+        line += said
+    yield line.rstrip()
