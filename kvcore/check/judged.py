@@ -4,7 +4,8 @@
 Rules: it takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch
 counts as executed when it is taken; with batches in flight, when `execute` names it, or when it is
 completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
-block judges what can only be judged at the end of a run. Twin: none.
+block judges what can only be judged at the end of a run; misuse ends the block without a word: a
+run that is not possible any more breaks nothing. Twin: none.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import Any, Literal, Self
 
 import attrs
 
+from kvcore.backend import PythonBackend
 from kvcore.calls import TRANSITIONS, Call, Misuse
 from kvcore.check.model import Step
-from kvcore.check.outcomes import check_events, check_outcome
+from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties import Property, judge, select
 from kvcore.check.scenes import Follower
 from kvcore.check.world import World
-from kvcore.commands import segments
+from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation, KvcoreError
 from kvcore.manager import KVCacheManager
 from kvcore.state import State
-from kvcore.values import Outcome
+from kvcore.values import Hit, Outcome
 
 
 class JudgedManager:
@@ -76,9 +78,10 @@ class JudgedManager:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         if error is None:
             self.done()
+        return isinstance(error, KvcoreError)
 
     def execute(self, batch: int) -> None:
         """Say that a taken batch, and all before it, was executed now."""
@@ -92,21 +95,44 @@ class JudgedManager:
         self._hear_follower()
         self._hear("run", self._world, self._state)
 
+    def get_computed_blocks(self, request_id: str) -> Hit:
+        """The longest cached prefix of a request."""
+        try:
+            hit = self.manager.get_computed_blocks(request_id)
+        except KvcoreError:
+            raise
+        except Exception as error:
+            raise self._crash(Call("get_computed_blocks", (request_id,)), error) from error
+        self._ask(check_hit, self._state, self._state.requests[request_id], hit)
+        return hit
+
     def _call(self, name: str, *args: Any, **options: Any) -> Any:
         call, before = Call(name, args, options), self._state
-        method = getattr(self.manager, name)
+        if name == "allocate_slots" and args[0] in before.requests:
+            self.get_computed_blocks(args[0])
         try:
-            value = method(*args, **options)
+            value = self._made(call)
         except KvcoreError as error:
             self._judge(Step(before, call, self._outcome(before, Misuse(str(error), error.fields))))
             raise
         except Exception as error:
-            if "NOCRASH" in self._properties:
-                raise InvariantViolation("NOCRASH", f"{call} raises {error!r}") from error
-            raise
+            raise self._crash(call, error) from error
         self._drained |= name == "take_events"
         self._judge(Step(before, call, self._outcome(before, value)))
         return value
+
+    def _made(self, call: Call) -> Any:
+        """What a call gives; on the Python core it is the transition that the checker makes."""
+        core = self.manager._core
+        if not isinstance(core, PythonBackend):
+            return getattr(self.manager, call.name)(*call.args, **call.options)
+        return core._keep(TRANSITIONS[call.name](core.state(), *call.args, **call.options))
+
+    def _crash(self, call: Call, error: Exception) -> Exception:
+        """What a call raises that raised no typed error."""
+        if "NOCRASH" not in self._properties:
+            return error
+        return InvariantViolation("NOCRASH", f"{call} raises {error!r}")
 
     def _outcome(self, before: State, value: Any) -> Outcome[State, Any]:
         """The outcome of the call that was just made."""
@@ -122,7 +148,9 @@ class JudgedManager:
         self._hear_state(outcome.state)
         if call.name == "take_batch":
             commands = list(before.batch.commands)
-            self._hear("batch", self._start, commands, segments(commands))
+            if isinstance(outcome.value, Batch):
+                segments = list(outcome.value.column("segment"))
+                self._hear("batch", self._start, commands, segments)
             self._start = attrs.evolve(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
             self._ask(check_events, (), list(outcome.state.events), outcome.state)
