@@ -72,6 +72,7 @@ CHECKER_RUST_ONLY = {
     "mod.rs": "the list of modules",
     "order.rs": "a part of canonical.rs, without the generators that Python has",
     "pack.rs": "a part of core_model.rs: Python packs a state as its canonical bytes",
+    "renaming.rs": "a part of canonical.rs, which is long enough",
     "request_invariants.rs": "the twin of kvcore/request_invariants.py",
     "same.rs": "Python compares states by their bytes",
     "tests.rs": "tests of the search, which Python has under tests/",

@@ -17,9 +17,11 @@ use crate::block_pool::BlockPool;
 use crate::check::Violation;
 use crate::check::order::Orders;
 use crate::check::prefixes::{Numbers, Prefixes};
+use crate::check::renaming::{Blocks, Renaming, Tree, put};
 use crate::check::world::Symmetry;
 use crate::hashing::Key;
 use crate::ids::BlockId;
+use crate::quarantine::Quarantine;
 use crate::state::{NO_HOST_BLOCK, RequestState, State};
 
 /// What makes names: the buffers of one worker.
@@ -48,7 +50,7 @@ impl Namer {
             least: Vec::new(),
             device: Blocks::default(),
             host: Blocks::default(),
-            tree: Tree { renamed: symmetry.tokens, ..Tree::default() },
+            tree: Tree::new(symmetry.tokens),
             nodes: Vec::new(),
             chains: Vec::new(),
         }
@@ -60,15 +62,25 @@ impl Namer {
         state: &State,
         prefixes: &mut Prefixes,
     ) -> Result<&[u8], Violation> {
+        self.canonical_with(state, prefixes, &mut |_| {})
+    }
+
+    /// The same. more: what a name says besides, in the same renaming.
+    pub fn canonical_with(
+        &mut self,
+        state: &State,
+        prefixes: &mut Prefixes,
+        more: &mut dyn FnMut(&mut Renaming<'_>),
+    ) -> Result<&[u8], Violation> {
         self.read(state, prefixes)?;
         let mut orders = Orders::new(state, self.symmetry);
-        self.write(state, orders.rows(), orders.pinned());
+        self.write(state, &orders, prefixes, more)?;
         if orders.is_single() {
             return Ok(&self.name);
         }
         std::mem::swap(&mut self.name, &mut self.least);
         while orders.advance() {
-            self.write(state, orders.rows(), orders.pinned());
+            self.write(state, &orders, prefixes, more)?;
             if self.name < self.least {
                 std::mem::swap(&mut self.name, &mut self.least);
             }
@@ -95,7 +107,49 @@ impl Namer {
         Ok(())
     }
 
-    fn write(&mut self, state: &State, rows: &[usize], pinned: &[BlockId]) {
+    fn write(
+        &mut self,
+        state: &State,
+        orders: &Orders,
+        prefixes: &mut Prefixes,
+        more: &mut dyn FnMut(&mut Renaming<'_>),
+    ) -> Result<(), Violation> {
+        let rows = orders.rows();
+        self.start(state);
+        put(&mut self.name, rows.len());
+        if !self.symmetry.requests {
+            self.write_names(state, rows);
+        }
+        for &row in rows {
+            if let Some(request) = &state.requests[row] {
+                self.write_request(request, row);
+            }
+        }
+        let held = state.operations.values().map(|operation| operation.block);
+        let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
+        let number = state.batch.number;
+        write_pool(&mut self.name, &state.device, number, &mut self.device, &pinned);
+        write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        if let Some(host) = &state.host {
+            let chains = &self.chains[state.device.num_blocks() as usize..];
+            write_pool(&mut self.name, host, number, &mut self.host, &[]);
+            write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
+        }
+        let Namer { name, device, host, tree, .. } = self;
+        let mut renaming =
+            Renaming { state, rows, name, device, host, tree, prefixes, judged: Ok(()) };
+        if !(state.unfinished.is_empty()
+            && state.operations.is_empty()
+            && state.batch.given.is_empty())
+        {
+            renaming.in_flight();
+        }
+        more(&mut renaming);
+        renaming.judged
+    }
+
+    /// Begin a name: nothing was met yet.
+    fn start(&mut self, state: &State) {
         self.name.clear();
         self.tree.clear();
         let kept = if self.symmetry.blocks {
@@ -108,22 +162,6 @@ impl Namer {
         self.device.clear(state.device.num_blocks(), (0..kept).map(BlockId));
         let hosts = (0..kept_hosts).map(BlockId);
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
-        put(&mut self.name, rows.len());
-        if !self.symmetry.requests {
-            self.write_names(state, rows);
-        }
-        for &row in rows {
-            if let Some(request) = &state.requests[row] {
-                self.write_request(request, row);
-            }
-        }
-        write_pool(&mut self.name, &state.device, &mut self.device, pinned);
-        write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
-        if let Some(host) = &state.host {
-            let chains = &self.chains[state.device.num_blocks() as usize..];
-            write_pool(&mut self.name, host, &mut self.host, &[]);
-            write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
-        }
     }
 
     /// The ids and rows of requests, where they are not renamed.
@@ -162,12 +200,30 @@ impl Namer {
     }
 }
 
-fn write_pool(name: &mut Vec<u8>, pool: &BlockPool, blocks: &mut Blocks, pinned: &[BlockId]) {
+/// number: of the open batch.
+fn write_pool(
+    name: &mut Vec<u8>,
+    pool: &BlockPool,
+    number: u64,
+    blocks: &mut Blocks,
+    pinned: &[BlockId],
+) {
     put(name, pool.num_free() as usize);
     blocks.write(pool.queue.iter(), name);
+    let busy = pool.quarantine.as_ref().map_or_else(Vec::new, Quarantine::busy);
+    let waiting = pool.quarantine.as_ref().filter(|waiting| !waiting.is_empty());
+    if waiting.is_some() || !busy.is_empty() {
+        put(name, pool.num_quarantined() as usize);
+        blocks.write(waiting.map_or_else(Vec::new, Quarantine::blocks).into_iter(), name);
+    }
     if !pool.pins.is_empty() {
         pinned.iter().for_each(|&block| _ = blocks.number(block));
         blocks.met.iter().for_each(|&block| put(name, pool.num_pins(block) as usize));
+    }
+    for block in blocks.met.iter().filter(|_| !busy.is_empty()) {
+        let users = busy.iter().find(|(each, _)| each == block).map_or(&[][..], |each| each.1);
+        put(name, users.len());
+        users.iter().rev().for_each(|user| put(name, (number - user) as usize));
     }
 }
 
@@ -191,87 +247,5 @@ fn write_keys(
         let Some((&last, before)) = chain.split_last() else { continue };
         before.iter().for_each(|&node| _ = tree.number(node));
         tree.write(last, name);
-    }
-}
-
-/// Blocks numbered in the order of first meeting, behind those that keep their numbers.
-#[derive(Debug, Clone, Default)]
-struct Blocks {
-    /// By block and one, so that `NO_HOST_BLOCK` is the first.
-    numbers: Vec<u16>,
-    met: Vec<BlockId>,
-}
-
-const UNMET: u16 = u16::MAX;
-
-impl Blocks {
-    fn clear(&mut self, num_blocks: u32, kept: impl Iterator<Item = BlockId>) {
-        self.numbers.clear();
-        self.numbers.resize(num_blocks as usize + 1, UNMET);
-        self.met.clear();
-        kept.for_each(|block| _ = self.number(block));
-    }
-
-    fn number(&mut self, block: BlockId) -> u16 {
-        let number = &mut self.numbers[block.0.wrapping_add(1) as usize];
-        if *number == UNMET {
-            *number = self.met.len() as u16;
-            self.met.push(block);
-        }
-        *number
-    }
-
-    fn write(&mut self, blocks: impl Iterator<Item = BlockId>, name: &mut Vec<u8>) {
-        blocks.for_each(|block| put(name, usize::from(self.number(block))));
-    }
-}
-
-/// Prefixes numbered in the order of first meeting, unless they keep their numbers.
-#[derive(Debug, Clone, Default)]
-struct Tree {
-    renamed: bool,
-    /// By prefix: the round in which it was met, and its number.
-    numbers: Vec<(u32, u16)>,
-    round: u32,
-    num_met: u16,
-}
-
-impl Tree {
-    fn clear(&mut self) {
-        self.round += 1;
-        self.num_met = 0;
-    }
-
-    fn number(&mut self, node: u32) -> u16 {
-        let place = node as usize;
-        if self.numbers.len() <= place {
-            self.numbers.resize(place + 1, (0, 0));
-        }
-        let (round, number) = &mut self.numbers[place];
-        if *round != self.round {
-            self.num_met += 1;
-            (*round, *number) = (self.round, self.num_met);
-        }
-        *number
-    }
-
-    fn write(&mut self, node: u32, name: &mut Vec<u8>) {
-        if self.renamed {
-            let number = self.number(node);
-            put(name, usize::from(number));
-        } else {
-            name.extend(node.to_le_bytes());
-        }
-    }
-}
-
-/// Add a number, so that no other numbers give the same bytes; small ones take one.
-fn put(name: &mut Vec<u8>, number: usize) {
-    match u8::try_from(number) {
-        Ok(small) if small < u8::MAX => name.push(small),
-        _ => {
-            name.push(u8::MAX);
-            name.extend((number as u32).to_le_bytes());
-        }
     }
 }

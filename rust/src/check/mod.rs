@@ -33,6 +33,7 @@ pub mod outcomes;
 mod pack;
 pub mod prefixes;
 pub mod progress;
+pub mod renaming;
 pub mod report;
 pub mod request_invariants;
 pub mod same;

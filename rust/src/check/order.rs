@@ -73,7 +73,7 @@ impl Orders {
     }
 }
 
-/// The device blocks that pins alone hold, lowest first.
+/// The device blocks that pins alone hold, no operation's, lowest first.
 #[must_use]
 pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     let pool = &state.device;
@@ -82,7 +82,8 @@ pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     }
     let alone = |block: &BlockId| {
         let pins = pool.num_pins(*block);
-        pins > 0 && pins == pool.ref_count(*block)
+        let operates = state.operations.values().any(|operation| operation.block == *block);
+        pins > 0 && pins == pool.ref_count(*block) && !operates
     };
     (0..pool.num_blocks()).map(BlockId).filter(alone).collect()
 }

@@ -74,6 +74,8 @@ struct Extra {
 #[derive(Debug, Default)]
 struct Tree {
     children: Map<(u32, Letter), u32>,
+    /// By the numbers of prefixes and one less: the prefix one letter shorter.
+    parents: Vec<u32>,
     chains: Map<BlockHash, Arc<Chain>>,
     /// By their numbers.
     hashes: Vec<BlockHash>,
@@ -86,6 +88,7 @@ pub struct Prefixes {
     hash_block_size: u32,
     block_sizes: Vec<u32>,
     children: Map<(u32, Letter), u32>,
+    parents: Vec<u32>,
     chains: Map<BlockHash, Arc<Chain>>,
     hashes: Vec<BlockHash>,
     tree: Arc<Mutex<Tree>>,
@@ -99,6 +102,7 @@ impl Prefixes {
             hash_block_size: config.hash_block_size(),
             block_sizes: config.groups.iter().map(|group| group.block_size).collect(),
             children: Map::default(),
+            parents: Vec::new(),
             chains: Map::default(),
             hashes: Vec::new(),
             tree: Arc::default(),
@@ -195,6 +199,21 @@ impl Prefixes {
         letters.iter().map(step).collect()
     }
 
+    /// The numbers of the prefixes that lead to one, itself the last.
+    pub fn path(&mut self, mut node: u32) -> Numbers {
+        let mut path = Numbers::new();
+        while node > 0 {
+            path.push(node);
+            if node as usize > self.parents.len() {
+                let parents = self.tree().parents.clone();
+                self.parents = parents;
+            }
+            node = self.parents[node as usize - 1];
+        }
+        path.reverse();
+        path
+    }
+
     fn child(&mut self, node: u32, letter: Letter) -> u32 {
         if let Some(&known) = self.children.get(&(node, letter)) {
             return known;
@@ -202,6 +221,9 @@ impl Prefixes {
         let mut tree = self.tree();
         let next = tree.children.len() as u32 + 1;
         let number = *tree.children.entry((node, letter)).or_insert(next);
+        if number == next {
+            tree.parents.push(node);
+        }
         drop(tree);
         self.children.insert((node, letter), number);
         number
