@@ -202,10 +202,11 @@ class Engine:
         """Raise NeverFits for what could not be served even alone."""
         name, config = request.request_id, self.manager.config
         num_tokens = len(request.prompt) + request.sampling.max_tokens
+        num_blocks = config.num_usable_blocks - config.watermark_blocks
         limits = {
             "tokens": (num_tokens, self.model.config.max_model_len),
             # The last token is sampled, never computed, so it takes no slot.
-            "blocks": (config.blocks_for(num_tokens - 1), config.num_usable_blocks),
+            "blocks": (config.blocks_for(num_tokens - 1), num_blocks),
             "sequences": (request.num_samples, self.options.max_sequences),
         }
         for what, (needed, available) in limits.items():

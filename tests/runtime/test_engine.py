@@ -178,6 +178,17 @@ def test_what_never_fits_is_refused_by_name_and_the_rest_goes_on(backend: Backen
     assert_drained(engine)
 
 
+def test_what_the_watermark_never_admits_is_refused_too(backend: Backend) -> None:
+    sampling = Sampling(max_tokens=41)  # with the prompt 176 slots: all eleven blocks
+    large = GenerationRequest(request_id="large", prompt=tuple(SYSTEM * 2), sampling=sampling)
+    engine = make_engine(Config(12, watermark_blocks=1), backend)
+    with pytest.raises(NeverFits, match="'large' needs 11 blocks, there are 10"):
+        engine.add_request(large)
+    fits = attrs.evolve(large, sampling=Sampling(max_tokens=25))
+    assert answer(engine, [fits])["large#0"].reason is FinishReason.LENGTH
+    assert_drained(engine)
+
+
 def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Backend) -> None:
     engine = make_engine(Config(200), backend, max_sequences=2)
     long = GenerationRequest(request_id="long", prompt=(1,) * 2000, sampling=Sampling())
