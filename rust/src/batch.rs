@@ -18,9 +18,7 @@ use crate::config::Publish;
 use crate::errors::Error;
 use crate::ids::Row;
 use crate::state::{Merge, State};
-use crate::unfinished::{
-    Unfinished, hold, in_order, let_go, lower, note_given, num_finished, replace,
-};
+use crate::unfinished::{Unfinished, in_order, let_go, lower, note_given, num_finished, replace};
 use crate::values::Status;
 
 /// Close and number the open batch and give its commands; pending merges open the next one.
@@ -82,10 +80,11 @@ pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
 /// What the open batch remembers from now on: what its forward pass uses, and its rows.
 fn close_marks(state: &mut State) -> Unfinished {
     let mut marks = std::mem::take(&mut state.batch.marks);
-    let none = || vec![0; state.config.groups.len()].into();
-    hold(&mut marks, |row| match state.batch.records.get(row) {
-        Some(_) => state[row].tables.iter().map(|table| table.len() as u32).collect(),
-        None => none(),
+    marks.hold(state.config.groups.len(), |row, held| {
+        if state.batch.records.get(row).is_some() {
+            let tables = held.iter_mut().zip(&state[row].tables);
+            tables.for_each(|(length, table)| *length = table.len() as u32);
+        }
     });
     Unfinished {
         number: state.batch.number,

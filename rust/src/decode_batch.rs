@@ -73,6 +73,7 @@ fn read_marks(
     taken: bool,
 ) -> Result<(Marks, BTreeSet<Place>), Error> {
     let (mut marks, mut replaced) = (Marks::default(), BTreeSet::new());
+    let mut all_held: Vec<Vec<u32>> = Vec::new();
     for order in 0..source.u32()? {
         let (row, before, restore) = (Row(source.u32()?), source.u32()?, source.u32()?);
         let publishes = source.flag()?;
@@ -95,9 +96,10 @@ fn read_marks(
             }
             replaced.insert((row, group, position));
         }
-        let held = held.into();
-        marks.insert_new(row, Mark { order, before, restore, publishes, held });
+        all_held.push(held);
+        marks.insert_new(row, Mark { order, before, restore, publishes });
     }
+    marks.restore(all_held.concat());
     Ok((marks, replaced))
 }
 

@@ -284,7 +284,7 @@ fn write_unfinished(out: &mut Writer, batch: &Unfinished) {
     out.count(marks.len());
     for (row, mark) in marks {
         write_mark(out, row, mark);
-        out.numbers(&mark.held);
+        out.numbers(batch.marks.held(row));
         let replaced: Vec<(u32, u32)> = batch.replaced_of(row).collect();
         out.count(replaced.len());
         for (group, position) in replaced {

@@ -71,14 +71,9 @@ impl<T> RowMap<T> {
         self.entries.iter().map(|(row, _)| *row)
     }
 
-    /// The rows and their entries, in no order that means anything.
+    /// The rows and their entries, in the order of their coming as long as none left.
     pub fn iter(&self) -> impl Iterator<Item = (Row, &T)> {
         self.entries.iter().map(|(row, entry)| (*row, entry))
-    }
-
-    /// The same, the entries to be changed.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Row, &mut T)> {
-        self.entries.iter_mut().map(|(row, entry)| (*row, entry))
     }
 
     /// The entries, in no order that means anything.

@@ -12,8 +12,6 @@ use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
 use crate::row_map::RowMap;
@@ -26,7 +24,7 @@ pub type Given = (BlockId, Key);
 pub type Place = (Row, u32, u32);
 
 /// What a batch remembers of a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Mark {
     /// Place among the marks of the batch.
     pub(crate) order: u32,
@@ -37,16 +35,6 @@ pub struct Mark {
     pub(crate) restore: u32,
     /// The batch's completion may publish its blocks.
     pub(crate) publishes: bool,
-    /// Leading blocks of each table that the forward pass uses, as far as they are still there;
-    /// empty in the open batch.
-    pub(crate) held: SmallVec<[u32; 4]>,
-}
-
-impl Mark {
-    /// Leading blocks of a group's table that the forward pass uses.
-    fn held(&self, group: u32) -> u32 {
-        self.held.get(group as usize).copied().unwrap_or(0)
-    }
 }
 
 /// The marks of one batch.
@@ -55,6 +43,9 @@ pub struct Marks {
     rows: RowMap<Mark>,
     /// Marks that were made, those that are gone included.
     num_made: u32,
+    /// In a taken batch, for each mark in the order of their making: leading blocks of each table
+    /// that the forward pass uses, as far as they are still there.
+    held: Vec<u32>,
 }
 
 impl Marks {
@@ -68,6 +59,45 @@ impl Marks {
     pub(crate) fn insert_new(&mut self, row: Row, made: Mark) {
         self.num_made = made.order + 1;
         self.rows.insert_new(row, made);
+    }
+
+    /// Leading blocks of each table of a row that the forward pass uses; empty in the open batch.
+    #[must_use]
+    pub fn held(&self, row: Row) -> &[u32] {
+        self.get(row).map_or(&[], |mark| &self.held[self.places(mark)])
+    }
+
+    /// The same, of one group.
+    fn held_in(&self, row: Row, group: u32) -> u32 {
+        self.held(row).get(group as usize).copied().unwrap_or(0)
+    }
+
+    /// Where the blocks are noted that the forward pass uses of a request.
+    fn places(&self, mark: &Mark) -> Range<usize> {
+        let width = self.held.len() / self.num_made as usize;
+        let first = mark.order as usize * width;
+        first..first + width
+    }
+
+    /// Put what the forward pass uses in place, one mark behind the other.
+    pub(crate) fn restore(&mut self, held: Vec<u32>) {
+        self.held = held;
+    }
+
+    /// Note that the forward pass uses no more of a table than so many blocks.
+    fn cut(&mut self, row: Row, group: u32, length: u32) {
+        if let Some(place) = self.get(row).map(|mark| self.places(mark).start + group as usize) {
+            self.held[place] = length;
+        }
+    }
+
+    /// Note the blocks that the forward pass uses, a group, for marks of a batch that is taken.
+    pub(crate) fn hold(&mut self, num_groups: usize, held: impl Fn(Row, &mut [u32])) {
+        self.held = vec![0; self.num_made as usize * num_groups];
+        for (row, mark) in self.rows.iter() {
+            let first = mark.order as usize * num_groups;
+            held(row, &mut self.held[first..first + num_groups]);
+        }
     }
 }
 
@@ -99,7 +129,7 @@ impl Unfinished {
 
     /// Whether the forward pass uses the block in this place of a table.
     fn uses(&self, row: Row, group: u32, position: u32) -> bool {
-        self.marks.get(row).is_some_and(|mark| position < mark.held(group))
+        position < self.marks.held_in(row, group)
             && !self.replaced.contains(&(row, group, position))
     }
 }
@@ -126,7 +156,7 @@ pub(crate) fn mark(
     }
     let publishes = publishes.unwrap_or(false);
     let order = next_order(marks);
-    marks.insert_new(row, Mark { order, before, restore, publishes, held: SmallVec::new() });
+    marks.insert_new(row, Mark { order, before, restore, publishes });
 }
 
 /// Note a key that a cancel of the open batch withdraws.
@@ -166,12 +196,6 @@ pub(crate) fn in_order(marks: &Marks) -> Vec<(Row, &Mark)> {
     ordered
 }
 
-/// Note, for the requests that a batch schedules, the blocks that its forward pass uses from now
-/// on.
-pub(crate) fn hold(marks: &mut Marks, held: impl Fn(Row) -> SmallVec<[u32; 4]>) {
-    marks.rows.iter_mut().for_each(|(row, mark)| mark.held = held(row));
-}
-
 /// Give a forked child its parent's marks; no batch schedules it.
 pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
     for batch in &mut state.unfinished {
@@ -184,9 +208,10 @@ pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
 
 fn inherit_one(marks: &mut Marks, parent: Row, child: Row) {
     let order = next_order(marks);
-    let Some(known) = marks.get(parent) else { return };
-    let held = SmallVec::from_elem(0, known.held.len());
-    marks.insert_new(child, Mark { order, held, ..known.clone() });
+    let Some(&known) = marks.get(parent) else { return };
+    let width = marks.held(parent).len();
+    marks.insert_new(child, Mark { order, ..known });
+    marks.held.resize(marks.held.len() + width, 0);
 }
 
 /// Drop a request's marks in all batches.
@@ -220,8 +245,7 @@ pub(crate) fn let_go(state: &mut State, row: Row, group: u32, positions: Range<u
     let State { unfinished, requests, device, .. } = state;
     let table = &request_mut(requests, row).tables[group as usize];
     for batch in unfinished.iter() {
-        let Some(mark) = batch.marks.get(row) else { continue };
-        for position in positions.start..positions.end.min(mark.held(group)) {
+        for position in positions.start..positions.end.min(batch.marks.held_in(row, group)) {
             let block = table[position as usize];
             if !device.is_null(block) && !batch.replaced.contains(&(row, group, position)) {
                 device.note_use(block, batch.number);
@@ -233,13 +257,11 @@ pub(crate) fn let_go(state: &mut State, row: Row, group: u32, positions: Range<u
 /// Note that a table was cut: what comes behind is not what unfinished batches use.
 pub(crate) fn shorten(state: &mut State, row: Row, group: u32, length: u32) {
     for batch in &mut state.unfinished {
-        if batch.marks.get(row).is_none_or(|mark| mark.held(group) <= length) {
+        if batch.marks.held_in(row, group) <= length {
             continue;
         }
         let batch = Arc::make_mut(batch);
-        if let Some(mark) = batch.marks.rows.get_mut(row) {
-            mark.held[group as usize] = length;
-        }
+        batch.marks.cut(row, group, length);
         remove_places(&mut batch.replaced, (row, group, length)..=(row, group, u32::MAX));
     }
 }
@@ -247,7 +269,7 @@ pub(crate) fn shorten(state: &mut State, row: Row, group: u32, length: u32) {
 /// Note that a place of a table has another block by now.
 pub(crate) fn replace(state: &mut State, row: Row, group: u32, position: u32) {
     for batch in &mut state.unfinished {
-        if batch.marks.get(row).is_some_and(|mark| position < mark.held(group)) {
+        if position < batch.marks.held_in(row, group) {
             Arc::make_mut(batch).replaced.insert((row, group, position));
         }
     }

@@ -49,9 +49,9 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
             let Some(request) = request(row) else {
                 return Err(format!("{}, which has no request", name()));
             };
-            let mut held = mark.held.iter().zip(&request.tables);
-            if held.any(|(&held, table)| held as usize > table.len()) {
-                return Err(format!("{} with {:?} blocks, it has fewer", name(), mark.held));
+            let held = batch.marks.held(row);
+            if held.iter().zip(&request.tables).any(|(&held, table)| held as usize > table.len()) {
+                return Err(format!("{} with {held:?} blocks, it has fewer", name()));
             }
             if mark.restore > mark.before {
                 let (restore, before) = (mark.restore, mark.before);

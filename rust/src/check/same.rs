@@ -112,12 +112,12 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
 
 /// Whether two batches remember the same of the same requests, in the same order.
 fn same_marks(one: &Marks, other: &Marks) -> bool {
-    let (one, other) = (in_order(one), in_order(other));
-    all_same(&one, &other, |(row, mine), (other, its)| {
+    let held = |row| one.held(row) == other.held(row);
+    all_same(&in_order(one), &in_order(other), |(row, mine), (other, its)| {
         row == other
             && (mine.before, mine.restore, mine.publishes)
                 == (its.before, its.restore, its.publishes)
-            && mine.held == its.held
+            && held(*row)
     })
 }
 
