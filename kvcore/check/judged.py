@@ -11,12 +11,14 @@ run that is not possible any more breaks nothing. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import attrs
 
+from kvcore import commands
 from kvcore.backend import PythonBackend
 from kvcore.calls import TRANSITIONS, Call, Misuse
 from kvcore.check.model import Step
@@ -91,6 +93,10 @@ class JudgedManager:
     def done(self) -> None:
         """Judge what is left at the end of a run."""
         self._follow(None)
+        for request_id in list(self._state.requests):
+            self.get_computed_blocks(request_id)
+        opened = list(self._state.batch.commands)
+        self._hear("batch", self._start, opened, commands.segments(opened))
         self._follower.finish(self._state)
         self._hear_follower()
         self._hear("run", self._world, self._state)
@@ -138,8 +144,8 @@ class JudgedManager:
         """The outcome of the call that was just made."""
         after = self._state = self.manager.state()
         same = before.batch.number == after.batch.number
-        commands = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
-        return Outcome(after, tuple(commands), value)
+        emitted = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
+        return Outcome(after, tuple(emitted), value)
 
     def _judge(self, step: Step) -> None:
         before, call, outcome = step.before, step.call, step.outcome
@@ -147,17 +153,17 @@ class JudgedManager:
         self._hear("transition", before, call, outcome)
         self._hear_state(outcome.state)
         if call.name == "take_batch":
-            commands = list(before.batch.commands)
             if isinstance(outcome.value, Batch):
                 segments = list(outcome.value.column("segment"))
-                self._hear("batch", self._start, commands, segments)
+                self._hear("batch", self._start, list(before.batch.commands), segments)
             self._start = attrs.evolve(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
             self._ask(check_events, (), list(outcome.state.events), outcome.state)
         self._follow(step)
 
     def _hear_state(self, state: State) -> None:
-        self._ask(self._follower.ghost.prefixes.learn, state)
+        with suppress(IndexError, KeyError):  # hashes of more tokens than there are: REQ-HASH
+            self._ask(self._follower.ghost.prefixes.learn, state)
         self._hear("state", state, self._follower.ghost.prefixes)
 
     def _hear(self, scope: Any, *args: Any) -> None:

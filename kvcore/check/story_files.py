@@ -92,7 +92,8 @@ def write_config(config: Config) -> str:
             words += [f"block_size={value}"] if config.groups == (Group(value),) else []
         elif field.name == "groups":
             if value != (Group(config.block_size),):
-                words.append(f"groups=({''.join(f'{_write(each)}, ' for each in value)})")
+                behind = "," * (len(value) == 1)
+                words.append(f"groups=({', '.join(map(_write, value))}{behind})")
         else:
             words.append(f"{field.name}={_plain(value)}")
     line = f"Config({', '.join(words)})"
