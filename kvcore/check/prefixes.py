@@ -185,4 +185,13 @@ def _media_places(media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[str, 
 
 def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolation:
     same = known.tokens[: known.end] == other.tokens[: other.end]
-    return InvariantViolation("KEY-SEP" if same else "HASH-INJ", f"{block_hash.hex()} stands twice")
+    detail = f"hash {block_hash.hex()[:8]} stands for {_said(known)} and for {_said(other)}"
+    return InvariantViolation("KEY-SEP" if same else "HASH-INJ", detail)
+
+
+def _said(chain: Chain) -> str:
+    """What a hash stands for: tokens, and what else is part of the prefix."""
+    letters = chain.letters[: chain.end]
+    others = [repr(each) for letter in letters for each in letter[1:] if each is not None]
+    behind = f" with {', '.join(dict.fromkeys(others))}" if others else ""
+    return f"tokens {', '.join(map(str, chain.tokens[: chain.end]))}{behind}"
