@@ -78,6 +78,25 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
     ("free", ("b",)),
 ]
 
+# The same with two batches in flight, published when they are completed.
+FLIGHTS: list[tuple[str, tuple[Any, ...]]] = [
+    ("add_request", (Request("a", list(range(9))),)),
+    ("allocate_slots", ("a", 9)),
+    ("take_batch", ()),
+    ("fork", ("a", "b")),
+    ("append", (["a", "b"], [9, 10])),
+    ("take_batch", ()),
+    ("truncate", ("a", 5)),
+    ("complete", (0,)),
+    ("swap_out", (["b"],)),
+    ("take_batch", ()),
+    ("append", (["a"], [11])),
+    ("cancel", (1,)),
+    ("free", ("a",)),
+    ("take_batch", ()),
+    ("complete", (4,)),
+]
+
 QUERIES: dict[str, Callable[[State], object]] = {
     "get_computed_blocks": lambda state: queries.get_computed_blocks(state, "b"),
     "get_blocks": lambda state: queries.get_blocks(state, "b"),
@@ -87,12 +106,10 @@ QUERIES: dict[str, Callable[[State], object]] = {
 }
 
 
-def fresh(num_blocks: int) -> State:
+def fresh(num_blocks: int, **options: Any) -> State:
     """An empty state whose both tiers have so many blocks."""
-    config = Config(
-        num_blocks, 2, num_host_blocks=num_blocks, enable_events=True, hash_seed=b"cost"
-    )
-    return make_state(config)
+    options |= {"num_host_blocks": num_blocks, "enable_events": True, "hash_seed": b"cost"}
+    return make_state(Config(num_blocks, 2, **options))
 
 
 def perform(state: State, name: str, args: tuple[Any, ...]) -> State:
@@ -145,13 +162,15 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list[tuple[str, T]]:
-    """What the meter says of each call of the story, and of each query at its end."""
-    state = fresh(num_blocks)
+    """What the meter says of each call of the stories, and of each query at their end."""
     figures = []
-    for name, args in STORY:
-        # The call is pure, so it can be made twice: once to look, once for its state.
-        figures.append((name, meter(partial(perform, state, name, args))))
-        state = perform(state, name, args)
+    state = fresh(num_blocks, max_in_flight=2, publish="completed")
+    for story in (FLIGHTS, STORY):
+        for name, args in story:
+            # The call is pure, so it can be made twice: once to look, once for its state.
+            figures.append((name, meter(partial(perform, state, name, args))))
+            state = perform(state, name, args)
+        state = state if story is STORY else fresh(num_blocks)
     return figures + [(name, meter(partial(query, state))) for name, query in QUERIES.items()]
 
 
@@ -161,7 +180,7 @@ def clear(num_blocks: int) -> Callable[[], object]:
 
 
 def test_the_story_has_every_transition_but_the_reset() -> None:
-    assert {name for name, _ in STORY} == set(TRANSITIONS) - {"reset_prefix_cache"}
+    assert {name for name, _ in STORY + FLIGHTS} == set(TRANSITIONS) - {"reset_prefix_cache"}
 
 
 @pytest.mark.seed("S001-10", "S004-01")
