@@ -135,9 +135,7 @@ impl Renaming<'_> {
                 self.place(Some(row));
                 [mark.before, mark.restore].into_iter().for_each(|each| self.put(each as usize));
                 self.put(usize::from(mark.publishes));
-                for group in 0..state.config.groups.len() {
-                    self.put(mark.held.get(group).copied().unwrap_or(0) as usize);
-                }
+                batch.marks.held(row).iter().for_each(|&held| self.put(held as usize));
                 self.put(batch.replaced_of(row).count());
                 for (group, position) in batch.replaced_of(row) {
                     self.put(group as usize);
