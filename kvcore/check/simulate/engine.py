@@ -43,6 +43,7 @@ class Engine:
         self._done = 0
         self._running: list[str] = []
         self._histories: list[list[int]] = []
+        self._recent: list[list[int]] = []
 
     def step(self) -> None:
         """Plan and issue one batch."""
@@ -53,6 +54,7 @@ class Engine:
         self._finish_answers()
         self._decode()
         self._admit()
+        self._late_trouble()
         busy = bool(self._play.passes) or self._made + self._done > before
         self._idle = 0 if busy or not self._play.known else self._idle + 1
         if self._idle and self._idle % IDLE_LETS_GO == 0:
@@ -103,6 +105,20 @@ class Engine:
             if self._roll(verb):
                 self._disturb(verb, self._random.choice(names))
 
+    def _late_trouble(self) -> None:
+        """What was just scheduled leaves the open batch, with others that may have hit it."""
+        loads = [each.request_id for each in self._play.passes if each.loaded > each.start]
+        if loads and self._random.random() < self._setting.fails:
+            self._make_slot()
+            self._make("fail", self._random.choice(loads), self._random.randrange(100))
+        swapped = [name for name in self._play.known if self._play.status(name) is Status.SWAPPED]
+        if swapped and self._random.random() < 0.3:
+            self._make("swap_in", [self._random.choice(swapped)])
+        names = list(dict.fromkeys(each.request_id for each in self._play.passes))
+        if names and self._roll("late"):
+            name = self._random.choice(names[: 1 + len(names) // 2])
+            self._disturb(self._random.choice(["abort", "preempt", "swap", "truncate"]), name)
+
     def _disturb(self, verb: str, name: str) -> None:
         random, known = self._random, self._play.known.get(name)
         if known is None:
@@ -145,6 +161,7 @@ class Engine:
         while arrivals > 0 and len(self._play.known) < self._setting.num_requests:
             if self._random.random() < arrivals:
                 tokens = self._prompt()
+                self._recent = [*self._recent[-3:], tokens]
                 goal = len(tokens) + self._random.randint(1, self._setting.num_output)
                 name = self._name()
                 self._make("add", name, tokens, self._random.choice(KINDS), goal)
@@ -154,6 +171,9 @@ class Engine:
         """A prompt that begins as a document or as what a request left, and goes on by itself."""
         random, most = self._random, self._setting.num_prompt
         length = random.randint(1, most)
+        if self._recent and random.random() < 0.5:
+            begin = random.choice(self._recent)
+            return (begin + [random.randrange(LETTERS)] * random.choice([0, 1, 3, 8]))[:most]
         if self._histories and random.random() < 0.4:
             begin = random.choice(self._histories)[: random.randint(1, most)]
         else:
@@ -236,9 +256,6 @@ class Engine:
             self._make_room(name, value)
         elif value is not None and not isinstance(value, Refused | Misuse):
             self._note_running(name)
-            if EXTERNAL in options and self._random.random() < self._setting.fails:
-                self._make_slot()
-                self._make("fail", name, self._random.randrange(100))
         return value
 
     def _note_running(self, name: str) -> None:

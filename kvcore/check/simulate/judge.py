@@ -10,6 +10,7 @@ Twin: none.
 from __future__ import annotations
 
 from kvcore import invariants
+from kvcore.check.outcomes import check_hit
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.memory import Memory
 from kvcore.check.simulate.moves import make
@@ -18,6 +19,10 @@ from kvcore.commands import close
 from kvcore.errors import InvariantViolation
 from kvcore.hashing import HASH_SIZE
 from kvcore.state import State
+from kvcore.values import Status
+
+MOST_HITS = 4
+"""Requests whose longest hit is looked for by trying all, in one look."""
 
 
 def check_bytes(play: Play) -> None:
@@ -30,9 +35,9 @@ def check_bytes(play: Play) -> None:
 
 def check_all(play: Play) -> None:
     """Judge the state that a run is in. Raises InvariantViolation."""
-    check_bytes(play)
     state = play.manager.state()
     invariants.check(state)
+    check_bytes(play)
     memory = play.memory.copy()
     for issued in play.waiting:
         memory.apply(issued.batch)
@@ -44,6 +49,8 @@ def check_all(play: Play) -> None:
     if not play.forgot:
         _check_owners(state, memory)
     _check_queues(play, state)
+    for name in [name for name in play.known if play.status(name) is Status.WAITING][:MOST_HITS]:
+        check_hit(state, state.requests[name], play.manager.get_computed_blocks(name))
     if state.config.enable_events:
         keys = set(play.keys)
         follow(keys, state.events)

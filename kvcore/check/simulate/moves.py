@@ -74,6 +74,9 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
         said.pop("num_external_computed_tokens", None)
     value = play.call("allocate_slots", name, count, *([hit] if hit else []), **said)
     if not isinstance(value, WELL):
+        few = play.manager.num_free_blocks < play.config.watermark_blocks
+        if few and status is Status.WAITING:
+            raise InvariantViolation("ADMIT-EXACT", f"{name!r} leaves less than the watermark")
         end = start + external + count
         if play.manager.num_computed_tokens(name) != end:
             detail = f"request {name!r} counts {play.manager.num_computed_tokens(name)}, not {end}"

@@ -137,6 +137,8 @@ class Play:
             self._judge_refusal(call, value)
         else:
             self.goals[name] += 1
+            if name == "swap_in" and self.manager.num_free_blocks < self.config.watermark_blocks:
+                raise InvariantViolation("ADMIT-EXACT", f"{call} leaves less than the watermark")
         return value
 
     def _judge_refusal(self, call: Call, refused: Refused) -> None:

@@ -27,6 +27,9 @@ from kvcore.errors import InvariantViolation
 from kvcore.manager import KVCacheManager
 
 BackendName = Literal["python", "rust", "both"]
+Managers = BackendName | Sequence[tuple[str, MakeManager]]
+"""A backend, or a caller's own managers by name."""
+
 MakeDevices = Sequence[Callable[[Plan], Device]]
 MOST_ROWS, MOST_TOKENS, MARGIN = 256, 8192, 200
 """How large a device is where no setting says it, and room for lookahead and forks of forks."""
@@ -61,8 +64,10 @@ class Run:
     goals: Counter[str] = attrs.field(factory=Counter)
 
 
-def managers(backend: BackendName) -> list[tuple[str, MakeManager]]:
+def managers(backend: Managers) -> list[tuple[str, MakeManager]]:
     """How to make the managers of a backend, or of both."""
+    if not isinstance(backend, str):
+        return list(backend)
     names: list[Literal["python", "rust"]] = ["python", "rust"]
     return [(n, partial(KVCacheManager, backend=n)) for n in names if backend in (n, "both")]
 
@@ -71,7 +76,7 @@ def simulate(
     seed: int,
     num_steps: int,
     *,
-    backend: BackendName = "both",
+    backend: Managers = "both",
     asked: Asked | None = None,
     devices: MakeDevices = (),
     every: int | None = None,
@@ -104,8 +109,8 @@ def simulate(
                 judge.check_all(play)
         step = None
         judge.finish(play)
-    except InvariantViolation as error:
-        run.failure = Failure(error.name, error.detail, setting.config, tuple(moves), step)
+    except Exception as error:
+        run.failure = _failure(error, setting.config, moves, step)
     run.num_calls, run.goals = len(play.calls), play.goals
     run.num_requests = play.goals["add_request"] + play.goals["fork"]
     return run
@@ -115,7 +120,7 @@ def again(
     config: Config,
     moves: Sequence[Move],
     *,
-    backend: BackendName,
+    backend: Managers,
     devices: MakeDevices = (),
     ends: bool = True,
 ) -> tuple[Play, Failure | None]:
@@ -132,14 +137,20 @@ def again(
         judge.check_all(play)
         if ends:
             judge.finish(play)
-    except InvariantViolation as error:
-        return play, Failure(error.name, error.detail, config, tuple(moves[: done + 1]), done)
+    except Exception as error:
+        return play, _failure(error, config, moves[: done + 1], done)
     return play, None
 
 
-def _play(
-    config: Config, backend: BackendName, devices: MakeDevices, setting: Setting | None
-) -> Play:
+def _failure(error: Exception, config: Config, moves: Sequence[Move], at: int | None) -> Failure:
+    """What ended a run; an error that is no violation is a crash of what was asked."""
+    name, detail = "NOCRASH", repr(error)
+    if isinstance(error, InvariantViolation):
+        name, detail = error.name, error.detail
+    return Failure(name, detail, config, tuple(moves), at)
+
+
+def _play(config: Config, backend: Managers, devices: MakeDevices, setting: Setting | None) -> Play:
     num_rows, num_tokens = MOST_ROWS, MOST_TOKENS
     if setting is not None:
         num_rows = setting.num_requests + 1

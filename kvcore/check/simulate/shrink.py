@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from kvcore.check.simulate.play import Move
-from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, again
+from kvcore.check.simulate.runs import Failure, MakeDevices, Managers, again
 from kvcore.config import Config
 from kvcore.errors import KvcoreError
 
@@ -23,7 +23,7 @@ Fails = Callable[[Config, Sequence[Move]], bool]
 
 
 def shrink(
-    failure: Failure, *, devices: MakeDevices = (), backend: BackendName, num_seconds: float = 60.0
+    failure: Failure, *, devices: MakeDevices = (), backend: Managers, num_seconds: float = 60.0
 ) -> Failure | None:
     """The smallest run found in so many seconds that breaks the same property; None if the moves
     alone do not break it.

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole engines made from seeds: the cores hold, seeded bugs do not, failures are made small."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcore import Config, KVCacheManager, _twin, trace
+from kvcore.backend import PythonBackend
+from kvcore.calls import TRANSITIONS
+from kvcore.check.mutants import MUTANTS, Patcher
+from kvcore.check.simulate import command, runs
+from kvcore.check.simulate.as_trace import trace_text
+from kvcore.check.simulate.runs import BackendName, Run, again, simulate
+from kvcore.check.simulate.setting import Asked
+from kvcore.check.simulate.shrink import shrink
+
+BACKEND: BackendName = "both" if _twin.available() else "python"
+SMALL = Asked(num_blocks=12, num_requests=5)
+NUM_SEEDS, NUM_STEPS = 6, 60
+REACHED = (
+    *("append", "cancel", "complete", "fork", "load", "store", "swap_out", "swap_in", "truncate"),
+    *("accept", "rewind", "refused later", "refused never", "complete_operation", "pin"),
+)
+FOUND = {
+    "m_no_cow": {"DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
+    "m_cow_no_copy": {"KV-READ"},
+    "m_preempt_keeps_open_batch_keys": {"CACHE-KV", "KV-READ"},
+    "m_publishes_the_key_before": {"CACHE-KEY", "CACHE-KV"},
+    "m_hash_without_parent": {"REQ-HASH", "HASH-INJ"},
+    "m_extra_ignored": {"HASH-INJ", "REQ-HASH"},
+    "m_evict_keeps_index": {"IDX-SOUND"},
+    "m_touch_not_dequeued": {"PARTITION"},
+    "m_hits_cost_no_capacity": {"NOCRASH"},
+    "m_free_forgets_a_block": {"REF", "DRAIN"},
+    "m_free_not_told": {"OWNER-MIRROR"},
+    "m_needs_one_block_less": {"ADMIT-EXACT", "NOCRASH"},
+    "m_lookup_misses": {"HIT-LONGEST"},
+    "m_remove_keeps_row": {"ROWS"},
+    "m_swap_out_no_copy": {"KV-READ"},
+    "m_swap_in_no_copy": {"KV-READ"},
+    "m_failed_load_stays_findable": {"CACHE-KV", "KV-READ"},
+    "m_operation_holds_no_block": {"OPERATIONS"},
+    "m_no_table_delta": {"TABLE-MIRROR"},
+    "m_window_one_block_short": {"NULL-PREFIX", "KV-READ", "GROUP-AGREE"},
+}
+"""Seeded bugs that so many short runs find, and by what."""
+
+
+class Patched(PythonBackend):
+    """The pure functions as a seeded bug left them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in TRANSITIONS:
+            return super().__getattribute__(name)
+        return lambda *args, **options: self._keep(TRANSITIONS[name](self._state, *args, **options))
+
+
+def patched(config: Config) -> KVCacheManager:
+    """A manager in which seeded bugs show."""
+    manager = KVCacheManager(config, backend="python")
+    manager._core = Patched(config)
+    return manager
+
+
+def first_failure() -> Run | None:
+    """The first run in which the bug that is in the core shows."""
+    for seed in range(NUM_SEEDS):
+        run = simulate(seed, NUM_STEPS, backend=[("patched", patched)], asked=SMALL, every=1)
+        if run.failure is not None:
+            return run
+    return None
+
+
+def test_small_and_crowded_engines_hold_in_both_cores() -> None:
+    goals: Counter[str] = Counter()
+    for seed in range(30):
+        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, asked=SMALL, every=5))
+    assert [name for name in REACHED if not goals[name]] == []
+
+
+def test_engines_of_all_sizes_hold_in_both_cores() -> None:
+    for seed in range(8):
+        held(simulate(seed, 40, backend=BACKEND, every=20))
+
+
+@pytest.mark.slow
+def test_engines_hold_for_thousands_of_steps() -> None:
+    for seed in range(40):
+        held(simulate(seed, 3000, backend=BACKEND))
+
+
+def held(run: Run) -> Counter[str]:
+    """What happened in a run that broke nothing."""
+    assert run.failure is None, (run.seed, run.failure.name, run.failure.detail)
+    return run.goals
+
+
+def test_one_number_makes_the_same_run_again() -> None:
+    one, other = (simulate(7, 40, backend="python") for _ in range(2))
+    assert (one.config, one.num_calls, one.goals) == (other.config, other.num_calls, other.goals)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_short_runs_find_a_seeded_bug(name: str) -> None:
+    mutant = next(each for each in MUTANTS if each.name == name)
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        run = first_failure()
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name in FOUND[name]
+
+
+def test_a_failure_is_shrunk_to_a_trace_that_both_backends_read() -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_preempt_keeps_open_batch_keys")
+    managers = [("patched", patched)]
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        run = first_failure()
+        assert run is not None
+        assert run.failure is not None
+        small = shrink(run.failure, backend=managers, num_seconds=20)
+        assert small is not None
+        play, _ = again(small.config, small.moves, backend=managers, ends=False)
+    assert small.name == run.failure.name
+    assert len(play.calls) <= 6 < run.num_calls
+    text = trace_text(small, small.config, play.calls, f"seed {run.seed}")
+    story = trace.parse_trace(text, source="shrunk")
+    for backend in runs.managers(BACKEND):
+        trace.replay(story, "rust" if backend[0] == "rust" else "python")
+    _, held = again(small.config, small.moves, backend="python")
+    assert held is None
+
+
+def test_the_command_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--seed", "3", "--steps", "20", "--runs", "2", "--backend", BACKEND, "--json"]
+    assert command.main(arguments) == command.FINE
+    said = json.loads(capsys.readouterr().out)
+    assert (said["runs"], said["steps"], said["failure"]) == (2, 40, None)
+    assert command.main(arguments[:-1]) == command.FINE
+    assert "2 runs, 40 steps" in capsys.readouterr().out
+
+
+def test_the_command_tells_a_failure_with_its_trace_and_how_to_repeat_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_publishes_the_key_before")
+    arguments = ["--steps", "30", "--blocks", "12", "--requests", "5", "--backend", "python"]
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        code = command.main([*arguments, "--trace", str(tmp_path / "found.trace")])
+    assert code == command.FAILED
+    said = capsys.readouterr().out
+    assert "again: kvcore simulate --seed 0 --steps 30 --blocks 12 --requests 5" in said
+    found = trace.read_trace(tmp_path / "found.trace")
+    assert [call.verb for call in found.calls][:1] == ["add_request"]
+
+
+def test_an_interrupted_command_says_what_was_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    def interrupted(seed: int, *args: Any, **options: Any) -> Run:
+        if done:
+            raise KeyboardInterrupt
+        done.append(seed)
+        return simulate(seed, *args, **options)
+
+    monkeypatch.setattr(command, "simulate", interrupted)
+    arguments = ["--steps", "10", "--runs", "5", "--backend", "python"]
+    assert command.main(arguments) == command.INTERRUPTED
+    assert "interrupted: 1 runs, 10 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--steps", "0"], "must be an integer from 1"),
+        (["--seed", "-1"], "must be an integer from 0"),
+        (["--time", "never"], "must be a number of seconds above 0"),
+        (["--runs", "2", "--time", "1"], "--runs and --time each say when to end"),
+        (["--trace", "no/such/folder/x.trace"], "there is no folder for no/such/folder/x.trace"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = command.main([*arguments, "--backend", "python"])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == command.USAGE_ERROR
+    assert said in capsys.readouterr().err
