@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What events cost a whole trace, and what a second group costs a decode step.
+//! What events cost a whole trace, and what a second group or a batch in flight costs a decode step.
 //!
 //! Run: `cargo bench --bench options`. The trace is made here: conversations whose turns share
 //! their history, prompts in chunks, one token a step for each running request, a pool that evicts;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use kvcore::allocate::{Requests, allocate_slots, append};
 use kvcore::asked::Asked;
-use kvcore::batch::take_batch;
-use kvcore::config::Config;
+use kvcore::batch::{complete, take_batch};
+use kvcore::config::{Config, Publish};
 use kvcore::drain::take_events;
 use kvcore::groups::{Group, Kind};
 use kvcore::queries::get_computed_blocks;
@@ -36,7 +36,10 @@ fn main() {
     });
     let (running, steps) = if test { (8, 32) } else { (1024, 256) };
     println!("decode: {running} requests, {steps} steps");
-    compare(&group_cases(), num_rounds, |groups| decode(groups, running, steps));
+    compare(&group_cases(), num_rounds, |groups| {
+        decode(&config_of(groups, running, steps), running, steps)
+    });
+    compare(&time_cases(running, steps), num_rounds, |config| decode(config, running, steps));
 }
 
 /// Run all cases in turn, several times; print their least times and their ratios to the first.
@@ -135,12 +138,21 @@ fn group_cases() -> Vec<(&'static str, Vec<Group>)> {
     ]
 }
 
-/// So many decode steps of so many requests.
-fn decode(groups: &[Group], running: u32, steps: u32) -> Duration {
+fn config_of(groups: &[Group], running: u32, steps: u32) -> Config {
     let num_blocks = 1 + running * groups.len() as u32 * (steps + 40) / BLOCK_SIZE;
-    let mut config = Config::new(num_blocks, BLOCK_SIZE, b"bench");
-    config.groups = groups.to_vec();
-    let mut state = make_state(config).expect("the sizes are right");
+    Config { groups: groups.to_vec(), ..Config::new(num_blocks, BLOCK_SIZE, b"bench") }
+}
+
+fn time_cases(running: u32, steps: u32) -> Vec<(&'static str, Config)> {
+    let none = config_of(&[Group::new(BLOCK_SIZE)], running, steps);
+    let one = Config { max_in_flight: 1, ..none.clone() };
+    let late = Config { publish: Publish::Completed, ..one.clone() };
+    vec![("no batch in flight", none), ("one in flight", one), ("one, published when done", late)]
+}
+
+/// So many decode steps of so many requests; each batch is completed before the next is taken.
+fn decode(config: &Config, running: u32, steps: u32) -> Duration {
+    let mut state = make_state(config.clone()).expect("the sizes are right");
     for number in 0..running {
         let id = format!("d{number}");
         // Requests of different lengths, so that each step fills some blocks.
@@ -156,9 +168,17 @@ fn decode(groups: &[Group], running: u32, steps: u32) -> Duration {
         let tokens: Vec<u32> = rows.iter().map(|row| row + step).collect();
         let done = append(&mut state, Requests::Rows(&rows), &tokens).expect("the rows are known");
         assert!(done.refused.is_none(), "the pool has room for every step");
+        finish_oldest(&mut state);
         take_batch(&mut state).expect("no batch is in flight");
     }
     start.elapsed()
+}
+
+fn finish_oldest(state: &mut State) {
+    let oldest = state.in_flight().next();
+    if let Some(batch) = oldest {
+        complete(state, batch as i64).expect("it is the oldest");
+    }
 }
 
 /// A linear congruential generator: the same trace on every machine.

@@ -162,3 +162,60 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     state[row].tables[group as usize][position as usize] = older;
     state.device.release([merge.block], &mut state.effects);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::allocate_slots;
+    use crate::asked::Asked;
+    use crate::config::Config;
+    use crate::encode::encode;
+    use crate::ids::BlockId;
+    use crate::release::free;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    /// Four usable blocks; batch 0 computes four tokens of a request and is in flight.
+    fn one_in_flight(publish: Publish) -> State {
+        let config = Config { max_in_flight: 1, publish, ..Config::new(5, 2, b"seed") };
+        let mut state = make_state(config).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        state
+    }
+
+    #[test]
+    fn a_released_block_waits_for_the_batch_that_reads_it() {
+        let mut state = one_in_flight(Publish::Scheduled);
+        free(&mut state, "a").unwrap();
+        assert_eq!((state.device.num_free(), state.device.num_quarantined()), (2, 2));
+        complete(&mut state, 0).unwrap();
+        let order: Vec<BlockId> = state.device.queue.iter().collect();
+        assert_eq!(order, [3, 4, 2, 1].map(BlockId));
+    }
+
+    #[test]
+    fn what_a_batch_wrote_is_findable_once_it_is_completed() {
+        let mut state = one_in_flight(Publish::Completed);
+        assert_eq!(state.device.index.len(), 0);
+        complete(&mut state, 0).unwrap();
+        assert_eq!(state.device.index.len(), 2);
+    }
+
+    #[test]
+    fn batches_are_completed_once_and_no_more_are_taken_than_may_be() {
+        let mut state = one_in_flight(Publish::Scheduled);
+        let before = encode(&state);
+        let many = Error::TooManyInFlight { num_in_flight: 1, max_in_flight: 1 };
+        assert_eq!(take_batch(&mut state), Err(many));
+        let unknown = |batch, unfinished: &str| {
+            Err(Error::NotInFlight { batch, unfinished: unfinished.to_owned() })
+        };
+        assert_eq!(complete(&mut state, -1), unknown(-1, "0"));
+        assert_eq!(encode(&state), before);
+        complete(&mut state, 0).unwrap();
+        assert_eq!(complete(&mut state, 0), unknown(0, "none"));
+    }
+}

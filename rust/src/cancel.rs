@@ -99,3 +99,39 @@ fn rebuild(state: &mut State, row: Row) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::{Requests, allocate_slots, append};
+    use crate::asked::Asked;
+    use crate::batch::{complete, take_batch};
+    use crate::config::Config;
+    use crate::ids::BlockId;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    #[test]
+    fn a_cancelled_batch_leaves_the_request_where_it_was() {
+        let config = Config { max_in_flight: 2, ..Config::new(5, 2, b"seed") };
+        let mut state = make_state(config).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        append(&mut state, Requests::Ids(&["a"]), &[4]).unwrap();
+        take_batch(&mut state).unwrap();
+        append(&mut state, Requests::Ids(&["a"]), &[5]).unwrap();
+        assert!(state.device.key(BlockId(2)).is_some());
+        cancel(&mut state, 1).unwrap();
+        assert_eq!((state[row].num_computed, state.batch.number), (3, 3));
+        assert!(state.device.key(BlockId(1)).is_some() && state.device.key(BlockId(2)).is_none());
+        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let (group, at) = (0, |position: u32| BlockId(position + 1));
+        let set = |position| Command::SetTable { row, group, position, block: at(position) };
+        let cut = Command::CutTable { row, group, length: 0 };
+        assert_eq!(commands[commands.len() - 3..], [cut, set(0), set(1)]);
+        complete(&mut state, 0).unwrap();
+        assert_eq!((state.in_flight().count(), state.device.num_quarantined()), (0, 0));
+    }
+}
