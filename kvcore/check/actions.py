@@ -59,9 +59,10 @@ def fresh_name(world: World, state: State) -> str:
 def block_calls(world: World, state: State) -> Iterator[Call]:
     """What can be done to blocks by themselves."""
     pool = state.device
+    full = world.config.max_in_flight and len(state.operations) >= world.num_pins
     for call in ("evict_blocks", "store"):
         for block, key in enumerate(pool.keys):
-            if key is not None and call in world.calls:
+            if key is not None and call in world.calls and not (full and call == "store"):
                 yield Call(call, ([block],))
     if "pin" in world.calls and sum(pool.pins.values()) < world.num_pins:
         for block in range(pool.first_block, pool.num_blocks):

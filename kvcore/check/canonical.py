@@ -30,8 +30,6 @@ Name = list[int]
 ALL = Symmetry()
 FINGERPRINT_BYTES = 16
 NAMES_KEPT = 50_000
-OLD = 999
-"""The age of operations whose batches are long finished."""
 LOST = 9999
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 
@@ -138,10 +136,11 @@ def _name(
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
     held = [each.block for _, each in sorted(state.operations.items())]
-    number = state.batch.number
-    name += _pool(state.device, number, device, (*held, *pinned), tree, prefixes)
+    places = {batch.number: place for place, batch in enumerate(state.unfinished)}
+    places[state.batch.number] = len(places)
+    name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
-        name += _pool(state.host, number, host, (), tree, prefixes)
+        name += _pool(state.host, places, host, (), tree, prefixes)
     renaming = Renaming(state, order, device, host, tree, prefixes)
     if state.unfinished or len(state.operations) or len(state.batch.given):
         name += in_flight(state, renaming)
@@ -159,13 +158,13 @@ def blocks_of(state: State, symmetry: Symmetry) -> tuple[Blocks, Blocks]:
 
 def _pool(
     pool: BlockPool,
-    number: int,
+    batches: dict[int, int],
     blocks: Blocks,
     pinned: tuple[int, ...],
     tree: Tree,
     prefixes: Prefixes,
 ) -> Name:
-    """The names of a pool's blocks, and what is known of each; number: of the open batch."""
+    """The names of a pool's blocks, and what is known of each; batches: their places."""
     name = [pool.num_free, *blocks.names(pool.queue)]
     waiting = pool.quarantine
     if waiting is not None and (len(waiting) or len(waiting.busy)):
@@ -176,7 +175,7 @@ def _pool(
     if waiting is not None and len(waiting.busy):
         for block in blocks.order():
             users = waiting.busy.get(block, ())
-            name += [len(users), *sorted(number - user for user in users)]
+            name += [len(users), *sorted(batches.get(user, LOST) for user in users)]
     ranks = pool.index.ranks() if len(pool.index) else {}
     for block in blocks.order():
         key = None if block == NO_HOST_BLOCK else pool.keys[block]
@@ -227,24 +226,25 @@ More = Callable[[Renaming], Name]
 
 def in_flight(state: State, names: Renaming) -> Name:
     """What unfinished batches and operations remember."""
-    number = state.batch.number
+    numbers = [batch.number for batch in state.unfinished]
     name = [len(state.unfinished), len(state.batch.given)]
     for block, key in state.batch.given:
         name += [*names.device.names([block]), *names.key(key)]
     for batch in state.unfinished:
-        name += [number - batch.number, len(batch.marks), len(batch.given), len(batch.rows)]
+        name += [len(batch.marks), len(batch.given), len(batch.rows)]
         by_order = sorted(batch.marks.items(), key=lambda item: item[1].order)
         for request_id, mark in by_order:
             name += [names.places.get(request_id, LOST), mark.before, mark.restore, mark.publishes]
             name += [*mark.held, len(mark.replaced)]
-            name += [number for at in sorted(mark.replaced) for number in at]
+            name += [each for at in sorted(mark.replaced) for each in at]
         for block, key in batch.given:
             name += [*names.device.names([block]), *names.key(key)]
         name += sorted(names.row(row) for row in batch.rows)
     name.append(len(state.operations))
     for _, operation in sorted(state.operations.items()):
         waits = names.places.get(operation.request_id or "", LOST)
-        name += [min(number - operation.batch, OLD), waits, operation.first_token]
+        later = sum(number <= operation.batch for number in numbers)
+        name += [later, operation.batch in numbers, waits, operation.first_token]
         name += names.key(operation.key)
     for request in names.order if len(state.operations) else ():
         name += [request.num_loading, request.load_end]

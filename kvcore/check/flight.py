@@ -3,8 +3,8 @@
 
 Rules: a node is plain data. What a batch uses is told from its commands and the tables when it was
 taken, not from what the core remembers of it. Its name says all that can still make a difference:
-commands and writes to come, contents of every block, and the worker's tables and owners where these
-are not the state's. Twin: none.
+commands and writes to come, contents of every block, and the worker's tables where these are not
+the state's. Twin: none.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ import attrs
 from kvcore.check.canonical import LOST, Name, Renaming
 from kvcore.check.ghost import Content, Contents, Ghost, Place, Tables, Write
 from kvcore.check.schedule import Schedule
-from kvcore.commands import FIELDS, Command, CopyOnWrite, Load, Store, SwapIn, SwapOut
+from kvcore.commands import (
+    FIELDS,
+    Command,
+    CopyOnWrite,
+    Evict,
+    EvictAll,
+    Free,
+    Load,
+    Store,
+    SwapIn,
+    SwapOut,
+    Touch,
+)
 from kvcore.state import RequestState, State
 
+OF_OWNERS = (Touch, Free, Evict, EvictAll)
+"""Commands that say who owns what and what is findable: they change no memory."""
 COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
 NUM_SPECIALS = 50
 """Contents that are no prefix have numbers below so many."""
@@ -54,8 +68,6 @@ class Node:
     pending: tuple[Pending, ...] = ()
     contents: Contents = attrs.field(factory=dict)
     tables: Tables = attrs.field(factory=dict)
-    owned: frozenset[int] = frozenset()
-    cached: frozenset[int] = frozenset()
     loads: Mapping[int, tuple[bytes, int]] = attrs.field(factory=dict)
     loading: Mapping[str, int] = attrs.field(factory=dict)
     failed: Mapping[str, int] = attrs.field(factory=dict)
@@ -72,7 +84,6 @@ class Node:
     def recall(self, ghost: Ghost) -> None:
         """Let a ghost hold what is in memory here."""
         ghost.contents, ghost.tables = dict(self.contents), dict(self.tables)
-        ghost.owned, ghost.cached = set(self.owned), set(self.cached)
         ghost.loads, ghost.loading = dict(self.loads), dict(self.loading)
 
 
@@ -117,7 +128,12 @@ def unused_wait(node: Node) -> Iterator[str]:
 
 def live(node: Node, wanted: Contents) -> Contents:
     """The contents that can still be read: of wanted slots, and of what batches to come use."""
+    state = node.state
     to_come = {place for each in node.waiting for place in each.used}
+    to_come.update(copied(state.batch.commands))
+    for name in node.before:
+        tables = state.requests[name].tables if name in state.requests else ()
+        to_come.update(("device", block) for table in tables for block in table)
     kept: Contents = {}
     for place, slots in node.contents.items():
         if place in to_come:
@@ -134,9 +150,7 @@ def name_of(node: Node, names: Renaming) -> Name:
     """What a node's name says besides its state's."""
     name: Name = [len(node.pending), len(node.waiting), node.filled]
     for batch in node.waiting:
-        name += [len(batch.commands), len(batch.writes)]
-        for command in batch.commands:
-            name += _command(command, names)
+        name += [len(batch.writes), *_commands(batch.commands, names)]
         for write in batch.writes:
             name += _write(batch.requests[write.request_id], write, names)
     for batch in node.pending:
@@ -159,9 +173,8 @@ def name_of(node: Node, names: Renaming) -> Name:
 def _open_batch(node: Node, names: Renaming) -> Name:
     """What the open batch holds."""
     state, batch = node.state, node.state.batch
-    name = [len(batch.commands), len(node.writes), len(batch.records), len(batch.merges)]
-    for command in batch.commands:
-        name += _command(command, names)
+    name = [len(node.writes), len(batch.records), len(batch.merges)]
+    name += _commands(batch.commands, names)
     for write in node.writes:
         name += _write(state.requests[write.request_id], write, names)
     for request in names.order if len(batch.records) else ():
@@ -176,6 +189,12 @@ def _open_batch(node: Node, names: Renaming) -> Name:
         place = names.places.get(request_id, LOST)
         name += [1 + place, mark.before, mark.restore, mark.publishes]
     return name
+
+
+def _commands(commands: Iterable[Command], names: Renaming) -> Name:
+    """The commands that change memory or tables."""
+    told = [_command(each, names) for each in commands if not isinstance(each, OF_OWNERS)]
+    return [len(told), *(number for each in told for number in each)]
 
 
 def _command(command: Command, names: Renaming) -> Name:
@@ -223,7 +242,7 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
 
 
 def _mirror(node: Node, names: Renaming) -> Name:
-    """The worker's tables, and owners by the commands."""
+    """The worker's tables."""
     tables = sorted(
         (names.row(row), group, names.device.names(table))
         for (row, group), table in node.tables.items()
@@ -232,6 +251,4 @@ def _mirror(node: Node, names: Renaming) -> Name:
     name = [len(tables)]
     for row, group, table in tables:
         name += [row, group, len(table), *table]
-    for block in names.device.order():
-        name.append((block in node.owned) + 2 * (block in node.cached))
     return name

@@ -7,13 +7,13 @@ of any unfinished one, executed or not; the end of an operation, done or failed,
 executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
 all that was taken is executed on a copy, all that the state counts on must be there; and what an
 unfinished batch uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
-executed, so owners are followed from the state behind it. Twin: none.
+executed, so nothing is concluded from those that say who owns what. Twin: none.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,12 @@ from pyrsistent import pvector
 from kvcore.calls import Call, Misuse
 from kvcore.check.canonical import canonical, fingerprint
 from kvcore.check.core_model import TAKE_BATCH, CoreModel, Steps, follow
-from kvcore.check.flight import Node, Pending, live, name_of, taken, unused_wait
+from kvcore.check.flight import OF_OWNERS, Node, Pending, live, name_of, taken, unused_wait
 from kvcore.check.ghost import Ghost
 from kvcore.check.judge import note_state
 from kvcore.check.model import Edge, Step
 from kvcore.check.outcomes import check_events
-from kvcore.commands import Load, Store
+from kvcore.commands import Command, Load, Store
 from kvcore.errors import InvariantViolation
 from kvcore.state import State, make_state
 from kvcore.values import Outcome, PrefixCacheStats
@@ -47,7 +47,7 @@ class FlightModel(CoreModel):
         """Everything that can happen next."""
         state = node.state
         full = len(state.unfinished) >= self.world.config.max_in_flight
-        if len(state.batch.commands) and not full:
+        if node.filled and not full:
             yield from self._heard("take", (), partial(self._fill, node, (), full))
         if not node.filled:
             for name, steps in self._paths(state):
@@ -85,11 +85,13 @@ class FlightModel(CoreModel):
         ghost = self._ghost
         node.recall(ghost)
         for batch in node.waiting:
-            ghost.execute(batch.commands)
+            ghost.execute(in_flight(batch.commands))
             self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
-        ghost.execute(state.batch.commands)
+        ghost.execute(in_flight(state.batch.commands))
         self.judge.ask(ghost.forward, state.requests, node.writes, {})
-        ghost.check(state, {})
+        counted = ghost.counted(state, {})
+        ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
+        ghost.check(state, {}, counted)
 
     def pack(self, node: Any) -> bytes:
         """The node as bytes; contents by what their prefixes are."""
@@ -155,7 +157,7 @@ class FlightModel(CoreModel):
         batch, ghost = node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
         node.recall(ghost)
-        ghost.execute(batch.commands)
+        ghost.execute(in_flight(batch.commands))
         self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
         pending = tuple(
             attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
@@ -188,14 +190,9 @@ class FlightModel(CoreModel):
                     detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
                     self.judge.ask(_raise, "COMPUTED-RULE", detail)
         self.notes["goal", "cancel"] += 1
-        owned = frozenset(b for b, count in enumerate(after.device.ref_counts) if count)
-        keys = enumerate(after.device.keys)
-        cached = frozenset(b for b, key in keys if key is not None and b not in owned)
         kept = attrs.evolve(
             node,
             pending=tuple(batch for batch in node.pending if batch.number < number),
-            owned=owned,
-            cached=cached,
             before={},
             writes=(),
             filled=False,
@@ -238,8 +235,8 @@ class FlightModel(CoreModel):
         ghost = self._ghost
         ghost.loading = dict(node.loading)
         reached = attrs.evolve(node, state=drained)
-        wanted = ghost.counted(drained, {}).contents
-        return attrs.evolve(reached, contents=live(reached, wanted))
+        counted = ghost.counted(drained, {})
+        return attrs.evolve(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: Step) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
@@ -259,6 +256,11 @@ def forgotten(batch: Pending, request_id: str) -> Pending:
     return attrs.evolve(batch, before=before)
 
 
+def in_flight(commands: Iterable[Command]) -> list[Command]:
+    """Commands without those that say who owns what."""
+    return [command for command in commands if not isinstance(command, OF_OWNERS)]
+
+
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
@@ -266,8 +268,6 @@ def in_memory(node: Node, ghost: Ghost) -> Node:
         node,
         contents=dict(ghost.contents),
         tables=tables,
-        owned=frozenset(ghost.owned),
-        cached=frozenset(ghost.cached),
         loads=dict(ghost.loads),
     )
 

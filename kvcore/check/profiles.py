@@ -112,35 +112,57 @@ PROFILES: dict[str, Profile] = {
         192,
         1402,
     ),
-    "flight": Profile("a batch in flight", world(2, 2, 2, 2, max_in_flight=1, num_letters=1), 0, 0),
-    "flight-two": Profile("two batches in flight", world(2, 1, 3, 2, max_in_flight=2), 0, 0),
+    "flight": Profile(
+        "a batch in flight",
+        world(2, 2, 2, 2, max_in_flight=1, num_letters=1, without=("fork", "reset_prefix_cache")),
+        0,
+        0,
+    ),
+    "flight-fork": Profile(
+        "a batch in flight, forks", world(2, 2, 2, 1, max_in_flight=1, num_letters=1), 0, 0
+    ),
+    "flight-two": Profile(
+        "two batches in flight", world(2, 1, 2, 2, max_in_flight=2, num_letters=1), 0, 0
+    ),
     "flight-completed": Profile(
         "a batch in flight, blocks published at its end",
-        world(2, 2, 2, 2, max_in_flight=1, num_letters=1, publish="completed"),
+        world(
+            *(2, 2, 2, 2),
+            max_in_flight=1,
+            num_letters=1,
+            publish="completed",
+            without=("fork", "reset_prefix_cache"),
+        ),
         0,
         0,
     ),
     "flight-two-completed": Profile(
         "two batches in flight, blocks published at their end",
-        world(2, 1, 3, 2, max_in_flight=2, publish="completed"),
+        world(2, 1, 2, 2, max_in_flight=2, num_letters=1, publish="completed"),
         0,
         0,
     ),
     "flight-loads": Profile(
         "loads and stores in flight, that fail",
-        world(*(2, 1, 3, 2, "load", "store"), groups=(SLOT,), max_in_flight=1, num_letters=1),
+        world(
+            *(2, 1, 2, 2, "load", "store"),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "reset_prefix_cache"),
+        ),
         0,
         0,
     ),
     "flight-swap": Profile(
         "a batch in flight with a host tier",
-        world(2, 1, 3, 3, *SWAPS, num_host_blocks=1, max_in_flight=1, num_letters=1),
+        world(2, 1, 2, 2, *SWAPS, num_host_blocks=1, max_in_flight=1, num_letters=1),
         0,
         0,
     ),
     "flight-window": Profile(
         "a batch in flight behind a window",
-        world(3, 1, 3, 3, groups=(WINDOW,), max_in_flight=1, num_letters=1),
+        world(3, 1, 3, 3, groups=(WINDOW,), max_in_flight=1, num_letters=1, without=("fork",)),
         0,
         0,
     ),
@@ -159,7 +181,7 @@ PROFILES: dict[str, Profile] = {
             publish="completed",
             max_in_flight=1,
             num_letters=1,
-            without=("fork", "reset_prefix_cache"),
+            without=("fork", "append", "reset_prefix_cache"),
         ),
         0,
         0,

@@ -53,7 +53,7 @@ class World:
     of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
     drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
     num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
-    time.
+    time; no store begins where so many operations are in flight.
     delays: whether calls delay the caching of their blocks, or not, each in turn.
     kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
