@@ -29,6 +29,8 @@ pub mod events;
 pub mod extra_keys;
 pub mod fork;
 pub mod free_queue;
+#[cfg(test)]
+mod fuzz;
 pub mod groups;
 pub mod hash_index;
 pub mod hashing;

@@ -18,8 +18,8 @@ use crate::trace_calls::Runner;
 #[derive(Debug)]
 pub struct Call {
     line: i64,
-    verb: String,
-    words: Vec<String>,
+    pub(crate) verb: String,
+    pub(crate) words: Vec<String>,
     expected: Vec<String>,
 }
 
@@ -27,8 +27,8 @@ pub struct Call {
 #[derive(Debug)]
 pub struct Trace {
     source: String,
-    config: Config,
-    calls: Vec<Call>,
+    pub(crate) config: Config,
+    pub(crate) calls: Vec<Call>,
 }
 
 impl Trace {

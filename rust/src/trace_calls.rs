@@ -38,7 +38,7 @@ pub struct BadCall(pub String);
 
 /// A state that takes calls as words and gives outcomes as lines.
 pub struct Runner {
-    state: State,
+    pub(crate) state: State,
     names: Names,
     hits: HashMap<String, Hit>,
 }

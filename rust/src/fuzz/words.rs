@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes as the words of a text trace, and such words as bytes.
+//!
+//! Rules: every byte string has a meaning, and small changes of it small effects: each word is one or
+//! a few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
+//! Twin: none.
+
+use crate::config::{Config, Duplicates, Eviction, Publish};
+use crate::groups::{Group, KINDS};
+use crate::state::State;
+use crate::trace::Trace;
+
+/// A call: its verb and its words.
+pub(super) type Words = (&'static str, Vec<String>);
+
+/// Bytes that are taken one by one; zeros behind the last one.
+pub(super) struct Bytes<'a> {
+    left: std::slice::Iter<'a, u8>,
+}
+
+impl<'a> Bytes<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Bytes { left: bytes.iter() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.left.as_slice().is_empty()
+    }
+
+    fn next(&mut self) -> u8 {
+        self.left.next().copied().unwrap_or(0)
+    }
+
+    fn below(&mut self, limit: u8) -> u8 {
+        self.next() % limit
+    }
+}
+
+/// What stands behind a verb.
+#[derive(Clone, Copy)]
+enum Arg {
+    Name,
+    Names,
+    Tokens,
+    Kind,
+    Count,
+    Options,
+    Pairs,
+    Blocks,
+    Operation,
+    Oldest,
+    Some,
+}
+
+use Arg::{
+    Blocks, Count, Kind, Name, Names, Oldest, Operation, Options, Pairs, Some as Any, Tokens,
+};
+
+/// The verbs with their words; those that carry a run are there more than once.
+const VERBS: [(&str, &[Arg]); 40] = [
+    ("add_request", &[Name, Tokens, Kind]),
+    ("allocate_slots", &[Name, Count, Options]),
+    ("append", &[Pairs]),
+    ("take_batch", &[]),
+    ("free", &[Name]),
+    ("complete", &[Oldest]),
+    ("cancel", &[Any]),
+    ("fork", &[Name, Name]),
+    ("truncate", &[Name, Count]),
+    ("swap_out", &[Names]),
+    ("swap_in", &[Names]),
+    ("add_tokens", &[Name, Tokens]),
+    ("remove_request", &[Name]),
+    ("add_drafts", &[Name, Tokens]),
+    ("accept", &[Name, Count]),
+    ("rewind", &[Count, Names]),
+    ("remove_skipped_blocks", &[Name, Count]),
+    ("can_allocate", &[Name, Count, Options]),
+    ("cache_blocks", &[Name, Count]),
+    ("pin", &[Blocks]),
+    ("unpin", &[Blocks]),
+    ("evict_blocks", &[Blocks]),
+    ("store", &[Blocks]),
+    ("load", &[Name, Count, Options]),
+    ("complete_operation", &[Operation]),
+    ("reset_prefix_cache", &[]),
+    ("take_events", &[]),
+    ("take_stats", &[]),
+    ("take_new_block_ids", &[]),
+    ("new_step_starts", &[]),
+    ("add_request", &[Name, Tokens, Kind]),
+    ("allocate_slots", &[Name, Count, Options]),
+    ("allocate_slots", &[Name, Count, Options]),
+    ("allocate_slots", &[Name, Count, Options]),
+    ("append", &[Pairs]),
+    ("append", &[Pairs]),
+    ("take_batch", &[]),
+    ("take_batch", &[]),
+    ("complete", &[Oldest]),
+    ("complete", &[Oldest]),
+];
+const NUM_NAMES: u8 = 5;
+const NUM_BLOCKS: u8 = 24;
+const NUM_OPERATIONS: u8 = 16;
+const MOST_COUNT: u8 = 64;
+const FLAGS: [&str; 7] = [
+    "null_block",
+    "enable_caching",
+    "duplicates",
+    "eviction",
+    "enable_events",
+    "publish",
+    "record_new_blocks",
+];
+
+/// The next call, where the state is one; a hit is looked up before the call that uses it.
+pub(super) fn next_call(bytes: &mut Bytes, state: &State) -> Vec<Words> {
+    let (verb, args) = VERBS[usize::from(bytes.next()) % VERBS.len()];
+    let mut words: Vec<String> = Vec::new();
+    for arg in args {
+        read(*arg, bytes, state, &mut words);
+    }
+    let looks = args.iter().any(|arg| matches!(arg, Options)) && words.iter().any(|w| w == "hit");
+    let look = looks.then(|| ("get_computed_blocks", vec![words[0].clone()]));
+    if verb == "load" || verb == "can_allocate" {
+        words.retain(|word| verb != "load" || !word.contains('=') && word != "delay");
+    }
+    look.into_iter().chain([(verb, words)]).collect()
+}
+
+fn read(arg: Arg, bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
+    match arg {
+        Name => words.push(name(bytes)),
+        Names => (0..=bytes.below(3)).for_each(|_| words.push(name(bytes))),
+        Tokens => words.push(tokens(bytes)),
+        Kind => {
+            let kind = bytes.next();
+            for (bit, word) in [(1, "salt=s"), (2, "lora=a"), (4, "skip")] {
+                if kind < 8 && kind & bit != 0 {
+                    words.push(word.to_owned());
+                }
+            }
+        }
+        Count => {
+            let count = bytes.next();
+            words.push((if count < MOST_COUNT { count } else { count % 8 }).to_string());
+        }
+        Options => options(bytes, state, words),
+        Pairs => {
+            for _ in 0..=bytes.below(3) {
+                words.push(format!("{}={}", name(bytes), token(bytes)));
+            }
+        }
+        Blocks => {
+            for _ in 0..=bytes.below(3) {
+                words.push(bytes.below(NUM_BLOCKS).to_string());
+            }
+        }
+        Operation => {
+            words.push(bytes.below(NUM_OPERATIONS).to_string());
+            words.push(if bytes.next() & 1 == 0 { "done" } else { "failed" }.to_owned());
+        }
+        Oldest | Any => {
+            let chosen = bytes.next();
+            let numbers: Vec<u64> = state.in_flight().collect();
+            let place = if matches!(arg, Oldest) { 0 } else { usize::from(chosen) };
+            let known =
+                (chosen < 240 && !numbers.is_empty()).then(|| numbers[place % numbers.len()]);
+            words.push(known.unwrap_or(u64::from(chosen % 8)).to_string());
+        }
+    }
+}
+
+fn name(bytes: &mut Bytes) -> String {
+    format!("r{}", bytes.below(NUM_NAMES))
+}
+
+/// A token; half of all bytes are one of two, so that prefixes meet.
+fn token(bytes: &mut Bytes) -> u8 {
+    let token = bytes.next();
+    if token < 128 { token } else { token % 2 }
+}
+
+fn tokens(bytes: &mut Bytes) -> String {
+    let run = |bytes: &mut Bytes| {
+        let (first, more) = (token(bytes), bytes.below(16));
+        if more == 0 { first.to_string() } else { format!("{first}-{}", first + more) }
+    };
+    (0..=bytes.below(4)).map(|_| run(bytes)).collect::<Vec<_>>().join(",")
+}
+
+/// Options of an allocation: mostly a hit alone, or none; a hit where the request is known.
+fn options(bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
+    let flags = bytes.next();
+    let flags = if flags < 128 { flags } else { flags & 1 };
+    if flags & 1 != 0 && state.request(&words[0]).is_ok() {
+        words.push("hit".to_owned());
+    }
+    for (bit, word) in [(2, "lookahead"), (4, "external"), (8, "reserved")] {
+        if flags & bit != 0 {
+            words.push(format!("{word}={}", bytes.below(16)));
+        }
+    }
+    for (bit, word) in [(16, "delay"), (32, "whole")] {
+        if flags & bit != 0 {
+            words.push(word.to_owned());
+        }
+    }
+}
+
+/// The line of a trace that makes the configuration.
+pub(super) fn read_config(bytes: &mut Bytes) -> String {
+    let mut line = format!("config num_blocks={}", 2 + bytes.below(30));
+    let groups: Vec<String> = (0..=bytes.below(3)).map(|_| group(bytes)).collect();
+    line += &format!(" groups={}", groups.join(","));
+    line += &format!(" num_host_blocks={}", bytes.below(16));
+    line += &format!(" max_in_flight={}", bytes.below(4));
+    line += &format!(" num_preallocate_tokens={}", bytes.below(8));
+    line += &format!(" watermark_blocks={}", bytes.below(4));
+    let flags = bytes.next();
+    let choices = [
+        ["yes", "no"],
+        ["yes", "no"],
+        ["keep", "merge"],
+        ["lru", "uncached_first"],
+        ["no", "yes"],
+        ["scheduled", "completed"],
+        ["no", "yes"],
+    ];
+    for (at, (name, values)) in FLAGS.iter().zip(choices).enumerate() {
+        line += &format!(" {name}={}", values[usize::from(flags >> at & 1)]);
+    }
+    line
+}
+
+fn group(bytes: &mut Bytes) -> String {
+    let (size, kind, window) = (1 + bytes.below(8), bytes.next(), 1 + bytes.below(16));
+    let zero = if kind & 64 != 0 { "+zero" } else { "" };
+    match kind % 8 {
+        1 => format!("sliding_window:{size}:{window}{zero}"),
+        2 => format!("chunked_local:{size}:{window}{zero}"),
+        3 => format!("mla:{size}{zero}"),
+        _ => format!("full_attention:{size}{zero}"),
+    }
+}
+
+/// The bytes of a trace; what they cannot say is left out.
+pub(super) fn write_trace(trace: &Trace) -> Vec<u8> {
+    let mut bytes = write_config(&trace.config);
+    let mut names: Vec<&str> = Vec::new();
+    for call in &trace.calls {
+        let place = VERBS.iter().position(|(verb, _)| *verb == call.verb);
+        let mut words = call.words.iter().map(String::as_str).peekable();
+        let Some(place) = place else { continue };
+        let mut made = vec![place as u8];
+        let written = VERBS[place]
+            .1
+            .iter()
+            .try_for_each(|arg| write(*arg, &mut words, &mut names).map(|more| made.extend(more)));
+        if written.is_some() {
+            bytes.extend(made);
+        }
+    }
+    bytes
+}
+
+fn write<'a, I: Iterator<Item = &'a str>>(
+    arg: Arg,
+    words: &mut std::iter::Peekable<I>,
+    names: &mut Vec<&'a str>,
+) -> Option<Vec<u8>> {
+    let small = |word: &str, limit: u8| word.parse::<u8>().ok().filter(|value| *value < limit);
+    match arg {
+        Name => write_name(words.next()?, names).map(|name| vec![name]),
+        Names => {
+            let some: Option<Vec<u8>> = words.map(|word| write_name(word, names)).collect();
+            some.filter(|some| (1..=3).contains(&some.len())).map(counted)
+        }
+        Tokens => write_tokens(words.next()?),
+        Kind => {
+            let bits = |word: &str| match word.split('=').next() {
+                Some("salt") => 1,
+                Some("lora") => 2,
+                Some("skip") => 4,
+                _ => 0,
+            };
+            Some(vec![words.map(bits).fold(0, |all, bit| all | bit)])
+        }
+        Count => small(words.next()?, MOST_COUNT).map(|count| vec![count]),
+        Options => write_options(words),
+        Pairs => {
+            let mut made = Vec::new();
+            for word in words {
+                let (name, value) = word.split_once('=')?;
+                made.push([write_name(name, names)?, small(value, 128)?]);
+            }
+            let count = (1..=3).contains(&made.len()).then(|| made.len() as u8 - 1)?;
+            Some(std::iter::once(count).chain(made.into_iter().flatten()).collect())
+        }
+        Blocks => {
+            let some: Option<Vec<u8>> = words.map(|word| small(word, NUM_BLOCKS)).collect();
+            some.filter(|some| (1..=3).contains(&some.len())).map(counted)
+        }
+        Operation => {
+            let number = small(words.next()?, NUM_OPERATIONS)?;
+            Some(vec![number, u8::from(words.next()? == "failed")])
+        }
+        Oldest | Any => Some(vec![0]),
+    }
+}
+
+/// So many less one, then each.
+fn counted(some: Vec<u8>) -> Vec<u8> {
+    std::iter::once(some.len() as u8 - 1).chain(some).collect()
+}
+
+fn write_name<'a>(word: &'a str, names: &mut Vec<&'a str>) -> Option<u8> {
+    let known = names.iter().position(|name| *name == word).unwrap_or_else(|| {
+        names.push(word);
+        names.len() - 1
+    });
+    u8::try_from(known).ok().filter(|known| *known < NUM_NAMES)
+}
+
+fn write_tokens(word: &str) -> Option<Vec<u8>> {
+    let mut runs = Vec::new();
+    for part in word.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u8, u8) = (first.parse().ok()?, last.parse().ok()?);
+        if first > 127 || last - first > 15 {
+            return None;
+        }
+        runs.push([first, last - first]);
+    }
+    let count = (runs.len() <= 4).then(|| runs.len() as u8 - 1)?;
+    Some(std::iter::once(count).chain(runs.into_iter().flatten()).collect())
+}
+
+fn write_options<'a>(words: impl Iterator<Item = &'a str>) -> Option<Vec<u8>> {
+    let (mut flags, mut values) = (0, [0; 3]);
+    for word in words {
+        let (name, value) = word.split_once('=').unwrap_or((word, "0"));
+        let value = value.parse::<u8>().ok().filter(|value| *value < 16)?;
+        let bit = match name {
+            "hit" => 0,
+            "lookahead" => 1,
+            "external" => 2,
+            "reserved" => 3,
+            "delay" => 4,
+            "whole" => 5,
+            _ => return None,
+        };
+        flags |= 1 << bit;
+        if (1..=3).contains(&bit) {
+            values[bit - 1] = value;
+        }
+    }
+    let said = (0..3).filter(|at| flags & (2 << at) != 0).map(|at| values[at]);
+    Some(std::iter::once(flags).chain(said).collect())
+}
+
+fn write_config(config: &Config) -> Vec<u8> {
+    let less = |value: u32, limit: u32| value.min(limit - 1) as u8;
+    let groups: Vec<&Group> = config.groups.iter().take(3).collect();
+    let mut bytes = vec![less(config.num_blocks.saturating_sub(2), 30), groups.len() as u8 - 1];
+    for group in groups {
+        let kind = KINDS.iter().position(|kind| *kind == group.kind).unwrap_or(0);
+        let kind = [0, 3, 1, 2, 0][kind] | u8::from(group.zero_new_blocks) << 6;
+        let window = group.window.unwrap_or(1);
+        bytes.extend([less(group.block_size - 1, 8), kind, less(window - 1, 16)]);
+    }
+    bytes.push(less(config.num_host_blocks, 16));
+    bytes.push(less(config.max_in_flight, 4));
+    bytes.push(less(config.num_preallocate_tokens, 8));
+    bytes.push(less(config.watermark_blocks, 4));
+    let flags = [
+        !config.null_block,
+        !config.enable_caching,
+        config.duplicates == Duplicates::Merge,
+        config.eviction == Eviction::UncachedFirst,
+        config.enable_events,
+        config.publish == Publish::Completed,
+        config.record_new_blocks,
+    ];
+    let bits = flags.iter().enumerate().map(|(at, flag)| u8::from(*flag) << at);
+    bytes.push(bits.fold(0, |all, bit| all | bit));
+    bytes
+}
