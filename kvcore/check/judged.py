@@ -24,7 +24,7 @@ from kvcore.calls import TRANSITIONS, Call, Misuse
 from kvcore.check.model import Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties import Property, judge, select
-from kvcore.check.scenes import Follower
+from kvcore.check.scenes import Follower, SceneNames
 from kvcore.check.world import World
 from kvcore.commands import Batch
 from kvcore.config import Config
@@ -191,5 +191,6 @@ class JudgedManager:
     def _hear_follower(self) -> None:
         for error in self._follower.wrong:
             if error.name in self._properties:
-                raise error
+                names = SceneNames(self._follower.ghost.prefixes)
+                raise InvariantViolation(error.name, names.detail(error.detail)) from None
         self._follower.wrong.clear()

@@ -148,4 +148,6 @@ def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bytes) and value.isalnum():
+        return f"b{json.dumps(value.decode())}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
