@@ -58,6 +58,7 @@ check: setup ## format, lint, types and stub drift, in both languages
 
 explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
 	$(BIN)/pytest -m slow $(ARGS)
+	$(BIN)/python -m tools.explore
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)

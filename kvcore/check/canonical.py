@@ -29,7 +29,7 @@ from kvcore.state import NO_HOST_BLOCK, RequestState, State
 Name = list[int]
 ALL = Symmetry()
 FINGERPRINT_BYTES = 16
-NAMES_KEPT = 50_000
+NAMES_KEPT = 15_000
 LOST = 9999
 """The rank of a block that is not found under its key: a broken state has a name, too."""
 

@@ -33,7 +33,7 @@ from kvcore.encode import encode
 from kvcore.state import OpenBatch, State, make_state
 from kvcore.values import PrefixCacheStats
 
-COUNTED_KEPT = 10_000
+COUNTED_KEPT = 1_500
 TAKE_BATCH = Call("take_batch")
 Failing = tuple[str, int] | None
 """A request whose load fails, and the first token that it does not bring."""

@@ -189,10 +189,7 @@ class Ghost:
         writes: Sequence[Write],
         encoders: Mapping[str, Encoder],
     ) -> None:
-        """Load and write what a batch schedules, then read as its queries do.
-
-        requests: as they were when the batch was taken.
-        """
+        """Load and write what a batch schedules, then read as its queries do; requests: as taken."""
         for write in writes:
             self._check_zeroed(requests[write.request_id])
         self._empty = set()
@@ -206,9 +203,8 @@ class Ghost:
     def check(
         self, state: State, encoders: Mapping[str, Encoder], counted: Counted | None = None
     ) -> None:
-        """Raise InvariantViolation unless a state finds what it counts on, its batch executed.
-
-        counted: what it counts on, where that is known.
+        """Raise InvariantViolation unless a state finds what it counts on (counted, where that is
+        known), its batch executed.
         """
         if counted is None:
             counted = self.counted(state, encoders)

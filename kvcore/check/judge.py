@@ -34,7 +34,7 @@ Watch = Callable[[State, Call, Outcome[State, Any]], None]
 
 READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
 """State properties that a digest, which leaves the open batch out, says nothing of."""
-MET_LATELY = 50_000
+MET_LATELY = 15_000
 
 
 class Judge:

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Hit, KVCacheBlocks, Request
 from kvcore.block_pool import make_pool
 from kvcore.calls import Call, perform
-from kvcore.check.actions import World, actions
+from kvcore.check.actions import actions
 from kvcore.check.canonical import canonical
 from kvcore.check.prefixes import Prefixes
+from kvcore.check.search import check
+from kvcore.check.world import Symmetry, World
 from kvcore.commands import Command, Evict
 from kvcore.state import OpenBatch, State, make_state
 from tests.explore.worlds import world
@@ -122,3 +125,28 @@ def test_renamed_run_is_the_image_of_the_run(
         prefixes.learn(state)
         image_prefixes.learn(image)
         assert canonical(image, image_prefixes) == canonical(state, prefixes)
+
+
+@pytest.mark.parametrize("off", ["requests", "blocks", "tokens"])
+def test_each_renaming_can_be_switched_off_and_folds_states(off: str) -> None:
+    where = world(2, 2, 2, moves="engine", without=("fork", "reset_prefix_cache"))
+    folded = check(where)
+    less = check(where, symmetry=attrs.evolve(Symmetry(), **{off: False}))
+    none = check(where, symmetry=Symmetry(requests=False, blocks=False, tokens=False))
+    assert (folded.verdict, less.verdict, none.verdict) == ("complete",) * 3
+    assert folded.num_states < less.num_states < none.num_states
+
+
+def test_whole_names_count_as_many_states_as_fingerprints() -> None:
+    where = world(2, 2, 2)
+    short, full = check(where), check(where, full_keys=True)
+    assert (short.num_states, short.num_edges) == (full.num_states, full.num_edges)
+    assert (short.keys, full.keys) == ("fingerprints of 128 bits", "full keys")
+
+
+def test_several_processes_count_as_one() -> None:
+    where = world(3, 2, 3, moves="engine")
+    alone, together = check(where), check(where, workers=2)
+    assert together.depths == alone.depths
+    assert together.num_edges == alone.num_edges
+    assert together.of_kind("move") == alone.of_kind("move")
