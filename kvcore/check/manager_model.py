@@ -25,7 +25,7 @@ from kvcore.check.engine_view import Known, View, WrongRead, made, refused
 from kvcore.check.model import Broken, Edge, Step
 from kvcore.check.prefixes import Prefixes
 from kvcore.config import Config
-from kvcore.errors import InvariantViolation
+from kvcore.errors import InvariantViolation, WrongArgument
 from kvcore.values import Outcome, Request
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
@@ -45,7 +45,8 @@ class ManagerModel:
     make: gives a new manager. config: its pool as the judge must know it: blocks, groups, their
     block sizes. num_requests, num_tokens, num_prompt, num_letters: as of `World`. name: bytes that
     are equal for managers that will answer alike; its pickle unless given. copied: a deep copy.
-    States are folded only where all bytes are equal, so give `check` a depth as well.
+    States are folded only where all bytes are equal, so give `check` a depth as well. Raises
+    WrongArgument where a new manager cannot be copied or named.
     """
 
     def __init__(
@@ -67,6 +68,12 @@ class ManagerModel:
         self._make, self._name, self._copied = make, name, copied
         self._prefixes = Prefixes(config)
         first = make()
+        for asked, answer in (("copied", copied), ("name", name)):
+            try:
+                answer(first)
+            except Exception as error:
+                expected = f"a function that takes a {type(first).__name__}"
+                raise WrongArgument(name=asked, expected=expected, value=repr(error)) from error
         self._num_free = first.num_free_blocks
         self._calls = frozenset(each for each in OPTIONAL if hasattr(first, each))
 

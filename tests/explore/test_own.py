@@ -18,6 +18,8 @@ from kvcore.check.report import Report
 from kvcore.check.search import check
 from kvcore.check.story import render
 from kvcore.check.world import World
+from kvcore.errors import WrongArgument
+from tests.conftest import need_twin
 from tests.explore.worlds import world
 
 SMALL = world(2, 2, 3)
@@ -134,6 +136,24 @@ def test_the_managers_of_this_project_are_right_from_outside() -> None:
     assert report.verdict == "bounded by depth"
     assert model.notes["call", "allocate_slots: refused"]
     assert model.notes["call", "fork: done"]
+
+
+def test_the_compiled_manager_is_right_from_outside_too() -> None:
+    need_twin()
+
+    def make() -> KVCacheManager:
+        return KVCacheManager(CONFIG, "rust")
+
+    def copied(manager: KVCacheManager) -> KVCacheManager:
+        other = make()
+        other.restore(manager.encode())
+        return other
+
+    name = KVCacheManager.encode
+    with pytest.raises(WrongArgument, match="copied must be a function that takes a KVCacheM"):
+        ManagerModel(make, CONFIG, name=name)
+    report = check(ManagerModel(make, CONFIG, num_tokens=3, name=name, copied=copied), max_depth=2)
+    assert report.verdict == "bounded by depth"
 
 
 class Wrong(KVCacheManager):
