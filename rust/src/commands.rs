@@ -11,6 +11,7 @@ use hashbrown::HashSet;
 
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
+use crate::reuse::clone_in_place;
 
 /// The rows of a batch's buffer, in order.
 pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
@@ -108,11 +109,13 @@ impl Command {
 }
 
 /// Commands in the order of their making, as rows of kind, a, b, c, d; keys apart.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     rows: Vec<[i32; 5]>,
     keys: Vec<u8>,
 }
+
+clone_in_place!(Commands { rows, keys });
 
 impl Commands {
     /// Add a command.

@@ -7,6 +7,7 @@
 use crate::errors::{Error, bytes_repr};
 use crate::groups::{Group, admission_cap};
 use crate::hashing::Hashing;
+use crate::reuse::clone_in_place;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
@@ -45,7 +46,7 @@ pub enum Publish {
 }
 
 /// Sizes and options of one manager; `make_state` checks them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Config {
     /// Blocks of the device pool, the null block included.
     pub num_blocks: u32,
@@ -85,6 +86,27 @@ pub struct Config {
     /// When full blocks become findable.
     pub publish: Publish,
 }
+
+clone_in_place!(Config {
+    num_blocks,
+    groups,
+    num_host_blocks,
+    max_model_len,
+    max_num_batched_tokens,
+    enable_caching,
+    null_block,
+    eviction,
+    duplicates,
+    num_preallocate_tokens,
+    watermark_blocks,
+    use_eagle,
+    enable_events,
+    record_new_blocks,
+    hashing,
+    hash_seed,
+    max_in_flight,
+    publish
+});
 
 impl Config {
     /// One group and the defaults of `kvcore.Config`. hash_seed: root of the key chains.

@@ -7,9 +7,10 @@
 use crate::commands::{Command, Commands};
 use crate::events::{EventLog, News, removed};
 use crate::hashing::Key;
+use crate::reuse::clone_in_place;
 
 /// Commands and events in the order of their making; events only where they are enabled.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Effects {
     /// Since the batch was opened.
     pub commands: Commands,
@@ -18,6 +19,8 @@ pub struct Effects {
     events_enabled: bool,
     silent: bool,
 }
+
+clone_in_place!(Effects { commands, events, events_enabled, silent });
 
 impl Effects {
     /// No effects yet.

@@ -14,6 +14,7 @@ use crate::groups::KINDS;
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS};
 use crate::ids::{BlockId, Row};
 use crate::quarantine::Quarantine;
+use crate::reuse::clone_in_place;
 use crate::state::{RequestState, State};
 use crate::unfinished::{Given, Mark, Unfinished, in_order};
 
@@ -33,10 +34,12 @@ pub const REMOVED: u8 = 1;
 pub const CLEARED: u8 = 2;
 
 /// Bytes that are being written.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Writer {
     data: Vec<u8>,
 }
+
+clone_in_place!(Writer { data });
 
 impl Writer {
     /// Bytes that begin with these.

@@ -13,6 +13,7 @@ use crate::decode::{Reader, read_event};
 use crate::encode::{Writer, write_event};
 use crate::extra_keys::{ExtraKey, ExtraKeys};
 use crate::hashing::{BlockHash, Key, make_key};
+use crate::reuse::clone_in_place;
 
 /// A change of the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,11 +78,13 @@ pub enum News<'a> {
 }
 
 /// Events in the order of their making, as their canonical bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct EventLog {
     bytes: Writer,
     count: u32,
 }
+
+clone_in_place!(EventLog { bytes, count });
 
 impl EventLog {
     /// The events of canonical bytes that were read before.

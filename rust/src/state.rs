@@ -37,7 +37,7 @@ pub(crate) static NO_EXTRA_KEYS: ExtraKeys =
 pub const MAX_OPERATION: u32 = (1 << 31) - 1;
 
 /// A request as the manager knows it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RequestState {
     pub(crate) request_id: Arc<str>,
     /// Accepted ones.
@@ -161,7 +161,7 @@ pub struct Operation {
 }
 
 /// The batch that is being filled; its commands are in the state's effects.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct OpenBatch {
     pub(crate) number: u64,
     pub(crate) records: RowMap<BatchRecord>,
@@ -175,7 +175,7 @@ pub struct OpenBatch {
 }
 
 /// Everything that a manager knows.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct State {
     pub(crate) config: Config,
     /// The parent of each request's first block; made from the seed once.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
+use crate::reuse::clone_in_place;
 use crate::row_map::RowMap;
 use crate::state::{State, request_mut};
 
@@ -38,7 +39,7 @@ pub struct Mark {
 }
 
 /// The marks of one batch.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Marks {
     rows: RowMap<Mark>,
     /// Marks that were made, those that are gone included.
@@ -47,6 +48,8 @@ pub struct Marks {
     /// that the forward pass uses, as far as they are still there.
     held: Vec<u32>,
 }
+
+clone_in_place!(Marks { rows, num_made, held });
 
 impl Marks {
     /// The mark of a row.

@@ -60,7 +60,8 @@ pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
         let evict = |block| Move::Call(Call::EvictBlocks { block });
         out.extend(blocks.clone().filter(keyed).map(evict));
     }
-    if world.tries("store") {
+    let full = world.config.max_in_flight > 0 && state.operations.len() as u32 >= world.num_pins;
+    if world.tries("store") && !full {
         out.extend(blocks.clone().filter(keyed).map(|block| Move::Call(Call::Store { block })));
     }
     if world.tries("pin") && pool.pins.values().sum::<u32>() < world.num_pins {

@@ -17,7 +17,7 @@ use crate::block_pool::BlockPool;
 use crate::check::Violation;
 use crate::check::order::Orders;
 use crate::check::prefixes::{Numbers, Prefixes};
-use crate::check::renaming::{Blocks, Renaming, Tree, put};
+use crate::check::renaming::{Blocks, Renaming, Tree, batch_place, put};
 use crate::check::world::Symmetry;
 use crate::hashing::Key;
 use crate::ids::BlockId;
@@ -127,12 +127,11 @@ impl Namer {
         }
         let held = state.operations.values().map(|operation| operation.block);
         let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
-        let number = state.batch.number;
-        write_pool(&mut self.name, &state.device, number, &mut self.device, &pinned);
+        write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
         write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
         if let Some(host) = &state.host {
             let chains = &self.chains[state.device.num_blocks() as usize..];
-            write_pool(&mut self.name, host, number, &mut self.host, &[]);
+            write_pool(&mut self.name, state, host, &mut self.host, &[]);
             write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
         }
         let Namer { name, device, host, tree, .. } = self;
@@ -200,11 +199,11 @@ impl Namer {
     }
 }
 
-/// number: of the open batch.
+/// pool: of either tier of the state.
 fn write_pool(
     name: &mut Vec<u8>,
+    state: &State,
     pool: &BlockPool,
-    number: u64,
     blocks: &mut Blocks,
     pinned: &[BlockId],
 ) {
@@ -223,7 +222,7 @@ fn write_pool(
     for block in blocks.met.iter().filter(|_| !busy.is_empty()) {
         let users = busy.iter().find(|(each, _)| each == block).map_or(&[][..], |each| each.1);
         put(name, users.len());
-        users.iter().rev().for_each(|user| put(name, (number - user) as usize));
+        users.iter().for_each(|&user| put(name, batch_place(state, user)));
     }
 }
 

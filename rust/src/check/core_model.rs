@@ -31,13 +31,14 @@ use crate::check::{Judges, Violation};
 use crate::encode::encode;
 use crate::errors::Error;
 use crate::ids::Row;
+use crate::reuse::clone_in_place;
 use crate::state::{State, make_state};
 
 /// A request whose load fails, and the first token that it does not bring.
 pub(super) type Failing = Option<(Row, u32)>;
 
 /// Some moves that were made.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Path {
     pub(super) state: State,
     pub(super) schedule: Schedule,
@@ -45,6 +46,8 @@ pub(super) struct Path {
     calls: Vec<Call>,
     changed: bool,
 }
+
+clone_in_place!(Path { state, schedule, names, calls, changed });
 
 /// The states of a world without batches in flight, for one worker.
 pub struct CoreModel {
@@ -60,6 +63,8 @@ pub struct CoreModel {
     base_schedule: Schedule,
     pub(super) assumed: Result<(), Violation>,
     moves: Vec<Move>,
+    /// Paths that are done with.
+    spare: Vec<Path>,
     pub(super) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(super) recording: bool,
@@ -104,6 +109,7 @@ impl CoreModel {
             base_schedule: Schedule::default(),
             assumed: Ok(()),
             moves: Vec::new(),
+            spare: Vec::new(),
             writes: Vec::new(),
             recording: false,
             calls: Vec::new(),
@@ -118,9 +124,7 @@ impl CoreModel {
         self.calls.clear();
         self.base_schedule.assume(start);
         self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
-        let schedule = self.base_schedule.clone();
-        let (names, calls) = (MoveNames::new(), Vec::new());
-        let mut paths = vec![Path { state: start.clone(), schedule, names, calls, changed: false }];
+        let mut paths = vec![self.empty_path(start)];
         for left in (0..self.world.calls_per_batch).rev() {
             let mut longer = Vec::new();
             for path in &paths {
@@ -135,9 +139,26 @@ impl CoreModel {
                 }
                 self.moves = found;
             }
+            self.spare.append(&mut paths);
             paths = longer;
         }
+        self.spare.append(&mut paths);
         Ok(())
+    }
+
+    /// The path of no move.
+    fn empty_path(&mut self, start: &State) -> Path {
+        let Some(mut path) = self.spare.pop() else {
+            let (state, schedule) = (start.clone(), self.base_schedule.clone());
+            let (names, calls) = (MoveNames::new(), Vec::new());
+            return Path { state, schedule, names, calls, changed: false };
+        };
+        path.state.clone_from(start);
+        path.schedule.clone_from(&self.base_schedule);
+        path.names.clear();
+        path.calls.clear();
+        path.changed = false;
+        path
     }
 
     /// What was judged; None where it breaks a property that does not count.
@@ -160,9 +181,20 @@ impl CoreModel {
         Ok(found)
     }
 
+    /// A copy of a path, in the room of one that is done with.
+    fn copy_of(&mut self, path: &Path) -> Path {
+        match self.spare.pop() {
+            Some(mut copy) => {
+                copy.clone_from(path);
+                copy
+            }
+            None => path.clone(),
+        }
+    }
+
     /// Make the calls of a move behind a path.
     fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
-        let mut made = path.clone();
+        let mut made = self.copy_of(path);
         made.names.push(each.name());
         let mut last: Option<Outcome> = None;
         let mut num_made = 0;
@@ -170,8 +202,11 @@ impl CoreModel {
             let outcome = match num_made {
                 0 => self.call(&path.state, &mut made.state, &mut made.schedule, &call)?,
                 _ => {
-                    let before = made.state.clone();
-                    self.call(&before, &mut made.state, &mut made.schedule, &call)?
+                    let before = self.copy_of(&made);
+                    let Path { state, schedule, .. } = &mut made;
+                    let outcome = self.call(&before.state, state, schedule, &call)?;
+                    self.spare.push(before);
+                    outcome
                 }
             };
             made.changed |= changes(&outcome, &made.state);
@@ -211,10 +246,11 @@ impl CoreModel {
         let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
         let mut failing = None;
         for next in more {
-            self.end_edge(start, path.clone(), failing, visit)?;
+            let copy = self.copy_of(&path);
+            self.end_edge(start, copy, failing, visit)?;
             failing = Some(next);
         }
-        let kept = keep.then(|| path.clone());
+        let kept = keep.then(|| self.copy_of(&path));
         self.end_edge(start, path, failing, visit)?;
         Ok(kept)
     }
@@ -223,22 +259,22 @@ impl CoreModel {
     fn end_edge(
         &mut self,
         start: &State,
-        path: Path,
+        mut path: Path,
         failing: Failing,
         visit: &mut Visit<'_>,
     ) -> Result<(), Stop> {
-        let Path { mut state, mut schedule, names, calls, changed } = path;
-        self.calls.clone_from(&calls);
-        let closed = match changed {
-            true => self.close(start, &mut state, &mut schedule, failing),
+        self.calls.clone_from(&path.calls);
+        let closed = match path.changed {
+            true => self.close(start, &mut path.state, &mut path.schedule, failing),
             false => Ok(()),
         };
         if self.heard(closed)?.is_some() {
-            self.judge.notes.note_moves(&names);
+            self.judge.notes.note_moves(&path.names);
             let edge = self.num_edges;
             self.num_edges += 1;
-            visit(self, edge, &state)?;
+            visit(self, edge, &path.state)?;
         }
+        self.spare.push(path);
         Ok(())
     }
 }

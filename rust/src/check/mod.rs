@@ -119,6 +119,7 @@ pub fn check_world(
     workers: usize,
     watch: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Report, Error> {
+    check_in_flight(&world)?;
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
     let model = |_| CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
@@ -129,11 +130,24 @@ pub fn check_world(
 /// Every state of a world, up to so many: its canonical bytes, and the names of the structural
 /// properties that do not hold there. Fails with InvalidConfig.
 pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgement>, Error> {
+    check_in_flight(&world)?;
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
     let none = Judges::only(None);
     let mut model = CoreModel::new(world, Symmetry::default(), none, prefixes)?;
     Ok(search::judge(&mut model, max_states))
+}
+
+/// Fails with InvalidConfig where batches are in flight: those worlds are Python's alone.
+fn check_in_flight(world: &World) -> Result<(), Error> {
+    match world.config.max_in_flight {
+        0 => Ok(()),
+        most => Err(Error::InvalidConfig {
+            field: "max_in_flight",
+            value: most.to_string(),
+            reason: "the twin explores worlds without batches in flight".to_owned(),
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,6 @@ use crate::ids::{BlockId, Row};
 use crate::state::State;
 use crate::unfinished::{Given, in_order};
 
-/// The age of operations whose batches are long finished.
-const OLD: u64 = 999;
 /// What stands for who is gone.
 const LOST: usize = 9999;
 
@@ -123,12 +121,10 @@ impl Renaming<'_> {
     /// Add what unfinished batches and operations remember.
     pub(super) fn in_flight(&mut self) {
         let state = self.state;
-        let number = state.batch.number;
         self.put(state.unfinished.len());
         self.given(&state.batch.given);
         for batch in &state.unfinished {
             let marks = in_order(&batch.marks);
-            self.put((number - batch.number) as usize);
             self.put(marks.len());
             self.put(batch.rows.len());
             for (row, mark) in marks {
@@ -147,7 +143,7 @@ impl Renaming<'_> {
             rows.sort_unstable();
             rows.into_iter().for_each(|row| self.put(row));
         }
-        self.operations(number);
+        self.operations();
     }
 
     fn given(&mut self, given: &[Given]) {
@@ -158,11 +154,14 @@ impl Renaming<'_> {
         }
     }
 
-    fn operations(&mut self, number: u64) {
+    fn operations(&mut self) {
         let state = self.state;
+        let numbers: Vec<u64> = state.unfinished.iter().map(|batch| batch.number).collect();
         self.put(state.operations.len());
         for operation in state.operations.values() {
-            self.put((number - operation.batch).min(OLD) as usize);
+            let later = numbers.iter().filter(|&&number| number <= operation.batch).count();
+            self.put(later);
+            self.put(usize::from(numbers.contains(&operation.batch)));
             self.place(operation.request);
             self.put(operation.first_token as usize);
             self.key(&operation.key);
@@ -250,6 +249,14 @@ impl Tree {
             name.extend(node.to_le_bytes());
         }
     }
+}
+
+/// The place of a batch among those in flight, the open one behind them; numbers may skip.
+pub(super) fn batch_place(state: &State, number: u64) -> usize {
+    if number == state.batch.number {
+        return state.unfinished.len();
+    }
+    state.unfinished.iter().position(|batch| batch.number == number).unwrap_or(LOST)
 }
 
 /// Add a number, so that no other numbers give the same bytes; small ones take one.

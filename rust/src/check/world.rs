@@ -86,7 +86,7 @@ pub struct World {
     pub num_external: u32,
     /// Encoder tokens that a request brings with its first slots.
     pub num_encoder: u32,
-    /// Most pins at a time.
+    /// Most pins at a time; no store begins where so many operations are in flight.
     pub num_pins: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
