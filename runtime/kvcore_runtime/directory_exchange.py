@@ -35,7 +35,7 @@ class DirectoryExchange(Exchange):
         self._engine = engine
         self._tier = tier
         engine.runtime.external = tier
-        self._stores: set[int] = set()
+        self._stores: dict[int, bytes] = {}  # the key of each
         self._loads: dict[int, Sequence | None] = {}  # None: its sequence goes on without it
         self._batches: dict[int, int] = {}  # the batch of each operation
         self._tried: set[str] = set()
@@ -79,7 +79,7 @@ class DirectoryExchange(Exchange):
             if each.error is not None:
                 self.errors.append(each.error)
             if each.operation in self._stores:
-                self._stores.remove(each.operation)
+                del self._stores[each.operation]
                 self.num_stored += each.done
                 continue
             sequence = self._loads.pop(each.operation)
@@ -103,7 +103,7 @@ class DirectoryExchange(Exchange):
                     lost.append(sequence)
             if operation not in heard:
                 del self._batches[operation]
-                self._stores.discard(operation)
+                self._stores.pop(operation, None)
                 self._loads.pop(operation, None)
                 self._engine.manager.complete_operation(operation, False)
         self._tried.difference_update(each.sequence_id for each in lost)
@@ -114,15 +114,16 @@ class DirectoryExchange(Exchange):
         """See `Exchange`: store what others may find of the sequence."""
         manager, name = self._engine.manager, sequence.sequence_id
         kept = self._kept.setdefault(name, set())
-        blocks = [
-            block
-            for table in manager.get_block_ids(name)
-            for block in table
+        tables, keys = manager.get_block_ids(name), manager.get_block_keys(name)
+        stored = {
+            block: key
+            for table, own in zip(tables, keys, strict=True)
+            for block, key in zip(table, own, strict=False)  # the last block may not be full
             if block not in kept and not is_null(manager.config, block) and manager.has_key(block)
-        ]
-        kept.update(blocks)
-        operations = manager.store(blocks)
-        self._stores.update(operations)
+        }
+        kept.update(stored)
+        operations = manager.store(list(stored))
+        self._stores |= zip(operations, stored.values(), strict=True)
         self._batches |= dict.fromkeys(operations, self._engine.open_number)
 
     def finished(self, sequence: Sequence) -> None:
@@ -157,10 +158,15 @@ class DirectoryExchange(Exchange):
     def _first_missing(
         self, keys: tuple[tuple[bytes, ...], ...], start: int, end: int
     ) -> tuple[Group, int] | None:
-        """A block of tokens [start, end) that a query at end needs and the directory has not."""
+        """A block of tokens [start, end) that a query at end needs and the directory has not.
+
+        What is still on its way there has not come, whether the lane has written it or not: so a
+        run does not depend on time.
+        """
+        writing = set(self._stores.values())
         for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
             first = max(start // group.block_size, skipped_blocks(group, end))
             for position in range(first, end // group.block_size):
-                if own[position] not in self._tier:
+                if own[position] in writing or own[position] not in self._tier:
                     return group, position
         return None

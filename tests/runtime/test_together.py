@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything at once, by chance: windows, drafts, hand-overs or files that fail, aborts, pressure.
+"""Everything at once, by chance: windows, drafts, files that fail, aborts, cancels, pressure.
 
 Whatever the draw, answers are those from contiguous caches, and nothing is left held.
 """
@@ -31,7 +31,7 @@ from tests.runtime.questions import assert_drained, assert_same_answers, referen
 SLIDING = Visibility(kind="sliding_window", window=21)
 CHUNKED = Visibility(kind="chunked_local", window=24)
 MODELS = ((FULL, SLIDING, FULL, SLIDING), (CHUNKED, FULL), (SLIDING, FULL, CHUNKED))
-SEEDS = range(14, 22)
+SEEDS = range(31, 39)
 """In these happens all that the test wants to have seen; any others must give right answers too."""
 
 
@@ -93,17 +93,20 @@ def make_engine(
     groups = make_groups(MODELS[kind], block_size)
     token_budget = draw.choice([40, 64, 128])
     least = sum(-(-160 // block_size) for _ in groups)
+    watermark_blocks = draw.choice([0, 0, 2])
     config = Config(
-        least + draw.randint(1, least // 3),
+        least + watermark_blocks + draw.randint(1, least // 3),
         groups=groups,
         num_host_blocks=draw.choice([0, least // 2, 2 * least]),
         max_num_batched_tokens=token_budget,
         duplicates=draw.choice(["keep", "merge"]),
         eviction=draw.choice(["lru", "uncached_first"]),
         num_preallocate_tokens=draw.choice([0, 0, 6]),
-        watermark_blocks=draw.choice([0, 0, 2]),
+        watermark_blocks=watermark_blocks,
         use_eagle=draw.choice([False, False, True]),
         hash_seed=b"together",
+        max_in_flight=draw.choice([0, 1, 2]),
+        publish=draw.choice(["scheduled", "completed"]),
     )
     lookup = PromptLookup(num_matched=1, num_drafts=draw.choice([1, 4]))
     spoiled = Spoiled(drafter=lookup, seed=draw.randrange(99), share=0.2, num_tokens=260)
@@ -158,6 +161,8 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
             engine.add_request(late.pop(0))
         if draw.random() < 0.1:
             engine.abort(draw.choice(dropped))
+        if draw.random() < 0.05:
+            engine.cancel()
         for each in engine.step():
             completions[f"{each.request_id}#{each.sample}"] = each
         num_loading += len(engine.scheduler.loading)
@@ -177,6 +182,8 @@ def play(seed: int, backend: Backend, path: Path) -> Counter[str]:
             "recomputes": engine.scheduler.preemptions.by_recompute,
             "hits": engine.manager.take_stats().hits,
             "steps of loading": num_loading,
+            "overlapped steps": engine.metrics.num_overlapped,
+            "cancelled batches": engine.metrics.num_cancelled,
             "stored": kept_blocks.num_stored if kept_blocks else 0,
             "failed operations": len(kept_blocks.errors) if kept_blocks else 0,
             "aborted": sum(f"{name}#0" not in completions for name in dropped),
