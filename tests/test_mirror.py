@@ -55,6 +55,7 @@ RUST_ONLY = {
     "message.rs": "the bytes that Python's libraries lay out, without an object for each",
     "open_batch.rs": "a part of state.rs: the links of what Python has as tuples",
     "quiet.rs": "what the twin need not look at in most steps",
+    "reuse.rs": "copies in place: Python's states are shared, not copied",
     "row_map.rs": "Python's maps serve; the twin asks it of each request in each step",
     "trace_words.rs": "a part of trace_calls.rs: the conversions that Python has",
 }

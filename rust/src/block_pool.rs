@@ -20,13 +20,14 @@ use crate::hash_index::HashIndex;
 use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::quarantine::{Quarantine, make_quarantine};
+use crate::reuse::clone_in_place;
 use crate::values::{Admitted, Reason, Refused};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
 
 /// All blocks of one tier.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct BlockPool {
     /// 1 where block 0 is the null block, else 0.
     first_block: u32,
@@ -40,6 +41,8 @@ pub struct BlockPool {
     /// None where no batch is ever unfinished.
     pub(crate) quarantine: Option<Quarantine>,
 }
+
+clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine });
 
 /// One word says of a block all that is asked of it when it is written or released.
 const KEYED: u32 = 1 << 31;

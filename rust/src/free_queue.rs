@@ -7,14 +7,17 @@
 //! queue's. Source: S001-10 to S001-20. Twin: kvcore/free_queue.py.
 
 use crate::ids::BlockId;
+use crate::reuse::clone_in_place;
 
 /// The queue: two columns of links and the number of blocks in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct FreeQueue {
     following: Vec<u32>,
     preceding: Vec<u32>,
     length: u32,
 }
+
+clone_in_place!(FreeQueue { following, preceding, length });
 
 impl FreeQueue {
     /// The id that closes the ring.

@@ -15,6 +15,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::BlockId;
+use crate::reuse::clone_in_place;
 
 /// Set in the hash of an entry whose key has several blocks.
 const SEVERAL: u32 = 1 << 31;
@@ -35,7 +36,7 @@ impl Entry {
 }
 
 /// Key to blocks.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct HashIndex {
     /// The last key of each block.
     keys: Vec<Key>,
@@ -45,6 +46,8 @@ pub struct HashIndex {
     following: Vec<u32>,
     preceding: Vec<u32>,
 }
+
+clone_in_place!(HashIndex { keys, entries, following, preceding });
 
 impl HashIndex {
     /// An empty index for so many blocks.

@@ -46,6 +46,7 @@ pub mod queries;
 mod quiet;
 pub mod release;
 pub mod requests;
+mod reuse;
 pub mod rewind;
 pub mod row_map;
 pub mod state;

@@ -7,11 +7,22 @@
 use crate::ids::Row;
 
 /// Entries by row.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RowMap<T> {
     entries: Vec<(Row, T)>,
     /// For each row the place of its entry and one, or 0.
     places: Vec<u32>,
+}
+
+impl<T: Clone> Clone for RowMap<T> {
+    fn clone(&self) -> Self {
+        RowMap { entries: self.entries.clone(), places: self.places.clone() }
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        self.entries.clone_from(&source.entries);
+        self.places.clone_from(&source.places);
+    }
 }
 
 impl<T> Default for RowMap<T> {
