@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run over the Python core, its ghost and the compiled twin, which must agree at every call."""
+"""One run over the Python core, its ghost and the compiled twin, which must agree at every call.
+
+With batches in flight the ghost runs late: a taken batch when it is completed, when a transfer of
+it ends, or at `catch_up`. A batch that is cancelled before has not happened. Owners are not
+followed then: a cancel drops commands that told of them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from kvcore import KVCacheManager, _twin, invariants
 from kvcore.calls import Call, Misuse, perform, perform_on
 from kvcore.check.core_model import failed
-from kvcore.check.ghost import Ghost
+from kvcore.check.flight import OF_OWNERS
+from kvcore.check.ghost import Ghost, Write
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
+from kvcore.check.scenes import owners
 from kvcore.check.schedule import Schedule
 from kvcore.commands import Batch, Command
 from kvcore.config import Config
@@ -18,6 +27,15 @@ from kvcore.events import Event
 from kvcore.queries import get_computed_blocks
 from kvcore.state import State, make_state
 from kvcore.values import Hit
+
+
+@attrs.frozen
+class Taken:
+    """A batch that the device has not run: the state it was taken from, and its writes."""
+
+    batch: Batch
+    before: State
+    writes: list[Write]
 
 
 class Lockstep:
@@ -36,6 +54,7 @@ class Lockstep:
         self.events: list[Event] = []
         self.executed: list[Command] = []
         self.failing: tuple[str, int] | None = None
+        self.waiting: list[Taken] = []
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Make a call everywhere; returns its value, or a `Misuse`."""
@@ -43,6 +62,7 @@ class Lockstep:
         self.calls.append(call)
         self.fails.append(self.failing)
         before = self.state
+        self._run_what_ends(call)
         outcome = perform(before, call)
         self.state = outcome.state
         check_outcome(before, call, outcome)
@@ -53,13 +73,15 @@ class Lockstep:
         if isinstance(outcome.value, Misuse):
             return outcome.value
         self.schedule.follow(before, name, args, options, outcome.value)
+        if name == "cancel":
+            self._forget(args[0])
         self.schedule.check(self.state)
         self.schedule.check_caps(self.state)
         self.ghost.loading = self.schedule.loading
         if name == "complete_operation":
             self.ghost.complete(*args)
         if name == "take_batch":
-            self._execute(before, outcome.value)
+            self._take(before, outcome.value)
         if name == "take_events":
             self.events.extend(outcome.value)
         if self.state.config.enable_events:
@@ -67,11 +89,14 @@ class Lockstep:
         return outcome.value
 
     def take_and_fail(self, failing: tuple[str, int]) -> None:
-        """Take the batch; a request's load does not bring its tokens from one on, so the engine
-        takes back what all who count them have on top; it frees those who still load.
+        """Take the batch, the only one; a request's load does not bring its tokens from one on, so
+        the engine takes back what all who count them have on top; it frees those who still load.
         """
+        while self.state.unfinished:
+            self.call("complete", self.state.unfinished[0].number)
         self.failing = failing
         self.call("take_batch")
+        self.catch_up()
         self.failing = None
         names = [failing[0]]
         value = self.call("rewind", list(names), failing[1])
@@ -100,15 +125,63 @@ class Lockstep:
         assert given == value, f"{call} gives {given!r} in Rust, {value!r} in Python"
         assert twin.encode() == encode(self.state), f"the states differ after {call}"
 
-    def _execute(self, before: State, batch: Batch) -> None:
+    def catch_up(self) -> None:
+        """Let the device run all that was taken; what the state counts on is there, if nothing is
+        open.
+        """
+        self._run_to(self.state.batch.number)
+        untouched = not len(self.state.batch.commands) and not self.schedule.scheduled()
+        if self.state.config.max_in_flight and self.failing is None and untouched:
+            self.ghost.owned, self.ghost.cached = owners(self.state)
+            self.ghost.check(self.state, self.schedule.encoders)
+
+    def _take(self, before: State, batch: Batch) -> None:
         commands = list(batch)
         assert commands == list(before.batch.commands)
-        self.executed = commands
-        self.ghost.execute(commands)
         writes = [failed(write, self.failing) for write in self.schedule.take()]
-        self.ghost.forward(before.requests, writes, self.schedule.encoders)
-        if self.failing is None:
-            self.ghost.check(before, self.schedule.encoders)
+        self.waiting.append(Taken(batch, before, writes))
+        if not before.config.max_in_flight:
+            self.catch_up()
+
+    def _run_what_ends(self, call: Call) -> None:
+        """A batch has run before it is completed, or before a transfer of it ends."""
+        if call.name == "complete" and call.args[0] in self._numbers():
+            self._run_to(call.args[0])
+        if call.name == "complete_operation" and call.args[0] in self.state.operations:
+            self._run_to(self.state.operations[call.args[0]].batch)
+
+    def _numbers(self) -> list[int]:
+        return [batch.number for batch in self.state.unfinished]
+
+    def _run_to(self, number: int) -> None:
+        while self.waiting and self.waiting[0].batch.number <= number:
+            self._execute(self.waiting.pop(0))
+
+    def _execute(self, taken: Taken) -> None:
+        commands, late = list(taken.batch), self.state.config.max_in_flight
+        self.executed = commands
+        if late:
+            commands = [each for each in commands if not isinstance(each, OF_OWNERS)]
+        self.ghost.execute(commands)
+        self.ghost.forward(taken.before.requests, taken.writes, self.schedule.encoders)
+        if self.failing is None and not late:
+            self.ghost.check(taken.before, self.schedule.encoders)
+
+    def _forget(self, first: int) -> None:
+        """Batches from a number on are taken back, and the open one: what is late never runs."""
+        self.waiting = [each for each in self.waiting if each.batch.number < first]
+        encoders = self.schedule.encoders
+        self.schedule.assume(self.state)
+        known = self.state.requests
+        self.schedule.encoders = {
+            name: each
+            for name, each in encoders.items()
+            if name in known and known[name].num_computed
+        }
+        for name in list(self.schedule.loading):
+            if name not in known or not known[name].num_loading:
+                del self.schedule.loading[name]
+                self.schedule.failed.pop(name, None)
 
 
 def story(run: Lockstep) -> str:

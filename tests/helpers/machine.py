@@ -71,6 +71,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "run"):
             note(story(self.run))
+            self.run.catch_up()
 
     def known(self) -> list[str]:
         return sorted(self.run.state.requests)
@@ -206,10 +207,31 @@ class Machine(RuleBasedStateMachine):
             self.run.call("take_batch")
         self.run.call("complete_operation", number, not data.draw(rarely()))
 
-    @rule()
+    @rule(data=DATA)
     @precondition(lambda self: any_running(self) or bool(self.run.state.batch.commands))
-    def take_batch(self) -> None:
+    def take_batch(self, data: st.DataObject) -> None:
+        """Take the batch; where too many are unfinished, mostly finish one first."""
+        unfinished = self.run.state.unfinished
+        full = len(unfinished) == self.run.state.config.max_in_flight > 0
+        if full and not data.draw(seldom()):
+            self.run.call("complete", unfinished[0].number)
         self.run.call("take_batch")
+
+    @rule(data=DATA)
+    @precondition(lambda self: bool(self.run.state.unfinished))
+    def finish_batch(self, data: st.DataObject) -> None:
+        """Complete the oldest batch, or cancel any, or let the device run all."""
+        numbers = [batch.number for batch in self.run.state.unfinished]
+        match data.draw(st.sampled_from(["complete", "complete", "cancel", "catch up", "any"])):
+            case "complete":
+                self.run.call("complete", numbers[0])
+            case "cancel":
+                self.run.call("cancel", data.draw(st.sampled_from(numbers)))
+            case "catch up":
+                self.run.catch_up()
+            case _:
+                number = data.draw(st.integers(0, numbers[-1] + 1))
+                self.run.call(data.draw(st.sampled_from(["complete", "cancel"])), number)
 
     @rule(data=DATA)
     @precondition(lambda self: bool(self.run.schedule.loads()))
@@ -274,11 +296,12 @@ class Machine(RuleBasedStateMachine):
             ways += [self.accept, self.accept]
         if self.run.state.operations:
             ways += [self.complete, self.complete]
+        if self.run.state.unfinished:
+            ways.append(self.finish_batch)
         data.draw(st.sampled_from(ways))(data)
 
     def upkeep_any(self, data: st.DataObject) -> None:
         self.upkeep(data, data.draw(st.sampled_from(UPKEEP)))
 
     def take_any(self, data: st.DataObject) -> None:
-        del data
-        self.take_batch()
+        self.take_batch(data)

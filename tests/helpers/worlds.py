@@ -10,7 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from kvcore import Config, Group, Hit, KvcoreError, Request
-from kvcore.config import Duplicates, Eviction
+from kvcore.config import Duplicates, Eviction, Publish
 from kvcore.extra_keys import LoRA, MediaItem
 from kvcore.groups import Kind
 from kvcore.hashing import Hashing, hash_blocks, root_hash
@@ -21,6 +21,7 @@ from tests.helpers.lockstep import Lockstep
 
 EVICTIONS: list[Eviction] = ["lru", "uncached_first"]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
+PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
 HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]
 NAMES = ("a", "b", "c", "d", "e")
 KINDS: list[Kind] = [
@@ -90,6 +91,8 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
             null_block=null_block,
             eviction=draw(st.sampled_from(EVICTIONS)),
             duplicates=draw(st.sampled_from(DUPLICATES)),
+            max_in_flight=draw(st.sampled_from([0, 0, 1, 2, 3])),
+            publish=draw(st.sampled_from(PUBLISHES)),
             num_preallocate_tokens=draw(st.sampled_from([0, 0, 0, 1, 5])),
             watermark_blocks=draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2])),
             use_eagle=eagle,
