@@ -175,6 +175,7 @@ class FlightModel(CoreModel):
         """Complete the oldest batch."""
         start, schedule = node.state, self._schedule_at(node)
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
+        self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
         self.judge.ask(schedule.check, after)
         return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
 

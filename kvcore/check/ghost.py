@@ -189,7 +189,7 @@ class Ghost:
         writes: Sequence[Write],
         encoders: Mapping[str, Encoder],
     ) -> None:
-        """Load and write what a batch schedules, then read as its queries do; requests: as taken."""
+        """Load and write what a batch schedules (requests: as taken), read as its queries do."""
         for write in writes:
             self._check_zeroed(requests[write.request_id])
         self._empty = set()

@@ -127,14 +127,14 @@ PROFILES: dict[str, Profile] = {
             num_letters=1,
             without=("fork", "append", "reset_prefix_cache"),
         ),
-        0,
-        0,
+        7532,
+        24434,
     ),
     "flight-fork": Profile(
         "a batch in flight, forks",
         world(2, 2, 2, 1, max_in_flight=1, num_letters=1, without=("reset_prefix_cache",)),
-        0,
-        0,
+        13519,
+        41176,
     ),
     "flight-two": Profile(
         "two batches in flight",
@@ -213,7 +213,7 @@ PROFILES: dict[str, Profile] = {
             num_letters=1,
             without=("fork", "append", "reset_prefix_cache"),
         ),
-        0,
-        0,
+        7896,
+        25852,
     ),
 }

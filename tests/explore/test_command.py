@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore check`: worlds from options, verdicts, what is refused, what a violation leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcore.check import command
+from kvcore.check.mutants import MUTANTS
+from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.profiles import PROFILES
+from kvcore.check.report import Report
+from tests.conftest import need_twin
+
+SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit code, what was answered, and what was said besides."""
+    code = command.main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_small_world_is_explored_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (command.FINE, "complete")
+    assert found["keys"] == "fingerprints of 128 bits"
+    assert sum(found["depths"]) == found["states"]
+    code, full, _ = run(capsys, *SMALL, "--json", "--full-keys")
+    assert json.loads(full)["keys"] == "full keys"
+    assert json.loads(full)["states"] == found["states"]
+    code, out, _ = run(capsys, *SMALL)
+    assert "complete: no property is broken" in out
+
+
+def test_more_states_are_left_where_less_is_renamed(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = []
+    for words in ((), ("--no-symmetry", "tokens"), ("--no-symmetry",)):
+        _, out, _ = run(capsys, *SMALL, "--json", *words)
+        counts.append(json.loads(out)["states"])
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        (("--depth", "2"), "bounded by depth"),
+        (("--limit", "5"), "bounded by states"),
+        (("--time", "0.0001"), "bounded by time"),
+    ],
+)
+def test_a_bound_is_named_in_the_verdict(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], verdict: str
+) -> None:
+    code, out, _ = run(capsys, *SMALL, *words, "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (command.FINE, verdict)
+    assert found["waiting"] > 0
+
+
+def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    need_twin()
+    counts = []
+    for backend in ("python", "rust", "both"):
+        _, out, _ = run(capsys, *SMALL, "--json", "--backend", backend)
+        found = json.loads(out)
+        assert found["backend"] == backend
+        counts.append((found["verdict"], found["states"], found["edges"], found["depths"]))
+    assert counts[0] == counts[1] == counts[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--blocks", "2"), "say --requests, --tokens"),
+        (("--profile", "none"), "there is no profile 'none'"),
+        (("--profile", "host", "--blocks", "2"), "leave --blocks out"),
+        ((*SMALL, "--calls", "swap_in"), "say --host-blocks"),
+        ((*SMALL, "--calls", "jump"), "there is no call 'jump'"),
+        ((*SMALL, "--groups", "round"), "no group is 'round'"),
+        ((*SMALL, "--loads-fail"), "no load can fail"),
+        ((*SMALL, "--pins", "2"), "nothing is pinned"),
+        ((*SMALL, "--prompt", "3"), "longer than a request may be"),
+        ((*SMALL, "--drafts", "2"), "leave no room"),
+        ((*SMALL, "--lookahead", "1"), "say --moves calls"),
+        ((*SMALL, "--backend", "rust", "--full-keys"), "the twin keeps fingerprints"),
+        ((*SMALL, "--backend", "rust", "--max-in-flight", "1"), "use --backend both"),
+        ((*SMALL, "--no-symmetry", "rows"), "only requests, blocks, tokens are renamed"),
+        ((*SMALL, "--properties", "NONE"), "there is no property NONE"),
+        ((*SMALL, "--watermark", "2"), "one request needs 1 block"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (command.USAGE_ERROR, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_violation_is_told_and_written_to_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_no_cow")
+    files = [tmp_path / "test_found.py", tmp_path / "found.trace"]
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        words = ("--write-test", str(files[0]), "--write-trace", str(files[1]))
+        code, out, _ = run(capsys, "--blocks", "2", "--requests", "2", "--tokens", "3", *words)
+    assert code == command.VIOLATED
+    assert out.startswith("violation of ")
+    assert all(file.stat().st_size for file in files)
+
+
+def test_interrupted_it_gives_its_partial_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: command.Progress, report: Report) -> None:
+        if report.num_states > 10:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.Progress, "__call__", stop)
+    code, out, _ = run(capsys, *SMALL)
+    assert code == command.FINE
+    assert out.startswith("interrupted: nothing is broken so far")
+
+
+def test_a_world_that_explodes_says_so() -> None:
+    depths = [1, 100, 1000, 10_000, 100_000]
+    report = Report(num_states=111_101, depths=depths)
+    assert command.growth_of(depths) == pytest.approx(10.0)
+    assert "10.0 times the states" in command.warning(report, 10.0)
+
+
+def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--list")
+    assert code == command.FINE
+    assert all(name in out and each.sentence in out for name, each in PROFILES.items())
+
+
+@pytest.mark.parametrize("name", [name for name, each in PROFILES.items() if not each.slow])
+def test_a_named_world_is_complete_and_right(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    flight = PROFILES[name].world.config.max_in_flight
+    backend = "python" if flight or not twin_is_there() else "rust"
+    code, out, _ = run(capsys, "--profile", name, "--json", "--backend", backend)
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (command.FINE, "complete"), out
+    wanted = PROFILES[name]
+    assert (found["states"], found["edges"]) == (wanted.num_states, wanted.num_edges)
+
+
+def twin_is_there() -> bool:
+    """Whether the compiled twin can be asked."""
+    from kvcore import _twin
+
+    return _twin.available()
