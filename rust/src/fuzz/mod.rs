@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fuzzing: any bytes are a run of calls on the twin, which must keep every invariant.
 //!
-//! Rules: bytes become the words of a text trace (`words.rs`), so that a run that fails is printed as
-//! one and replayed by both backends. `tests/fuzz` holds a run for each of the project's traces, as
-//! hexadecimal text; inputs continue those runs from any point, or begin anew. A few seconds of
-//! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` and
-//! `BOLERO_RANDOM_ITERATIONS` make it longer, and `cargo bolero` can lead it by coverage. Twin: none.
+//! Rules: bytes become the words of a text trace (`words.rs`), so that a run that fails is printed
+//! as one and replayed by both backends. `tests/fuzz` holds a run for each of the project's traces,
+//! as hexadecimal text; inputs continue those runs from any point, or begin anew. A few seconds of
+//! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and
+//! `cargo bolero` can lead it by coverage. Twin: none.
 
 mod words;
 
@@ -65,8 +65,8 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// The bytes of an input: a run of the corpus up to some point, if its first byte asks for one, then
-/// its own.
+/// The bytes of an input: a run of the corpus up to some point, if its first byte asks for one,
+/// then its own.
 fn continued(input: &[u8], corpus: &[Vec<u8>]) -> Vec<u8> {
     let [which, part, rest @ ..] = input else { return input.to_vec() };
     if *which < 64 {
