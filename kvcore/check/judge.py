@@ -121,11 +121,13 @@ class Judge:
         return self._names.of(self.digest(state), state)
 
     def check(self, state: State) -> None:
-        """Hear the properties of a state, once for all of one name."""
+        """Hear the properties of a state, once for each digest: a name leaves out much of what may
+        be wrong, owners among it.
+        """
         batch = state.batch
         if len(batch.records) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
-        name = self.name(state)
+        name = self.digest(state)
         if self._checked.get(name) is None:
             hear(self._of_states, state)
             hear(self._of_prefixes, state, self.prefixes)
