@@ -9,17 +9,19 @@ import pytest
 
 from kvcore import calls, trace
 from kvcore.block_pool import PoolDraft
-from kvcore.check.mutants import FILES, MUTANTS, Mutant, Patcher
+from kvcore.check.mutants import FILES, MUTANTS, Mutant, Patcher, worlds
 from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
-from kvcore.check.mutants.hunt import hunt
+from kvcore.check.mutants.hunt import hunt, observe
+from kvcore.check.mutants.observed import ObservedModel
 from kvcore.check.mutants.score import LONGEST_RUN
+from kvcore.check.search import check
 from kvcore.effects import Effects
 from kvcore.errors import TraceError
 from kvcore.hash_index import HashIndexDraft
 from kvcore.state import Draft, RequestState
 
 TRACES = Path(__file__).parents[1] / "traces"
-ROWS_MIN = 60
+ROWS_MIN = 69
 """So many rows of the catalogue are stood for, at least."""
 
 
@@ -47,7 +49,7 @@ def test_every_row_of_the_catalogue_has_a_seeded_bug_or_a_reason() -> None:
     assert list(SENTENCES) == list(range(1, 73))
     expressed = {row for row, mutants in by_row(MUTANTS).items() if mutants}
     assert len(expressed) >= ROWS_MIN
-    assert not expressed & set(NOT_EXPRESSED)
+    assert set(SENTENCES) - expressed == set(NOT_EXPRESSED)
 
 
 def test_every_seeded_bug_has_what_finds_it_and_a_name_of_its_own() -> None:
@@ -55,6 +57,16 @@ def test_every_seeded_bug_has_what_finds_it_and_a_name_of_its_own() -> None:
     assert all((mutant.shows is None) == (mutant.costs is not None) for mutant in MUTANTS)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert {mutant.patch.__module__ for mutant in MUTANTS} == {file.__name__ for file in FILES}
+
+
+def test_a_user_sees_nothing_wrong_without_a_seeded_bug() -> None:
+    report = check(ObservedModel(worlds.ONE))
+    assert (report.verdict, report.violation, report.num_states) == ("complete", None, 2363)
+
+
+def test_a_user_sees_a_seeded_bug_that_no_call_shows() -> None:
+    found = observe(next(each for each in MUTANTS if each.name == "m_publishes_the_whole_prompt"))
+    assert (found.found, len(found.calls)) == ("KV-READ", 4)
 
 
 def test_a_patcher_puts_everything_back() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from kvcore.check.mutants import (
     contents,
     index,
+    inflight,
     owners,
     progress,
     requests,
@@ -14,6 +15,6 @@ from kvcore.check.mutants import (
 )
 from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
-FILES = (index, owners, contents, windows, tiers, requests, progress)
+FILES = (index, owners, contents, windows, tiers, requests, progress, inflight)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

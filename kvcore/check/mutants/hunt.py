@@ -3,7 +3,7 @@
 
 Rules: a hunt asks some properties alone and gives the shortest run to the first that does not hold.
 What users can observe is judged in a hunt of its own. A walk along broken links that never ends is
-a crash. Twin: rust/tests/mutants.rs.
+a crash. The twin's are hunted by tests/mutants.rs. Twin: none.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from kvcore.check.mutants.worlds import (
     ALONE,
     BASIC,
     COPIES,
+    COPIES_EVICTED,
     CUT,
     CUT_TWICE,
     KEYS_EVICTED,
@@ -126,7 +127,7 @@ def m_hash_granularity(patcher: Patcher) -> None:
     patcher.setattr(Config, "scale", lambda *_: 1)
 
 
-@mutant(COPIES, "IDX-COMPLETE", rows=(4,))
+@mutant(COPIES, "IDX-COMPLETE", rows=(4,), shows=COPIES_EVICTED)
 def m_evict_drops_dups(patcher: Patcher) -> None:
     """Evicting one copy of a content drops its siblings from the index."""
     remove = HashIndexDraft.remove

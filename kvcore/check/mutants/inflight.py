@@ -15,39 +15,31 @@ from kvcore import allocate, batch, cancel, fork, release, requests, swap, unfin
 from kvcore.block_pool import PoolDraft
 from kvcore.caching import publish_blocks
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import COMPLETED, FLYING, FLYING_SWAPS, FLYING_TWICE
+from kvcore.check.mutants.worlds import (
+    COMPLETED,
+    FLYING,
+    FLYING_FORKS,
+    FLYING_LEFT,
+    FLYING_SWAPS,
+    FLYING_TWICE,
+)
 from kvcore.plan import Plan
 from kvcore.quarantine import QuarantineDraft
-from kvcore.state import Draft, RequestState
+from kvcore.state import Draft
 
 LETTING_GO = (allocate, batch, release, window)
 """The modules in which blocks leave tables."""
+IN_ORDER = "batches that run one after the other hide it"
 
 
-@mutant(FLYING, "CMD-INFLIGHT", "KV-READ", rows=(56,))
+@mutant(FLYING, "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
 def m_freed_under_a_batch(patcher: Patcher) -> None:
     """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
     for module in LETTING_GO:
         patcher.setattr(module, "let_go", lambda *_: None)
 
 
-@mutant(FLYING, "CMD-INFLIGHT")
-def m_shared_block_freed_under_a_batch(patcher: Patcher) -> None:
-    """A batch in flight is forgotten where its block has another owner when the request leaves."""
-    let_go = unfinished.let_go
-
-    def let_go_alone(
-        draft: Draft, request: RequestState, group: int, positions: Iterable[int]
-    ) -> None:
-        for position in positions:
-            if draft.device.ref_counts[request.tables[group][position]] == 1:
-                let_go(draft, request, group, [position])
-
-    for module in LETTING_GO:
-        patcher.setattr(module, "let_go", let_go_alone)
-
-
-@mutant(FLYING, "CMD-INFLIGHT", "KV-READ", rows=(58,))
+@mutant(FLYING_FORKS, "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
 def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
     """The source of a copy that has not run yet can be taken and written."""
     rewrite = allocate.apply_rewrite
@@ -60,7 +52,7 @@ def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
     patcher.setattr(allocate, "apply_rewrite", rewrite_unheld)
 
 
-@mutant(FLYING_SWAPS, "CMD-INFLIGHT")
+@mutant(FLYING_SWAPS, "CMD-INFLIGHT", rows=(59,), costs=IN_ORDER)
 def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     """A host block that a batch in flight copies from or to can be taken at once."""
     host_tier = Draft.host_tier
@@ -79,7 +71,7 @@ def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     patcher.setattr(Draft, "host_tier", forgetful_host)
 
 
-@mutant(FLYING_TWICE, "CMD-INFLIGHT")
+@mutant(FLYING_TWICE, "CMD-INFLIGHT", costs=IN_ORDER)
 def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
     """A block that two batches in flight use is free when the first of them is completed."""
 
@@ -147,13 +139,13 @@ def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_published)
 
 
-@mutant(FLYING, "COMPUTED-RULE", "KV-READ")
+@mutant(FLYING, "KV-READ")
 def m_cancel_forgets_forks(patcher: Patcher) -> None:
     """A fork keeps what its parent was scheduled in a batch that is cancelled."""
     patcher.setattr(fork, "inherit", lambda *_: None)
 
 
-@mutant(FLYING, "KV-READ")
+@mutant(FLYING_FORKS, "KV-READ")
 def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
     mark = unfinished.mark
@@ -195,7 +187,7 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
     patcher.setattr(cancel, "take_back", take_back_used)
 
 
-@mutant(FLYING, "IN-FLIGHT")
+@mutant(FLYING_LEFT, "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
     patcher.setattr(requests, "forget", lambda *_: None)

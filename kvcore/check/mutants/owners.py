@@ -272,7 +272,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", plan_holding)
 
 
-@mutant(BASIC, "REF", "KV-READ", rows=(30,))
+@mutant(BASIC, "REF", rows=(30,))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
     free, release = calls.TRANSITIONS["free"], PoolDraft.release

@@ -12,7 +12,7 @@ import attrs
 
 from kvcore import allocate, calls, plan, release, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import BASIC, DRAFTS, DRAFTS_PLAIN, LEAVING, ONE, PAIRS
+from kvcore.check.mutants.worlds import BASIC, DRAFTS, DRAFTS_TOLD, LEAVING, ONE, PAIRS
 from kvcore.requests import extend
 from kvcore.state import Draft, RequestState
 
@@ -64,7 +64,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", refuse_counted)
 
 
-@mutant(DRAFTS, "REQ-HASH")
+@mutant(DRAFTS, "REQ-HASH", shows=DRAFTS_TOLD)
 def m_drafts_are_hashed(patcher: Patcher) -> None:
     """Drafts are hashed as if they were tokens."""
 
@@ -76,7 +76,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     after(patcher, "add_drafts", hash_drafts)
 
 
-@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE", shows=DRAFTS_PLAIN)
+@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
     """Rejected drafts still count as computed."""
 

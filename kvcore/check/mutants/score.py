@@ -4,7 +4,8 @@
 Rules: a bug is killed where each property that it names finds it alone, in a run that is short. In
 a second hunt nothing is judged but what users observe: a bug is either seen there, or its reason
 says why it only costs hits, and it must not be seen. Rows of the catalogue without a bug have a
-reason. Times are printed and gate nothing. Twin: rust/tests/mutants.rs.
+reason. Times are printed and gate nothing. The twin's
+score is that of tests/mutants.rs. Twin: none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 Rules: a seeded bug is a function that patches the production transitions through a `Patcher`, with
 the world in which it shows, and the properties that must find it, each on its own. Its docstring
 says in one line what goes wrong. A patch keeps nothing between calls: an exploration tries calls in
-an order that is no run's. Twin: rust/src/check/mutants.rs.
+an order that is no run's. The twin's own are in rust/src/mutants.rs. Twin: none.
 """
 
 from __future__ import annotations

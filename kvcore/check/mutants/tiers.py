@@ -18,11 +18,13 @@ from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import (
     BASIC,
     COPY_CHAINS,
+    FLYING_LOADS,
     LOAD_PAIRS,
     LOAD_PAIRS_OF_CALLS,
     LOADS,
     STORES,
     SWAP,
+    SWAP_CHAIN,
     SWAP_ONE,
     SWAP_PAIRS,
     SWAP_TRIPLES,
@@ -123,7 +125,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
     patcher.setattr(swap, "release_host", release_to_device)
 
 
-@mutant(LOAD_PAIRS_OF_CALLS, "CACHE-KV", rows=(36,))
+@mutant(LOAD_PAIRS_OF_CALLS, "CACHE-KV", rows=(36,), shows=FLYING_LOADS)
 def m_removed_request_publishes_late(patcher: Patcher) -> None:
     """A request that leaves publishes what its unfinished loads have yet to bring."""
     abandon = release.abandon_loads
@@ -208,7 +210,7 @@ def m_transfers_in_one_segment(patcher: Patcher) -> None:
         patcher.setattr(module, "segments", lambda batch: [0] * len(batch))
 
 
-@mutant(COPY_CHAINS, "CMD-COPYSET", "CMD-ORDER", rows=(62,))
+@mutant(COPY_CHAINS, "CMD-COPYSET", "CMD-ORDER", rows=(62,), shows=SWAP_CHAIN)
 def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
     """A copy into a block that another copy of the same segment reads does not wait for it."""
 

@@ -119,7 +119,13 @@ FLYING_SWAPS = world(
     max_in_flight=1,
     without=("fork", "reset_prefix_cache"),
 )
-COMPLETED = world(2, 2, 3, max_in_flight=2, publish="completed")
+COMPLETED = world(
+    *(3, 1, 3),
+    groups=(SLOT,),
+    max_in_flight=2,
+    publish="completed",
+    without=("fork", "append", "reset_prefix_cache"),
+)
 KEYS_EVICTED = world(2, 1, 4, "evict_blocks", without=("fork", "reset_prefix_cache"))
 SIZES_TWICE = world(
     *(7, 1, 3),
@@ -139,8 +145,8 @@ LEAVING = world(
     calls_per_batch=4,
     without=("fork", "append", "remove_request", "reset_prefix_cache"),
 )
-DRAFTS_PLAIN = world(3, 1, 4, num_drafts=1, num_letters=1, moves="engine")
-FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=1, loads_fail=True)
+DRAFTS_TOLD = world(2, 1, 4, num_drafts=1, moves="engine")
+FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=2, loads_fail=True)
 COPY_CHAINS = world(
     *(2, 2, 2, "swap_out", "swap_in"),
     num_host_blocks=1,
@@ -154,3 +160,21 @@ SWAP_ONE = world(
     calls_per_batch=2,
     without=("append", "fork", "reset_prefix_cache"),
 )
+COPIES_EVICTED = world(
+    *(2, 2, 3, "evict_blocks"),
+    moves="engine",
+    without=("fork", "append", "reset_prefix_cache"),
+)
+SWAP_CHAIN = world(
+    *(1, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=2,
+    calls_per_batch=2,
+    without=("append", "fork", "free", "remove_request", "reset_prefix_cache"),
+)
+FLYING_FORKS = world(
+    *(2, 2, 3),
+    num_letters=1,
+    max_in_flight=1,
+    without=("remove_request", "reset_prefix_cache"),
+)
+FLYING_LEFT = world(1, 1, 1, max_in_flight=2, without=("fork", "append", "reset_prefix_cache"))
