@@ -50,7 +50,7 @@ EDGE_PROPERTIES = {
 }
 Progress = Callable[[Report], None]
 Chosen = Iterable[str | Property] | None
-FEW = 400
+FEW = 200
 """A level of fewer nodes is not worth several processes."""
 
 
