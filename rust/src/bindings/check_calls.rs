@@ -71,7 +71,7 @@ impl<'py> Stories<'py> {
                 let done = pyo3::types::PyBool::new(self.py, *done).to_owned().into_any();
                 vec![self.number(*operation)?, done]
             }
-            Call::Complete { batch } | Call::Cancel { batch } => {
+            Call::Complete { batch } | Call::Cancel { batch } | Call::Execute { batch } => {
                 vec![batch.into_pyobject(self.py)?.into_any()]
             }
             Call::ResetPrefixCache | Call::TakeBatch => Vec::new(),

@@ -42,9 +42,16 @@ pub(super) type Failing = Option<(Row, u32)>;
 pub(super) struct Path {
     pub(super) state: State,
     pub(super) schedule: Schedule,
-    names: MoveNames,
-    calls: Vec<Call>,
+    pub(super) names: MoveNames,
+    pub(super) calls: Vec<Call>,
     changed: bool,
+}
+
+impl Path {
+    /// No move was made yet.
+    pub(super) fn new(state: State, schedule: Schedule) -> Self {
+        Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
+    }
 }
 
 clone_in_place!(Path { state, schedule, names, calls, changed });
@@ -56,7 +63,7 @@ pub struct CoreModel {
     symmetry: Symmetry,
     pub(super) judge: Judge,
     pub(super) prefixes: Prefixes,
-    namer: Namer,
+    pub(super) namer: Namer,
     /// What the expanded state counts on, and what an edge makes of it.
     pub(super) base: Ghost,
     pub(super) ghost: Ghost,
@@ -74,7 +81,7 @@ pub struct CoreModel {
 }
 
 /// Why an edge is not followed further.
-enum Stop {
+pub(super) enum Stop {
     Broken(Violation),
     /// Who asked has what it wanted.
     Found,
@@ -149,9 +156,7 @@ impl CoreModel {
     /// The path of no move.
     fn empty_path(&mut self, start: &State) -> Path {
         let Some(mut path) = self.spare.pop() else {
-            let (state, schedule) = (start.clone(), self.base_schedule.clone());
-            let (names, calls) = (MoveNames::new(), Vec::new());
-            return Path { state, schedule, names, calls, changed: false };
+            return Path::new(start.clone(), self.base_schedule.clone());
         };
         path.state.clone_from(start);
         path.schedule.clone_from(&self.base_schedule);
@@ -162,7 +167,7 @@ impl CoreModel {
     }
 
     /// What was judged; None where it breaks a property that does not count.
-    fn heard<T>(&self, judged: Result<T, Violation>) -> Result<Option<T>, Stop> {
+    pub(super) fn heard<T>(&self, judged: Result<T, Violation>) -> Result<Option<T>, Stop> {
         match judged {
             Ok(value) => Ok(Some(value)),
             Err(found) if self.judge.judges.count(found.property) => Err(Stop::Broken(found)),
@@ -170,7 +175,7 @@ impl CoreModel {
         }
     }
 
-    fn possible(&mut self, state: &State) -> Result<Vec<Move>, Violation> {
+    pub(super) fn possible(&mut self, state: &State) -> Result<Vec<Move>, Violation> {
         let children: Children = match self.symmetry.tokens {
             true => Some(known_children(state, &mut self.prefixes)?),
             false => None,
@@ -193,7 +198,7 @@ impl CoreModel {
     }
 
     /// Make the calls of a move behind a path.
-    fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
+    pub(super) fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
         let mut made = self.copy_of(path);
         made.names.push(each.name());
         let mut last: Option<Outcome> = None;
@@ -282,15 +287,9 @@ impl CoreModel {
 impl CoreModel {
     /// Walk the edges of a packed node; what panics is a violation, too.
     fn try_walk(&mut self, node: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
-        let walked = catch_unwind(AssertUnwindSafe(|| {
+        caught(|| {
             let state = unpack(node, &self.empty, &mut self.prefixes)?;
             self.walk(&state, visit)
-        }));
-        walked.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-            let detail = text.unwrap_or_else(|| "a call panicked".to_owned());
-            Err(Stop::Broken(Violation::new("NOCRASH", detail)))
         })
     }
 
@@ -375,4 +374,14 @@ impl Model for CoreModel {
         };
         (encode(&state), self.judge.failing(&state))
     }
+}
+
+/// What a walk gives; what panics is a violation, too.
+pub(super) fn caught(walk: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
+    catch_unwind(AssertUnwindSafe(walk)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+        let detail = text.unwrap_or_else(|| "a call panicked".to_owned());
+        Err(Stop::Broken(Violation::new("NOCRASH", detail)))
+    })
 }

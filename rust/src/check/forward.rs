@@ -23,9 +23,14 @@ impl Ghost {
         prefixes: &mut Prefixes,
     ) -> Judged {
         for write in writes {
-            self.check_zeroed(write.row)?;
             self.set_nodes(write.row, &state[write.row], prefixes);
         }
+        self.forward_numbered(writes, schedule)
+    }
+
+    /// The same, where the positions of the requests have their numbers.
+    pub(super) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Judged {
+        writes.iter().try_for_each(|write| self.check_zeroed(write.row))?;
         self.marks.iter_mut().for_each(|marks| marks.empty = false);
         for write in writes {
             self.write(write)?;

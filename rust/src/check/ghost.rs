@@ -133,7 +133,7 @@ impl Ghost {
         Ghost::judging(config, &Judges::default())
     }
 
-    /// A ghost that holds nothing; of what is wrong it tells what counts, and goes on past the rest.
+    /// A ghost that holds nothing; it tells of what counts, and goes on past what is wrong besides.
     #[must_use]
     pub fn judging(config: &Config, judges: &Judges) -> Self {
         let size = config.groups.iter().map(|group| group.block_size).max().unwrap_or(1) as usize;
@@ -181,10 +181,15 @@ impl Ghost {
             mirrored.clear();
             mirrored.extend_from_slice(table);
         }
+        self.assume_owners(state);
+        judged
+    }
+
+    /// Hold that a state's owners are what follows from the commands.
+    pub(super) fn assume_owners(&mut self, state: &State) {
         for (block, marks) in (0..).map(BlockId).zip(&mut self.marks) {
             *marks = owner(state, block);
         }
-        judged
     }
 
     /// Fails unless a state finds what it counts on, its batch executed.
@@ -223,11 +228,16 @@ impl Ghost {
         }
     }
 
-    pub(super) fn set_nodes(&mut self, row: Row, request: &RequestState, prefixes: &mut Prefixes) {
+    /// Let the positions of a row's request have these numbers.
+    pub(super) fn set_numbers(&mut self, row: Row, numbers: Numbers) {
         if self.nodes.len() <= row.index() {
             self.nodes.resize(row.index() + 1, Numbers::new());
         }
-        self.nodes[row.index()] = prefixes.nodes(request);
+        self.nodes[row.index()] = numbers;
+    }
+
+    pub(super) fn set_nodes(&mut self, row: Row, request: &RequestState, prefixes: &mut Prefixes) {
+        self.set_numbers(row, prefixes.nodes(request));
     }
 
     /// What a state counts on: property, place in the contents, and content of all computed and

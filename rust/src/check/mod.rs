@@ -7,13 +7,17 @@
 //! states and edges, and the same names of properties, as kvcore/check/*.py.
 
 pub mod actions;
+mod arena;
 pub mod calls;
 pub mod canonical;
 mod closing;
 pub mod closure;
 pub mod core_model;
 pub mod fair;
+mod flight;
 pub mod flight_invariants;
+mod flight_model;
+mod flight_name;
 pub mod forward;
 pub mod ghost;
 pub mod hazards;
@@ -47,7 +51,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::check::arena::Arena;
 use crate::check::core_model::CoreModel;
+use crate::check::flight_model::FlightModel;
 use crate::check::model::Judgement;
 use crate::check::prefixes::Prefixes;
 use crate::check::report::Report;
@@ -119,11 +125,16 @@ pub fn check_world(
     workers: usize,
     watch: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Report, Error> {
-    check_in_flight(&world)?;
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
     let model = |_| CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
     let mut models = (0..workers.max(1)).map(model).collect::<Result<Vec<_>, _>>()?;
+    if world.config.max_in_flight == 0 {
+        return Ok(explore(&mut models, limits, watch));
+    }
+    let arena = Arena::default();
+    let in_flight = |core| FlightModel::new(core, &judges, arena.clone());
+    let mut models: Vec<FlightModel> = models.into_iter().map(in_flight).collect();
     Ok(explore(&mut models, limits, watch))
 }
 
@@ -138,14 +149,14 @@ pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgemen
     Ok(search::judge(&mut model, max_states))
 }
 
-/// Fails with InvalidConfig where batches are in flight: those worlds are Python's alone.
+/// Fails with InvalidConfig where batches are in flight: a state is then no whole node.
 fn check_in_flight(world: &World) -> Result<(), Error> {
     match world.config.max_in_flight {
         0 => Ok(()),
         most => Err(Error::InvalidConfig {
             field: "max_in_flight",
             value: most.to_string(),
-            reason: "the twin explores worlds without batches in flight".to_owned(),
+            reason: "the twin judges states of worlds without batches in flight".to_owned(),
         }),
     }
 }

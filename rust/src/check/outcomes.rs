@@ -57,8 +57,8 @@ pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &Sta
     }
 }
 
-/// Fails with EVT-COPY unless the keys of a state whose events were taken, and the events of a later
-/// one, give its index.
+/// Fails with EVT-COPY unless the keys of a state whose events were taken, and the events of a
+/// later one, give its index.
 pub fn check_events(start: &State, after: &State) -> Judged {
     let wrong = |detail: String| Err(Violation::new("EVT-COPY", detail));
     let mut keys: Vec<Key> = keys_of(start);

@@ -2,10 +2,9 @@
 //! What an engine knows of the open batch: which positions its forward pass will write.
 //!
 //! Rules: written from the design's sentences on computed counts, drafts and leaving the open
-//! batch, not from the code: it is the second opinion on both. A request's count before the batch
-//! is the one before its first slots in it, and before its hits. A cut to a count whose window was
-//! given back starts anew. Encoder tokens are written by the step that brings them. All is kept by
-//! row. Twin: kvcore/check/schedule.py.
+//! batch, not from the code. A request's count before the batch is the one before its first slots
+//! in it, and before its hits. A cut to a count whose window was given back starts anew. Encoder
+//! tokens are written by the step that brings them. Twin: kvcore/check/schedule.py.
 
 use crate::check::Violation;
 use crate::check::calls::{Call, Name, Slots, Value};
@@ -74,12 +73,15 @@ pub struct Schedule {
     known: Vec<Known>,
     writes: Vec<Write>,
     num_encoders: u32,
+    /// The rows whose requests were freed, or removed, by the calls that were followed.
+    left: Vec<(Row, bool)>,
 }
 
 impl Clone for Schedule {
     fn clone(&self) -> Self {
-        let Schedule { known, writes, num_encoders } = self;
-        Schedule { known: known.clone(), writes: writes.clone(), num_encoders: *num_encoders }
+        let mut made = Schedule::default();
+        made.clone_from(self);
+        made
     }
 
     /// Every edge begins with this, so it keeps the room.
@@ -87,6 +89,7 @@ impl Clone for Schedule {
         self.known.clone_from(&source.known);
         self.writes.clone_from(&source.writes);
         self.num_encoders = source.num_encoders;
+        self.left.clone_from(&source.left);
     }
 }
 
@@ -101,6 +104,53 @@ impl Schedule {
             let computed = request.map(|request| request.num_computed);
             *known = Known { computed, encoder, before: None, ..*known };
         }
+    }
+
+    /// Go on with a state whose open batch schedules what this one does.
+    pub fn resume(&mut self, state: &State) {
+        self.left.clear();
+        self.known.resize(state.requests.len(), Known::default());
+        for (known, request) in self.known.iter_mut().zip(&state.requests) {
+            match request {
+                Some(request) => known.computed = Some(request.num_computed),
+                None => *known = Known::default(),
+            }
+        }
+    }
+
+    /// The requests that the open batch gives slots to, with their counts before it.
+    pub fn scheduled(&self) -> impl Iterator<Item = (Row, u32)> {
+        let rows = (0..).map(Row).zip(&self.known);
+        rows.filter_map(|(row, known)| Some((row, known.before?)))
+    }
+
+    /// Forget the loads that a state has not any more.
+    pub fn keep_loads(&mut self, state: &State) {
+        for (known, request) in self.known.iter_mut().zip(&state.requests) {
+            if request.as_ref().is_none_or(|request| request.num_loading == 0) {
+                (known.loading, known.failed) = (None, None);
+            }
+        }
+    }
+
+    /// Take over where the unfinished loads of another schedule of these requests are.
+    pub fn take_loads(&mut self, other: &Schedule) {
+        for (known, other) in self.known.iter_mut().zip(&other.known) {
+            (known.loading, known.failed) = (other.loading, other.failed);
+        }
+    }
+
+    /// The rows whose requests were freed or removed by the calls since it was resumed: true for
+    /// removed.
+    #[must_use]
+    pub fn left(&self) -> &[(Row, bool)] {
+        &self.left
+    }
+
+    /// Where the first failed block of a request's unfinished load is.
+    #[must_use]
+    pub fn failed(&self, row: Row) -> Option<u32> {
+        self.known.get(row.index())?.failed
     }
 
     /// What the cross-attention tables of a request hold.
@@ -129,6 +179,7 @@ impl Schedule {
             Call::RemoveRequest { name } => {
                 if let Some(row) = row_of(state, *name) {
                     *self.at(row) = Known::default();
+                    self.left.push((row, true));
                 }
             }
             Call::Fork { parent, .. } => self.fork(state, *parent, value),
@@ -148,7 +199,10 @@ impl Schedule {
                 self.completed(state, *operation, *done);
             }
             Call::Accept { name, num_accepted } => self.accepted(state, *name, *num_accepted),
-            Call::Free { name } => self.cut(state, *name, 0),
+            Call::Free { name } => {
+                self.left.extend(row_of(state, *name).map(|row| (row, false)));
+                self.cut(state, *name, 0);
+            }
             Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
             Call::Rewind { names, num_tokens } => {
                 names.iter().for_each(|&name| self.cut(state, name, *num_tokens));
