@@ -37,6 +37,14 @@ def check_world(world: Any, **options: Any) -> dict[str, Any]:
     return _rust.check_world(world, **options)
 
 
+def judge_state(data: bytes) -> list[str]:
+    """The names of the properties that a state's bytes break, by the twin. Raises BackendMissing,
+    DamagedState, InvalidConfig.
+    """
+    _check_there()
+    return _rust.judge_state(data)
+
+
 def _check_there() -> None:
     if _missing:
         reason = "the extension kvcore._rust is not built; `make twin` builds it"

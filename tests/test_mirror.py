@@ -61,9 +61,11 @@ RUST_ONLY = {
 }
 
 CHECKER_RUST_ONLY = {
+    "arena.rs": "a part of flight_model.rs: Python packs a node as bytes",
     "calls.rs": "the twin of kvcore/calls.py: requests are named by numbers",
     "closing.rs": "a part of core_model.rs, which is long enough",
     "flight_invariants.rs": "a part of invariants.rs, of batches in flight",
+    "flight_name.rs": "a part of flight.rs, which is long enough",
     "forward.rs": "a part of ghost.rs, which is long enough",
     "invariants.rs": "the twin of kvcore/invariants.py: the core in Rust judges nothing",
     "judged.rs": "tests of the judges, which Python has under tests/",

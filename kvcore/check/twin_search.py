@@ -15,6 +15,7 @@ from typing import Any
 from kvcore import _twin
 from kvcore.calls import Call, perform
 from kvcore.check.core_model import TAKE_BATCH, closed
+from kvcore.check.flight_model import executed
 from kvcore.check.model import Step, Violation
 from kvcore.check.report import Report
 from kvcore.check.world import Symmetry, World
@@ -66,13 +67,15 @@ def explore_twin(
 
 def steps_of(world: World, edges: Iterable[Iterable[Call]]) -> Iterator[Step]:
     """The steps of a run of the twin, made on the Python core; batches are taken between."""
-    state = make_state(world.config)
+    state, in_flight = make_state(world.config), world.config.max_in_flight > 0
     for edge in edges:
         calls = list(edge)
         for call in calls:
-            step = made(state, call)
+            step = executed(state, *call.args) if call.name == "execute" else made(state, call)
             yield step
             state = step.outcome.state
+        if in_flight:
+            continue
         while len(state.batch.commands) or len(state.batch.records) or len(state.batch.merges):
             step = made(state, TAKE_BATCH)
             yield step

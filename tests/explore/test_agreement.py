@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import attrs
 import pytest
 
-from kvcore import Group, KvcoreError, invariants
+from kvcore import Group, KvcoreError, _twin, invariants
 from kvcore.calls import Call, Misuse, perform
 from kvcore.check.actions import actions
 from kvcore.check.prefixes import Prefixes
@@ -102,10 +102,8 @@ def judged(data: bytes) -> tuple[str, ...]:
 
 def judged_by_twin(data: bytes) -> tuple[str, ...]:
     """The same in the twin."""
-    from kvcore._rust import judge_state
-
     try:
-        return tuple(judge_state(data))
+        return tuple(_twin.judge_state(data))
     except KvcoreError as error:
         return (type(error).__name__,)
 
