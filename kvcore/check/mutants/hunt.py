@@ -24,6 +24,8 @@ from kvcore.free_queue import FreeQueue
 
 OBSERVED_STATES_MAX = 6000
 """So many states of a world are searched for what users observe."""
+HARMLESS_STATES = 1500
+"""So many where nothing is to be found."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,9 +56,10 @@ def observe(mutant: Mutant) -> Hunt:
     named = [name for name in mutant.broken if name in OBSERVABLE]
     if named and mutant.shows in (None, mutant.world):
         return hunt(mutant, where, named)
+    most = OBSERVED_STATES_MAX if mutant.costs is None else HARMLESS_STATES
     if where.config.max_in_flight:
-        return _hunt(mutant, where, properties=OBSERVABLE, max_states=OBSERVED_STATES_MAX)
-    return _hunt(mutant, ObservedModel(where), max_states=OBSERVED_STATES_MAX)
+        return _hunt(mutant, where, properties=OBSERVABLE, max_states=most)
+    return _hunt(mutant, ObservedModel(where), max_states=most)
 
 
 def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:

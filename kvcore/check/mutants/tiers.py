@@ -140,7 +140,7 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
     patcher.setattr(release, "abandon_loads", abandon_published)
 
 
-@mutant(SWAP, "RESET", rows=(54,), costs="a reset only forgets keys, and the host tier has none")
+@mutant(SWAP, "RESET", rows=(54,))
 def m_reset_asks_one_tier(patcher: Patcher) -> None:
     """A reset asks the device alone whether blocks are used."""
 

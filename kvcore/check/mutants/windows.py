@@ -160,7 +160,7 @@ def m_per_group_alloc(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_by_group)
 
 
-@mutant(BOTH, "HIT-LONGEST", rows=(46,), costs="the hit is no hit, and computed again")
+@mutant(BOTH, "HIT-LONGEST", rows=(46,))
 def m_group_hit_mismatch(patcher: Patcher) -> None:
     """One group reports fewer hit blocks than the other."""
     found = hits.hit_blocks
