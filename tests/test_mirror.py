@@ -53,6 +53,7 @@ RUST_ONLY = {
     "ids.rs": "newtypes for what Python has ints",
     "lib.rs": "the list of modules",
     "message.rs": "the bytes that Python's libraries lay out, without an object for each",
+    "mutants.rs": "Python's seeded bugs are patches, in kvcore/check/mutants/",
     "open_batch.rs": "a part of state.rs: the links of what Python has as tuples",
     "quiet.rs": "what the twin need not look at in most steps",
     "reuse.rs": "copies in place: Python's states are shared, not copied",

@@ -13,6 +13,7 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::Kind;
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::quiet::{is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
@@ -174,14 +175,17 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     }
     note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
     apply_trims(state, row, &plan.trims);
-    for (group, hits) in (0..).zip(&plan.hits) {
-        attach_hits(state, row, group, hits);
+    if !seeded(Mutant::TouchAfterAlloc) {
+        (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
     }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
         let grown = |each: &Growth| each.external + each.grown;
         let grown: u32 = plan.growth.iter().map(grown).sum();
         let mut fresh = state.device.take(num_shared + grown, &mut state.effects).into_iter();
+        if seeded(Mutant::TouchAfterAlloc) {
+            (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
+        }
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
@@ -252,7 +256,9 @@ fn apply_rewrite(
     let Rewrite { group, position, shared, copied } = rewrite;
     let block = state[row].tables[group as usize][position as usize];
     if !shared {
-        state.device.unpublish(block, &mut state.effects);
+        if !seeded(Mutant::KeyedWrittenInPlace) {
+            state.device.unpublish(block, &mut state.effects);
+        }
         return;
     }
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
@@ -260,7 +266,7 @@ fn apply_rewrite(
     mark(state, row, state[row].num_computed, restore, None);
     let_go(state, row, group, position..position + 1);
     replace(state, row, group, position);
-    if copied {
+    if copied && !seeded(Mutant::CowNoCopy) {
         state.effects.emit(Command::CopyOnWrite { source: block, target });
         state.device.note_use(block, state.batch.number);
         state.device.note_use(target, state.batch.number);

@@ -17,6 +17,7 @@ use crate::commands::{Batch, Command, Commands, close};
 use crate::config::Publish;
 use crate::errors::Error;
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, State};
 use crate::unfinished::{Unfinished, in_order, let_go, lower, note_given, num_finished, replace};
 use crate::values::Status;
@@ -159,7 +160,9 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let_go(state, row, group, position..position + 1);
     replace(state, row, group, position);
     state.effects.emit(Command::SetTable { row, group, position, block: older });
-    state[row].tables[group as usize][position as usize] = older;
+    if !seeded(Mutant::MergeNoRemap) {
+        state[row].tables[group as usize][position as usize] = older;
+    }
     state.device.release([merge.block], &mut state.effects);
 }
 

@@ -19,6 +19,7 @@ use crate::free_queue::{FreeQueue, make_free_queue};
 use crate::hash_index::HashIndex;
 use crate::hashing::Key;
 use crate::ids::BlockId;
+use crate::mutants::{Mutant, seeded};
 use crate::quarantine::{Quarantine, make_quarantine};
 use crate::reuse::clone_in_place;
 use crate::values::{Admitted, Reason, Refused};
@@ -123,6 +124,7 @@ impl BlockPool {
     #[must_use]
     pub fn is_writable(&self, block: BlockId) -> bool {
         self.owners[block.index()] == 1
+            || seeded(Mutant::SharedWrittenInPlace) && self.ref_count(block) > 1
     }
 
     /// Pins of a block.
@@ -151,7 +153,7 @@ impl BlockPool {
             let Some(block) = self.queue.front() else { break };
             self.queue.remove(block);
             self.unpublish(block, effects);
-            self.owners[block.index()] = 1;
+            self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
             blocks.push(block);
         }
@@ -162,7 +164,9 @@ impl BlockPool {
     /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
         if self.ref_count(block) == 0 {
-            if !self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block)) {
+            if !self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block))
+                && !seeded(Mutant::TouchNotDequeued)
+            {
                 self.queue.remove(block);
             }
             effects.emit(Command::Touch { block });
@@ -181,6 +185,7 @@ impl BlockPool {
             }
             match &mut self.quarantine {
                 Some(waiting) if waiting.is_busy(block) => waiting.append(block),
+                _ if seeded(Mutant::FreeForgetsABlock) => {}
                 _ => self.enqueue(block),
             }
             let cached = self.owners[block.index()] == KEYED;
@@ -234,6 +239,9 @@ impl BlockPool {
         let Some(&key) = self.key(block) else { return };
         self.owners[block.index()] &= !KEYED;
         effects.emit(Command::Evict { block, key });
+        if seeded(Mutant::EvictKeepsIndex) {
+            return;
+        }
         if self.index.remove(&key, block) {
             effects.announce_removed(&key);
         }

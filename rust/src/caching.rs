@@ -14,6 +14,7 @@ use crate::config::{Config, Duplicates, Publish};
 use crate::errors::Error;
 use crate::events::{News, Stored};
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, RequestState, State, request_mut};
 use crate::unfinished::{note_given, num_finished};
 
@@ -60,7 +61,8 @@ pub fn evict_blocks(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
 /// Forget every key of every tier. False, with nothing done, while any block is used.
 pub fn reset_prefix_cache(state: &mut State) -> bool {
     let used = |pool: &BlockPool| pool.num_free() < pool.num_usable();
-    if used(&state.device) || state.host.as_ref().is_some_and(used) {
+    let ignored = seeded(Mutant::ResetInUse);
+    if !ignored && used(&state.device) || state.host.as_ref().is_some_and(used) {
         return false;
     }
     state.device.clear_index(&mut state.effects);
@@ -76,11 +78,16 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
     for group in 0..state.config.groups.len() as u32 {
         let size = state.config.groups[group as usize].block_size;
         let cached = state[row].num_cached[group as usize];
-        if u64::from(num_tokens) < (u64::from(cached) + 1) * u64::from(size) {
+        let fills = u64::from(num_tokens) >= (u64::from(cached) + 1) * u64::from(size);
+        if !fills && !seeded(Mutant::CacheWholePrompt) {
             continue;
         }
         let num_hashed = state[row].num_hashed(state.scales[group as usize]);
-        let num_full = num_hashed.min(num_tokens / size);
+        let num_full = if seeded(Mutant::CacheWholePrompt) {
+            num_hashed.min(state[row].tables[group as usize].len() as u32)
+        } else {
+            num_hashed.min(num_tokens / size)
+        };
         let mut first = cached;
         for position in cached..num_full {
             if !publish_block(state, row, (group, position), last) {

@@ -7,6 +7,7 @@
 //! queue's. Source: S001-10 to S001-20. Twin: kvcore/free_queue.py.
 
 use crate::ids::BlockId;
+use crate::mutants::{Mutant, seeded};
 use crate::reuse::clone_in_place;
 
 /// The queue: two columns of links and the number of blocks in it.
@@ -72,7 +73,7 @@ impl FreeQueue {
         self.preceding[after as usize] = before;
         self.following[block.index()] = block.0;
         self.preceding[block.index()] = block.0;
-        self.length -= 1;
+        self.length -= u32::from(!seeded(Mutant::CounterDrifts));
     }
 
     /// Put a block at the back.

@@ -15,6 +15,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::BlockId;
+use crate::mutants::{Mutant, seeded};
 use crate::reuse::clone_in_place;
 
 /// Set in the hash of an entry whose key has several blocks.
@@ -125,14 +126,14 @@ impl HashIndex {
     pub fn remove(&mut self, key: &Key, block: BlockId) -> bool {
         let hash = part(key);
         match self.entries.find_entry(spread(hash), |entry| entry.block == block) {
-            Ok(found) if !found.get().has_several() => {
+            Ok(found) if !found.get().has_several() || seeded(Mutant::EvictDropsDups) => {
                 found.remove();
                 return true;
             }
             _ => {}
         }
         self.unlink(hash, block);
-        false
+        seeded(Mutant::EventPerCopy)
     }
 
     /// Forget every key.

@@ -10,6 +10,7 @@
 
 use crate::groups::{Kind, skipped_blocks};
 use crate::ids::BlockId;
+use crate::mutants::{Mutant, seeded};
 use crate::state::{NULL_BLOCK, RequestState, State};
 use crate::values::{Hit, KVCacheBlocks};
 
@@ -21,7 +22,8 @@ pub fn longest_hit(state: &State, request: &RequestState) -> Hit {
     let mut length = 0;
     if state.config.enable_caching && !request.skip_reading {
         let num_hashed = request.block_hashes.len() as u32 * state.hash_block_size;
-        search.most = request.num_tokens().saturating_sub(1).min(num_hashed);
+        let left = u32::from(!seeded(Mutant::FullHit));
+        search.most = request.num_tokens().saturating_sub(left).min(num_hashed);
         let longest = aligned(state, search.most);
         length = common_length(&mut search, longest);
     }

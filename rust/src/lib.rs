@@ -37,6 +37,7 @@ pub mod hashing;
 pub mod hits;
 pub mod ids;
 mod message;
+pub mod mutants;
 pub mod open_batch;
 pub mod operations;
 pub mod pins;

@@ -8,6 +8,7 @@ use hashbrown::HashSet;
 
 use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::state::{BatchRecord, OpenBatch, Published};
 
 impl BatchRecord {
@@ -30,7 +31,7 @@ impl OpenBatch {
         let Some(record) = self.records.get_mut(row) else { return };
         let place = self.published.len() as u32;
         if let Some((_, last)) = record.published {
-            self.published[last as usize].next = Some(place);
+            self.published[last as usize].next = (!seeded(Mutant::ChainLosesKeys)).then_some(place);
         }
         record.published = Some((record.published.map_or(place, |(first, _)| first), place));
         self.published.push(Published { group, position, block, key, next: None });

@@ -16,6 +16,7 @@ use crate::asked::{Asked, check_asked, read_asked};
 use crate::errors::Error;
 use crate::groups::{Group, skipped_blocks};
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::state::{NULL_BLOCK, RequestState, State, Table};
 use crate::values::{Reason, Refused};
 use crate::window::{Trims, num_freed, plan_trims, visible_from};
@@ -108,7 +109,8 @@ pub fn plan_allocation(
     if !request.holds_blocks() {
         reserve += i64::from(state.config.watermark_blocks);
     }
-    let fixed = num_queued(state, &hits) + num_shared(&rewrites);
+    let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
+    let fixed = queued + num_shared(&rewrites);
     if asked.full_sequence_must_fit {
         let (needed, most) = gate_need(state, request, asked, &hits, &lengths);
         let available = i64::from(state.device.num_free());

@@ -14,6 +14,7 @@ use crate::commands::Command;
 use crate::config::Config;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
 use crate::unfinished::{leave, let_go, shorten};
 
@@ -92,7 +93,9 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let State { config, device, effects, requests, batch, .. } = state;
     for item in batch.published_by(&record) {
         if device.key(item.block) == Some(&item.key) {
-            device.unpublish(item.block, effects);
+            if !seeded(Mutant::LeavingKeepsKeys) {
+                device.unpublish(item.block, effects);
+            }
         }
     }
     let request_id = &request_mut(requests, row).request_id;
@@ -125,9 +128,15 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
             let State { device, effects, requests, .. } = state;
             let table = &mut request_mut(requests, row).tables[group as usize];
             let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
-            device.release(table.drain(keep.max(first_held)..).rev(), effects);
+            if seeded(Mutant::FreeHeadFirst) {
+                device.release(table.drain(keep.max(first_held)..), effects);
+            } else {
+                device.release(table.drain(keep.max(first_held)..).rev(), effects);
+            }
             table.truncate(keep);
-            effects.emit(Command::CutTable { row, group, length });
+            if !seeded(Mutant::CutNotTold) {
+                effects.emit(Command::CutTable { row, group, length });
+            }
         }
         let num_full = num_computed / state.config.groups[group as usize].block_size;
         let cached = &mut state[row].num_cached[group as usize];

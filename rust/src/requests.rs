@@ -13,6 +13,7 @@ use crate::errors::{Error, repr};
 use crate::extra_keys::read_extra_keys;
 use crate::hashing::{HASH_SIZE, hash_blocks};
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 use crate::state::{NO_EXTRA_KEYS, RequestState, State, Table};
 use crate::unfinished::forget;
 use crate::values::{GivenHashes, Request};
@@ -112,7 +113,9 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
         let num_blocks = held as i64;
         return Err(Error::StillHoldsBlocks { request: request.name(), num_blocks });
     }
-    state.rows.remove(request_id);
+    if !seeded(Mutant::RemoveKeepsRow) {
+        state.rows.remove(request_id);
+    }
     state.requests[row.index()] = None;
     forget(state, row);
     state.free_rows.push(row);

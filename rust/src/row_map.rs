@@ -5,6 +5,7 @@
 //! the order of their coming, until one leaves and the last one takes its place.
 
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 
 /// Entries by row.
 #[derive(Debug)]
@@ -64,7 +65,9 @@ impl<T> RowMap<T> {
         let place = self.place(row)?;
         self.places[row.index()] = 0;
         let (_, entry) = self.entries.swap_remove(place);
-        if let Some((moved, _)) = self.entries.get(place) {
+        if let Some((moved, _)) = self.entries.get(place)
+            && !seeded(Mutant::RowMapKeepsPlace)
+        {
             self.places[moved.index()] = place as u32 + 1;
         }
         Some(entry)

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use crate::errors::Error;
+use crate::mutants::{Mutant, seeded};
 use crate::release::{check_leaving, cut_tables, leave_open_batch};
 use crate::state::State;
 
@@ -28,7 +29,9 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     let size = state.hash_block_size;
     let request = &mut state[row];
     request.tokens.truncate(kept as usize);
-    request.block_hashes.truncate((kept / size) as usize);
+    if !seeded(Mutant::TruncateKeepsHashes) {
+        request.block_hashes.truncate((kept / size) as usize);
+    }
     if let Some(extra_keys) = &mut request.extra_keys {
         *extra_keys = Arc::new(extra_keys.cut(kept, size));
     }

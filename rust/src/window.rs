@@ -12,6 +12,7 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::groups::skipped_blocks;
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 use crate::state::{NULL_BLOCK, State, request_mut};
 use crate::unfinished::{let_go, mark, replace, users};
 
@@ -120,7 +121,7 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
         let given = &mut table[first as usize..end as usize];
         device.release(given.iter().rev().copied(), effects);
         given.fill(NULL_BLOCK);
-        for position in first..end {
+        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotTold)) {
             effects.emit(Command::SetTable { row, group, position, block: NULL_BLOCK });
         }
         (first..end).for_each(|position| replace(state, row, group, position));

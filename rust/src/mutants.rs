@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Seeded bugs of the twin's own code: the checker must find each (`rust/tests/mutants.rs`).
+//!
+//! Rules: one bug at a time, in one thread, behind the feature `mutants`; without it `seeded` is
+//! false where it is compiled, so nothing of this is in a wheel. Only rules for which the twin has
+//! code of its own are here: the bugs of rules that both languages share are Python's
+//! (`kvcore/check/mutants`). A branch in a transition is a line.
+
+/// A seeded bug. Numbers are rows of the bug catalogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutant {
+    /// 23: a block is handed out without an owner.
+    AllocRef0,
+    /// 18: fresh blocks are taken before the hits have their owner.
+    TouchAfterAlloc,
+    /// 21: a block that is hit stays in the free queue.
+    TouchNotDequeued,
+    /// 1, 2: an evicted block stays findable.
+    EvictKeepsIndex,
+    /// 4: evicting one copy forgets all others of its content.
+    EvictDropsDups,
+    /// 5: each copy that goes is announced as the last one.
+    EventPerCopy,
+    /// 27: the counter of the free queue misses what leaves.
+    CounterDrifts,
+    /// 28: a released block comes back nowhere.
+    FreeForgetsABlock,
+    /// 53: a table is given back from its head.
+    FreeHeadFirst,
+    /// 49: the worker is not told that a table was cut.
+    CutNotTold,
+    /// 41: the copy of a block that is written is not made.
+    CowNoCopy,
+    /// 41: a shared block is written in place.
+    SharedWrittenInPlace,
+    /// 43: a keyed block is written in place and keeps its key.
+    KeyedWrittenInPlace,
+    /// 16: hits in the free queue cost no capacity.
+    HitsCostNothing,
+    /// 37: full blocks are published though they are not yet computed.
+    CacheWholePrompt,
+    /// 39: a hit leaves no token to compute.
+    FullHit,
+    /// 54: the cache is reset while blocks are used.
+    ResetInUse,
+    /// 72: keys of the open batch stay when a request leaves it.
+    LeavingKeepsKeys,
+    /// 7: a cut request keeps its hashes.
+    TruncateKeepsHashes,
+    /// 32: a merged table still names the block that it let go.
+    MergeNoRemap,
+    /// 49: the worker is not told what fell behind a window.
+    TrimNotTold,
+    /// The next record of the open batch is looked for in the place of the one that left.
+    RowMapKeepsPlace,
+    /// Of what a request published in the open batch, only the first key is withdrawn.
+    ChainLosesKeys,
+    /// A request that is removed keeps its row's name.
+    RemoveKeepsRow,
+}
+
+#[cfg(feature = "mutants")]
+mod chosen {
+    use std::cell::Cell;
+
+    use super::Mutant;
+
+    thread_local! {
+        static CHOSEN: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Seed this bug in this thread, or none.
+    pub fn seed(mutant: Option<Mutant>) {
+        CHOSEN.with(|chosen| chosen.set(mutant));
+    }
+
+    /// Whether this bug is seeded.
+    pub(crate) fn seeded(mutant: Mutant) -> bool {
+        CHOSEN.with(Cell::get) == Some(mutant)
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub use chosen::seed;
+#[cfg(feature = "mutants")]
+pub(crate) use chosen::seeded;
+
+/// Whether this bug is seeded: never, without the feature.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub(crate) const fn seeded(_: Mutant) -> bool {
+    false
+}
