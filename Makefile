@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore bench gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore mutants bench gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -59,6 +59,9 @@ check: setup ## format, lint, types and stub drift, in both languages
 explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
 	$(BIN)/pytest -m slow $(ARGS)
 	$(BIN)/python -m tools.explore
+
+mutants: setup ## hunt every seeded bug of the catalogue; fails where one lives
+	$(BIN)/kvcore check --mutants
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)
