@@ -179,6 +179,7 @@ def m_extra_untagged(patcher: Patcher) -> None:
 @mutant(
     ONE,
     "EVICT-ORDER",
+    "PREFIX-CLOSED",
     rows=(53,),
     costs="only the order of eviction changes",
     trace="evict_tail_first",
