@@ -3,7 +3,7 @@
 
 Rules: a bug is killed where each property that it names finds it alone, in a run that is short. In
 a second hunt nothing is judged but what users observe: a bug is either seen there, or its reason
-says why it only costs hits, and it must not be seen. Rows of the catalogue without a bug have a
+says why it costs hits at most, and it must not be seen. Rows of the catalogue without a bug have a
 reason. Times are printed and gate nothing. The twin's
 score is that of tests/mutants.rs. Twin: none.
 """
@@ -56,7 +56,7 @@ class Score:
         if mutant.costs is None and self.seen.found is None:
             found.append(f"no user sees it: {self.seen.verdict}")
         if mutant.costs is not None and self.seen.found is not None:
-            found.append(f"it does not only cost hits: {self.seen.found}")
+            found.append(f"a user does see it: {self.seen.found}")
         return found
 
 
@@ -109,7 +109,7 @@ def lines_of(score: Score) -> list[str]:
     if mutant.trace is not None:
         lines.append(f"    fails the trace {mutant.trace}")
     if mutant.costs is not None:
-        lines.append(f"    only costs hits: {mutant.costs}")
+        lines.append(f"    no user sees it: {mutant.costs}")
     elif mutant.shows is not None:
         lines.append(
             f"    a user sees {score.seen.found}: {told(score.seen)} in {scope(mutant.shows)}"
@@ -128,9 +128,11 @@ def summary(scores: list[Score]) -> list[str]:
     lines = [
         f"{len(scores) - len(alive)} of {len(scores)} seeded bugs are killed",
         f"longest run {longest} operations, slowest hunt {slowest:.2f} s",
-        f"{seen} can be observed by a user, {len(scores) - seen} only cost hits",
+        f"{seen} can be observed by a user, {len(scores) - seen} cannot, for the reason beside each",
         f"{expressed} of {len(SENTENCES)} rows of the catalogue are expressed",
     ]
+    traced = [row for row, found in rows.items() if found and not any(m.broken for m in found)]
+    lines += [f"  row {row} is found by a trace alone, not by a property" for row in traced]
     lines += [f"  row {row} is not: {reason}" for row, reason in NOT_EXPRESSED.items()]
     lines += [f"  row {row} has neither a bug nor a reason" for row in rows_left()]
     return lines + [f"  {name} is alive" for name in alive]
@@ -186,7 +188,7 @@ def to_markdown(scores: list[Score]) -> str:
         mutant = score.mutant
         names = ", ".join(mutant.broken) or f"trace `{mutant.trace}`"
         runs = ", ".join(str(len(kill.calls)) for kill in score.kills) or "-"
-        seen = f"{score.seen.found}" if mutant.costs is None else f"fewer hits: {mutant.costs}"
+        seen = f"{score.seen.found}" if mutant.costs is None else f"nothing: {mutant.costs}"
         rows = ", ".join(map(str, mutant.rows)) or "-"
         lines.append(
             f"| {rows} | `{mutant.name}` | {names} | {runs} | {scope(mutant.world)} | {seen} |"
