@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What events cost a whole trace, and what a second group or a batch in flight costs a decode step.
+//! What events cost a whole trace; what a second group or a batch in flight costs a decode step.
 //!
 //! Run: `cargo bench --bench options`. The trace is made here: conversations whose turns share
 //! their history, prompts in chunks, one token a step for each running request, a pool that evicts;

@@ -169,23 +169,17 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     if let Some(hit) = &asked.hit
         && !request.holds_blocks()
     {
-        let num_queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
-        let preempted = request.preempted;
-        state.stats.observe(num_queries, hit.num_tokens as u64, preempted);
+        let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
+        state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
     note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
     apply_trims(state, row, &plan.trims);
-    if !seeded(Mutant::TouchAfterAlloc) {
-        (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
-    }
+    (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
         let grown = |each: &Growth| each.external + each.grown;
         let grown: u32 = plan.growth.iter().map(grown).sum();
         let mut fresh = state.device.take(num_shared + grown, &mut state.effects).into_iter();
-        if seeded(Mutant::TouchAfterAlloc) {
-            (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
-        }
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }

@@ -123,8 +123,7 @@ impl BlockPool {
     /// Whether a block has one owner and no key, so that it can be written in place.
     #[must_use]
     pub fn is_writable(&self, block: BlockId) -> bool {
-        self.owners[block.index()] == 1
-            || seeded(Mutant::SharedWrittenInPlace) && self.ref_count(block) > 1
+        self.owners[block.index()] == 1 || seeded(Mutant::SharedWrittenInPlace)
     }
 
     /// Pins of a block.
@@ -164,9 +163,8 @@ impl BlockPool {
     /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
         if self.ref_count(block) == 0 {
-            if !self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block))
-                && !seeded(Mutant::TouchNotDequeued)
-            {
+            let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
+            if !waits && !seeded(Mutant::TouchNotDequeued) {
                 self.queue.remove(block);
             }
             effects.emit(Command::Touch { block });

@@ -11,8 +11,6 @@
 pub enum Mutant {
     /// 23: a block is handed out without an owner.
     AllocRef0,
-    /// 18: fresh blocks are taken before the hits have their owner.
-    TouchAfterAlloc,
     /// 21: a block that is hit stays in the free queue.
     TouchNotDequeued,
     /// 1, 2: an evicted block stays findable.

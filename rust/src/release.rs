@@ -92,10 +92,9 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     leave(state, row);
     let State { config, device, effects, requests, batch, .. } = state;
     for item in batch.published_by(&record) {
-        if device.key(item.block) == Some(&item.key) {
-            if !seeded(Mutant::LeavingKeepsKeys) {
-                device.unpublish(item.block, effects);
-            }
+        let ours = device.key(item.block) == Some(&item.key);
+        if ours && !seeded(Mutant::LeavingKeepsKeys) {
+            device.unpublish(item.block, effects);
         }
     }
     let request_id = &request_mut(requests, row).request_id;

@@ -16,6 +16,7 @@ from tools import draw_layout
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / "docs" / "engines.md"
+CHECKING = ROOT / "docs" / "checking.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -40,7 +41,7 @@ def programs(page: Path) -> Iterator[tuple[str, str]]:
 
 PROGRAMS = [
     pytest.param(page, source, id=f"{page.name}-{heading}")
-    for page in (ROOT / "README.md", ENGINES)
+    for page in (ROOT / "README.md", ENGINES, CHECKING)
     for heading, source in programs(page)
 ]
 
@@ -53,7 +54,9 @@ def test_programs_of_a_page_run(
     exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ENGINES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ENGINES, CHECKING], ids=lambda page: page.name
+)
 def test_every_python_block_of_a_page_is_run(page: Path) -> None:
     blocks = FENCED.findall(page.read_text(encoding="utf-8"))
     assert blocks

@@ -38,7 +38,7 @@ pub(crate) fn check_world<'py>(
     max_seconds: Option<f64>,
     workers: usize,
     progress: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Bound<'py, PyAny>> {
     let py = world.py();
     let read = read_world(world)?;
     let (requests, blocks, tokens) = symmetry;
@@ -55,7 +55,7 @@ pub(crate) fn check_world<'py>(
     let report = report.map_err(|error| raise(py, error))?;
     match raised {
         Some(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Err(error),
-        _ => to_dict(py, &report, world),
+        _ => Ok(to_dict(py, &report, world)?.into_any()),
     }
 }
 

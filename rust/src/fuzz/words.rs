@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes as the words of a text trace, and such words as bytes.
 //!
-//! Rules: every byte string has a meaning, and small changes of it small effects: each word is one or
-//! a few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
+//! Rules: every byte string has a meaning, and small changes of it small effects: each word is one
+//! or a few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
 //! Twin: none.
 
 use crate::config::{Config, Duplicates, Eviction, Publish};
