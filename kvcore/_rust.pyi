@@ -263,7 +263,7 @@ class Manager:
         Undo `pin`.
         """
 
-def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> dict:
+def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:
     """
     Explore a world; the report as a dict.
 
