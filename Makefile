@@ -60,8 +60,9 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge 
 	$(BIN)/pytest -m slow $(ARGS)
 	$(BIN)/python -m tools.explore
 
-mutants: setup ## hunt every seeded bug of the catalogue; fails where one lives
+mutants: setup ## hunt every seeded bug, in both languages; fails where one lives
 	$(BIN)/kvcore check --mutants
+	cargo test --locked --release --features mutants --test mutants
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)

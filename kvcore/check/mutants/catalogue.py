@@ -89,7 +89,7 @@ SENTENCES: dict[int, str] = {
 """Number to what went wrong."""
 
 NOT_EXPRESSED: dict[int, str] = {
-    33: "the mistake is in a port: its seeded bugs are those of the twin",
+    33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",
     61: "it is the runtime's: commands are values, and no transition reads memory",
     64: "a transition changes a draft that nobody else sees, so no call meets another half way",
 }

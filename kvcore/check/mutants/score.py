@@ -128,7 +128,7 @@ def summary(scores: list[Score]) -> list[str]:
     lines = [
         f"{len(scores) - len(alive)} of {len(scores)} seeded bugs are killed",
         f"longest run {longest} operations, slowest hunt {slowest:.2f} s",
-        f"{seen} can be observed by a user, {len(scores) - seen} cannot, for the reason beside each",
+        f"{seen} are seen by a user, {len(scores) - seen} are not, for a reason beside each",
         f"{expressed} of {len(SENTENCES)} rows of the catalogue are expressed",
     ]
     traced = [row for row, found in rows.items() if found and not any(m.broken for m in found)]
