@@ -34,7 +34,8 @@ def make_backend(config: Config) -> Backend:
 def check_world(world: Any, **options: Any) -> dict[str, Any]:
     """The compiled search of the checker: `kvcore/check/twin_search.py`. Raises BackendMissing."""
     _check_there()
-    return _rust.check_world(world, **options)
+    found: dict[str, Any] = _rust.check_world(world, **options)
+    return found
 
 
 def judge_state(data: bytes) -> list[str]:
