@@ -3,7 +3,7 @@
 
 Rules: the answer goes to standard output; how far it is, and what was wrong with the question, to
 standard error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1:
-a violation; 2: the call was wrong.
+a violation; 2: the call was wrong; 130: interrupted, nothing found.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import attrs
 
 from kvcore.check.options import (
     BadOptions,
+    check_hunt,
     check_options,
     make_parser,
     symmetry_of,
     world_of,
 )
 from kvcore.check.profiles import PROFILES
-from kvcore.check.properties import select
-from kvcore.check.report import Report
+from kvcore.check.properties import PROPERTIES, select
+from kvcore.check.report import INTERRUPTED, Report
 from kvcore.check.search import check
 from kvcore.check.story import render
 from kvcore.check.story_files import pytest_text, trace_text
@@ -36,7 +37,7 @@ from kvcore.check.unseen import never
 from kvcore.check.world import World
 from kvcore.errors import KvcoreError
 
-FINE, VIOLATED, USAGE_ERROR = 0, 1, 2
+FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
 EXPLODES, EXPLODES_STATES, LEVELS_AHEAD = 1.5, 20_000, 5
 
@@ -50,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print(list_profiles(as_json=options.json))
         return FINE
-    if options.mutants:
-        from kvcore.check.mutants.score import run_mutants
-
-        return run_mutants(options)
+    if options.properties == ("list",) or options.properties == ["list"]:
+        print(list_properties())
+        return FINE
     try:
+        if options.mutants:
+            return _hunt(options)
         world = world_of(options)
-        check_options(options, world)
+        check_options(options)
         symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)
@@ -80,9 +82,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.never = never(world, report.notes)
     print(json.dumps(report.to_json(), indent=2) if options.json else to_text(report))
     if report.violation is None:
-        return FINE
+        return STOPPED if report.verdict == INTERRUPTED else FINE
     _tell_violation(options, report, world)
     return VIOLATED
+
+
+def _hunt(options: argparse.Namespace) -> int:
+    """Hunt the seeded bugs. Raises BadOptions."""
+    from kvcore.check.mutants.score import run_mutants
+
+    check_hunt(options)
+    try:
+        return run_mutants(options)
+    except KeyboardInterrupt:
+        print("interrupted: the bugs above were hunted, the others were not", file=sys.stderr)
+        return STOPPED
+
+
+def list_properties() -> str:
+    """Every property with its scope and severity, one a line."""
+    lines = []
+    for each in PROPERTIES.values():
+        seen = ", users see it" if each.observable else ""
+        lines.append(f"{each.name} ({each.scope}, {each.severity}{seen}): {each.sentence}")
+    return "\n".join(lines)
 
 
 def _tell_violation(options: argparse.Namespace, report: Report, world: World) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 from kvcore.check.profiles import PROFILES
@@ -86,7 +87,12 @@ def _add_search(group: Any) -> None:
     add("--limit", type=count, metavar="N", help="stop at so many states")
     add("--time", type=seconds, metavar="S", help="stop after so many seconds")
     add("--workers", type=count, metavar="N", default=os.cpu_count() or 1, help="processes")
-    add("--properties", type=names, metavar="NAME,...", help="judge these alone")
+    add(
+        "--properties",
+        type=names,
+        metavar="NAME,...",
+        help="judge these alone; list: say which there are",
+    )
     add("--no-symmetry", nargs="?", type=names, const=SYMMETRIES, metavar="WHAT,...", help=_RENAME)
     add("--full-keys", action="store_true", help="keep whole names, not 128 bits of them")
 
@@ -97,14 +103,25 @@ def _add_result(group: Any) -> None:
     add("--write-test", metavar="FILE", help="write a violation as a test that fails")
     add("--write-trace", metavar="FILE", help="write a violation as a text trace")
     add("--list", action="store_true", help="list the named worlds")
-    add("--mutants", action="store_true", help="find the seeded bugs of the catalogue")
+    add(
+        "--mutants",
+        action="store_true",
+        help="hunt the seeded bugs (`make mutants`: the twin's, too)",
+    )
 
 
+AT_LEAST_ONE = (
+    *(*OF_WORLD, "prompt", "letters", "block_size", "moves_per_batch", "workers"),
+    *("depth", "limit"),
+)
 _RENAME = "do not rename requests, blocks, tokens (all of them)"
 
 
 def world_of(options: argparse.Namespace) -> World:
     """The world that the options ask for. Raises BadOptions, InvalidConfig, GroupsDoNotFit."""
+    zeros = [name for name in AT_LEAST_ONE if getattr(options, name) == 0]
+    if zeros:
+        raise BadOptions(f"{option(zeros[0])} must be at least 1")
     given = [name for name, value in vars(options).items() if name in WORLD_OPTIONS and value]
     if options.profile is not None:
         if given:
@@ -130,12 +147,22 @@ def symmetry_of(options: argparse.Namespace) -> Symmetry:
     return Symmetry(**{name: name not in left_out for name in SYMMETRIES})
 
 
-def check_options(options: argparse.Namespace, world: World) -> None:
+def check_hunt(options: argparse.Namespace) -> None:
+    """Raise BadOptions where a hunt of the seeded bugs is given a world."""
+    given = [name for name in (*WORLD_OPTIONS, "profile") if getattr(options, name)]
+    if given or options.backend != "python":
+        name = option(given[0]) if given else "--backend"
+        raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
+
+
+def check_options(options: argparse.Namespace) -> None:
     """Raise BadOptions where the search cannot do what is asked."""
+    for name in ("write_test", "write_trace"):
+        path = getattr(options, name)
+        if path and not Path(path).resolve().parent.is_dir():
+            raise BadOptions(f"{option(name)} {path}: there is no such folder")
     if options.backend == "rust" and options.full_keys:
         raise BadOptions("the twin keeps fingerprints: leave --full-keys or --backend rust out")
-    if options.backend == "rust" and world.config.max_in_flight:
-        raise BadOptions("the twin's search has no batches in flight: use --backend both")
     if (options.write_test or options.write_trace) and options.json:
         raise BadOptions(
             "--json prints a violation's calls: leave --write-test and --write-trace out"

@@ -12,7 +12,7 @@ rust/src/check/report.rs has the names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
@@ -45,6 +45,12 @@ class Property:
     reads_prefixes: bool = False
     on_request: bool = False
     """Whether it is judged only where it is asked for by name."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, known in (("scope", get_args(Scope)), ("severity", get_args(Severity))):
+            if getattr(self, name) not in known:
+                given = getattr(self, name)
+                raise ValueError(f"{name} of {self.name} is {given!r}, not {', '.join(known)}")
 
 
 class BrokenProperty(Exception):

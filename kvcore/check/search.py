@@ -84,16 +84,19 @@ def check(
     properties: names of those that count, or some of your own; all unless given. symmetry: what is
     renamed, all unless given. full_keys: keep whole names, not fingerprints. workers: processes,
     which count the same. progress: is told how far it is, now and then. watch: sees each call.
-    Raises BackendMissing.
+    Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
     if backend == "rust":
         if not isinstance(what, World):
             raise ValueError("the twin explores worlds, not models of your own")
-        names = None if properties is None else [str(each) for each in properties]
+        names = None if properties is None else list(properties)
+        own = [each.name for each in names or () if isinstance(each, Property)]
+        if own:
+            raise ValueError(f"the twin knows no property of your own ({own[0]}): use Python")
         return explore_twin(
             what,
-            names=names,
+            names=None if names is None else [str(each) for each in names],
             symmetry=symmetry or Symmetry(),
             limits=attrs.asdict(limits),
             workers=workers,

@@ -89,7 +89,9 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--drafts", "2"), "leave no room"),
         ((*SMALL, "--lookahead", "1"), "say --moves calls"),
         ((*SMALL, "--backend", "rust", "--full-keys"), "the twin keeps fingerprints"),
-        ((*SMALL, "--backend", "rust", "--max-in-flight", "1"), "use --backend both"),
+        ((*SMALL, "--mutants"), "--mutants brings a world for each seeded bug"),
+        ((*SMALL[2:], "--blocks", "0"), "--blocks must be at least 1"),
+        ((*SMALL, "--write-test", "/no/such/folder/test.py"), "there is no such folder"),
         ((*SMALL, "--no-symmetry", "rows"), "only requests, blocks, tokens are renamed"),
         ((*SMALL, "--properties", "NONE"), "there is no property NONE"),
         ((*SMALL, "--watermark", "2"), "one request needs 1 block"),
@@ -127,7 +129,7 @@ def test_interrupted_it_gives_its_partial_verdict(
 
     monkeypatch.setattr(command.Progress, "__call__", stop)
     code, out, _ = run(capsys, *SMALL)
-    assert code == command.FINE
+    assert code == command.STOPPED
     assert out.startswith("interrupted: nothing is broken so far")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcore import errors
+from kvcore.check.profiles import PROFILES
 from kvcore.sizing import command
 from tests.conftest import Backend
 from tools import draw_layout
@@ -122,3 +123,17 @@ def test_the_size_command_of_the_readme_answers(
     (words,) = re.findall(r"^\.venv/bin/kvcore size (.*)$", text, re.MULTILINE)
     assert command.main(words.split()) == command.FITS
     assert "requests of 32,768 tokens" in capsys.readouterr().out
+
+
+def test_the_table_of_worlds_has_every_named_world_with_its_counts() -> None:
+    row = r"^\| `([\w-]+)` \| (.+) \| ([\d,]+) \| ([\d,]+) \|$"
+    rows = re.findall(row, CHECKING.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {name: (what, count(states), count(edges)) for name, what, states, edges in rows}
+    assert told == {
+        name: (each.sentence, each.num_states, each.num_edges) for name, each in PROFILES.items()
+    }
+
+
+def count(text: str) -> int:
+    """A number as the pages write it."""
+    return int(text.replace(",", ""))
