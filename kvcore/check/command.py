@@ -39,7 +39,7 @@ from kvcore.errors import KvcoreError
 
 FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
-EXPLODES, EXPLODES_STATES, LEVELS_AHEAD = 1.5, 20_000, 5
+EXPLODES, MANY_STATES, TOO_MANY, LEVELS_AHEAD = 1.5, 1_000, 2_000_000, 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,8 +149,9 @@ class Progress:
 
     def __call__(self, report: Report) -> None:
         now = time.monotonic()
-        growth = growth_of(report.depths)
-        if not self._warned and growth >= EXPLODES and report.num_states >= EXPLODES_STATES:
+        growth = growth_of(report)
+        many = growth >= EXPLODES and report.num_states >= MANY_STATES
+        if not self._warned and many and states_ahead(report, growth) >= TOO_MANY:
             self._warned = True
             self._line(warning(report, growth))
         if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
@@ -176,19 +177,27 @@ class Progress:
         print(text, file=self.out, flush=True)
 
 
-def growth_of(depths: Sequence[int]) -> float:
+def growth_of(report: Report) -> float:
     """By how much the last levels grew, each from the one before; 0 where too few are known."""
-    if len(depths) < 4 or not all(depths[-4:]):
+    depths = report.depths
+    if not depths or not all(depths[-4:]):
         return 0.0
+    if len(depths) < 4:  # a level that is still being filled
+        return report.num_waiting / depths[-1]
     return float((depths[-1] / depths[-4]) ** (1 / 3))
+
+
+def states_ahead(report: Report, growth: float) -> float:
+    """About how many states there will be some levels on, if they go on growing so."""
+    last = max(report.depths[-1], 1)
+    return report.num_states + last * sum(growth**level for level in range(1, LEVELS_AHEAD + 1))
 
 
 def warning(report: Report, growth: float) -> str:
     """That a world explodes, and what can be done."""
-    ahead = report.depths[-1] * sum(growth**level for level in range(1, LEVELS_AHEAD + 1))
     return (
         f"kvcore check: each level has {growth:.1f} times the states of the one before, about "
-        f"{report.num_states + ahead:,.0f} in {LEVELS_AHEAD} more: bound the search by --depth, "
+        f"{states_ahead(report, growth):,.0f} in {LEVELS_AHEAD} more: bound the search by --depth, "
         "--limit or --time, or stop it by Ctrl-C for a partial verdict"
     )
 

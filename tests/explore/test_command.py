@@ -136,8 +136,11 @@ def test_interrupted_it_gives_its_partial_verdict(
 def test_a_world_that_explodes_says_so() -> None:
     depths = [1, 100, 1000, 10_000, 100_000]
     report = Report(num_states=111_101, depths=depths)
-    assert command.growth_of(depths) == pytest.approx(10.0)
+    assert command.growth_of(report) == pytest.approx(10.0)
     assert "10.0 times the states" in command.warning(report, 10.0)
+    early = Report(num_states=4_500, depths=[1, 80], num_waiting=4_400)
+    assert command.growth_of(early) == pytest.approx(55.0)
+    assert command.states_ahead(early, 55.0) > command.TOO_MANY
 
 
 def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
