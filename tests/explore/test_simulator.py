@@ -176,7 +176,9 @@ def test_an_interrupted_command_says_what_was_done(
     monkeypatch.setattr(command, "simulate", interrupted)
     arguments = ["--steps", "10", "--runs", "5", "--backend", "python"]
     assert command.main(arguments) == command.INTERRUPTED
-    assert "interrupted: 1 runs, 10 steps" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "interrupted: 1 runs, 10 steps" in told
+    assert "was cut off in step" in told
 
 
 @pytest.mark.parametrize(

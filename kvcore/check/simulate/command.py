@@ -38,7 +38,7 @@ class BadOptions(ValueError):
 
 @attrs.define
 class Tally:
-    """What all runs came to."""
+    """What all runs came to. cut_off: the one that was interrupted, in words."""
 
     num_runs: int = 0
     num_steps: int = 0
@@ -48,6 +48,7 @@ class Tally:
     goals: Counter[str] = attrs.field(factory=Counter)
     failed: Run | None = None
     interrupted: bool = False
+    cut_off: str = ""
 
     def add(self, run: Run) -> None:
         """Count a run that is over."""
@@ -101,6 +102,7 @@ def _run_all(options: argparse.Namespace, devices: list[Callable[[Plan], Device]
             seed += 1
     except KeyboardInterrupt:
         tally.interrupted = True
+        tally.cut_off = f"the run of seed {seed} was cut off in step {progress.at}"
     progress.end()
     tally.num_seconds = time.monotonic() - start
     return tally
@@ -112,6 +114,7 @@ class Progress:
     def __init__(self, options: argparse.Namespace, tally: Tally, start: float) -> None:
         self._options, self._tally, self._start = options, tally, start
         self._shown = start
+        self.at = 0
         self._visible = sys.stderr.isatty()
 
     def is_over(self) -> bool:
@@ -122,6 +125,7 @@ class Progress:
 
     def step(self, step: int) -> bool:
         """Show a step about to be made; whether time is up."""
+        self.at = step
         now = time.monotonic()
         if self._visible and now - self._shown > 0.2:
             self._shown = now
@@ -210,6 +214,8 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
         f"{tally.num_calls} calls in {tally.num_seconds:.1f} s"
     )
     lines.append(", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items())))
+    if tally.cut_off:
+        lines.append(tally.cut_off)
     if tally.failed is None:
         lines.append("no property was broken")
     return "\n".join(lines)
