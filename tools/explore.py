@@ -25,7 +25,7 @@ def main() -> int:
         workers = os.cpu_count() or 1
         report = check(profile.world, workers=workers)
         seconds = [f"{report.seconds:.1f} s"]
-        if _twin.available() and not profile.world.config.max_in_flight:
+        if _twin.available():
             twin = check(profile.world, backend="rust", workers=workers)
             seconds.append(f"{twin.seconds:.2f} s")
             wrong += is_wrong(name, profile, twin)
