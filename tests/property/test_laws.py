@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvcore import Refused, Request, queries
 from kvcore.allocate import allocate_slots, can_allocate
-from kvcore.batch import take_batch
 from kvcore.calls import Misuse
 from kvcore.decode import decode
 from kvcore.encode import encode
@@ -106,7 +105,8 @@ def test_cutting_nothing_in_the_open_batch_undoes_allocate_slots(
     run: Lockstep, data: st.DataObject
 ) -> None:
     run.call("allocate_slots", "fresh", 1)
-    before = take_batch(run.state).state
+    land(run)
+    before = run.state
     lefts = {name: left(before, name) for name in by_status(before, Status.RUNNING)}
     names = [name for name, count in lefts.items() if count > 0]
     assume(names)
@@ -157,7 +157,7 @@ def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None
         for name in list(run.state.requests):
             if not isinstance(run.call("free", name), Misuse):
                 run.call("remove_request", name)
-    run.call("take_batch")
+    land(run)
     for number in sorted(run.state.operations):
         run.call("complete_operation", number, True)
     for block, count in list(run.state.device.pins.items()):
@@ -167,9 +167,18 @@ def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None
     assert state.device.num_free == state.device.num_usable
     assert state.host is None or state.host.num_free == state.host.num_usable
     assert not state.batch.records
-    run.call("take_batch")
+    land(run)
     assert run.call("reset_prefix_cache") is True
     assert not run.state.device.index
+
+
+def land(run: Lockstep) -> None:
+    """Take the open batch and complete all that are unfinished."""
+    for number in [each.number for each in run.state.unfinished]:
+        run.call("complete", number)
+    run.call("take_batch")
+    for number in [each.number for each in run.state.unfinished]:
+        run.call("complete", number)
 
 
 @given(configs(), st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), max_size=12))
@@ -183,13 +192,13 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
         name = f"request {number}"
         run.call("add_request", Request(name, prompt))
         run.call("allocate_slots", name, len(prompt))
-        run.call("take_batch")
+        land(run)
         run.call("take_events")
         run.call("free", name)
         run.call("remove_request", name)
     run.call("reset_prefix_cache")
     for _ in range(2):
-        run.call("take_batch")
+        land(run)
     for name in ("take_events", "take_stats", "take_new_block_ids"):
         run.call(name)
     state = run.state
