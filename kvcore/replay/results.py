@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replay is asked, and what it gives: plain frozen values, read by every report.
+
+Rules: counts are totals of the run so far, tokens unless the name says otherwise. Times named
+`seconds` or `time` are virtual, but those of a `Cost`, which are processor time. A hit rate is hit
+tokens over looked-up prompt tokens of first look-ups: those of requests that were preempted are
+counted apart. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from kvcore.config import Eviction
+from kvcore.hashing import Hashing
+
+BackendName = Literal["python", "rust"]
+Preemption = Literal["recompute", "swap"]
+
+REFUSED_MAX = 100
+"""Refused requests that a result names; further ones are counted only."""
+SAMPLES_MAX = 2048
+"""Samples that a result holds: those of a longer run are thinned evenly."""
+
+BASE_SECONDS = 0.008
+SECONDS_PER_PREFILL_TOKEN = 0.00005
+SECONDS_PER_DECODE = 0.00004
+"""Virtual costs of a step: roughly an 8B model on one large GPU; 20,000 prompt tokens a second."""
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """How to replay.
+
+    num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
+    requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
+    most. preempt: who gives way loses its blocks, or they go to num_host_blocks host blocks (None:
+    as many as num_blocks) while these have room. num_requests: stop reading behind so many. bounds:
+    count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    policy: Eviction = "lru"
+    hashing: Hashing = "sha256"
+    max_running: int = 256
+    token_budget: int = 8192
+    preempt: Preemption = "recompute"
+    num_host_blocks: int | None = None
+    num_requests: int | None = None
+    bounds: bool = True
+    base_seconds: float = BASE_SECONDS
+    seconds_per_prefill_token: float = SECONDS_PER_PREFILL_TOKEN
+    seconds_per_decode: float = SECONDS_PER_DECODE
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """How it stood when a step ended.
+
+    waiting: requests that have arrived and hold nothing; those behind the first WAITING_MAX of them
+    (loop.py) are not read yet, and not counted. swapped: requests in the host tier.
+    """
+
+    step: int
+    time: float
+    running: int
+    waiting: int
+    swapped: int
+    used_blocks: int
+    num_blocks: int
+    finished: int
+    hit_tokens: int
+    looked_up_tokens: int
+    evictions: int
+    preemptions: int
+
+
+@attrs.frozen
+class Cost:
+    """Processor seconds of one kind of call on the manager, or of all calls of one "step".
+
+    The clock's own cost is subtracted. Percentiles are read from buckets that are 1.6 % wide.
+    """
+
+    name: str
+    count: int
+    total: float
+    median: float
+    p99: float
+    p999: float
+    worst: float
+
+
+@attrs.frozen(kw_only=True)
+class RefusedRequest:
+    """A request that the whole pool cannot hold, prompt and outputs. line: of the trace, from 1."""
+
+    request: str
+    line: int
+    num_tokens: int
+    needed_blocks: int
+    usable_blocks: int
+
+
+@attrs.frozen
+class Queueing:
+    """Virtual seconds that requests waited from their arrival to their first schedule."""
+
+    median: float
+    p99: float
+    worst: float
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """What a replay came to, also of one that was interrupted.
+
+    requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
+    hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
+    ideal_hit_tokens: what an unlimited cache gives to the same first look-ups (ideal.py).
+    optimum_hit_tokens: what no policy passes at this pool size (optimum.py); both None without
+    `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
+    recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
+    """
+
+    trace: str
+    options: Options
+    backend: str
+    requests: int
+    finished: int
+    num_refused: int
+    refused: tuple[RefusedRequest, ...]
+    skipped_lines: int
+    interrupted: bool
+    prompt_tokens: int
+    output_tokens: int
+    looked_up_tokens: int
+    hit_tokens: int
+    again_looked_up_tokens: int
+    again_hit_tokens: int
+    ideal_hit_tokens: int | None
+    optimum_hit_tokens: int | None
+    evictions: int
+    preemptions: int
+    swaps: int
+    steps: int
+    virtual_seconds: float
+    queueing: Queueing
+    samples: tuple[Sample, ...]
+    costs: tuple[Cost, ...]
