@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record one list of operations that every block manager can replay.
+
+Run: python -m benches.record TRACE --blocks 16384 --out FILE, or --decode 1024 instead of TRACE.
+
+Rules: the list is recorded without assuming any sharing of blocks, so that preemptions and chunks
+follow from the count of blocks that an unshared pool needs, and a manager that shares needs less.
+Everything is deterministic: the same arguments give the same bytes. One `hash_id` of the trace is
+512 tokens and always the same ones; output tokens are of their request alone.
+
+The file is little-endian u32 words: MAGIC, VERSION, block size, blocks of the pool, requests,
+words of tokens, words of operations; for each request its prompt length and output length; the
+tokens of all requests, prompt then output; the operations, each a code and its arguments (`Op`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import enum
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+MAGIC, VERSION = 0x6B76_6F70, 1
+HASH_ID_TOKENS = 512
+VOCABULARY = 128_000
+DECODE_STEPS = 128
+DECODE_PROMPT = 500
+DECODE_PROMPT_SPREAD = 64
+
+
+class Op(enum.IntEnum):
+    """Codes of the operations."""
+
+    STEP = 0  # ends a step
+    ADD = 1  # request: create it with its prompt
+    PREFILL = 2  # request, end: look up if it is the first since ADD or PREEMPT; allocate to `end`
+    DECODE = 3  # count, requests: each appends its next output token and needs a slot for it
+    PREEMPT = 4  # request: free its blocks, keep its tokens
+    FINISH = 5  # request: free its blocks and forget it
+
+
+@attrs.frozen
+class Recorded:
+    """One request of the list: its tokens, prompt first."""
+
+    tokens: array.array[int]
+    prompt_len: int
+
+    @property
+    def output_len(self) -> int:
+        """Tokens that are decoded one by one."""
+        return len(self.tokens) - self.prompt_len
+
+
+@attrs.frozen
+class Limits:
+    """What the recording scheduler obeys."""
+
+    num_blocks: int
+    block_size: int
+    token_budget: int
+    num_running_max: int
+
+    @property
+    def usable(self) -> int:
+        """Blocks that hold tokens: managers keep one back as padding."""
+        return self.num_blocks - 1
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill."""
+        return -(-num_tokens // self.block_size)
+
+
+def expand(kind: str, number: int, num_tokens: int) -> array.array[int]:
+    """Tokens that follow from the name alone, the same on every machine."""
+    raw = array.array("I", hashlib.shake_128(f"{kind} {number}".encode()).digest(4 * num_tokens))
+    if sys.byteorder == "big":
+        raw.byteswap()
+    return array.array("I", [word % VOCABULARY for word in raw])
+
+
+def traced(path: Path, count: int) -> list[Recorded]:
+    """The first requests of a trace in Mooncake's JSONL."""
+    expanded: dict[int, array.array[int]] = {}
+    requests = []
+    with path.open() as lines:
+        for number, line in zip(range(count), lines, strict=False):
+            row = json.loads(line)
+            prompt = array.array("I")
+            for hash_id in row["hash_ids"]:
+                if hash_id not in expanded:
+                    expanded[hash_id] = expand("prompt", hash_id, HASH_ID_TOKENS)
+                prompt.extend(expanded[hash_id])
+            del prompt[row["input_length"] :]
+            output = expand("output", number, max(1, row["output_length"]))
+            requests.append(Recorded(prompt + output, len(prompt)))
+    return requests
+
+
+def decoding(count: int) -> list[Recorded]:
+    """Requests with prompts of 500 to 563 tokens, no two alike, for DECODE_STEPS steps."""
+    return [
+        Recorded(expand("decode", number, length + DECODE_STEPS), length)
+        for number in range(count)
+        for length in [DECODE_PROMPT + number * 37 % DECODE_PROMPT_SPREAD]
+    ]
+
+
+class Recorder:
+    """A continuous-batching scheduler on a pool without sharing, which writes down what it does.
+
+    A request claims the blocks of all its tokens when it is admitted, so that only decoding makes
+    anybody wait, and the newest request gives way.
+    """
+
+    def __init__(self, requests: Sequence[Recorded], limits: Limits) -> None:
+        self.requests = requests
+        self.limits = limits
+        self.operations = array.array("I")
+        self.free = limits.usable
+        self.known = [request.prompt_len for request in requests]  # tokens, outputs so far included
+        self.computed = [0] * len(requests)
+        self.added: set[int] = set()
+        self.running: list[int] = []
+        self.waiting = list(range(len(requests)))[::-1]  # the next one is last
+
+    def claim(self, number: int) -> int:
+        """Blocks of all tokens of a request."""
+        return self.limits.blocks(self.known[number])
+
+    def preempt_newest(self) -> None:
+        """The newest request gives its blocks back and waits in front."""
+        victim = self.running.pop()
+        self.free += self.claim(victim)
+        self.computed[victim] = 0
+        self.waiting.append(victim)
+        self.operations.extend([Op.PREEMPT, victim])
+
+    def decode(self) -> int:
+        """One token for each request whose tokens are all computed; how many there were."""
+        while True:
+            ready = [n for n in self.running if self.computed[n] == self.known[n]]
+            needed = sum(self.known[n] % self.limits.block_size == 0 for n in ready)
+            if needed <= self.free:
+                break
+            self.preempt_newest()
+        self.free -= needed
+        for number in ready:
+            self.known[number] += 1
+            self.computed[number] += 1
+        if ready:
+            self.operations.extend([Op.DECODE, len(ready), *ready])
+        return len(ready)
+
+    def prefill(self, number: int, budget: int) -> int:
+        """One chunk of a running request; the tokens it took of the budget."""
+        start = self.computed[number]
+        end = min(self.known[number], start + budget)
+        if end > start:
+            self.operations.extend([Op.PREFILL, number, end])
+            self.computed[number] = end
+        return end - start
+
+    def admit(self, budget: int) -> None:
+        """Admit those that fit as a whole, oldest first, and start their prefill."""
+        while self.waiting and budget and len(self.running) < self.limits.num_running_max:
+            number = self.waiting[-1]
+            if self.claim(number) > self.free:
+                break
+            self.waiting.pop()
+            self.free -= self.claim(number)
+            if number not in self.added:
+                self.added.add(number)
+                self.operations.extend([Op.ADD, number])
+            self.running.append(number)
+            budget -= self.prefill(number, budget)
+
+    def finish(self) -> None:
+        """Those that have all their tokens leave."""
+        for number in [n for n in self.running if self.known[n] == len(self.requests[n].tokens)]:
+            self.free += self.claim(number)
+            self.running.remove(number)
+            self.operations.extend([Op.FINISH, number])
+
+    def step(self, *, decode_alone: bool) -> None:
+        """One step; with `decode_alone` nothing is decoded until every prompt is computed."""
+        budget = self.limits.token_budget
+        in_prefill = any(self.computed[n] < self.known[n] for n in self.running)
+        if not (decode_alone and (self.waiting or in_prefill)):
+            budget -= self.decode()
+        for number in list(self.running):
+            budget -= self.prefill(number, budget)
+        self.admit(budget)
+        self.finish()
+        self.operations.append(Op.STEP)
+
+
+def record(
+    requests: Sequence[Recorded], limits: Limits, *, decode_alone: bool = False
+) -> array.array[int]:
+    """Words of the whole file."""
+    fitting = [r for r in requests if limits.blocks(len(r.tokens)) <= limits.usable]
+    recorder = Recorder(fitting, limits)
+    while recorder.waiting or recorder.running:
+        recorder.step(decode_alone=decode_alone)
+    num_tokens = sum(len(request.tokens) for request in fitting)
+    operations = recorder.operations
+    words = array.array("I", [MAGIC, VERSION, limits.block_size, limits.num_blocks])
+    words.extend([len(fitting), num_tokens, len(operations)])
+    for request in fitting:
+        words.extend([request.prompt_len, request.output_len])
+    for request in fitting:
+        words.extend(request.tokens)
+    return words + operations
+
+
+def write(path: Path, words: array.array[int]) -> None:
+    """Write the file in its own byte order, whatever the machine's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stored = words[:]
+    if sys.byteorder == "big":
+        stored.byteswap()
+    path.write_bytes(stored.tobytes())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record what the arguments ask for and say what it is."""
+    parser = argparse.ArgumentParser(prog="python -m benches.record", description=__doc__)
+    parser.add_argument("trace", type=Path, nargs="?", help="recorded requests, Mooncake's JSONL")
+    parser.add_argument("--decode", type=int, metavar="N", help="N requests decoding, no trace")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument(
+        "--blocks", type=int, help="of the pool (16384; with --decode 64 a request)"
+    )
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--budget", type=int, default=8192, help="tokens a step")
+    parser.add_argument("--max-running", type=int, help="256; with --decode N")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args(arguments)
+    if (asked.trace is None) == (asked.decode is None):
+        parser.error("name a trace or --decode N")
+    limits = Limits(
+        asked.blocks or (64 * asked.decode if asked.decode else 16_384),
+        asked.block_size,
+        asked.budget,
+        asked.max_running or asked.decode or 256,
+    )
+    requests = decoding(asked.decode) if asked.decode else traced(asked.trace, asked.requests)
+    words = record(requests, limits, decode_alone=asked.decode is not None)
+    write(asked.out, words)
+    left_out = len(requests) - words[4]
+    print(
+        f"{asked.out}: {words[4]} requests ({left_out} larger than the pool left out), "
+        f"{words[5]} tokens, {words[6]} words of operations"
+    )
+
+
+if __name__ == "__main__":
+    main()
