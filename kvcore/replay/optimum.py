@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no policy passes: Belady's MIN with bypass over the look-ups of a run.
+
+Rules: the full blocks of the prompts that a run admitted, in its order and one after the other,
+each prompt from its start. All usable blocks are cache, a block may be left out, and blocks are
+found one by one (no prefix need be there): so nothing that a manager can do finds more. What comes
+back after a preemption fills the cache again and counts nothing; the last block of a prompt that
+ends with it is filled and not looked up, as the manager leaves a token to compute.
+
+The blocks of one id are referenced together nearly always. An `Item` is a run of blocks that is
+referenced as a whole throughout, and the choices of MIN within an item are all alike: the next uses
+of its blocks follow each other, and those of two items never interleave. So what is cached of an
+item is its first blocks, evictions take its last, and one heap entry stands for all of them. The
+answer is exactly that of MIN block by block. Twin: none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+
+import attrs
+
+from kvcore.replay.prefix_tree import PrefixTree, shares
+
+_NEVER = 0
+"""No later use that counts; as the next use of a reference, which is never the first one."""
+
+
+@attrs.frozen
+class Item:
+    """Blocks [start, end) of those that belong to one prefix."""
+
+    start: int
+    end: int
+
+
+class LookUps:
+    """The look-ups of a run, kept until it is over: four bytes an id."""
+
+    def __init__(self, block_size: int, tree: PrefixTree | None = None) -> None:
+        self._block_size = block_size
+        self._tree = PrefixTree() if tree is None else tree
+        self._numbers = array("I")
+        self._lengths: list[tuple[int, int, bool]] = []
+
+    def add(self, ids: Sequence[int], num_tokens: int, unit: int, *, counts: bool = True) -> None:
+        """Note that a prompt was looked up. counts: not where it only comes back."""
+        self._numbers.extend(self._tree.numbers(ids, unit))
+        self._lengths.append((num_tokens, unit, counts))
+
+    def best_hit_tokens(self, num_blocks: int) -> int:
+        """The most tokens that a cache of so many blocks finds in these look-ups."""
+        items, counted, widths = self._references()
+        return _run(items, _next_uses(items, counted), counted, widths, num_blocks) * (
+            self._block_size
+        )
+
+    def _prefixes(self) -> Iterator[tuple[int, int, int, bool]]:
+        """Each prefix looked up: its number, full blocks, those to be found, whether it counts."""
+        position = 0
+        for num_tokens, unit, counts in self._lengths:
+            for share in shares(num_tokens, unit, self._block_size):
+                yield self._numbers[position], share.num_full, share.num_found, counts
+                position += 1
+
+    def _references(self) -> tuple[array[int], bytearray, array[int]]:
+        """The items referenced in order, whether each reference counts, and the items' widths."""
+        cuts: dict[int, set[int]] = {}
+        for number, full, found, _ in self._prefixes():
+            known = cuts.get(number)
+            if known is None:
+                cuts[number] = {full, found}
+            else:
+                known.add(full)
+                known.add(found)
+        ends, first_items, widths = {}, {}, array("I")
+        for number, places in cuts.items():
+            ends[number] = sorted(places - {0})
+            first_items[number] = len(widths)
+            widths.extend(b - a for a, b in zip([0, *ends[number]], ends[number], strict=False))
+        items, counted = array("I"), bytearray()
+        for number, full, found, counts in self._prefixes():
+            for item, end in enumerate(ends[number], first_items[number]):
+                if end > full:
+                    break
+                items.append(item)
+                counted.append(counts and end <= found)
+        return items, counted, widths
+
+
+def _next_uses(items: array[int], counted: bytearray) -> array[int]:
+    """For each reference the next one of the same item, _NEVER if there is none or it counts not.
+
+    A block that is filled again before it counts need not be kept till then.
+    """
+    following = array("Q", bytes(8 * len(items)))
+    newest: dict[int, int] = {}
+    for place in range(len(items) - 1, -1, -1):
+        item = items[place]
+        following[place] = newest.get(item, _NEVER)
+        newest[item] = place if counted[place] else _NEVER
+    return following
+
+
+def _run(
+    items: array[int],
+    following: array[int],
+    counted: bytearray,
+    widths: array[int],
+    num_blocks: int,
+) -> int:
+    """The blocks that MIN finds."""
+    cached, next_use = array("I", bytes(4 * len(widths))), array("Q", bytes(8 * len(widths)))
+    farthest: list[int] = []
+    num_free, num_hits = num_blocks, 0
+    for place, item in enumerate(items):
+        kept, use = cached[item], following[place]
+        if counted[place]:
+            num_hits += kept
+        next_use[item] = use
+        if use == _NEVER:
+            num_free += kept
+            cached[item] = 0
+            continue
+        taken = min(widths[item] - kept, num_free)
+        num_free -= taken
+        kept += taken
+        while kept < widths[item] and farthest:
+            last_use = -farthest[0]
+            other = items[last_use]
+            if next_use[other] != last_use or cached[other] == 0:
+                heappop(farthest)
+                continue
+            if last_use < use:
+                break
+            taken = min(widths[item] - kept, cached[other])
+            cached[other] -= taken
+            kept += taken
+        cached[item] = kept
+        if kept:
+            heappush(farthest, -use)
+    return num_hits

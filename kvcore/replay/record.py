@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replay counts while it runs, and the result made of it.
+
+Rules: memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
+thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. Twin: none.
+"""
+
+from __future__ import annotations
+
+from kvcore.config import Config
+from kvcore.replay.arrivals import Arrived
+from kvcore.replay.costs import NANO, Histogram, Meter
+from kvcore.replay.ideal import Ideal
+from kvcore.replay.optimum import LookUps
+from kvcore.replay.prefix_tree import PrefixTree
+from kvcore.replay.results import (
+    REFUSED_MAX,
+    SAMPLES_MAX,
+    Options,
+    Queueing,
+    RefusedRequest,
+    Result,
+    Sample,
+)
+from kvcore.replay.workload import TraceRequest
+
+
+class Samples:
+    """One sample of every so many steps, at most SAMPLES_MAX, the newest one always."""
+
+    def __init__(self) -> None:
+        self._kept: list[Sample] = []
+        self._stride = 1
+        self._newest: Sample | None = None
+
+    def add(self, sample: Sample) -> None:
+        """Take the sample of the next step."""
+        self._newest = sample
+        if sample.step % self._stride == 0:
+            self._kept.append(sample)
+            if len(self._kept) == SAMPLES_MAX:
+                self._stride *= 2
+                self._kept = self._kept[::2]
+
+    def all(self) -> tuple[Sample, ...]:
+        """Those kept, in order."""
+        last = self._newest
+        if last is None or last is self._kept[-1]:
+            return tuple(self._kept)
+        return (*self._kept, last)
+
+
+class Record:
+    """The counts of one run."""
+
+    def __init__(self, options: Options, config: Config) -> None:
+        self.finished = self.evictions = self.swaps = self.recomputed = self.steps = 0
+        self.hit_tokens = self.looked_up_tokens = 0
+        self.again_hit_tokens = self.again_looked_up_tokens = 0
+        self.output_tokens = 0
+        self.interrupted = False
+        self.samples = Samples()
+        self._options = options
+        self._config = config
+        self._prompt_tokens = 0
+        self._num_refused = 0
+        self._refused: list[RefusedRequest] = []
+        self._waits = Histogram()
+        tree = PrefixTree()
+        self._ideal = Ideal(options.block_size, tree) if options.bounds else None
+        self._look_ups = LookUps(options.block_size, tree) if options.bounds else None
+
+    @property
+    def preemptions(self) -> int:
+        """By recompute and by swap."""
+        return self.recomputed + self.swaps
+
+    def accept(self, arrived: Arrived) -> bool:
+        """Count a request that was read; False for one that the empty pool could not hold."""
+        request = arrived.request
+        self._prompt_tokens += request.prompt_len
+        num_tokens = request.prompt_len + max(0, request.output_len - 1)
+        needed, usable = self._config.blocks_for(num_tokens), self._config.num_usable_blocks
+        if needed <= usable:
+            return True
+        self._num_refused += 1
+        if len(self._refused) < REFUSED_MAX:
+            refused = RefusedRequest(
+                request=str(arrived.number),
+                line=request.line,
+                num_tokens=num_tokens,
+                needed_blocks=needed,
+                usable_blocks=usable,
+            )
+            self._refused.append(refused)
+        return False
+
+    def admitted(self, request: TraceRequest, waited: float, num_hit: int) -> None:
+        """Count a first look-up that was used, and the wait before it."""
+        self._waits.add(round(waited * NANO))
+        self.looked_up_tokens += request.prompt_len
+        self.hit_tokens += num_hit
+        if self._ideal is not None:
+            self._ideal.look_up(request.hash_ids, request.prompt_len, request.unit)
+        self._note(request, counts=True)
+
+    def admitted_again(self, request: TraceRequest, num_tokens: int, num_hit: int) -> None:
+        """Count the look-up of a request that was preempted, over all its tokens."""
+        self.again_looked_up_tokens += num_tokens
+        self.again_hit_tokens += num_hit
+        self._note(request, counts=False)
+
+    def swapped_in(self, request: TraceRequest) -> None:
+        """Note for the optimum that a request's blocks are back."""
+        self._note(request, counts=False)
+
+    def result(
+        self, trace: tuple[str, int], num_read: int, backend: str, now: float, meter: Meter
+    ) -> Result:
+        """All of it. trace: its name, and its skipped lines."""
+        best = None
+        if self._look_ups is not None:
+            best = self._look_ups.best_hit_tokens(self._config.num_usable_blocks)
+        waits = (self._waits.percentile(0.5), self._waits.percentile(0.99), self._waits.worst)
+        return Result(
+            trace=trace[0],
+            options=self._options,
+            backend=backend,
+            requests=num_read,
+            finished=self.finished,
+            num_refused=self._num_refused,
+            refused=tuple(self._refused),
+            skipped_lines=trace[1],
+            interrupted=self.interrupted,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self.output_tokens,
+            looked_up_tokens=self.looked_up_tokens,
+            hit_tokens=self.hit_tokens,
+            again_looked_up_tokens=self.again_looked_up_tokens,
+            again_hit_tokens=self.again_hit_tokens,
+            ideal_hit_tokens=None if self._ideal is None else self._ideal.hit_tokens,
+            optimum_hit_tokens=best,
+            evictions=self.evictions,
+            preemptions=self.preemptions,
+            swaps=self.swaps,
+            steps=self.steps,
+            virtual_seconds=now,
+            queueing=Queueing(*(each / NANO for each in waits)),
+            samples=self.samples.all(),
+            costs=meter.costs(),
+        )
+
+    def _note(self, request: TraceRequest, *, counts: bool) -> None:
+        if self._look_ups is not None:
+            ids, num_tokens = request.hash_ids, request.prompt_len
+            self._look_ups.add(ids, num_tokens, request.unit, counts=counts)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of requests, read line by line: Mooncake JSONL, and Qwen-Bailian's.
+
+Rules: one line is held at a time, and none longer than LINE_BYTES_MAX. A line is checked before it
+is a request; a bad one raises its error, or is counted and left out (`skip_bad`). Blank lines mean
+nothing. Which form a file has, its first good line says: Bailian's requests have a `chat_id`,
+timestamps in seconds and 16 tokens an id; Mooncake's milliseconds and 512. Twin: none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import msgspec
+
+from kvcore.replay.errors import (
+    BadLine,
+    EmptyTrace,
+    LengthsDiffer,
+    LineTooLong,
+    MissingField,
+    NotAnObject,
+    NotJSON,
+    OutOfRange,
+    TimeRunsBackwards,
+    UnreadableTrace,
+    WrongKind,
+)
+from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
+
+LINE_BYTES_MAX = 2**26
+LENGTH_MAX = 2**62
+NUM_EXAMPLES = 10
+STDIN = "-"
+_SHOWN = 40
+
+
+class Row(msgspec.Struct):
+    """What a line holds; other fields are left alone."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+    chat_id: Any = None
+
+
+_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+class TraceReader:
+    """The requests of a trace, in its order, read while they are asked for.
+
+    source: a path, "-" for standard input, or an open binary file (which can be read once). name:
+    what errors call it. num_skipped, examples: bad lines that were left out since the reading
+    began, and what was wrong with the first of them. position, size: bytes read, and bytes there
+    are (None for what is no file). Raises, while it is read: UnreadableTrace, EmptyTrace, BadLine.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        skip_bad: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self._source = source
+        self._skip_bad = skip_bad
+        self.name = _name(source) if name is None else name
+        self.size = _size(source)
+        self.num_skipped = 0
+        self.num_lines = 0
+        self.position = 0
+        self.examples: list[BadLine] = []
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        self.num_skipped = self.num_lines = self.position = 0
+        self.examples = []
+        try:
+            if isinstance(self._source, str | os.PathLike):
+                if self._source == STDIN:
+                    yield from self._requests(sys.stdin.buffer)
+                else:
+                    with Path(self._source).open("rb") as file:
+                        yield from self._requests(file)
+            else:
+                yield from self._requests(self._source)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreadableTrace(file=self.name, reason=reason) from None
+
+    def _requests(self, file: BinaryIO) -> Iterator[TraceRequest]:
+        decoder = msgspec.json.Decoder(Row)
+        is_bailian: bool | None = None
+        newest, before = -1.0, 0.0
+        found = False
+        for line in self._lines(file):
+            try:
+                row = self._decode(decoder, line)
+                bailian = row.chat_id is not None if is_bailian is None else is_bailian
+                request = self._check(row, bailian)
+                if request.arrival < newest:
+                    self._raise(TimeRunsBackwards, value=row.timestamp, before=before)
+            except BadLine as error:
+                if not self._skip_bad:
+                    raise
+                self.num_skipped += 1
+                if len(self.examples) < NUM_EXAMPLES:
+                    self.examples.append(error)
+                continue
+            is_bailian, newest, before, found = bailian, request.arrival, row.timestamp, True
+            yield request
+        if not found:
+            raise EmptyTrace(file=self.name, num_lines=self.num_lines, num_skipped=self.num_skipped)
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes | None]:
+        """The lines that are not blank; None for one that is too long."""
+        while line := file.readline(LINE_BYTES_MAX):
+            self.num_lines += 1
+            self.position += len(line)
+            if len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
+                rest = file.readline(LINE_BYTES_MAX)
+                too_long = bool(rest.strip())
+                while rest and not rest.endswith(b"\n"):
+                    self.position += len(rest)
+                    rest = file.readline(LINE_BYTES_MAX)
+                self.position += len(rest)
+                if too_long:
+                    yield None
+                    continue
+            if not line.isspace():
+                yield line
+
+    def _decode(self, decoder: msgspec.json.Decoder[Row], line: bytes | None) -> Row:
+        if line is None:
+            self._raise(LineTooLong, most=LINE_BYTES_MAX)
+        try:
+            return decoder.decode(line)
+        except msgspec.ValidationError as error:
+            self._explain(line, str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self._raise(NotJSON, reason=str(error))
+
+    def _explain(self, line: bytes, said: str) -> NoReturn:
+        """Raise what is wrong with JSON that is no request. said: what the decoder thinks of it."""
+        values = msgspec.json.decode(line)
+        if not isinstance(values, dict):
+            self._raise(NotAnObject, value=_shown(values))
+        for field in _FIELDS:
+            if field not in values:
+                self._raise(MissingField, field=field)
+        for field in ("input_length", "output_length"):
+            if type(values[field]) is not int:
+                self._raise(
+                    WrongKind, field=field, expected="an integer", value=_shown(values[field])
+                )
+        if type(values["timestamp"]) not in (int, float):
+            value = _shown(values["timestamp"])
+            self._raise(WrongKind, field="timestamp", expected="a number", value=value)
+        value = _shown(values["hash_ids"])
+        self._raise(
+            WrongKind, field="hash_ids", expected=f"a list of integers ({said})", value=value
+        )
+
+    def _check(self, row: Row, bailian: bool) -> TraceRequest:
+        unit = BAILIAN_UNIT if bailian else MOONCAKE_UNIT
+        limits = (
+            ("timestamp", row.timestamp, 0),
+            ("input_length", row.input_length, 1),
+            ("output_length", row.output_length, 0),
+        )
+        for field, value, least in limits:
+            if not least <= value <= LENGTH_MAX:
+                expected = f"at least {least}" if value < least else f"at most {LENGTH_MAX}"
+                self._raise(OutOfRange, field=field, value=value, expected=expected)
+        expected_ids = -(-row.input_length // unit)
+        if len(row.hash_ids) != expected_ids:
+            self._raise(
+                LengthsDiffer,
+                input_length=row.input_length,
+                expected=expected_ids,
+                unit=unit,
+                found=len(row.hash_ids),
+            )
+        try:
+            ids = array("Q", row.hash_ids)
+        except OverflowError:
+            bad = next(each for each in row.hash_ids if not 0 <= each < 2**64)
+            self._raise(OutOfRange, field="an id", value=bad, expected="from 0 to 2**64 - 1")
+        arrival = row.timestamp if bailian else row.timestamp / 1000
+        return TraceRequest(self.num_lines, arrival, row.input_length, row.output_length, ids, unit)
+
+    def _raise(self, kind: type[BadLine], **fields: object) -> NoReturn:
+        raise kind(file=self.name, line=self.num_lines, **fields) from None
+
+
+def _name(source: str | os.PathLike[str] | BinaryIO) -> str:
+    if source == STDIN:
+        return "standard input"
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return str(getattr(source, "name", "the trace"))
+
+
+def _size(source: str | os.PathLike[str] | BinaryIO) -> int | None:
+    if source == STDIN or not isinstance(source, str | os.PathLike):
+        return None
+    path = Path(source)
+    return path.stat().st_size if path.is_file() else None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
