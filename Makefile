@@ -69,8 +69,9 @@ bench: setup ## measure the twin, the Python API, the engine and the copies
 	@set -e; for file in benches/*.py; do \
 		echo "== $$file"; $(BIN)/python -m benches.$$(basename "$$file" .py); done
 
-gpu-check: setup ## the tests that need a CUDA device; skips with the reason elsewhere
+gpu-check: setup ## test and measure on a CUDA device; says so where there is none
 	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/python -m benches.gpu
 
 stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels that copy or zero whole pages, one launch for any number of them.
+"""Triton kernels that copy or zero whole pages, and write table entries, one launch for any number.
 
 Rules: pages are the `pieces` view of a tier, [num_pieces, num_blocks, words]; ids are int64 on the
 GPU. Source or target of a copy may lie in pinned host memory, which a GPU reads and writes in
@@ -15,6 +15,8 @@ from torch import Tensor
 
 # Words a program copies: 8 KiB of int64, 64 bytes a thread of 4 warps.
 CHUNK_WORDS = 1024
+# Table entries a program writes: one a thread of 4 warps.
+CHUNK_ENTRIES = 128
 
 
 def copy_pages(source: Tensor, target: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -42,6 +44,18 @@ def zero_pages(target: Tensor, targets: Tensor) -> None:
     _zero_pages[grid](target, targets, num_blocks, words, chunk=CHUNK_WORDS)
 
 
+def write_entries(target: Tensor, entries: Tensor) -> None:
+    """Write entries[1, i] at the flat place entries[0, i] of target, for every i at once.
+
+    target: contiguous, any integer dtype. entries: [2, n] int64, no place twice. The caller has
+    checked the places (BlockTables.plan).
+    """
+    count = entries.shape[1]
+    if count:
+        grid = (triton.cdiv(count, CHUNK_ENTRIES),)
+        _write_entries[grid](target, entries, count, chunk=CHUNK_ENTRIES)
+
+
 @triton.jit  # type: ignore[untyped-decorator]  # ships no types
 def _copy_pages(  # type: ignore[no-untyped-def]  # Triton values
     source, target, sources, targets, source_blocks, target_blocks, words, chunk: tl.constexpr
@@ -64,3 +78,13 @@ def _zero_pages(  # type: ignore[no-untyped-def]  # Triton values
     words_here = tl.program_id(2) * chunk + tl.arange(0, chunk)
     page = piece * target_blocks + tl.load(targets + tl.program_id(0))
     tl.store(target + page * words + words_here, 0, mask=words_here < words)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # ships no types
+def _write_entries(  # type: ignore[no-untyped-def]  # Triton values
+    target, entries, count, chunk: tl.constexpr
+):
+    at = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    inside = at < count
+    places = tl.load(entries + at, mask=inside)
+    tl.store(target + places, tl.load(entries + count + at, mask=inside), mask=inside)

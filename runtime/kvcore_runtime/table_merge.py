@@ -9,6 +9,8 @@ are int64 on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 from torch import Tensor
@@ -83,6 +85,21 @@ def merge(group: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> Tabl
         rows=rows,
         lengths=after,
     )
+
+
+def entries_of(planned: Sequence[TableChange], group_size: int, cleared_to: int) -> Tensor:
+    """All changes of a batch as what is written where: [2, n], flat places, then values.
+
+    group_size: entries of one group's table. cleared_to: the value of a cleared place. No place is
+    there twice, so the writes may run in any order.
+    """
+    places, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for change in planned:
+        first = change.group * group_size
+        cleared = change.cleared[~torch.isin(change.cleared, change.places)]
+        places += [first + cleared, first + change.places]
+        values += [torch.full_like(cleared, cleared_to), change.blocks]
+    return torch.stack([torch.cat(places), torch.cat(values)])
 
 
 def _last_of_each_place(changes: Tensor, set_order: Tensor, max_blocks: int) -> Tensor:

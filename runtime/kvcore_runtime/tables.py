@@ -23,7 +23,16 @@ from kvcore_runtime.cache_errors import (
     SlotsOverflow,
     TableOutOfRange,
 )
-from kvcore_runtime.table_merge import BLOCK, GROUP, KIND, PLACE, ROW, TableChange, merge
+from kvcore_runtime.table_merge import (
+    BLOCK,
+    GROUP,
+    KIND,
+    PLACE,
+    ROW,
+    TableChange,
+    entries_of,
+    merge,
+)
 
 PADDING_BLOCK = 0
 
@@ -99,14 +108,18 @@ class BlockTables:
         return planned
 
     def commit(self, planned: Sequence[TableChange]) -> None:
-        """Carry out planned changes in place, on the current stream."""
+        """Carry out planned changes in place, on the current stream; on a GPU in one launch."""
+        if planned and self.device.type == "cuda":
+            from kvcore_runtime import kernels  # Triton is imported only where there is a GPU.
+
+            entries = entries_of(planned, self.blocks[0].numel(), PADDING_BLOCK)
+            with torch.cuda.device(self.device):
+                kernels.write_entries(self.blocks, self._send(entries))
         for change in planned:
-            flat = self.blocks[change.group].view(-1)
-            if change.cleared.numel():
-                flat.index_fill_(0, self._send(change.cleared), PADDING_BLOCK)
-            if change.places.numel():
-                blocks = self._send(change.blocks.to(torch.int32))
-                flat.index_copy_(0, self._send(change.places), blocks)
+            if self.device.type != "cuda":
+                flat = self.blocks[change.group].view(-1)
+                flat.index_fill_(0, change.cleared, PADDING_BLOCK)
+                flat.index_copy_(0, change.places, change.blocks.to(torch.int32))
             lengths = change.lengths.to(torch.int32)
             self.lengths[change.group].index_copy_(0, change.rows, lengths)
 

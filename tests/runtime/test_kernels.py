@@ -18,7 +18,12 @@ import torch
 from kvcore_runtime import kernels
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.table_merge import entries_of
+from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.apply import batch_columns
+from kvcore.commands import CutTable, SetTable, close
 
+kernels.CHUNK_ENTRIES = 4
 kernels.CHUNK_WORDS = 16
 checked = 0
 for order in ("block_major", "layer_major"):
@@ -49,6 +54,21 @@ for order in ("block_major", "layer_major"):
         kernels.zero_pages(cache.blocks.pieces, none)
         assert torch.equal(cache.blocks.data, expected), (order, dtype)
         checked += 1
+tables = BlockTables(3, 5, 8, 2, num_groups=2)
+for commands in (
+    [SetTable(row, group, at, 7 + at) for row in (0, 2) for group in (0, 1) for at in (0, 1)],
+    [CutTable(2, 0, 0), SetTable(2, 0, 0, 9), CutTable(0, 1, 1), SetTable(1, 1, 0, 4)],
+):
+    planned = tables.plan(batch_columns(close(0, commands)))
+    entries = entries_of(planned, tables.blocks[0].numel(), 0)
+    written = tables.blocks.clone()
+    kernels.write_entries(written, entries)
+    tables.commit(planned)
+    assert torch.equal(written, tables.blocks), commands
+    assert entries[0].unique().numel() == entries.shape[1]
+    checked += 1
+kernels.write_entries(written, entries[:, :0])
+assert torch.equal(written, tables.blocks)
 print("checked", checked)
 """
 
@@ -67,4 +87,4 @@ def test_kernels_equal_indexing_under_the_interpreter() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "checked 24\n"
+    assert done.stdout == "checked 26\n"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CUDA device takes for the commands of a batch, as shares of its own bandwidth.
+
+Run: `make gpu-check`, or `python -m benches.gpu`. Rules: each side is one call over the same memory
+(random pages; one contiguous operation of as many bytes), both are queued in turns on one stream
+and timed by the device's events; a share is the median over rounds of (contiguous time / pages'
+time): 1.0 is the device's own copy speed, or that of its bus for swaps. Goal: 0.9. Without a CUDA
+device it says so. `--device cpu` measures by the clock, to try the program itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import attrs
+import torch
+from kvcore_runtime.apply import Runtime
+from kvcore_runtime.cache import Cache
+from kvcore_runtime.copies import copy_blocks, swap_in, swap_out, zero_blocks
+from kvcore_runtime.tables import BlockTables
+
+from benches.copies import page_layout
+from kvcore.commands import Batch, Command, CopyOnWrite, SetTable, SwapIn, SwapOut, Zero, close
+
+PAGE_KIB = (2048, 64)
+GOAL = 0.9
+RUNNING = 1024
+TABLE_BLOCKS = 512
+
+Operation = Callable[[], object]
+
+
+@attrs.frozen(kw_only=True)
+class Timer:
+    """Seconds that an operation takes on a device."""
+
+    device: torch.device
+
+    def seconds(self, work: Operation) -> float:
+        """Run the work and wait for it."""
+        if self.device.type != "cuda":
+            begin = time.perf_counter()
+            work()
+            return time.perf_counter() - begin
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def share(self, whole: Operation, pages: Operation, rounds: int) -> tuple[float, float]:
+        """Median of (whole's time / pages' time), and the median seconds of pages."""
+        whole(), pages()
+        shares, taken = [], []
+        for turn in range(rounds):
+            order = (whole, pages) if turn % 2 else (pages, whole)
+            times = {each: self.seconds(each) for each in order}
+            shares.append(times[whole] / times[pages])
+            taken.append(times[pages])
+        return statistics.median(shares), statistics.median(taken)
+
+
+def measure_pages(timer: Timer, page_kib: int, num_pages: int, rounds: int) -> None:
+    """Print the shares of copy-on-write, swaps and zeros of so many pages."""
+    cache = Cache(page_layout(page_kib, "block_major"), 2 * num_pages, num_pages, timer.device)
+    placed = random.Random(0)
+    blocks = placed.sample(range(2 * num_pages), 2 * num_pages)
+    sources, targets = blocks[:num_pages], blocks[num_pages:]
+    hosts = placed.sample(range(num_pages), num_pages)
+    device, host = cache.blocks.pieces.view(-1), cache.host_blocks.pieces.view(-1)
+    for memory in (device, host):
+        memory.fill_(1)
+    half = device[: device.numel() // 2]
+    pairs: dict[str, tuple[Operation, Operation]] = {
+        "copy-on-write": (
+            lambda: device[half.numel() :].copy_(half),
+            lambda: copy_blocks(cache, sources, targets),
+        ),
+        "zero": (lambda: half.zero_(), lambda: zero_blocks(cache, targets)),
+        "swap out": (
+            lambda: host.copy_(half, non_blocking=True),
+            lambda: swap_out(cache, sources, hosts),
+        ),
+        "swap in": (
+            lambda: half.copy_(host, non_blocking=True),
+            lambda: swap_in(cache, hosts, targets),
+        ),
+    }
+    for name, (whole, pages) in pairs.items():
+        share, seconds = timer.share(whole, pages, rounds)
+        moved = num_pages * page_kib / 1024 / 1024
+        print(
+            f"{name:14} {num_pages:5} pages of {page_kib:5} KiB: {share:5.2f} of one contiguous "
+            f"operation (goal {GOAL}), {moved / seconds:8.1f} GiB/s of pages"
+        )
+
+
+def measure_tables(timer: Timer, rounds: int) -> None:
+    """Print what the table commands of a decode step of all running requests take."""
+    tables = BlockTables(RUNNING, TABLE_BLOCKS, RUNNING, 16, device=timer.device)
+    runtime = Runtime(Cache(page_layout(8, "block_major"), RUNNING + 1, 1, timer.device), tables)
+    device, clock = [], []
+    for place in range(min(rounds + 1, TABLE_BLOCKS)):
+        batch = close(place, [SetTable(row, 0, place, row + 1) for row in range(RUNNING)])
+        begin = time.perf_counter()
+        device.append(timer.seconds(lambda batch=batch: runtime.apply(batch)))  # type: ignore[misc]
+        clock.append(time.perf_counter() - begin)
+    print(
+        f"tables: one entry for each of {RUNNING} requests: {statistics.median(device) * 1e6:.0f} "
+        f"us on the device's stream, {statistics.median(clock) * 1e6:.0f} us of the caller"
+    )
+
+
+def busy_batch() -> Batch:
+    """A batch with copies, swaps both ways, zeros and table changes."""
+    commands: list[Command] = [SwapOut(1, 0), SwapOut(2, 1), SwapIn(3, 3), SwapIn(4, 4)]
+    commands += [CopyOnWrite(5, 6), Zero(7)]
+    return close(0, commands + [SetTable(row, 0, 0, row + 1) for row in range(64)])
+
+
+def count_launches(device: torch.device) -> None:
+    """Print the kernels and transfers that one batch of every kind queues."""
+    for page_kib in PAGE_KIB:
+        tables = BlockTables(64, 4, 64, 16, device=device)
+        runtime = Runtime(Cache(page_layout(page_kib, "block_major"), 80, 8, device), tables)
+        runtime.apply(busy_batch())  # compiles
+        runtime.apply(attrs.evolve(busy_batch(), number=1))
+        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as profile:
+            runtime.apply(attrs.evolve(busy_batch(), number=2))
+            runtime.cache.synchronize()
+        queued = [each.name for each in profile.events() if each.device_type.name == "CUDA"]
+        transfers = sum("emcpy" in name for name in queued)
+        print(
+            f"a batch of 2 + 2 swaps, a copy, a zero and 64 table entries, pages of {page_kib} "
+            f"KiB: {len(queued) - transfers} launches, {transfers} transfers"
+        )
+
+
+def main() -> None:
+    """Print the figures, or that there is no device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the program")
+    parser.add_argument("--pages", type=int, default=1000, help="pages a call")
+    parser.add_argument("--rounds", type=int, default=21, help="measurements a line")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("benches.gpu: there is no CUDA device here, nothing is measured")
+        return
+    torch.set_num_threads(1)
+    timer = Timer(device=torch.device(options.device))
+    if options.device == "cuda":
+        print(torch.cuda.get_device_name())
+    for page_kib in PAGE_KIB:
+        measure_pages(timer, page_kib, options.pages, options.rounds)
+    measure_tables(timer, options.rounds)
+    if options.device == "cuda":
+        count_launches(timer.device)
+
+
+if __name__ == "__main__":
+    main()
