@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a whole list of an engine's operations costs, by phase.
+//!
+//! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|xxh3] [--rounds N] [--blocks N]
+//! [--policy lru|uncached_first] [FILE]...`; without a file, on a list that is made here. A file is
+//! one that `python -m benches.record` wrote. CPU time of the thread, net of the clock's own; of each
+//! phase the least over rounds. `--test` runs a small list once.
+
+mod operations;
+
+use std::hint::black_box;
+use std::path::Path;
+use std::time::Duration;
+
+use cpu_time::ThreadTime;
+use kvcore::allocate::{Requests, allocate_slots, append};
+use kvcore::asked::{Asked, AskedHit};
+use kvcore::batch::take_batch;
+use kvcore::config::{Config, Eviction};
+use kvcore::hashing::Hashing;
+use kvcore::queries::get_computed_blocks;
+use kvcore::release::free;
+use kvcore::requests::{add_request, remove_request};
+use kvcore::state::{State, make_state};
+use kvcore::values::Request;
+use operations::{List, Operation};
+
+const PHASES: [&str; 6] = ["add", "look up", "allocate", "append", "take_batch", "free"];
+const ADD: usize = 0;
+const LOOK_UP: usize = 1;
+const ALLOCATE: usize = 2;
+const APPEND: usize = 3;
+const TAKE: usize = 4;
+const FREE: usize = 5;
+
+fn main() {
+    let options = Options::read();
+    for list in &options.lists {
+        let best = (0..options.rounds).map(|_| replay(list, &options)).reduce(Run::least);
+        best.expect("there is a round").print(list);
+    }
+}
+
+/// What the command line asks for.
+struct Options {
+    hashing: Hashing,
+    eviction: Eviction,
+    rounds: usize,
+    blocks: Option<u32>,
+    lists: Vec<List>,
+}
+
+impl Options {
+    fn read() -> Options {
+        let mut options = Options {
+            hashing: Hashing::Sha256Cbor,
+            eviction: Eviction::Lru,
+            rounds: 7,
+            blocks: None,
+            lists: Vec::new(),
+        };
+        let mut arguments = std::env::args().skip(1);
+        let mut is_test = false;
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().expect("an option has a value");
+            match argument.as_str() {
+                "--bench" => {}
+                "--test" => is_test = true,
+                "--hash" => options.hashing = hashing_of(&value()),
+                "--policy" => options.eviction = eviction_of(&value()),
+                "--rounds" => options.rounds = value().parse().expect("rounds are a number"),
+                "--blocks" => options.blocks = value().parse().ok(),
+                file => options.lists.push(List::read(Path::new(file))),
+            }
+        }
+        if options.lists.is_empty() {
+            let (requests, blocks) = if is_test { (10, 2_048) } else { (300, 16_384) };
+            options.lists.push(List::conversations(requests, blocks, 16));
+        }
+        options.rounds = if is_test { 1 } else { options.rounds };
+        options
+    }
+}
+
+fn hashing_of(name: &str) -> Hashing {
+    match name {
+        "sha256_cbor" => Hashing::Sha256Cbor,
+        "sha256" => Hashing::Sha256,
+        "xxh3" => Hashing::Xxh3,
+        _ => panic!("no hashing is called {name}"),
+    }
+}
+
+fn eviction_of(name: &str) -> Eviction {
+    match name {
+        "lru" => Eviction::Lru,
+        "uncached_first" => Eviction::UncachedFirst,
+        _ => panic!("no policy is called {name}"),
+    }
+}
+
+/// What one run cost and found.
+struct Run {
+    times: [Duration; 6],
+    /// The manager's time of each step, rising.
+    steps: Vec<Duration>,
+    blocks: usize,
+    appended: usize,
+    hit_tokens: u64,
+    /// Resident kilobytes that the state took: before the run, and with it.
+    memory: [usize; 2],
+}
+
+impl Run {
+    fn least(mut self, other: Run) -> Run {
+        for (time, other) in self.times.iter_mut().zip(other.times) {
+            *time = other.min(*time);
+        }
+        for (time, other) in self.steps.iter_mut().zip(&other.steps) {
+            *time = (*other).min(*time);
+        }
+        self
+    }
+
+    fn print(&self, list: &List) {
+        let Run { times, steps, blocks, appended, hit_tokens, memory } = self;
+        println!(
+            "{} requests, {blocks} prompt blocks, {appended} appends, {} steps; pool {}: {hit_tokens} hit tokens",
+            list.num_requests(),
+            steps.len(),
+            list.num_blocks
+        );
+        for (name, time) in PHASES.iter().zip(times) {
+            let count = if *name == "append" { appended } else { blocks };
+            let each = time.as_nanos() as f64 / *count as f64;
+            println!("  {name:<12} {:>9.3} ms {each:>8.1} ns", 1e3 * time.as_secs_f64());
+        }
+        let total: Duration = times.iter().sum();
+        println!("  {:<12} {:>9.3} ms", "total", 1e3 * total.as_secs_f64());
+        let at =
+            |share: f64| 1e3 * steps[(share * (steps.len() - 1) as f64) as usize].as_secs_f64();
+        println!(
+            "  step ms: median {:.3}, 99.9th percentile {:.3}, worst {:.3}",
+            at(0.5),
+            at(0.999),
+            at(1.0)
+        );
+        println!("  memory MB: {:.1}, {:.1}", memory[0] as f64 / 1e3, memory[1] as f64 / 1e3);
+    }
+}
+
+/// A manager that replays a list.
+struct Replay<'a> {
+    list: &'a List,
+    state: State,
+    ids: Vec<String>,
+    rows: Vec<u32>,
+    appended: Vec<usize>,
+    computed: Vec<u32>,
+    /// The hit of each request that was looked up, until it is allocated.
+    hits: Vec<Option<AskedHit>>,
+    times: [Duration; 6],
+    hit_tokens: u64,
+    clock: Duration,
+}
+
+fn replay(list: &List, options: &Options) -> Run {
+    let memory = resident();
+    let num_blocks = options.blocks.unwrap_or(list.num_blocks);
+    let mut config = Config::new(num_blocks, list.block_size, b"vllm-none-hash");
+    (config.hashing, config.eviction) = (options.hashing, options.eviction);
+    let state = make_state(config).expect("the sizes are right");
+    let made = resident();
+    let count = list.num_requests();
+    let mut replay = Replay {
+        list,
+        state,
+        ids: (0..count).map(|number| format!("request-{number}")).collect(),
+        rows: vec![0; count],
+        appended: vec![0; count],
+        computed: vec![0; count],
+        hits: vec![None; count],
+        times: [Duration::ZERO; 6],
+        hit_tokens: 0,
+        clock: clock_cost(),
+    };
+    let mut steps = Vec::new();
+    let mut before = Duration::ZERO;
+    for operation in list.operations() {
+        replay.apply(operation);
+        if let Operation::Step = operation {
+            let total = replay.times.iter().sum();
+            steps.push(total - before);
+            before = total;
+        }
+    }
+    steps.sort_unstable();
+    Run {
+        times: replay.times,
+        steps,
+        blocks: (0..count).map(|one| list.prompt(one).len() / list.block_size as usize).sum(),
+        appended: (0..count).map(|one| list.output(one).len()).sum(),
+        hit_tokens: replay.hit_tokens,
+        memory: [made - memory, resident() - memory],
+    }
+}
+
+impl Replay<'_> {
+    fn time<T>(&mut self, phase: usize, call: impl FnOnce(&mut Self) -> T) -> T {
+        let start = ThreadTime::now();
+        let result = call(self);
+        self.times[phase] += start.elapsed().saturating_sub(self.clock);
+        result
+    }
+
+    fn apply(&mut self, operation: Operation<'_>) {
+        match operation {
+            Operation::Step => {
+                let batch = self.time(TAKE, |this| take_batch(&mut this.state));
+                black_box(batch.expect("no batch is in flight"));
+            }
+            Operation::Add(request) => {
+                let list = self.list;
+                self.rows[request] = self.time(ADD, |this| {
+                    let request = Request::new(&this.ids[request], list.prompt(request));
+                    add_request(&mut this.state, request).expect("the id is new").0
+                });
+            }
+            Operation::Prefill(request, end) => self.prefill(request, end),
+            Operation::Decode(requests) => self.decode(requests),
+            Operation::Preempt(request) => {
+                (self.computed[request], self.hits[request]) = (0, None);
+                self.time(FREE, |this| free(&mut this.state, &this.ids[request]))
+                    .expect("nobody counts on it");
+            }
+            Operation::Finish(request) => self.time(FREE, |this| {
+                free(&mut this.state, &this.ids[request]).expect("nobody counts on it");
+                remove_request(&mut this.state, &this.ids[request]).expect("it holds nothing");
+            }),
+        }
+    }
+
+    fn prefill(&mut self, request: usize, end: u32) {
+        if self.computed[request] == 0 {
+            let hit = self.time(LOOK_UP, |this| {
+                get_computed_blocks(&this.state, &this.ids[request]).expect("it is known")
+            });
+            self.hit_tokens += u64::from(hit.num_tokens);
+            self.computed[request] = hit.num_tokens;
+            self.hits[request] = Some((&hit).into());
+        }
+        if end > self.computed[request] {
+            let num_new_tokens = i64::from(end - self.computed[request]);
+            let asked =
+                Asked { num_new_tokens, hit: self.hits[request].take(), ..Asked::default() };
+            let got = self
+                .time(ALLOCATE, |this| allocate_slots(&mut this.state, &this.ids[request], &asked));
+            black_box(got.expect("the arguments are right").expect("the pool has room"));
+            self.computed[request] = end;
+        }
+    }
+
+    fn decode(&mut self, requests: &[u32]) {
+        let rows: Vec<u32> = requests.iter().map(|&one| self.rows[one as usize]).collect();
+        let next = |&one: &u32| {
+            let place = &mut self.appended[one as usize];
+            *place += 1;
+            self.list.output(one as usize)[*place - 1]
+        };
+        let tokens: Vec<u32> = requests.iter().map(next).collect();
+        let done =
+            self.time(APPEND, |this| append(&mut this.state, Requests::Rows(&rows), &tokens));
+        assert!(done.expect("the rows are known").refused.is_none(), "the pool has room");
+    }
+}
+
+/// What one reading of the clock adds to what it times.
+fn clock_cost() -> Duration {
+    (0..1_000).map(|_| ThreadTime::now().elapsed()).min().unwrap_or_default()
+}
+
+/// Kilobytes of this process that are in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
