@@ -16,7 +16,6 @@ from typing import Protocol
 
 import attrs
 
-from kvcore.check.simulate.prefixes import Nodes
 from kvcore.commands import Batch
 from kvcore.config import Config
 
@@ -40,7 +39,7 @@ class Pass:
     loaded: int
     end: int
     num_slots: int
-    nodes: Nodes
+    nodes: Sequence[int]
     failed: int | None = None
 
 
@@ -55,7 +54,7 @@ class Plan:
     config: Config
     num_rows: int
     num_tokens: int
-    contents: Callable[[bytes], Nodes]
+    contents: Callable[[bytes], Sequence[int]]
 
 
 class Device(Protocol):
@@ -67,7 +66,7 @@ class Device(Protocol):
     def forward(self, passes: Sequence[Pass]) -> None:
         """Play the forward pass of the batch that was applied last."""
 
-    def arrive(self, operation: int, nodes: Nodes | None) -> None:
+    def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """Finish a load that was applied: these numbers fill its block; None: it failed."""
 
 

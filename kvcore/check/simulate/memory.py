@@ -16,7 +16,7 @@ from typing import TypeVar
 import attrs
 
 from kvcore.check.simulate.device import EMPTY, RUBBISH, SPOILT, ZERO, Pass
-from kvcore.check.simulate.prefixes import Nodes, Prefixes
+from kvcore.check.simulate.prefixes import Prefixes
 from kvcore.commands import (
     KEY_FIELDS,
     Allocate,
@@ -149,7 +149,7 @@ class Memory:
                 self._unfilled.discard(c)
                 self._loads[a] = (c, key)
 
-    def arrive(self, operation: int, nodes: Nodes | None) -> None:
+    def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """Fill the block of a load that was applied, or spoil it."""
         if operation not in self._loads:
             return
@@ -180,7 +180,9 @@ class Memory:
                 self.check_request(each.request_id, each.row, each.nodes, each.loaded, each.end)
         self._forgiving = False
 
-    def check_request(self, name: str, row: int, nodes: Nodes, query: int, end: int) -> None:
+    def check_request(
+        self, name: str, row: int, nodes: Sequence[int], query: int, end: int
+    ) -> None:
         """Raise InvariantViolation (KV-READ) unless all that the queries from one on see, up to a
         position, is there.
         """
@@ -190,7 +192,7 @@ class Memory:
             self.check_table(name, index, table, nodes, (first, end), self._pages)
 
     def check_host(
-        self, name: str, tables: Sequence[Sequence[int]], nodes: Nodes, query: int, end: int
+        self, name: str, tables: Sequence[Sequence[int]], nodes: Sequence[int], query: int, end: int
     ) -> None:
         """The same of a request that is swapped out, whose tables name host blocks."""
         for index, group in enumerate(self._config.groups):
@@ -202,7 +204,7 @@ class Memory:
         name: str,
         index: int,
         table: Sequence[int],
-        nodes: Nodes,
+        nodes: Sequence[int],
         seen: tuple[int, int],
         pages: list[Page],
     ) -> None:
@@ -216,7 +218,7 @@ class Memory:
             page = pages[table[position]]
             start = position * size
             held = page.slots[low - start : high - start]
-            wanted = nodes[low:high]
+            wanted = list(nodes[low:high])
             forgiven = self._forgiving and _only_spoilt(held, wanted)
             if (held != wanted and not forgiven) or page.group != index:
                 pairs = enumerate(zip(held, wanted, strict=True))
@@ -246,8 +248,8 @@ class Memory:
     def _write(self, each: Pass) -> None:
         bad = each.loaded if each.failed is None else each.failed
         rest = each.num_slots - each.end
-        content = each.nodes[each.start : bad] + [SPOILT] * (each.loaded - bad)
-        content += each.nodes[each.loaded : each.end] + [RUBBISH] * rest
+        content = [*each.nodes[each.start : bad], *[SPOILT] * (each.loaded - bad)]
+        content += [*each.nodes[each.loaded : each.end], *[RUBBISH] * rest]
         for index, group in enumerate(self._config.groups):
             table = self.tables.get((each.row, index), [])
             self._fill(table, index, group, each.start, content)
