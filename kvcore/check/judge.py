@@ -20,12 +20,15 @@ from kvcore.check.model import Broken, Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.prefixes import Prefixes
 from kvcore.check.properties import BrokenProperty, Property, select
+from kvcore.check.transitions import hit_of
 from kvcore.check.world import World
 from kvcore.commands import SetTable, segments
+from kvcore.config import Config
 from kvcore.errors import InvariantViolation
+from kvcore.hits import aligned
 from kvcore.queries import get_computed_blocks
 from kvcore.state import State
-from kvcore.values import Appended, Outcome, Refused
+from kvcore.values import Appended, Hit, Outcome, Refused
 
 T = TypeVar("T")
 Notes = Counter[tuple[str, str]]
@@ -215,6 +218,19 @@ def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
         if isinstance(command, SetTable) and command.block < first:
             notes["goal", "trim"] += 1
             break
+    hit = hit_of(call)
+    if hit is not None and not isinstance(outcome.value, Misuse):
+        tokens = outcome.state.requests[call.args[0]].tokens
+        notes["goal", "full hit"] += is_full(outcome.state.config, hit, len(tokens))
+
+
+def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
+    """Whether a hit is all of so many tokens but what must be computed."""
+    ends = [
+        ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
+        for index, group in enumerate(config.groups)
+    ]
+    return 0 < hit.num_tokens == aligned(config, min(ends))
 
 
 def said(value: object) -> str:

@@ -61,7 +61,7 @@ def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Ite
 
 def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it."""
-    hit = _hit(call)
+    hit = hit_of(call)
     hits = set(hit_blocks(before, call, outcome))
     if hit is None or not hits:
         return
@@ -77,7 +77,7 @@ def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
 
 def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HIT-FRESH: a hit is used only where its blocks still have the request's keys."""
-    hit = _hit(call)
+    hit = hit_of(call)
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
     request = before.requests[call.args[0]]
@@ -93,7 +93,7 @@ def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
 
 def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """FULLHIT: a hit leaves a token to compute, and what is computed goes into no hit block."""
-    hit = _hit(call)
+    hit = hit_of(call)
     hits = set(hit_blocks(before, call, outcome))
     if hit is None or not hits:
         return
@@ -135,7 +135,7 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it.
     """
-    hit, null = _hit(call), before.device.first_block
+    hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
     tables = outcome.state.requests[call.args[0]].tables
@@ -151,7 +151,8 @@ def quarantined(pool: BlockPool) -> list[int]:
     return [] if pool.quarantine is None else list(pool.quarantine)
 
 
-def _hit(call: Call) -> Hit | None:
+def hit_of(call: Call) -> Hit | None:
+    """The hit that a call is made with."""
     if call.name not in ("allocate_slots", "load"):
         return None
     found = call.args[2] if len(call.args) > 2 else call.options.get("hit")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvcore.check.world import World
+from kvcore.config import Config
 
 REFUSED = ("allocate_slots", "append", "load", "swap_in")
 
@@ -64,7 +65,16 @@ def _goals(world: World) -> Iterator[str]:
         yield "sharing"
     if several and config.enable_caching:
         yield "duplicates" if config.duplicates == "keep" else "merge"
+    if config.enable_caching and world.num_tokens > hit_least(config):
+        yield "full hit"
     if any(group.is_windowed for group in config.groups):
         yield "trim"
     if config.max_in_flight:
         yield from ("quarantine", "cancel", "abort in flight")
+
+
+def hit_least(config: Config) -> int:
+    """The tokens of the shortest hit, those included that a look-up leaves out."""
+    sizes = enumerate(config.groups)
+    dropped = [group.block_size for index, group in sizes if config.drops_last_hit(index)]
+    return config.hit_alignment + max(dropped, default=0)

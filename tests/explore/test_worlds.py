@@ -22,7 +22,15 @@ GROUP = Group(2)
 SLOT = Group(1)
 WINDOW = Group(1, kind="sliding_window", window=2)
 CHUNKS = Group(1, kind="chunked_local", window=2)
-BASIC_GOALS = ("Evict", "Touch", "sharing", "CopyOnWrite", "duplicates", "refused later")
+BASIC_GOALS = (
+    "Evict",
+    "Touch",
+    "full hit",
+    "sharing",
+    "CopyOnWrite",
+    "duplicates",
+    "refused later",
+)
 SWAP_CALLS = ("swap_out", "swap_in")
 LOADS: dict[str, Any] = {"num_external": 1, "loads_fail": True}
 

@@ -17,7 +17,7 @@ use crate::commands::Command;
 use crate::hits::longest_hit;
 use crate::ids::BlockId;
 use crate::state::State;
-use crate::values::Reason;
+use crate::values::{Hit, Reason};
 
 /// Hears all properties that count, and keeps the notes.
 #[derive(Debug, Default)]
@@ -131,6 +131,24 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
         trimmed |= matches!(command, Command::SetTable { block, .. } if state.is_null(block));
     }
     notes.note_goal("trim", trimmed);
+    if let Some((name, hit)) = transitions::called_with(call)
+        && let Some(&row) = state.rows.get(name.id())
+        && !outcome.is_misuse()
+    {
+        notes.note_goal("full hit", is_full(state, hit, state[row].num_tokens()));
+    }
+}
+
+/// Whether a hit is all of so many tokens but what must be computed.
+fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
+    let groups = state.config.groups.iter().zip(0..);
+    let ends = groups.map(|(group, index)| {
+        let dropped = u32::from(state.config.drops_last_hit(index));
+        let num_blocks = num_tokens.saturating_sub(1) / group.block_size;
+        num_blocks.saturating_sub(dropped) * group.block_size
+    });
+    let end = ends.min().unwrap_or(0);
+    hit.num_tokens > 0 && hit.num_tokens == end / state.hit_alignment * state.hit_alignment
 }
 
 /// What a new state shows, by its place in `SHOWN`.

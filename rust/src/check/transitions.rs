@@ -238,15 +238,22 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
 
 /// The hit that a call was made with and the row of its request, where the call was done.
 fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
-    let (name, hit): (Name, &Option<Hit>) = match made.call {
+    let (name, hit) = called_with(made.call)?;
+    if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
+        return None;
+    }
+    Some((*made.before.rows.get(name.id())?, hit))
+}
+
+/// The hit that a call is made with, and its request.
+#[must_use]
+pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
+    let (name, hit) = match call {
         Call::AllocateSlots(slots) => (slots.name, &slots.hit),
         Call::Load { name, hit, .. } => (*name, hit),
         _ => return None,
     };
-    if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
-        return None;
-    }
-    Some((*made.before.rows.get(name.id())?, hit.as_ref()?))
+    Some((name, hit.as_ref()?))
 }
 
 #[cfg(test)]
