@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up traces of four kinds of traffic, from a seed, in the form of Mooncake's.
+
+Rules: one `random.Random(seed)` decides everything: the same seed gives the same bytes. Sessions
+start as a Poisson process does, lengths are lognormal, choices among shared texts fall off like
+Zipf's law. A full chunk of UNIT tokens has an id that all prompts with this prefix share; the
+partial chunk at a prompt's end has one of its own. Requests come one by one, in the order of their
+arrival, and only sessions under way are held. Twin: none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from random import Random
+
+import attrs
+import msgspec
+
+from kvcore.arguments import check_kind, read_count
+from kvcore.replay.errors import InvalidOption
+from kvcore.replay.workload import MOONCAKE_UNIT, TraceRequest
+
+UNIT = MOONCAKE_UNIT
+PROMPT_MAX = 120_000
+OUTPUT_MAX = 8_000
+SECONDS_PER_OUTPUT = 0.02
+
+
+@attrs.frozen
+class Text:
+    """A prompt in the making. chunks: the ids of its full chunks."""
+
+    length: int = 0
+    chunks: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Ask:
+    """A request of a session, so many seconds after the one before, or after its start."""
+
+    after: float
+    text: Text
+    output_len: int
+
+
+Session = Iterator["Ask | Session"]
+"""Requests one after the other; a session among them starts beside it, when it is come to."""
+
+
+class Writer:
+    """What sessions write with: random numbers, and ids for what is new."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self._ids = count()
+
+    def length(self, median: float, spread: float, most: int) -> int:
+        """A number of tokens from 1 to most. spread: of its logarithm."""
+        return max(1, min(most, round(median * self.random.lognormvariate(0.0, spread))))
+
+    def extend(self, text: Text, num_tokens: int) -> Text:
+        """The text with so many new tokens behind it; what is extended twice is two texts."""
+        length = text.length + num_tokens
+        new = length // UNIT - len(text.chunks)
+        return Text(length, text.chunks + tuple(next(self._ids) for _ in range(new)))
+
+    def ids(self, text: Text) -> array[int]:
+        """The ids of a text as a prompt."""
+        tail = (next(self._ids),) if text.length % UNIT else ()
+        return array("Q", text.chunks + tail)
+
+    def pick(self, texts: list[Text]) -> int:
+        """The place of one of several texts, earlier ones more often."""
+        weights = list(accumulate(1 / (place + 1) for place in range(len(texts))))
+        return bisect(weights, self.random.random() * weights[-1])
+
+
+def shared(writer: Writer) -> Callable[[], Session]:
+    """One question behind one of a few system prompts."""
+    systems = [writer.extend(Text(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
+
+    def session() -> Session:
+        question = writer.length(400, 1.0, 16_000)
+        text = writer.extend(systems[writer.pick(systems)], question)
+        yield Ask(0.0, text, writer.length(250, 0.8, OUTPUT_MAX))
+
+    return session
+
+
+def turns(writer: Writer) -> Callable[[], Session]:
+    """Conversations: each prompt is the last one, its answer and a new message."""
+    systems = [writer.extend(Text(), writer.length(900, 0.4, 4_000)) for _ in range(3)]
+
+    def session() -> Session:
+        text, after = systems[writer.pick(systems)], 0.0
+        while True:
+            text = writer.extend(text, writer.length(250, 1.2, 32_000))
+            if text.length > PROMPT_MAX:
+                return
+            output_len = writer.length(300, 0.7, OUTPUT_MAX)
+            yield Ask(after, text, output_len)
+            if writer.random.random() < 0.18:
+                return
+            text = writer.extend(text, output_len)
+            reading = 20 * writer.random.lognormvariate(0.0, 1.0)
+            after = output_len * SECONDS_PER_OUTPUT + reading
+
+    return session
+
+
+def agents(writer: Writer) -> Callable[[], Session]:
+    """Agents that call tools, one step after the other, and branch to try several ways at once."""
+    systems = [writer.extend(Text(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
+
+    def work(text: Text, goes_on: float, branches: float) -> Session:
+        after = 0.0
+        while text.length < PROMPT_MAX - OUTPUT_MAX:
+            output_len = writer.length(120, 0.8, 2_000)
+            yield Ask(after, text, output_len)
+            if writer.random.random() >= goes_on:
+                return
+            text = writer.extend(text, output_len)
+            if writer.random.random() < branches:
+                for _ in range(1 + int(3 * writer.random.random())):
+                    yield work(writer.extend(text, writer.length(80, 0.5, 1_000)), 0.6, 0.0)
+            text = writer.extend(text, writer.length(600, 1.1, 12_000))
+            tool = writer.random.lognormvariate(0.0, 1.0)
+            after = output_len * SECONDS_PER_OUTPUT + tool
+
+    def session() -> Session:
+        task = writer.extend(systems[writer.pick(systems)], writer.length(300, 0.8, 4_000))
+        return work(task, 0.9, 0.15)
+
+    return session
+
+
+def documents(writer: Writer) -> Callable[[], Session]:
+    """Questions about documents, some asked about often; at times one gives way to a new one."""
+
+    def document() -> Text:
+        return writer.extend(Text(), writer.length(9000, 0.8, PROMPT_MAX - 2_000))
+
+    shelf = [document() for _ in range(60)]
+
+    def session() -> Session:
+        place = writer.pick(shelf)
+        if writer.random.random() < 0.05:
+            shelf[place] = document()
+        text = writer.extend(shelf[place], writer.length(60, 0.7, 2_000))
+        yield Ask(0.0, text, writer.length(200, 0.8, OUTPUT_MAX))
+
+    return session
+
+
+KINDS: dict[str, Callable[[Writer], Callable[[], Session]]] = {
+    "shared": shared,
+    "turns": turns,
+    "agents": agents,
+    "documents": documents,
+}
+SESSIONS_PER_SECOND = {"shared": 4.0, "turns": 0.6, "agents": 0.25, "documents": 1.5}
+
+
+def generate(
+    kind: str, num_requests: int, seed: int, *, sessions_per_second: float | None = None
+) -> Iterator[TraceRequest]:
+    """The requests of a made-up trace, by their arrival.
+
+    kind: of KINDS. sessions_per_second: on average; the kind's own if None. Raises InvalidOption,
+    InvalidCount, WrongArgument.
+    """
+    if kind not in KINDS:
+        reason = f"must be one of {', '.join(KINDS)}"
+        raise InvalidOption(name="kind", value=repr(kind), reason=reason)
+    check_kind("seed", seed, int)
+    most = read_count("num_requests", num_requests, 1)
+    rate = SESSIONS_PER_SECOND[kind] if sessions_per_second is None else sessions_per_second
+    if not 0 < rate < float("inf"):
+        reason = "must be above 0, and finite"
+        raise InvalidOption(name="sessions_per_second", value=rate, reason=reason)
+    return _generate(KINDS[kind], most, seed, rate)
+
+
+def to_lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
+    """Each request as a line of Mooncake JSONL."""
+    for request in requests:
+        row = {
+            "timestamp": round(request.arrival * 1000),
+            "input_length": request.prompt_len,
+            "output_length": request.output_len,
+            "hash_ids": request.hash_ids.tolist()
+            if isinstance(request.hash_ids, array)
+            else list(request.hash_ids),
+        }
+        yield msgspec.json.encode(row) + b"\n"
+
+
+def _generate(
+    kind: Callable[[Writer], Callable[[], Session]], most: int, seed: int, rate: float
+) -> Iterator[TraceRequest]:
+    writer = Writer(seed)
+    start = kind(writer)
+    upcoming: list[tuple[float, int, Ask, Session]] = []
+    order = count()
+
+    def go_on(session: Session, now: float) -> None:
+        for each in session:
+            if isinstance(each, Ask):
+                heappush(upcoming, (now + each.after, next(order), each, session))
+                return
+            go_on(each, now)
+
+    line, next_start = 0, 0.0
+    while line < most:
+        while not upcoming or next_start <= upcoming[0][0]:
+            go_on(start(), next_start)
+            next_start += writer.random.expovariate(rate)
+        now, _, ask, session = heappop(upcoming)
+        line += 1
+        arrival = round(now * 1000) / 1000
+        ids = writer.ids(ask.text)
+        yield TraceRequest(line, arrival, ask.text.length, ask.output_len, ids, UNIT)
+        go_on(session, now)
