@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,12 +62,15 @@ class Computed:
         first = self.start if self.written is None else self.written
         return range(first, max(self.end, self.num_slots or 0))
 
-    def contents(self) -> list[int]:
+    def contents(self) -> Tensor:
         """The stamps that it puts there."""
         first, last = self.filled.start, self.filled.stop
         bad = self.start if self.failed is None else self.failed
-        spoilt, rubbish = [SPOILT] * (self.start - bad), [RUBBISH] * (last - self.end)
-        return [*self.stamps[first:bad], *spoilt, *self.stamps[self.start : self.end], *rubbish]
+        held = torch.full((last - first,), SPOILT, dtype=torch.float64)
+        held[: bad - first] = as_stamps(self.stamps[first:bad])
+        held[self.start - first : self.end - first] = as_stamps(self.stamps[self.start : self.end])
+        held[self.end - first :] = RUBBISH
+        return held
 
 
 class MemoryTier:
@@ -197,7 +201,7 @@ class Shadow:
     def page(self, group: int, stamps: Iterable[int]) -> Tensor:
         """The page of a full block of a group that holds these stamps, for a tier."""
         layout = self.runtime.cache.groups[group].layout
-        held = torch.tensor([self._mark(group, each) for each in stamps], dtype=torch.float64)
+        held = self._marks(group, as_stamps(list(stamps)))
         page = torch.empty(layout.page_shape, dtype=torch.float64)
         page[:] = held.view(1, 1, -1, 1, 1)
         page[:, 1] *= -1
@@ -211,12 +215,12 @@ class Shadow:
             [len(each.filled) for each in steps],
             group=group,
         )
-        stamps = [self._mark(group, stamp) for step in steps for stamp in step.contents()]
-        self._put(group, mapping.long(), stamps)
+        stamps = [step.contents() for step in steps]
+        if stamps:
+            self._put(group, mapping.long(), self._marks(group, torch.cat(stamps)))
 
-    def _put(self, group: int, slots: Tensor, marks: Sequence[int]) -> None:
+    def _put(self, group: int, slots: Tensor, written: Tensor) -> None:
         size, data = self._groups[group].block_size, self.runtime.cache.groups[group].data
-        written = torch.tensor(marks, dtype=torch.float64)
         for layer in range(data.shape[1]):
             data[slots // size, layer, 0, slots % size, 0, 0] = written
             data[slots // size, layer, 1, slots % size, 0, 0] = -written
@@ -233,7 +237,8 @@ class Shadow:
                 continue
             for group in range(len(self._groups)):
                 slots = self.runtime.tables.slot_mapping([step.row], [query], [1], group=group)
-                self._put(group, slots.long(), [self._mark(group, SPOILT)])
+                spoilt = torch.tensor([self._mark(group, SPOILT)], dtype=torch.float64)
+                self._put(group, slots.long(), spoilt)
 
     def _seen(self, group: int, step: Computed, query: int, end: int) -> tuple[Tensor, Tensor]:
         """Where the positions lie that a query sees, up to end: blocks, and slots in them."""
@@ -250,8 +255,7 @@ class Shadow:
         blocks, offsets = self._seen(group, step, step.start, step.end)
         held = self.runtime.cache.groups[group].data[blocks, :, :, offsets, 0, 0]
         first = step.end - len(blocks)
-        stamps = [self._mark(group, each) for each in step.stamps[first : step.end]]
-        expected = torch.tensor(stamps, dtype=torch.float64).view(-1, 1)
+        expected = self._marks(group, as_stamps(step.stamps[first : step.end])).view(-1, 1)
         wrong = held != torch.stack((expected, -expected), dim=2)
         if forgiving:
             wrong &= held.abs() != abs(self._mark(group, SPOILT))
@@ -269,6 +273,15 @@ class Shadow:
     def _mark(self, group: int, stamp: int) -> int:
         """A slot's number, of another size for each stamp and group, those of no token too."""
         return (stamp + 3) * len(self._groups) + group
+
+    def _marks(self, group: int, stamps: Tensor) -> Tensor:
+        """The slots' numbers of many stamps, exact in float64."""
+        return (stamps + 3) * len(self._groups) + group
+
+
+def as_stamps(stamps: Sequence[int]) -> Tensor:
+    """Stamps as float64, without a Python loop where they are a buffer."""
+    return torch.from_numpy(np.array(stamps, dtype=np.float64))
 
 
 def stamp_tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
