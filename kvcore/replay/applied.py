@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay's batches on a device of another distribution, whose memory judges every read.
+
+Rules: the device is found as `kvcore simulate --torch` finds it, by an entry point of the group
+`kvcore.devices`, so that kvcore imports no tensors. Each token's slot gets a number made of all
+tokens up to it; what a step reads must be those numbers. Numbers of requests that are not in the
+step are forgotten and made anew from their tokens. Twin: none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvcore.check.simulate.device import MakeDevice, Pass, Plan
+from kvcore.commands import Batch
+from kvcore.errors import InvariantViolation
+from kvcore.replay.loop import make_config
+from kvcore.replay.results import Options
+from kvcore.replay.workload import Chunk, Step
+
+MODULUS, FACTOR = 2**61 - 1, 0x1B873593_CC9E2D51 % (2**61 - 1)
+NODE_SHIFT = 16
+"""Nodes have 45 bits, so that a device may keep them as float64."""
+
+
+class OnDevice:
+    """Gives each step of one run to a device. Raises InvariantViolation for what it finds."""
+
+    def __init__(self, make: MakeDevice, options: Options) -> None:
+        config = make_config(options)
+        num_tokens = config.num_usable_blocks * options.block_size
+        self._device = make(Plan(config, options.max_running, num_tokens, _no_contents))
+        self._prefixes: dict[str, Prefix] = {}
+
+    def __call__(self, batch: Batch, step: Step) -> None:
+        """Apply a batch and play its forward pass."""
+        known = self._prefixes
+        self._prefixes = {each.request: known.get(each.request, Prefix()) for each in step.chunks}
+        self._device.apply(batch)
+        self._device.forward([self._pass(each) for each in step.chunks])
+
+    def _pass(self, chunk: Chunk) -> Pass:
+        return Pass(
+            request_id=chunk.request,
+            row=chunk.row,
+            start=chunk.start,
+            loaded=chunk.start,
+            end=chunk.end,
+            num_slots=chunk.end,
+            nodes=self._prefixes[chunk.request].nodes(chunk.tokens, chunk.end),
+        )
+
+
+class Prefix:
+    """Numbers of a request's prefixes, made as its tokens come."""
+
+    def __init__(self) -> None:
+        self._nodes = array("q")
+        self._last = 1
+
+    def nodes(self, tokens: Sequence[int], end: int) -> Sequence[int]:
+        """A number for each of the first positions, up to end at least."""
+        last, add = self._last, self._nodes.append
+        for token in tokens[len(self._nodes) : end]:
+            last = (last * FACTOR + token + 1) % MODULUS
+            add(last >> NODE_SHIFT)
+        self._last = last
+        return self._nodes
+
+
+def _no_contents(key: bytes) -> NoReturn:
+    """Nothing is stored or loaded in a replay."""
+    raise InvariantViolation("CACHE-KV", f"content {key.hex()} is asked for")

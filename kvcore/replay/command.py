@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `kvcore replay`: a recorded workload on the real manager, and what came of it.
+
+Rules: the report goes to standard output; how far it is, skipped lines and what was wrong with the
+question, to standard error. Interrupted, it reports what was done. A page is written whole or not
+at all, before the report is printed. Exit code 0: replayed; 1: wrong content was read (`--apply`);
+2: the call or the trace was wrong; 130: interrupted. Twin: none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from kvcore.errors import InvariantViolation, KvcoreError
+from kvcore.replay.applied import OnDevice
+from kvcore.replay.command_options import Asked, asked_of, make_parser
+from kvcore.replay.loop import Apply
+from kvcore.replay.progress import Progress
+from kvcore.replay.report_json import to_json
+from kvcore.replay.report_text import to_text
+from kvcore.replay.results import Options
+from kvcore.replay.summary import Report
+from kvcore.replay.sweep import opened, run_sizes
+from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.whole_file import write_whole
+
+FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay one trace; returns the exit code.
+
+    arguments: those behind `kvcore replay`, the process's by default.
+    """
+    given = make_parser().parse_args(arguments)
+    try:
+        asked = asked_of(given)
+        report, reader = _run(asked)
+        _tell_skipped(reader)
+        if asked.html is not None:
+            from kvcore.replay.page import to_html  # only who asks for it needs matplotlib
+
+            write_whole(asked.html, to_html(report))
+    except KvcoreError as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except InvariantViolation as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return VIOLATED
+    except KeyboardInterrupt:
+        print("kvcore replay: interrupted, nothing was written", file=sys.stderr)
+        return STOPPED
+    tell(json.dumps(to_json(report)) if asked.json else to_text(report))
+    return STOPPED if report.interrupted else FINE
+
+
+def tell(text: str) -> None:
+    """Print an answer; who reads it may stop reading."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is still to be flushed at the end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(asked: Asked) -> tuple[Report, TraceReader]:
+    """Replay on each pool; the report, and the first run's reader."""
+    num_runs = len({asked.options.num_blocks, *asked.sizes})
+
+    def watch(reader: TraceReader, plan: Options, place: int) -> Progress:
+        what = f"pool {place + 1} of {num_runs}, {plan.num_blocks:,} blocks: "
+        return Progress(sys.stderr, reader, plan.num_requests, what if num_runs > 1 else "")
+
+    def on_device(plan: Options) -> Apply:
+        assert asked.device is not None
+        return OnDevice(asked.device, plan)
+
+    with opened(asked.trace, skip_bad=asked.skip_bad, several=num_runs > 1) as trace:
+        return run_sizes(
+            trace,
+            asked.options,
+            asked.sizes,
+            backend=asked.backend,
+            watch=watch,
+            make_apply=None if asked.device is None else on_device,
+        )
+
+
+def _tell_skipped(reader: TraceReader) -> None:
+    """Name the first lines that were left out."""
+    for error in reader.examples:
+        print(f"kvcore replay: skipped: {error}", file=sys.stderr)
+    if reader.num_skipped > len(reader.examples):
+        more = reader.num_skipped - len(reader.examples)
+        print(f"kvcore replay: skipped: {more:,} more", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

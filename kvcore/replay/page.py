@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay's report as one HTML page that needs nothing beside it.
+
+Rules: no script, no font, no picture and no style from elsewhere: nothing in it is a network
+address. It is well-formed XML too, and readable on a light and a dark screen and on paper. What
+comes from the trace (names) is escaped. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from kvcore.replay.plots import DARK, LIGHT, draw_course, draw_sweep
+from kvcore.replay.report_text import (
+    clock_note,
+    cost_rows,
+    figures,
+    headline,
+    percent,
+    refused_lines,
+    setting,
+    span,
+    sweep_rows,
+)
+from kvcore.replay.results import REFUSED_MAX
+from kvcore.replay.summary import Report, rates_of
+
+CSS = """
+:root { color-scheme: light dark; --page: #ffffff; --card: #f6f7f9; LIGHT }
+@media (prefers-color-scheme: dark) { :root { --page: #0f1317; --card: #191f26; DARK } }
+@media print { :root { --page: #ffffff; --card: #ffffff; LIGHT } }
+body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.2rem 4rem; background: var(--page);
+  color: var(--c-ink); font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
+p { margin: .4rem 0; }
+.faint, th, dt { color: var(--c-faint); }
+.warn { color: var(--c-red); }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .7rem;
+  margin: 1.4rem 0; }
+dl div { background: var(--card); border: 1px solid var(--c-grid); border-radius: .5rem;
+  padding: .6rem .8rem; }
+dt { font-size: .85rem; }
+dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .92rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--c-grid); text-align: right;
+  font-weight: normal; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.told td:last-child { text-align: left; white-space: normal; width: 75%; }
+svg { display: block; width: 100%; height: auto; }
+""".strip()
+
+
+def to_html(report: Report) -> Iterator[str]:
+    """The page, in parts."""
+    result = report.result
+    title = escape(headline(result))
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+    yield f"<title>{title}</title>\n"
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+    yield f"\n<style>\n{_css()}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    yield _paragraph(setting(result), "faint")
+    if report.interrupted:
+        yield _paragraph("Interrupted: this is what was done until then.", "warn")
+    yield from _tiles(report)
+    if result.samples:
+        yield f"<h2>Over time</h2>\n{draw_course(result)}\n"
+    if report.sweep:
+        yield f"<h2>Other pool sizes</h2>\n{draw_sweep(report)}\n"
+    if len(report.sweep) + len(report.left_out):
+        yield _table(sweep_rows(report))
+    if report.left_out:
+        sizes = ", ".join(f"{size:,}" for size in report.left_out)
+        yield _paragraph(f"Interrupted: not run to the end with {sizes} blocks.", "warn")
+    yield "<h2>Figures</h2>\n"
+    yield _table(list(figures(result)), head=False)
+    if result.num_refused:
+        yield "<h2>Refused</h2>\n"
+        for line in refused_lines(result, REFUSED_MAX):
+            yield _paragraph(line)
+    if any(each.count for each in result.costs):
+        yield "<h2>What the manager costs</h2>\n"
+        yield _table(cost_rows(result.costs))
+    yield _paragraph(f"Virtual time: {clock_note(result.options)}.", "faint")
+    yield "</body>\n</html>\n"
+
+
+def _css() -> str:
+    """The style, with the colours of both screens."""
+    light, dark = (
+        " ".join(f"--c-{name}: {colour};" for name, colour in colours.items())
+        for colours in (LIGHT, DARK)
+    )
+    return CSS.replace("LIGHT", light).replace("DARK", dark)
+
+
+def _tiles(report: Report) -> Iterator[str]:
+    """The first things that a reader looks for."""
+    result = report.result
+    rates = rates_of(result)
+    tiles = [
+        ("hit rate", percent(rates.run)),
+        ("optimum", percent(rates.optimum)),
+        ("ideal", percent(rates.ideal)),
+        ("evictions", f"{result.evictions:,}"),
+        ("preemptions", f"{result.preemptions:,}"),
+        ("queueing, p99", span(result.queueing.p99)),
+    ]
+    yield "<dl>\n"
+    for name, figure in tiles:
+        yield f"<div><dt>{escape(name)}</dt><dd>{escape(figure)}</dd></div>\n"
+    yield "</dl>\n"
+
+
+def _table(rows: Sequence[Sequence[str]], *, head: bool = True) -> str:
+    """Rows as a table, the first as its head; without one, words fill the last column."""
+    opened = "<table>" if head else '<table class="told">'
+    lines = [f'<div class="wide">{opened}']
+    for place, row in enumerate(rows):
+        kind = "th" if head and place == 0 else "td"
+        cells = "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join([*lines, "</table></div>\n"])
+
+
+def _paragraph(text: str, kind: str = "") -> str:
+    opened = f'<p class="{kind}">' if kind else "<p>"
+    return f"{opened}{escape(text)}</p>\n"

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots of a replay, as SVG text for a page.
+
+Rules: matplotlib draws (extra `kvcore[plots]`), this file alone imports it. Colours are written as
+CSS variables, `var(--c-ink)`, so that one drawing serves a light and a dark page; `with_colours`
+puts real ones there for a picture that stands alone. No text of an SVG points outside of it: no
+namespace, no document type, no metadata. Twin: none.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from kvcore.replay.results import Result, Sample
+from kvcore.replay.summary import Report, rates_of, use_of
+
+INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED = (
+    *("#010101", "#010102", "#010103", "#010104", "#010105", "#010106", "#010107"),
+)
+"""Colours that matplotlib is told, each of which stands for a name."""
+NAMES = {
+    INK: "ink",
+    FAINT: "faint",
+    GRID: "grid",
+    BLUE: "blue",
+    ORANGE: "orange",
+    GREEN: "green",
+    RED: "red",
+}
+LIGHT = {
+    "ink": "#1f2328",
+    "faint": "#6a737d",
+    "grid": "#e3e6ea",
+    "blue": "#0b6bb5",
+    "orange": "#c4570b",
+    "green": "#1a7f4b",
+    "red": "#b4233a",
+}
+DARK = {
+    "ink": "#e6e8eb",
+    "faint": "#9aa4af",
+    "grid": "#30363d",
+    "blue": "#6cb6ff",
+    "orange": "#f0a35e",
+    "green": "#6fd39b",
+    "red": "#ff8a98",
+}
+WIDTH_INCHES = 9.2
+NUM_BINS = 120
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kvcore",
+    "font.size": 9.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 7.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "lines.linewidth": 1.6,
+    "path.simplify_threshold": 0.3,
+}
+
+
+def draw_course(result: Result) -> str:
+    """Use, running and waiting, hits and evictions over virtual time, one under the other."""
+    with rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(hspace=0.06)
+        figure = Figure(figsize=(WIDTH_INCHES, 9.0), layout=layout)
+        axes: Sequence[Axes] = figure.subplots(4, 1, sharex=True)
+        samples = _from_zero(result.samples)
+        times = [each.time for each in samples]
+        _draw_use(axes[0], times, samples)
+        _draw_requests(axes[1], times, samples)
+        _draw_hits(axes[2], times, samples)
+        _draw_evictions(axes[3], times, samples)
+        axes[3].set_xlim(0, max(times[-1], 1e-9))
+        axes[3].set_xlabel("virtual seconds")
+        return _to_svg(figure, "course", "Use, requests, hits and evictions over virtual time")
+
+
+def draw_sweep(report: Report) -> str:
+    """Hit rate against pool size, with the ideal and the optimum."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
+        axes = figure.subplots()
+        sizes = [each.options.num_blocks for each in report.sweep]
+        rates = [rates_of(each) for each in report.sweep]
+        _draw_rate(axes, sizes, [each.run for each in rates], BLUE, "-", "this policy")
+        _draw_rate(axes, sizes, [each.optimum for each in rates], GREEN, "--", "optimum")
+        _draw_rate(axes, sizes, [each.ideal for each in rates], FAINT, ":", "ideal")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes)
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
+        if len(sizes) > 8:
+            axes.tick_params(axis="x", labelrotation=45)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_ylim(bottom=0)
+        axes.set_title("Hit rate against pool size")
+        axes.set_xlabel("blocks of the pool")
+        axes.legend(frameon=False, loc="best")
+        return _to_svg(figure, "sweep", "Hit rate against pool size")
+
+
+def with_colours(svg: str, colours: Mapping[str, str]) -> str:
+    """The drawing with real colours, as a file of its own."""
+    found = re.sub(r"var\(--c-(\w+)\)", lambda name: colours[name[1]], svg)
+    return found.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _draw_use(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
+    use = [use_of(each) for each in samples]
+    axes.fill_between(times, use, step="pre", color=BLUE, alpha=0.22, linewidth=0)
+    axes.plot(times, use, drawstyle="steps-pre", color=BLUE, linewidth=1.0)
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_title("Use: blocks that have an owner")
+
+
+def _draw_requests(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
+    named = [("running", BLUE, "-"), ("waiting", ORANGE, "-"), ("swapped", RED, "--")]
+    for name, colour, line in named:
+        counts = [getattr(each, name) for each in samples]
+        if any(counts) or name != "swapped":
+            axes.plot(times, counts, line, drawstyle="steps-pre", color=colour, label=name)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Requests")
+    _legend(axes)
+
+
+def _draw_hits(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
+    axes.plot(times, [each.looked_up_tokens for each in samples], color=FAINT, label="looked up")
+    axes.plot(times, [each.hit_tokens for each in samples], color=GREEN, label="found")
+    axes.set_ylim(bottom=0)
+    axes.set_title("Prompt tokens looked up and found in the cache, so far")
+    axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    _legend(axes)
+
+
+def _draw_evictions(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
+    rates, edges = _rates(times, [each.evictions for each in samples])
+    axes.stairs(rates, edges, fill=True, color=BLUE, alpha=0.55, label="evicted blocks")
+    gave_way, _ = _rates(times, [each.preemptions for each in samples])
+    marked = [
+        (low + high) / 2
+        for (low, high), rate in zip(pairwise(edges), gave_way, strict=True)
+        if rate
+    ]
+    if marked:
+        top = max([*rates, 1.0]) * 1.04
+        marks = [top] * len(marked)
+        axes.plot(marked, marks, "v", color=RED, markersize=4, label="preemptions")
+    axes.set_ylim(0, max([*rates, 1.0]) * 1.12)
+    axes.set_title("Evictions a second")
+    axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    if marked:
+        _legend(axes)
+
+
+def _draw_rate(
+    axes: Axes, sizes: list[int], rates: list[float | None], colour: str, line: str, label: str
+) -> None:
+    known = [(size, rate) for size, rate in zip(sizes, rates, strict=True) if rate is not None]
+    if known:
+        marker = "o" if line == "-" else "."
+        xs, ys = [size for size, _ in known], [rate for _, rate in known]
+        axes.plot(xs, ys, line, marker=marker, color=colour, label=label)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(
+        frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=3, borderaxespad=0.1
+    )
+
+
+def _from_zero(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples behind one of the empty pool at time 0, which a run starts from."""
+    empty = dict.fromkeys((each.name for each in attrs.fields(Sample)), 0)
+    empty["num_blocks"] = samples[0].num_blocks
+    return [Sample(**empty), *samples]
+
+
+def _rates(times: list[float], totals: list[int]) -> tuple[list[float], list[float]]:
+    """A running total as rates a second in even bins, and the bins' edges."""
+    end = max(times[-1], 1e-9)
+    num_bins = min(NUM_BINS, max(1, len(times) - 1))
+    edges = [end * each / num_bins for each in range(num_bins + 1)]
+    at_edges = []
+    place = 0
+    for edge in edges:
+        while place + 1 < len(times) and times[place + 1] <= edge + 1e-12 * end:
+            place += 1
+        at_edges.append(totals[place])
+    at_edges[-1] = totals[-1]
+    width = end / num_bins
+    return [(after - before) / width for before, after in pairwise(at_edges)], edges
+
+
+def _short(value: float, _: object = None) -> str:
+    """1,500,000 as 1.5M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _to_svg(figure: Figure, prefix: str, title: str) -> str:
+    """The drawing as one svg element, with ids of its own and colours by name."""
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    FigureCanvasSVG(figure)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return _cleaned(file.getvalue(), prefix, title)
+
+
+def _cleaned(text: str, prefix: str, title: str) -> str:
+    svg = text[text.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'href="#', f'href="#{prefix}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
+    svg = re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 sans-serif", svg)
+    svg = re.sub(r"#01010[1-7]", lambda found: f"var(--c-{NAMES[found[0]]})", svg)
+    head = re.match(r"<svg [^>]*>", svg)
+    assert head is not None
+    box = re.search(r'viewBox="[^"]*"', head[0])
+    assert box is not None
+    opened = f'<svg {box[0]} role="img" aria-label="{title}">\n<title>{title}</title>'
+    return opened + svg[head.end() :].rstrip()

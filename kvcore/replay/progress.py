@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a replay is, in one line.
+
+Rules: on a terminal the line is kept up to date; elsewhere one is written now and then, so that a
+log stays short. How much is left is judged by what of the file was read for the requests that are
+done; of standard input nobody knows. Twin: none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from kvcore.replay.results import Sample
+from kvcore.replay.summary import use_of
+from kvcore.replay.trace_file import TraceReader
+
+LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
+COLUMNS, BAR = 99, 20
+
+
+class Progress:
+    """Says how far one run is, of those of a sweep.
+
+    num_requests: at which reading stops. what: which run it is.
+    """
+
+    def __init__(
+        self,
+        out: TextIO,
+        reader: TraceReader,
+        num_requests: int | None,
+        what: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out, self._reader, self._num_requests, self._what = out, reader, num_requests, what
+        self._clock = clock
+        self._live = out.isatty()
+        self._start = self._told = clock()
+
+    def __call__(self, sample: Sample) -> None:
+        """Show a step that is over, if it is time to."""
+        now = self._clock()
+        if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
+            return
+        self._told = now
+        line = self._line(sample, now)
+        if self._live:
+            print(f"\r{line[:COLUMNS]:<{COLUMNS}}", end="", file=self._out, flush=True)
+        else:
+            print(line, file=self._out, flush=True)
+
+    def end(self) -> None:
+        """Leave an empty line where the last one was."""
+        if self._live:
+            print(f"\r{'':<{COLUMNS}}\r", end="", file=self._out, flush=True)
+
+    def _line(self, sample: Sample, now: float) -> str:
+        hits = sample.hit_tokens / max(1, sample.looked_up_tokens)
+        share = self._share(sample)
+        if share is None:
+            bar = ""
+        else:
+            done = round(BAR * share)
+            bar = f"[{'#' * done}{'.' * (BAR - done)}] {100 * share:.0f} %, "
+        return (
+            f"{self._what}{bar}{sample.finished:,} requests done, {sample.running:,} running, "
+            f"{100 * use_of(sample):.0f} % used, {100 * hits:.1f} % hit, {now - self._start:.0f} s"
+        )
+
+    def _share(self, sample: Sample) -> float | None:
+        """About how much of the trace is done."""
+        reader, total = self._reader, float("inf")
+        if reader.size and reader.position:
+            total = reader.num_lines * reader.size / reader.position
+        if self._num_requests is not None:
+            total = min(total, self._num_requests)
+        return None if total == float("inf") else min(1.0, sample.finished / max(1.0, total))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay's report as plain data, for programs.
+
+Rules: keys stay what they are; new ones may join, and FORMAT grows when one changes its meaning.
+Rates are from 0 to 1, None where there is nothing to count; the unit of a time is the end of its
+key. docs/replay.md lists the keys. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from kvcore.replay.results import Cost, Result, Sample
+from kvcore.replay.summary import Report, course_of, rates_of
+
+FORMAT = 1
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The report as dicts, lists, strings and numbers."""
+    result = report.result
+    return {
+        "format": FORMAT,
+        "trace": result.trace,
+        "backend": result.backend,
+        "interrupted": report.interrupted,
+        "options": attrs.asdict(result.options),
+        "requests": _requests(result),
+        "tokens": _tokens(result),
+        "hit_rate": attrs.asdict(rates_of(result)),
+        "evictions": result.evictions,
+        "preemptions": result.preemptions,
+        "swaps": result.swaps,
+        "steps": result.steps,
+        "virtual_seconds": result.virtual_seconds,
+        "queueing_seconds": attrs.asdict(result.queueing),
+        "course": _course(result),
+        "cost_us": {each.name: _cost(each) for each in result.costs},
+        "samples": _samples(result),
+        "sweep": [_size(each) for each in report.sweep],
+        "sweep_left_out": list(report.left_out),
+    }
+
+
+def _requests(result: Result) -> dict[str, Any]:
+    return {
+        "read": result.requests,
+        "finished": result.finished,
+        "refused": result.num_refused,
+        "refused_named": [attrs.asdict(each) for each in result.refused],
+        "skipped_lines": result.skipped_lines,
+    }
+
+
+def _tokens(result: Result) -> dict[str, int | None]:
+    return {
+        "prompt": result.prompt_tokens,
+        "output": result.output_tokens,
+        "looked_up": result.looked_up_tokens,
+        "hit": result.hit_tokens,
+        "ideal_hit": result.ideal_hit_tokens,
+        "optimum_hit": result.optimum_hit_tokens,
+        "again_looked_up": result.again_looked_up_tokens,
+        "again_hit": result.again_hit_tokens,
+    }
+
+
+def _course(result: Result) -> dict[str, Any] | None:
+    course = course_of(result)
+    if course is None:
+        return None
+    return {
+        "use": attrs.asdict(course.use),
+        "running": attrs.asdict(course.running),
+        "waiting": attrs.asdict(course.waiting),
+        "nearly_full": course.nearly_full,
+        "first_full_seconds": course.first_full,
+    }
+
+
+def _cost(cost: Cost) -> dict[str, float]:
+    times = {name: getattr(cost, name) for name in ("total", "median", "p99", "p999", "worst")}
+    return {"count": cost.count} | {n: round(value * 1e6, 3) for n, value in times.items()}
+
+
+def _samples(result: Result) -> dict[str, list[Any]]:
+    """A column a field: many times shorter than an object a sample."""
+    names = [each.name for each in attrs.fields(Sample)]
+    return {name: [getattr(each, name) for each in result.samples] for name in names}
+
+
+def _size(result: Result) -> dict[str, Any]:
+    return {
+        "num_blocks": result.options.num_blocks,
+        "hit_rate": attrs.asdict(rates_of(result)),
+        "tokens": _tokens(result),
+        "refused": result.num_refused,
+        "evictions": result.evictions,
+        "preemptions": result.preemptions,
+        "swaps": result.swaps,
+        "steps": result.steps,
+        "virtual_seconds": result.virtual_seconds,
+        "queueing_seconds": attrs.asdict(result.queueing),
+    }

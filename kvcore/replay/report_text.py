@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay's report as text for a person: one figure a line, what it is beside it.
+
+Rules: what limits the report comes first (interrupted, refused, skipped); a bound that was not
+counted is not shown. Times of the manager are processor time, all others virtual. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvcore.replay.results import Cost, Options, RefusedRequest, Result
+from kvcore.replay.summary import FULL_SHARE, Report, course_of, rates_of, share
+
+SHOWN_MAX = 10
+"""Refused requests that the text names; the JSON has all that the result names."""
+LABEL = 12
+
+
+def to_text(report: Report) -> str:
+    """The report in lines."""
+    return "\n".join(_lines(report))
+
+
+def headline(result: Result) -> str:
+    """What was replayed, and how far."""
+    cut = "interrupted: " if result.interrupted else ""
+    return (
+        f"{cut}{result.trace}: {counted(result.requests, 'request')} in "
+        f"{counted(result.steps, 'step')}, {span(result.virtual_seconds)} of virtual time"
+    )
+
+
+def setting(result: Result) -> str:
+    """The pool and the loop that it was replayed on."""
+    options = result.options
+    preempt = "recompute" if options.preempt == "recompute" else f"swap to {_host(options)}"
+    return (
+        f"{counted(options.num_blocks, 'block')} of {counted(options.block_size, 'token')}, "
+        f"{options.policy}, {options.max_running:,} running at most, "
+        f"{counted(options.token_budget, 'token')} a step, preempt by {preempt}, "
+        f"{result.backend} core"
+    )
+
+
+def clock_note(options: Options) -> str:
+    """What a step costs in virtual time."""
+    return (
+        f"a step takes {_micro(options.base_seconds)} us, "
+        f"{_micro(options.seconds_per_prefill_token)} us a prompt token and "
+        f"{_micro(options.seconds_per_decode)} us a decoded one"
+    )
+
+
+def figures(result: Result) -> Iterator[tuple[str, str, str]]:
+    """Label, figure and what is to be known about it, a line each."""
+    yield from _requests(result)
+    yield from _hits(result)
+    yield "evictions", f"{result.evictions:,}", "blocks that lost their content to another"
+    swapped = f", {result.swaps:,} of them by swap" if result.swaps else ""
+    yield "preemptions", f"{result.preemptions:,}", f"requests that had to give way{swapped}"
+    waited = result.queueing
+    detail = f"median; 99 % within {span(waited.p99)}, worst {span(waited.worst)}"
+    yield "queueing", span(waited.median), f"{detail}: from arrival to first schedule"
+    yield from _course(result)
+
+
+def sweep_rows(report: Report) -> list[tuple[str, ...]]:
+    """A head and a row a pool size."""
+    head = ("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99")
+    rows: list[tuple[str, ...]] = [head]
+    for each in report.sweep:
+        rates = rates_of(each)
+        rows.append(
+            (
+                f"{each.options.num_blocks:,}",
+                *(percent(rate) for rate in (rates.run, rates.ideal, rates.optimum)),
+                f"{each.evictions:,}",
+                f"{each.preemptions:,}",
+                span(each.queueing.p99),
+            )
+        )
+    return rows
+
+
+def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
+    """A head and a row an operation, times in microseconds."""
+    rows: list[tuple[str, ...]] = [
+        ("us of CPU", "count", "mean", "median", "p99", "p99.9", "worst", "total")
+    ]
+    for each in costs:
+        times = (each.median, each.p99, each.p999, each.worst)
+        mean = each.total / each.count if each.count else 0.0
+        words = [f"{seconds * 1e6:,.1f}" for seconds in (mean, *times)]
+        rows.append((each.name, f"{each.count:,}", *words, f"{each.total:,.3f} s"))
+    return rows
+
+
+def refused_line(refused: RefusedRequest) -> str:
+    """Who was refused, and why."""
+    return (
+        f"request {refused.request} (line {refused.line:,}) has "
+        f"{counted(refused.num_tokens, 'token')}: {counted(refused.needed_blocks, 'block')} of "
+        f"{refused.usable_blocks:,} that there are"
+    )
+
+
+def refused_lines(result: Result, most: int) -> Iterator[str]:
+    """The first refused requests, and how many there are besides."""
+    shown = result.refused[:most]
+    yield from map(refused_line, shown)
+    if len(shown) < result.num_refused:
+        yield f"and {result.num_refused - len(shown):,} more"
+
+
+def percent(rate: float | None) -> str:
+    """A share in percent."""
+    return "-" if rate is None else f"{100 * rate:.2f} %"
+
+
+def span(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
+    return f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of something."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    result = report.result
+    yield headline(result)
+    yield setting(result)
+    yield ""
+    rows = list(figures(result))
+    width = max(len(figure) for _, figure, _ in rows)
+    for label, figure, detail in rows:
+        yield f"{label:<{LABEL}} {figure:>{width}}  {detail}".rstrip()
+    for line in refused_lines(result, SHOWN_MAX):
+        yield f"{'':<{LABEL}} {line}"
+    if any(each.count for each in result.costs):
+        yield ""
+        yield from _table(cost_rows(result.costs))
+    if len(report.sweep) + len(report.left_out):
+        yield ""
+        yield from _table(sweep_rows(report))
+    if report.left_out:
+        sizes = ", ".join(f"{size:,}" for size in report.left_out)
+        yield f"interrupted: not run to the end with {sizes} blocks"
+    yield ""
+    yield f"virtual time: {clock_note(result.options)}"
+
+
+def _requests(result: Result) -> Iterator[tuple[str, str, str]]:
+    refused = f", {result.num_refused:,} refused: too large" if result.num_refused else ""
+    skipped = f"; {counted(result.skipped_lines, 'bad line')} skipped"
+    yield (
+        "requests",
+        f"{result.requests:,}",
+        f"{result.finished:,} finished{refused}{skipped if result.skipped_lines else ''}",
+    )
+    tokens = f"of prompts, {result.output_tokens:,} of answers"
+    yield "tokens", f"{result.prompt_tokens:,}", tokens
+
+
+def _hits(result: Result) -> Iterator[tuple[str, str, str]]:
+    rates = rates_of(result)
+    detail = f"{result.hit_tokens:,} of {result.looked_up_tokens:,} prompt tokens"
+    yield "hit rate", percent(rates.run), detail
+    if rates.ideal is not None:
+        reached = share(result.hit_tokens, result.ideal_hit_tokens)
+        had = "" if reached is None else f"; the run had {percent(reached)} of it"
+        yield "ideal", percent(rates.ideal), f"an unlimited cache{had}"
+    if rates.optimum is not None:
+        reached = share(result.hit_tokens, result.optimum_hit_tokens)
+        had = "" if reached is None else f"; the run had {percent(reached)} of it"
+        yield "optimum", percent(rates.optimum), f"what no policy passes in this pool{had}"
+    if rates.again is not None:
+        detail = f"{result.again_hit_tokens:,} of {result.again_looked_up_tokens:,} tokens"
+        yield "hit again", percent(rates.again), f"{detail}, looked up after a preemption"
+
+
+def _course(result: Result) -> Iterator[tuple[str, str, str]]:
+    course = course_of(result)
+    if course is None:
+        return
+    full = f"never {100 * FULL_SHARE:.0f} % or more"
+    if course.first_full is not None:
+        full = (
+            f"{100 * FULL_SHARE:.0f} % or more for {percent(course.nearly_full)} of the time, "
+            f"first after {span(course.first_full)}"
+        )
+    yield (
+        "use",
+        percent(course.use.median),
+        f"median over time; most {percent(course.use.most)}; {full}",
+    )
+    for name, each in (("running", course.running), ("waiting", course.waiting)):
+        yield (
+            name,
+            f"{each.median:,.0f}",
+            f"median over time; mean {each.mean:,.1f}, most {each.most:,.0f}",
+        )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        yield "  ".join([f"{first:<{max(widths[0], LABEL)}}", *cells]).rstrip()
+
+
+def _host(options: Options) -> str:
+    blocks = options.num_blocks if options.num_host_blocks is None else options.num_host_blocks
+    return counted(blocks, "host block")
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:,.6g}"

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a result comes to in the figures that every report shows: rates, and use over time.
+
+Rules: text, JSON and page take their numbers from here, so that they cannot differ. A sample speaks
+for the time since the one before it; medians and shares of time weigh samples by that. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from kvcore.replay.results import Result, Sample
+
+FULL_SHARE = 0.9
+"""From here on a pool is called nearly full."""
+
+
+@attrs.frozen
+class Report:
+    """A run, and the same trace on pools of other sizes.
+
+    sweep: finished runs by pool size, the first one among them; empty where none was asked for.
+    left_out: pool sizes that an interrupt kept from being run to their end.
+    """
+
+    result: Result
+    sweep: tuple[Result, ...] = ()
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether less was run than was asked for."""
+        return self.result.interrupted or bool(self.left_out)
+
+
+@attrs.frozen
+class Rates:
+    """Hit tokens over looked-up tokens, 0.0 to 1.0; None where nothing was looked up or counted."""
+
+    run: float | None
+    ideal: float | None
+    optimum: float | None
+    again: float | None
+
+
+@attrs.frozen
+class Spread:
+    """A quantity over time: what it was below for half of the time, its mean, its most."""
+
+    median: float
+    mean: float
+    most: float
+
+
+@attrs.frozen
+class Course:
+    """How a run went over its virtual time.
+
+    use: share of the blocks that have an owner. nearly_full: share of the time at FULL_SHARE or
+    more. first_full: when that was first so, None for never.
+    """
+
+    use: Spread
+    running: Spread
+    waiting: Spread
+    nearly_full: float
+    first_full: float | None
+
+
+def rates_of(result: Result) -> Rates:
+    """The hit rates of a run and of its bounds."""
+    looked_up = result.looked_up_tokens
+    return Rates(
+        run=share(result.hit_tokens, looked_up),
+        ideal=share(result.ideal_hit_tokens, looked_up),
+        optimum=share(result.optimum_hit_tokens, looked_up),
+        again=share(result.again_hit_tokens, result.again_looked_up_tokens),
+    )
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """A part of a whole, None where either is not there."""
+    return None if part is None or not whole else part / whole
+
+
+def course_of(result: Result) -> Course | None:
+    """How a run went, None where it made no step."""
+    samples = result.samples
+    if not samples:
+        return None
+    weights = weights_of(samples)
+    total = sum(weights)
+    full = [use_of(each) >= FULL_SHARE for each in samples]
+    return Course(
+        use=_spread(samples, weights, use_of),
+        running=_spread(samples, weights, lambda each: each.running),
+        waiting=_spread(samples, weights, lambda each: each.waiting),
+        nearly_full=sum(w for w, each in zip(weights, full, strict=True) if each) / total,
+        first_full=next((s.time for s, each in zip(samples, full, strict=True) if each), None),
+    )
+
+
+def use_of(sample: Sample) -> float:
+    """The share of the blocks that have an owner."""
+    return sample.used_blocks / sample.num_blocks if sample.num_blocks else 0.0
+
+
+def weights_of(samples: Sequence[Sample]) -> list[float]:
+    """For how long each sample speaks; all alike where no time passed."""
+    starts = [0.0, *(each.time for each in samples)]
+    weights = [each.time - start for each, start in zip(samples, starts, strict=False)]
+    return weights if sum(weights) > 0 else [1.0] * len(samples)
+
+
+def _spread(
+    samples: Sequence[Sample], weights: Sequence[float], of: Callable[[Sample], float]
+) -> Spread:
+    values = [of(each) for each in samples]
+    half, seen = sum(weights) / 2, 0.0
+    median = max(values)
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        seen += weight
+        if seen >= half:
+            median = value
+            break
+    mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    return Spread(median=median, mean=mean, most=max(values))

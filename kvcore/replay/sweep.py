@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trace on several pools: the run that is asked about, and a shorter row for each other size.
+
+Rules: each run reads the trace anew, so standard input is kept in a temporary file where there are
+several. An interrupt ends the run that it meets and all that would follow; sizes that were not run
+to their end have no row, since their share of the trace is another. Twin: none.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO, Protocol
+
+import attrs
+
+from kvcore.replay.errors import UnreadableTrace
+from kvcore.replay.loop import Apply, replay
+from kvcore.replay.results import BackendName, Options, Result, Sample
+from kvcore.replay.summary import Report
+from kvcore.replay.trace_file import STDIN, TraceReader
+
+OpenTrace = Callable[[], TraceReader]
+
+
+class Watching(Protocol):
+    """Shows how far a run is."""
+
+    def __call__(self, sample: Sample) -> None: ...
+
+    def end(self) -> None: ...
+
+
+Watch = Callable[[TraceReader, Options, int], Watching]
+"""Makes what watches a run: its reader, its options, its place in the sweep, from 0."""
+MakeApply = Callable[[Options], Apply]
+
+
+@contextmanager
+def opened(path: str, *, skip_bad: bool, several: bool) -> Iterator[OpenTrace]:
+    """What gives a new reader of a trace each time. Raises UnreadableTrace."""
+    if path != STDIN or not several:
+        yield lambda: TraceReader(path, skip_bad=skip_bad)
+        return
+    name = TraceReader(path).name
+    with _kept(name, sys.stdin.buffer) as file:
+        size = file.tell()
+
+        def reopen() -> TraceReader:
+            file.seek(0)
+            reader = TraceReader(file, skip_bad=skip_bad, name=name)
+            reader.size = size
+            return reader
+
+        yield reopen
+
+
+def run_sizes(
+    trace: OpenTrace,
+    options: Options,
+    sizes: Sequence[int],
+    *,
+    backend: BackendName | None = None,
+    watch: Watch | None = None,
+    make_apply: MakeApply | None = None,
+) -> tuple[Report, TraceReader]:
+    """Replay on the pool of the options, then on the other sizes; the report, and the reader of
+    the first run, which knows its bad lines.
+
+    Raises what `replay` raises, and KeyboardInterrupt where not even the first run began.
+    """
+    wanted = [each for each in sorted(set(sizes)) if each != options.num_blocks]
+    plans = [options, *(attrs.evolve(options, num_blocks=each) for each in wanted)]
+    done: list[Result] = []
+    left_out: list[int] = []
+    first: TraceReader | None = None
+    for place, plan in enumerate(plans):
+        if left_out or (done and done[0].interrupted):
+            left_out.append(plan.num_blocks)
+            continue
+        reader = trace()
+        first = first or reader
+        watching = None if watch is None else watch(reader, plan, place)
+        try:
+            apply = None if make_apply is None else make_apply(plan)
+            result = replay(reader, plan, backend=backend, watch=watching, apply=apply)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            left_out.append(plan.num_blocks)
+            continue
+        finally:
+            if watching is not None:
+                watching.end()
+        if done and result.interrupted:
+            left_out.append(plan.num_blocks)
+        else:
+            done.append(result)
+    assert first is not None
+    return _report(done, left_out, is_sweep=bool(sizes)), first
+
+
+def _report(done: Sequence[Result], left_out: Sequence[int], *, is_sweep: bool) -> Report:
+    """The first result in full; in the sweep all that are finished, small pools first."""
+    rows = [each for each in done if not each.interrupted] if is_sweep else []
+    rows.sort(key=lambda each: each.options.num_blocks)
+    return Report(done[0], tuple(rows), tuple(sorted(left_out)))
+
+
+@contextmanager
+def _kept(name: str, source: BinaryIO) -> Iterator[BinaryIO]:
+    """A temporary file with all that a stream has, at its end. Raises UnreadableTrace."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            shutil.copyfileobj(source, file)
+        except OSError as error:
+            raise UnreadableTrace(file=name, reason=error.strerror or str(error)) from error
+        yield file
