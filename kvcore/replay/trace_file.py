@@ -14,7 +14,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -105,7 +105,7 @@ class TraceReader:
                 bailian = row.chat_id is not None if is_bailian is None else is_bailian
                 request = self._check(row, bailian)
                 if request.arrival < newest:
-                    self._raise(TimeRunsBackwards, value=row.timestamp, before=before)
+                    raise self._error(TimeRunsBackwards, value=row.timestamp, before=before)
             except BadLine as error:
                 if not self._skip_bad:
                     raise
@@ -138,34 +138,34 @@ class TraceReader:
 
     def _decode(self, decoder: msgspec.json.Decoder[Row], line: bytes | None) -> Row:
         if line is None:
-            self._raise(LineTooLong, most=LINE_BYTES_MAX)
+            raise self._error(LineTooLong, most=LINE_BYTES_MAX)
         try:
-            return decoder.decode(line)
-        except msgspec.ValidationError as error:
-            self._explain(line, str(error))
+            try:
+                return decoder.decode(line)
+            except msgspec.ValidationError as error:
+                said, values = str(error), msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._raise(NotJSON, reason=str(error))
+            raise self._error(NotJSON, reason=str(error)) from None
+        raise self._explain(values, said)
 
-    def _explain(self, line: bytes, said: str) -> NoReturn:
-        """Raise what is wrong with JSON that is no request. said: what the decoder thinks of it."""
-        values = msgspec.json.decode(line)
+    def _explain(self, values: Any, said: str) -> BadLine:
+        """What is wrong with JSON that is no request. said: what the decoder thinks of it."""
         if not isinstance(values, dict):
-            self._raise(NotAnObject, value=_shown(values))
+            return self._error(NotAnObject, value=_shown(values))
         for field in _FIELDS:
             if field not in values:
-                self._raise(MissingField, field=field)
-        for field in ("input_length", "output_length"):
-            if type(values[field]) is not int:
-                self._raise(
-                    WrongKind, field=field, expected="an integer", value=_shown(values[field])
-                )
-        if type(values["timestamp"]) not in (int, float):
-            value = _shown(values["timestamp"])
-            self._raise(WrongKind, field="timestamp", expected="a number", value=value)
-        value = _shown(values["hash_ids"])
-        self._raise(
-            WrongKind, field="hash_ids", expected=f"a list of integers ({said})", value=value
+                return self._error(MissingField, field=field)
+        kinds: tuple[tuple[str, tuple[type, ...], str], ...] = (
+            ("timestamp", (int, float), "a number"),
+            ("input_length", (int,), "an integer"),
+            ("output_length", (int,), "an integer"),
         )
+        for field, kind, expected in kinds:
+            if type(values[field]) not in kind:
+                value = _shown(values[field])
+                return self._error(WrongKind, field=field, expected=expected, value=value)
+        expected, value = f"a list of integers ({said})", _shown(values["hash_ids"])
+        return self._error(WrongKind, field="hash_ids", expected=expected, value=value)
 
     def _check(self, row: Row, bailian: bool) -> TraceRequest:
         unit = BAILIAN_UNIT if bailian else MOONCAKE_UNIT
@@ -177,10 +177,10 @@ class TraceReader:
         for field, value, least in limits:
             if not least <= value <= LENGTH_MAX:
                 expected = f"at least {least}" if value < least else f"at most {LENGTH_MAX}"
-                self._raise(OutOfRange, field=field, value=value, expected=expected)
+                raise self._error(OutOfRange, field=field, value=value, expected=expected)
         expected_ids = -(-row.input_length // unit)
         if len(row.hash_ids) != expected_ids:
-            self._raise(
+            raise self._error(
                 LengthsDiffer,
                 input_length=row.input_length,
                 expected=expected_ids,
@@ -191,12 +191,14 @@ class TraceReader:
             ids = array("Q", row.hash_ids)
         except OverflowError:
             bad = next(each for each in row.hash_ids if not 0 <= each < 2**64)
-            self._raise(OutOfRange, field="an id", value=bad, expected="from 0 to 2**64 - 1")
+            raise self._error(
+                OutOfRange, field="an id", value=bad, expected="from 0 to 2**64 - 1"
+            ) from None
         arrival = row.timestamp if bailian else row.timestamp / 1000
         return TraceRequest(self.num_lines, arrival, row.input_length, row.output_length, ids, unit)
 
-    def _raise(self, kind: type[BadLine], **fields: object) -> NoReturn:
-        raise kind(file=self.name, line=self.num_lines, **fields) from None
+    def _error(self, kind: type[BadLine], **fields: object) -> BadLine:
+        return kind(file=self.name, line=self.num_lines, **fields)
 
 
 def _name(source: str | os.PathLike[str] | BinaryIO) -> str:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens made of ids: fixed, and different where the ids are."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.replay.expand import id_bytes, output_token, prompt_tokens
+
+IDS = st.integers(0, 2**64 - 1)
+
+
+def test_tokens_are_those_of_every_process_and_version() -> None:
+    """Whoever changes these tokens changes what recorded lists of operations mean."""
+    for high, low in ((0, 0), (0, 182_789), (5, 7)):
+        random = Random(high)
+        expected = [random.getrandbits(29) + low for _ in range(512)]
+        assert prompt_tokens([high * 2**29 + low], 512, 512).tolist() == expected
+
+
+@given(st.lists(IDS, min_size=1, max_size=5), st.sampled_from([1, 3, 16, 512]), st.data())
+def test_a_partial_id_has_the_first_of_its_tokens(
+    ids: list[int], unit: int, data: st.DataObject
+) -> None:
+    whole = prompt_tokens(ids, len(ids) * unit, unit)
+    num_tokens = data.draw(st.integers((len(ids) - 1) * unit + 1, len(ids) * unit))
+    assert prompt_tokens(ids, num_tokens, unit) == whole[:num_tokens]
+    assert len(whole) == len(ids) * unit
+    assert max(whole) < 2**30
+
+
+@given(st.integers(0, 2**29 - 1), st.integers(0, 2**29 - 1))
+def test_two_ids_differ_in_every_token(one: int, other: int) -> None:
+    pairs = zip(prompt_tokens([one], 64, 64), prompt_tokens([other], 64, 64), strict=True)
+    assert all((a != b) == (one != other) for a, b in pairs)
+
+
+def test_large_ids_differ_too() -> None:
+    ids = [7, 7 + 2**29, 7 + 2**30, 7 + 2**63, 2**64 - 1]
+    assert len({id_bytes(each, 2) for each in ids}) == len(ids)
+
+
+def test_two_passes_over_many_ids_agree() -> None:
+    ids = list(range(10_000))
+    assert prompt_tokens(ids, 20_000, 2) == prompt_tokens(ids, 20_000, 2)
+
+
+@pytest.mark.parametrize("position", [0, 1, 4095])
+def test_outputs_are_no_prompts_and_differ_between_requests(position: int) -> None:
+    tokens = [output_token(request, position) for request in range(20_000)]
+    assert len(set(tokens)) == len(tokens)
+    assert all(2**30 <= token < 2**31 for token in tokens)
