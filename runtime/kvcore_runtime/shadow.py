@@ -252,9 +252,13 @@ class Shadow:
 
         forgiving: what a failed load spoilt may be, too.
         """
-        blocks, offsets = self._seen(group, step, step.start, step.end)
-        held = self.runtime.cache.groups[group].data[blocks, :, :, offsets, 0, 0]
-        first = step.end - len(blocks)
+        size = self._groups[group].block_size
+        first = min(step.end, skipped_tokens(self._groups[group], step.start))
+        before = first // size
+        blocks = self.runtime.tables.blocks[group, step.row, before : -(-step.end // size)].long()
+        pages = self.runtime.cache.groups[group].data[blocks]
+        by_slot = pages[..., 0, 0].movedim(3, 1).flatten(0, 1)
+        held = by_slot[first - before * size : step.end - before * size]
         expected = self._marks(group, as_stamps(step.stamps[first : step.end])).view(-1, 1)
         wrong = held != torch.stack((expected, -expected), dim=2)
         if forgiving:
@@ -266,7 +270,7 @@ class Shadow:
                 step=self.runtime.next_number - 1,
                 request=step.request_id,
                 group=group,
-                block=int(blocks[place]),
+                block=int(blocks[(first + place) // size - before]),
                 position=first + place,
             )
 
