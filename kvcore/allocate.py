@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
@@ -174,7 +174,7 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         len(hits) if hits else cached
         for hits, cached in zip(plan.hits, request.num_cached, strict=True)
     )
-    request = attrs.evolve(
+    request = evolve(
         request,
         tables=tuple(tables),
         num_computed=plan.num_scheduled,

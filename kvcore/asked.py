@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_count, read_hit
 from kvcore.errors import (
@@ -29,8 +30,7 @@ from kvcore.state import Draft, RequestState
 from kvcore.values import Hit
 
 
-@attrs.frozen(kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
     loads: a load fills the blocks of the external tokens, so they are not zeroed.
@@ -63,7 +63,7 @@ COUNTS = (
 def read_asked(asked: Asked) -> Asked:
     """The same with ints for counts and ids. Raises InvalidCount."""
     counts: dict[str, Any] = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
-    return attrs.evolve(asked, hit=read_hit(asked.hit), **counts)
+    return evolve(asked, hit=read_hit(asked.hit), **counts)
 
 
 def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:

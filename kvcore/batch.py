@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.arguments import read_int
@@ -46,7 +46,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
             num_in_flight=len(state.unfinished), max_in_flight=config.max_in_flight
         )
     taken = close(batch.number, batch.commands)
-    opened = attrs.evolve(state, batch=OpenBatch(batch.number + 1))
+    opened = evolve(state, batch=OpenBatch(batch.number + 1))
     closed = close_marks(state)
 
     def change(draft: Draft) -> Batch:
@@ -113,13 +113,13 @@ def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
 def publish_written(draft: Draft, batch: Unfinished) -> None:
     """Make findable what a batch wrote that has just finished."""
     before = draft.batch.merges
-    draft.batch = attrs.evolve(draft.batch, merges=pvector())
+    draft.batch = evolve(draft.batch, merges=pvector())
     for request_id, made in in_order(batch.marks):
         request = draft.requests[request_id]
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
             publish_blocks(draft, request, num_finished(draft, request), final=True)
     merges = draft.batch.merges
-    draft.batch = attrs.evolve(draft.batch, merges=before)
+    draft.batch = evolve(draft.batch, merges=before)
     settle_merges(draft, merges)
 
 
@@ -159,5 +159,5 @@ def _merge(draft: Draft, merge: Merge) -> None:
     draft.effects.emit(SetTable(request.row, merge.group, merge.position, older))
     moved = table.set(merge.position, older)
     tables = (*request.tables[: merge.group], moved, *request.tables[merge.group + 1 :])
-    draft.store(attrs.evolve(request, tables=tables))
+    draft.store(evolve(request, tables=tables))
     draft.device.release([merge.block])

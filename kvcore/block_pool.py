@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-import attrs
 from immutables import Map
+from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.arguments import read_count, read_int, read_ints
@@ -40,8 +40,7 @@ from kvcore.values import Outcome, Reason, Refused
 T = TypeVar("T")
 
 
-@attrs.frozen
-class BlockPool:
+class BlockPool(Struct, frozen=True):
     """All blocks of one tier as a value.
 
     first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_count, read_ints
 from kvcore.errors import BeyondComputed
@@ -67,7 +67,7 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
     def change(draft: Draft) -> bool:
         draft.device.clear_index()
         draft.effects.announce(AllBlocksCleared())
-        draft.stats = attrs.evolve(draft.stats, reset=True)
+        draft.stats = evolve(draft.stats, reset=True)
         return True
 
     return transition(state, change)
@@ -93,7 +93,7 @@ def publish_blocks(
                 run = []
         _announce_stored(draft, request, index, run)
         num_cached.append(max(cached, num_full))
-    draft.store(attrs.evolve(request, num_cached=tuple(num_cached)))
+    draft.store(evolve(request, num_cached=tuple(num_cached)))
 
 
 def _publish_block(
@@ -106,7 +106,7 @@ def _publish_block(
     key = request.key(draft.config, group, position)
     if draft.config.duplicates == "merge" and draft.device.index.first(key) is not None:
         merge = Merge(request.request_id, group, position, block, key)
-        draft.batch = attrs.evolve(draft.batch, merges=draft.batch.merges.append(merge))
+        draft.batch = evolve(draft.batch, merges=draft.batch.merges.append(merge))
         return False
     draft.device.publish(block, key)
     if not final:

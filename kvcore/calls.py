@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 from kvcore import (
     allocate,
@@ -50,21 +50,19 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
 }
 
 
-@attrs.frozen
-class Misuse:
+class Misuse(Struct, frozen=True):
     """The typed error that a call raised."""
 
     error: str
     fields: dict[str, object]
 
 
-@attrs.frozen
-class Call:
+class Call(Struct, frozen=True):
     """A transition by name, with its arguments."""
 
     name: str
     args: tuple[Any, ...] = ()
-    options: dict[str, Any] = attrs.field(factory=dict)
+    options: dict[str, Any] = {}
 
     def __str__(self) -> str:
         words = [repr(value) for value in self.args]

@@ -11,7 +11,7 @@ rust/src/cancel.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_int
 from kvcore.batch import check_in_flight, named_rows
@@ -68,14 +68,14 @@ def fall(draft: Draft, request_id: str, num_tokens: int, number: int) -> None:
     request = draft.request(request_id)
     for operation, found in sorted(draft.operations.items()):
         if found.request_id == request_id and found.batch >= number:
-            left = attrs.evolve(found, request_id=None)
+            left = evolve(found, request_id=None)
             draft.operations = draft.operations.set(operation, left)
-            request = attrs.evolve(request, num_loading=0, load_end=0)
+            request = evolve(request, num_loading=0, load_end=0)
     if not request.host_tables:
         cut_tables(draft, request, num_tokens)
     elif num_tokens < request.num_computed:
         release_host(draft, request)
-        draft.store(attrs.evolve(draft.request(request_id), preempted=True))
+        draft.store(evolve(draft.request(request_id), preempted=True))
 
 
 def rebuild(draft: Draft, row: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import attrs
+from msgspec import Struct
 
 from kvcore.hashing import KEY_SIZE
 
@@ -22,8 +23,7 @@ COLUMNS = ("kind", "segment", "a", "b", "c", "d")
 Tier = Literal["device", "host"]
 
 
-@attrs.frozen
-class Command:
+class Command(Struct, frozen=True):
     """One thing that a runtime must do."""
 
     kind: ClassVar[int]
@@ -37,24 +37,21 @@ class Command:
         return None
 
 
-@attrs.frozen
-class Allocate(Command):
+class Allocate(Command, frozen=True):
     """The block has a new owner; its content is undefined until written."""
 
     kind = 1
     block: int
 
 
-@attrs.frozen
-class Touch(Command):
+class Touch(Command, frozen=True):
     """The block has an owner again; its content is kept (a hit or a pin)."""
 
     kind = 2
     block: int
 
 
-@attrs.frozen
-class Evict(Command):
+class Evict(Command, frozen=True):
     """The content of the block is no longer findable under this key."""
 
     kind = 3
@@ -62,15 +59,13 @@ class Evict(Command):
     key: bytes
 
 
-@attrs.frozen
-class EvictAll(Command):
+class EvictAll(Command, frozen=True):
     """No content is findable any more."""
 
     kind = 4
 
 
-@attrs.frozen
-class Free(Command):
+class Free(Command, frozen=True):
     """The block has no owner any more; cached: its content can still be hit."""
 
     kind = 5
@@ -78,8 +73,7 @@ class Free(Command):
     cached: bool
 
 
-@attrs.frozen
-class Zero(Command):
+class Zero(Command, frozen=True):
     """Fill the block with zeros before it is first read."""
 
     kind = 6
@@ -89,8 +83,7 @@ class Zero(Command):
         return ("device", self.block)
 
 
-@attrs.frozen
-class CopyOnWrite(Command):
+class CopyOnWrite(Command, frozen=True):
     """Copy a block that is about to be written and has other owners."""
 
     kind = 7
@@ -104,8 +97,7 @@ class CopyOnWrite(Command):
         return ("device", self.target)
 
 
-@attrs.frozen
-class SwapOut(Command):
+class SwapOut(Command, frozen=True):
     """Copy a device block to a host block."""
 
     kind = 8
@@ -119,8 +111,7 @@ class SwapOut(Command):
         return ("host", self.host_block)
 
 
-@attrs.frozen
-class SwapIn(Command):
+class SwapIn(Command, frozen=True):
     """Copy a host block to a device block."""
 
     kind = 9
@@ -134,8 +125,7 @@ class SwapIn(Command):
         return ("device", self.block)
 
 
-@attrs.frozen
-class Store(Command):
+class Store(Command, frozen=True):
     """Copy a block to the external store under this key; the operation may fail."""
 
     kind = 10
@@ -147,8 +137,7 @@ class Store(Command):
         return ("device", self.block)
 
 
-@attrs.frozen
-class Load(Command):
+class Load(Command, frozen=True):
     """Fill a block with the content of this key in the external store; the operation may fail."""
 
     kind = 11
@@ -160,8 +149,7 @@ class Load(Command):
         return ("device", self.block)
 
 
-@attrs.frozen
-class SetTable(Command):
+class SetTable(Command, frozen=True):
     """Put a block at a position of a request's block table in one group."""
 
     kind = 12
@@ -171,8 +159,7 @@ class SetTable(Command):
     block: int
 
 
-@attrs.frozen
-class CutTable(Command):
+class CutTable(Command, frozen=True):
     """Shorten a request's block table in one group to so many blocks."""
 
     kind = 13
@@ -189,7 +176,7 @@ KINDS: dict[int, type[Command]] = {
     )
 }
 
-FIELDS = {kind: tuple(f.name for f in attrs.fields(each)) for kind, each in KINDS.items()}
+FIELDS = {kind: each.__struct_fields__ for kind, each in KINDS.items()}
 """The names of a kind's value columns."""
 
 KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
@@ -245,7 +232,7 @@ def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
     if kind == Free.kind:
         return Free(values[0], bool(values[1]))
     command = KINDS[kind]
-    fields: list[int | bytes] = list(values[: len(attrs.fields(command))])
+    fields: list[int | bytes] = list(values[: len(FIELDS[kind])])
     if kind in KEY_FIELDS:
         start = values[KEY_FIELDS[kind]] * KEY_SIZE
         fields[KEY_FIELDS[kind]] = keys[start : start + KEY_SIZE]

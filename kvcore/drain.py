@@ -6,7 +6,7 @@ Twin: rust/src/drain.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.event_log import Events
@@ -16,13 +16,13 @@ from kvcore.values import Outcome, PrefixCacheStats
 
 def take_events(state: State) -> Outcome[State, Events]:
     """Hand out the events since the last call, in order; none where events are disabled."""
-    drained = attrs.evolve(state, events=pvector())
+    drained = evolve(state, events=pvector())
     return Outcome(drained, (), Events.of(state.events))
 
 
 def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
     """Hand out the look-up statistics since the last call."""
-    drained = attrs.evolve(state, stats=PrefixCacheStats())
+    drained = evolve(state, stats=PrefixCacheStats())
     return Outcome(drained, (), state.stats)
 
 
@@ -31,7 +31,7 @@ def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
 
     Empty where `record_new_blocks` is off. Source: S000-50.
     """
-    drained = attrs.evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
+    drained = evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])
 
 

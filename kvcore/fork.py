@@ -9,7 +9,7 @@ partial tail included, and gets no lookahead. Whoever writes a shared block firs
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.commands import SetTable
 from kvcore.requests import check_drafts_settled, check_new_id, empty_request
@@ -42,7 +42,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
             tables.append(table)
             num_cached.append(min(parent.num_cached[index], computed // group.block_size))
         draft.store(
-            attrs.evolve(
+            evolve(
                 parent,
                 request_id=child.request_id,
                 row=child.row,

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
+from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 
-@attrs.frozen
-class FreeQueue:
+class FreeQueue(Struct, frozen=True):
     """The queue as a value: two columns of links and the number of blocks in it."""
 
     following: PVector[int]

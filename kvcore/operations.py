@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.allocate import commit
 from kvcore.arguments import read_count, read_int, read_ints
@@ -105,7 +105,7 @@ def load(
         if started:
             loading = draft.request(request_id)
             end = plan.num_scheduled
-            draft.store(attrs.evolve(loading, num_loading=len(started), load_end=end))
+            draft.store(evolve(loading, num_loading=len(started), load_end=end))
         return started
 
     return transition(state, change)
@@ -187,11 +187,11 @@ def complete_operation(state: State, operation: int, done: bool) -> Outcome[Stat
 def finish_load(draft: Draft, request: RequestState, operation: Operation, done: bool) -> None:
     """Note that one operation of a request's load ended; with the last one the load is settled."""
     end = request.load_end if done else min(request.load_end, operation.first_token)
-    request = attrs.evolve(request, num_loading=request.num_loading - 1, load_end=end)
+    request = evolve(request, num_loading=request.num_loading - 1, load_end=end)
     if request.num_loading:
         draft.store(request)
         return
-    cut_tables(draft, attrs.evolve(request, load_end=0), end)
+    cut_tables(draft, evolve(request, load_end=0), end)
     settled = draft.request(request.request_id)
     count = settled.num_accepted
     if draft.config.publish == "completed":

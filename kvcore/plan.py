@@ -13,7 +13,8 @@ design, 7.5. Twin: rust/src/plan.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore.asked import MAX_COUNT, Asked, check_asked, read_asked
 from kvcore.groups import Group, skipped_blocks
@@ -22,8 +23,7 @@ from kvcore.values import Reason, Refused
 from kvcore.window import Trim, num_freed, plan_trims, visible_from
 
 
-@attrs.frozen(kw_only=True)
-class Rewrite:
+class Rewrite(Struct, frozen=True, kw_only=True):
     """A block of the request that is about to be written although it is shared or keyed.
 
     shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
@@ -36,8 +36,7 @@ class Rewrite:
     copied: bool
 
 
-@attrs.frozen(kw_only=True)
-class Growth:
+class Growth(Struct, frozen=True, kw_only=True):
     """How one group's table grows behind the hits.
 
     nulls: positions that are skipped already. external: blocks for external tokens. grown: blocks
@@ -49,8 +48,7 @@ class Growth:
     grown: int
 
 
-@attrs.frozen(kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What an allocation will do.
 
     asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
@@ -66,8 +64,7 @@ class Plan:
     growth: tuple[Growth, ...]
 
 
-@attrs.frozen(kw_only=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """An allocation that does not fit, and the trim that it leaves behind."""
 
     refused: Refused
@@ -75,8 +72,7 @@ class Refusal:
     trims: tuple[Trim, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class Lengths:
+class Lengths(Struct, frozen=True, kw_only=True):
     """Tokens of an allocation.
 
     local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
@@ -269,5 +265,5 @@ def preallocate(
             room = -(-draft.config.length_limit // group.block_size) - held
             more = max(0, min(extra, spare, room))
             spare -= more
-        roomier.append(attrs.evolve(each, grown=each.grown + more))
+        roomier.append(evolve(each, grown=each.grown + more))
     return tuple(roomier)

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import attrs
 from immutables import Map
+from msgspec import Struct
 
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 
 
-@attrs.frozen
-class Quarantine:
+class Quarantine(Struct, frozen=True):
     """The quarantine of one pool as a value.
 
     queue: its blocks, in the order of their release. busy: block to the batches that use it.
     """
 
     queue: FreeQueue
-    busy: Map[int, frozenset[int]] = attrs.field(factory=Map)
+    busy: Map[int, frozenset[int]] = Map()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.queue)

@@ -11,7 +11,7 @@ rust/src/release.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.commands import CutTable
@@ -47,7 +47,7 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
             cut_tables(draft, draft.request(request_id), 0)
         else:
             return
-        draft.store(attrs.evolve(draft.request(request_id), preempted=True))
+        draft.store(evolve(draft.request(request_id), preempted=True))
 
     return transition(state, change)
 
@@ -58,9 +58,9 @@ def abandon_loads(draft: Draft, request: RequestState) -> RequestState:
         return request
     for number, operation in sorted(draft.operations.items()):
         if operation.request_id == request.request_id:
-            left = attrs.evolve(operation, request_id=None)
+            left = evolve(operation, request_id=None)
             draft.operations = draft.operations.set(number, left)
-    return attrs.evolve(request, num_loading=0, load_end=0)
+    return evolve(request, num_loading=0, load_end=0)
 
 
 def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
@@ -102,7 +102,7 @@ def leave_open_batch(draft: Draft, request: RequestState) -> None:
     merges = pvector(
         each for each in draft.batch.merges if not is_unwritten(draft, each, record, request)
     )
-    draft.batch = attrs.evolve(draft.batch, merges=merges)
+    draft.batch = evolve(draft.batch, merges=merges)
     cut_tables(draft, request, record.num_computed_before)
 
 
@@ -135,7 +135,7 @@ def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
         tables.append(table)
         num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
     draft.store(
-        attrs.evolve(
+        evolve(
             request,
             drafts=pvector(),
             tables=tuple(tables),
@@ -150,4 +150,4 @@ def release_host(draft: Draft, request: RequestState) -> None:
     host = draft.host_tier()
     for table in request.host_tables:
         host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
-    draft.store(attrs.evolve(request, host_tables=(), num_computed=0))
+    draft.store(evolve(request, host_tables=(), num_computed=0))

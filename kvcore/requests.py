@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.arguments import read_count
@@ -46,7 +46,7 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
         tokens = read_request_tokens(request.request_id, request.tokens)
         extra_keys = read_extra_keys(request, len(tokens), draft.config.hash_block_size)
         own_hashes = request.block_hashes is not None
-        known = attrs.evolve(
+        known = evolve(
             empty_request(draft, request.request_id),
             own_hashes=own_hashes,
             skip_reading=bool(request.skip_reading_prefix_cache),
@@ -101,7 +101,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
         request = draft.idle(request_id)
         values = read_tokens(tokens)
         check_drafts_settled(request)
-        draft.store(attrs.evolve(request, drafts=pvector(values)))
+        draft.store(evolve(request, drafts=pvector(values)))
 
     return transition(state, change)
 
@@ -123,7 +123,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
             raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, asked=count)
         longer = extend(draft, request, request.drafts[:count])
         draft.store(
-            attrs.evolve(
+            evolve(
                 longer,
                 drafts=pvector(),
                 num_computed=min(request.num_computed, len(longer.tokens)),
@@ -197,12 +197,12 @@ def extend(draft: Draft, request: RequestState, tokens: Sequence[int]) -> Reques
     """The request with more tokens and the hashes of the blocks that they fill."""
     longer = request.tokens.extend(tokens)
     if not draft.config.enable_caching or request.own_hashes:
-        return attrs.evolve(request, tokens=longer)
+        return evolve(request, tokens=longer)
     hashed = len(request.block_hashes)
     size = draft.config.hash_block_size
     start = hashed * size
     if len(longer) - start < size:
-        return attrs.evolve(request, tokens=longer)
+        return evolve(request, tokens=longer)
     hashes = hash_blocks(
         draft.parent_hash(request, hashed),
         longer[start:],
@@ -211,7 +211,7 @@ def extend(draft: Draft, request: RequestState, tokens: Sequence[int]) -> Reques
         extra_keys=request.extra_keys,
         hashing=draft.config.hashing,
     )
-    return attrs.evolve(request, tokens=longer, block_hashes=request.block_hashes.extend(hashes))
+    return evolve(request, tokens=longer, block_hashes=request.block_hashes.extend(hashes))
 
 
 def extend_hashes(draft: Draft, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
@@ -228,4 +228,4 @@ def extend_hashes(draft: Draft, request: RequestState, hashes: Sequence[bytes]) 
     if reason is not None:
         name = repr(request.request_id)
         raise WrongBlockHashes(request=name, num_hashes=len(given), reason=reason)
-    return attrs.evolve(request, block_hashes=request.block_hashes.extend(given))
+    return evolve(request, block_hashes=request.block_hashes.extend(given))

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-import attrs
 from immutables import Map
+from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.block_pool import BlockPool, PoolDraft, make_pool
@@ -38,8 +38,7 @@ NO_HOST_BLOCK = -1
 MAX_OPERATION = 2**31 - 1
 
 
-@attrs.frozen
-class RequestState:
+class RequestState(Struct, frozen=True):
     """A request as the manager knows it.
 
     row: stable row of its block tables. tokens: accepted ones. drafts: guessed ones behind them.
@@ -55,9 +54,9 @@ class RequestState:
     row: int
     num_cached: tuple[int, ...]
     tables: tuple[Table, ...]
-    tokens: PVector[int] = attrs.field(factory=pvector)
-    drafts: PVector[int] = attrs.field(factory=pvector)
-    block_hashes: PVector[bytes] = attrs.field(factory=pvector)
+    tokens: PVector[int] = pvector()
+    drafts: PVector[int] = pvector()
+    block_hashes: PVector[bytes] = pvector()
     own_hashes: bool = False
     skip_reading: bool = False
     extra_keys: ExtraKeys = NO_EXTRA_KEYS
@@ -89,8 +88,7 @@ class RequestState:
         return make_key(self.block_hashes[last], group)
 
 
-@attrs.frozen
-class Published:
+class Published(Struct, frozen=True):
     """A key that the open batch published for content that the batch itself writes."""
 
     group: int
@@ -99,8 +97,7 @@ class Published:
     key: bytes
 
 
-@attrs.frozen
-class BatchRecord:
+class BatchRecord(Struct, frozen=True):
     """What the open batch did for a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
@@ -108,11 +105,10 @@ class BatchRecord:
     """
 
     num_computed_before: int
-    published: PVector[Published] = attrs.field(factory=pvector)
+    published: PVector[Published] = pvector()
 
 
-@attrs.frozen
-class Merge:
+class Merge(Struct, frozen=True):
     """A full block whose key another block held when it was filled (`duplicates="merge"`)."""
 
     request_id: str
@@ -122,8 +118,7 @@ class Merge:
     key: bytes
 
 
-@attrs.frozen
-class Operation:
+class Operation(Struct, frozen=True):
     """An unfinished store or load; it holds its block as a pin does.
 
     batch: the number of the batch with its command. request_id: who waits for it, None for a store,
@@ -138,23 +133,21 @@ class Operation:
     first_token: int = 0
 
 
-@attrs.frozen
-class OpenBatch:
+class OpenBatch(Struct, frozen=True):
     """The batch that is being filled.
 
     marks: what it does to requests, and given: what it publishes, where batches are remembered.
     """
 
     number: int
-    commands: PVector[Command] = attrs.field(factory=pvector)
-    records: Map[str, BatchRecord] = attrs.field(factory=Map)
-    merges: PVector[Merge] = attrs.field(factory=pvector)
-    marks: Map[str, Mark] = attrs.field(factory=Map)
-    given: PVector[Given] = attrs.field(factory=pvector)
+    commands: PVector[Command] = pvector()
+    records: Map[str, BatchRecord] = Map()
+    merges: PVector[Merge] = pvector()
+    marks: Map[str, Mark] = Map()
+    given: PVector[Given] = pvector()
 
 
-@attrs.frozen
-class State:
+class State(Struct, frozen=True):
     """Everything that a manager knows.
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
@@ -172,7 +165,7 @@ class State:
     events: PVector[Event]
     stats: PrefixCacheStats
     new_blocks: tuple[PVector[int], ...]
-    operations: Map[int, Operation] = attrs.field(factory=Map)
+    operations: Map[int, Operation] = Map()
     next_operation: int = 0
     unfinished: tuple[Unfinished, ...] = ()
 

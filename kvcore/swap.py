@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.block_pool import PoolDraft
@@ -126,9 +126,9 @@ def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> N
         mark(draft, request_id, 0, 0)
         moved = draft.request(request_id)
         if num_computed:
-            moved = attrs.evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
+            moved = evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
-            moved = attrs.evolve(moved, preempted=True)
+            moved = evolve(moved, preempted=True)
         draft.store(moved)
 
 
@@ -181,7 +181,7 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
             num_cached.append(num_published(draft, request, group, ids))
         release_host(draft, request)
         mark(draft, request.request_id, 0, 0)
-        back = attrs.evolve(
+        back = evolve(
             draft.request(request.request_id),
             num_computed=request.num_computed,
             tables=tuple(tables),

@@ -8,7 +8,7 @@ catalogue, row 7. Twin: rust/src/truncate.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_int
 from kvcore.errors import BeyondRequest
@@ -37,7 +37,7 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
         request = draft.request(request_id)
         num_hashed = keep // draft.config.hash_block_size
         draft.store(
-            attrs.evolve(
+            evolve(
                 request,
                 tokens=request.tokens[:keep],
                 block_hashes=request.block_hashes[:num_hashed],

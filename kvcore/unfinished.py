@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import attrs
 from immutables import Map
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 from pyrsistent import PVector, pvector
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ Given = tuple[int, bytes]
 """A block, and the key that a batch published it under."""
 
 
-@attrs.frozen
-class Mark:
+class Mark(Struct, frozen=True):
     """What a batch remembers of a request.
 
     order: place among the marks of the batch. before: the request's count before its first slots in
@@ -43,8 +43,7 @@ class Mark:
     replaced: frozenset[tuple[int, int]] = frozenset()
 
 
-@attrs.frozen
-class Unfinished:
+class Unfinished(Struct, frozen=True):
     """A taken batch.
 
     given: what it published, in order, where that can be taken back. rows: those that its commands
@@ -53,7 +52,7 @@ class Unfinished:
 
     number: int
     marks: Map[str, Mark]
-    given: PVector[Given] = attrs.field(factory=pvector)
+    given: PVector[Given] = pvector()
     rows: tuple[int, ...] = ()
 
 
@@ -70,7 +69,7 @@ def mark(
     if known is None:
         made = Mark(next_order(draft.marks), before, restore, bool(publishes))
     else:
-        made = attrs.evolve(
+        made = evolve(
             known,
             before=min(known.before, before),
             restore=min(known.restore, restore),
@@ -89,14 +88,14 @@ def leave(draft: Draft, request_id: str) -> None:
     """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
     known = draft.marks.get(request_id)
     if known is not None:
-        draft.marks = draft.marks.set(request_id, attrs.evolve(known, publishes=False))
+        draft.marks = draft.marks.set(request_id, evolve(known, publishes=False))
 
 
 def lower(draft: Draft, request_id: str, num_tokens: int) -> None:
     """Note that a cancel of the batch that was just taken restores no more of a request."""
     if draft.unfinished and request_id in draft.unfinished[-1].marks:
         known = draft.unfinished[-1].marks[request_id]
-        made = attrs.evolve(known, restore=min(known.restore, num_tokens))
+        made = evolve(known, restore=min(known.restore, num_tokens))
         _store(draft, len(draft.unfinished) - 1, request_id, made)
 
 
@@ -114,9 +113,7 @@ def inherit(draft: Draft, parent_id: str, child_id: str) -> None:
     """Give a forked child its parent's marks; no batch schedules it."""
     for index, batch in enumerate(draft.unfinished):
         if parent_id in batch.marks:
-            draft.unfinished[index] = attrs.evolve(
-                batch, marks=_with(batch.marks, parent_id, child_id)
-            )
+            draft.unfinished[index] = evolve(batch, marks=_with(batch.marks, parent_id, child_id))
     if parent_id in draft.marks:
         draft.marks = _with(draft.marks, parent_id, child_id)
 
@@ -133,14 +130,14 @@ def forget(draft: Draft, request_id: str) -> None:
     for index, batch in enumerate(draft.unfinished):
         if request_id in batch.marks:
             marks = _without(batch.marks, request_id)
-            draft.unfinished[index] = attrs.evolve(batch, marks=marks)
+            draft.unfinished[index] = evolve(batch, marks=marks)
     if request_id in draft.marks:
         draft.marks = _without(draft.marks, request_id)
 
 
 def _without(marks: Map[str, Mark], request_id: str) -> Map[str, Mark]:
     left = [(name, each) for name, each in in_order(marks) if name != request_id]
-    return Map({name: attrs.evolve(each, order=at) for at, (name, each) in enumerate(left)})
+    return Map({name: evolve(each, order=at) for at, (name, each) in enumerate(left)})
 
 
 def users(draft: Draft, request_id: str, group: int, position: int) -> list[int]:
@@ -174,7 +171,7 @@ def shorten(draft: Draft, request_id: str, group: int, length: int) -> None:
             continue
         held = (*known.held[:group], length, *known.held[group + 1 :])
         replaced = frozenset(at for at in known.replaced if at[0] != group or at[1] < length)
-        _store(draft, index, request_id, attrs.evolve(known, held=held, replaced=replaced))
+        _store(draft, index, request_id, evolve(known, held=held, replaced=replaced))
 
 
 def replace(draft: Draft, request_id: str, group: int, position: int) -> None:
@@ -183,12 +180,12 @@ def replace(draft: Draft, request_id: str, group: int, position: int) -> None:
         known = batch.marks.get(request_id)
         if known is not None and position < known.held[group]:
             replaced = known.replaced | {(group, position)}
-            _store(draft, index, request_id, attrs.evolve(known, replaced=replaced))
+            _store(draft, index, request_id, evolve(known, replaced=replaced))
 
 
 def _store(draft: Draft, index: int, request_id: str, made: Mark) -> None:
     batch = draft.unfinished[index]
-    draft.unfinished[index] = attrs.evolve(batch, marks=batch.marks.set(request_id, made))
+    draft.unfinished[index] = evolve(batch, marks=batch.marks.set(request_id, made))
 
 
 def num_finished(draft: Draft, request: RequestState) -> int:

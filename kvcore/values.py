@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore.commands import Command
 from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
@@ -67,8 +69,7 @@ class Request:
     skip_reading_prefix_cache: bool = attrs.field(default=False, kw_only=True)
 
 
-@attrs.frozen
-class KVCacheBlocks:
+class KVCacheBlocks(Struct, frozen=True):
     """Block ids, one tuple a group, in table order; 0 is the null block where there is one."""
 
     blocks: tuple[tuple[int, ...], ...]
@@ -97,8 +98,7 @@ class KVCacheBlocks:
         return KVCacheBlocks(((),) * len(self.blocks))
 
 
-@attrs.frozen
-class Hit:
+class Hit(Struct, frozen=True):
     """A cached prefix of a request: its blocks a group, and the tokens that they hold."""
 
     blocks: KVCacheBlocks
@@ -108,8 +108,7 @@ class Hit:
         return iter((self.blocks, self.num_tokens))
 
 
-@attrs.frozen
-class Refused:
+class Refused(Struct, frozen=True):
     """A call that did not fit; it gave back at most what windows no longer need.
 
     needed: blocks that the call would take out of the free queue. available: blocks that were free,
@@ -126,16 +125,14 @@ class Refused:
         return False
 
 
-@attrs.frozen
-class Appended:
+class Appended(Struct, frozen=True):
     """How far an `append` came: requests from the refused one on are untouched."""
 
     done: int
     refused: Refused | None = None
 
 
-@attrs.frozen
-class PrefixCacheStats:
+class PrefixCacheStats(Struct, frozen=True):
     """Look-ups since the last `take_stats`, counted with the allocation that used them.
 
     queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
@@ -158,13 +155,13 @@ class PrefixCacheStats:
     def observe(self, num_queries: int, num_hits: int, *, preempted: bool) -> PrefixCacheStats:
         """These statistics with one more look-up."""
         if preempted:
-            return attrs.evolve(
+            return evolve(
                 self,
                 preempted_requests=self.preempted_requests + 1,
                 preempted_queries=self.preempted_queries + num_queries,
                 preempted_hits=self.preempted_hits + num_hits,
             )
-        return attrs.evolve(
+        return evolve(
             self,
             requests=self.requests + 1,
             queries=self.queries + num_queries,
@@ -172,8 +169,7 @@ class PrefixCacheStats:
         )
 
 
-@attrs.frozen
-class Outcome(Generic[S, T]):
+class Outcome(Struct, Generic[S, T], frozen=True):
     """What a transition gives: the state after it, the commands that it emitted, its value."""
 
     state: S

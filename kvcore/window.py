@@ -9,7 +9,8 @@ rust/src/window.rs.
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_count
 from kvcore.commands import SetTable
@@ -20,8 +21,7 @@ from kvcore.unfinished import let_go, mark, replace, users
 from kvcore.values import Outcome
 
 
-@attrs.frozen
-class Trim:
+class Trim(Struct, frozen=True):
     """Positions [first, end) of a group's table that become the null block."""
 
     group: int
@@ -102,4 +102,4 @@ def apply_trims(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) ->
             replace(draft, request.request_id, trim.group, position)
             draft.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
         tables[trim.group] = changed.persistent()
-    return attrs.evolve(request, tables=tuple(tables)) if trims else request
+    return evolve(request, tables=tuple(tables)) if trims else request

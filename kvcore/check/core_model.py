@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.calls import Call, Misuse
@@ -288,4 +288,4 @@ def failed(write: Write, failing: Failing) -> Write:
     """The write with its load failing, where it is the one that fails."""
     if failing is None or write.request_id != failing[0]:
         return write
-    return attrs.evolve(write, failed=failing[1])
+    return evolve(write, failed=failing[1])

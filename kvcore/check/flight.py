@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import attrs
+from msgspec import Struct
 
 from kvcore.check.canonical import LOST, Name, Renaming
 from kvcore.check.ghost import Content, Contents, Ghost, Place, Tables, Write
@@ -38,8 +38,7 @@ NUM_SPECIALS = 50
 """Contents that are no prefix have numbers below so many."""
 
 
-@attrs.frozen
-class Pending:
+class Pending(Struct, frozen=True):
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
@@ -55,8 +54,7 @@ class Pending:
     executed: bool = False
 
 
-@attrs.frozen
-class Node:
+class Node(Struct, frozen=True):
     """A state, the batches in flight, and what the executed ones left in memory.
 
     loads: what executed loads will bring. started: operations whose command was executed. loading,
@@ -66,13 +64,13 @@ class Node:
 
     state: State
     pending: tuple[Pending, ...] = ()
-    contents: Contents = attrs.field(factory=dict)
-    tables: Tables = attrs.field(factory=dict)
-    loads: Mapping[int, tuple[bytes, int]] = attrs.field(factory=dict)
-    loading: Mapping[str, int] = attrs.field(factory=dict)
-    failed: Mapping[str, int] = attrs.field(factory=dict)
+    contents: Contents = {}
+    tables: Tables = {}
+    loads: Mapping[int, tuple[bytes, int]] = {}
+    loading: Mapping[str, int] = {}
+    failed: Mapping[str, int] = {}
     started: frozenset[int] = frozenset()
-    before: Mapping[str, int] = attrs.field(factory=dict)
+    before: Mapping[str, int] = {}
     writes: tuple[Write, ...] = ()
     filled: bool = False
 

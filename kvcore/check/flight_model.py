@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.calls import Call, Misuse
@@ -100,7 +100,7 @@ class FlightModel(CoreModel):
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
             for place, slots in node.contents.items()
         }
-        return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((contents, evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
         """The node of these bytes."""
@@ -113,7 +113,7 @@ class FlightModel(CoreModel):
             )
             for place, slots in contents.items()
         }
-        return attrs.evolve(node, contents=numbered)
+        return evolve(node, contents=numbered)
 
     def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none where it breaks a property that does not count."""
@@ -134,7 +134,7 @@ class FlightModel(CoreModel):
         self.judge.ask(schedule.check_caps, opened)
         if steps:
             self.judge.check_batch(start, opened)
-        filled = attrs.evolve(
+        filled = evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -147,7 +147,7 @@ class FlightModel(CoreModel):
         batch = taken(opened, schedule)
         settled = self._call(opened, TAKE_BATCH, closing)
         self.notes["goal", "merge"] += len(settled.batch.commands) > 0
-        waiting = attrs.evolve(
+        waiting = evolve(
             filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
         )
         return self._closed(waiting, settled, start)
@@ -160,7 +160,7 @@ class FlightModel(CoreModel):
         ghost.execute(in_flight(batch.commands))
         self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
         pending = tuple(
-            attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
+            evolve(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
             else each
             for each in node.pending
@@ -168,7 +168,7 @@ class FlightModel(CoreModel):
         started = node.started | {
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
-        after = attrs.evolve(in_memory(node, ghost), pending=pending, started=started)
+        after = evolve(in_memory(node, ghost), pending=pending, started=started)
         return self._closed(after, node.state)
 
     def _complete_batch(self, node: Node, closing: list[Step]) -> Node:
@@ -177,7 +177,7 @@ class FlightModel(CoreModel):
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
         self.judge.ask(schedule.check, after)
-        return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
+        return self._closed(evolve(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
         """Take back a batch and all later ones; what was not executed never is."""
@@ -191,7 +191,7 @@ class FlightModel(CoreModel):
                     detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
                     self.judge.ask(_raise, "COMPUTED-RULE", detail)
         self.notes["goal", "cancel"] += 1
-        kept = attrs.evolve(
+        kept = evolve(
             node,
             pending=tuple(batch for batch in node.pending if batch.number < number),
             before={},
@@ -210,7 +210,7 @@ class FlightModel(CoreModel):
         self.judge.ask(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
-        settled = attrs.evolve(
+        settled = evolve(
             in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
         )
         return self._closed(settled, after, start)
@@ -227,7 +227,7 @@ class FlightModel(CoreModel):
         """The node with a state whose events are drained, without what nobody reads any more."""
         if start is not None and state.config.enable_events:
             self.judge.ask(check_events, start.device.index, state.events, state)
-        drained = attrs.evolve(
+        drained = evolve(
             state,
             events=pvector(),
             stats=PrefixCacheStats(),
@@ -235,9 +235,9 @@ class FlightModel(CoreModel):
         )
         ghost = self._ghost
         ghost.loading = dict(node.loading)
-        reached = attrs.evolve(node, state=drained)
+        reached = evolve(node, state=drained)
         counted = ghost.counted(drained, {})
-        return attrs.evolve(reached, contents=live(reached, counted.contents))
+        return evolve(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: Step) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
@@ -248,13 +248,13 @@ class FlightModel(CoreModel):
         self.notes["goal", "abort in flight"] += known
         if not known or step.call.name != "remove_request":
             return node
-        return attrs.evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+        return evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
 
 
 def forgotten(batch: Pending, request_id: str) -> Pending:
     """A batch without what it knows of a request."""
     before = {name: count for name, count in batch.before.items() if name != request_id}
-    return attrs.evolve(batch, before=before)
+    return evolve(batch, before=before)
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
@@ -265,7 +265,7 @@ def in_flight(commands: Iterable[Command]) -> list[Command]:
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
-    return attrs.evolve(
+    return evolve(
         node,
         contents=dict(ghost.contents),
         tables=tables,

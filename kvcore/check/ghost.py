@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import attrs
+from msgspec import Struct
 
 from kvcore.check.prefixes import Prefixes
 from kvcore.commands import (
@@ -49,8 +49,7 @@ ZEROS: Content = (-2, 0)
 SPOILT: Content = (-3, 0)
 
 
-@attrs.frozen
-class Encoder:
+class Encoder(Struct, frozen=True):
     """What a request's cross-attention tables hold: so many tokens of one encoder's run.
 
     number: of the run, below -9, so that it is no prefix.
@@ -60,8 +59,7 @@ class Encoder:
     num_tokens: int
 
 
-@attrs.frozen(kw_only=True)
-class Write:
+class Write(Struct, frozen=True, kw_only=True):
     """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
 
     loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
@@ -77,8 +75,7 @@ class Write:
     failed: int | None = None
 
 
-@attrs.frozen
-class Counted:
+class Counted(Struct, frozen=True):
     """What a state counts on: the contents of its computed and cached slots, undefined where it
     counts on nothing, its tables (row, group) and its owners.
     """

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import commands
 from kvcore.backend import PythonBackend
@@ -156,7 +156,7 @@ class JudgedManager:
             if isinstance(outcome.value, Batch):
                 segments = list(outcome.value.column("segment"))
                 self._hear("batch", self._start, list(before.batch.commands), segments)
-            self._start = attrs.evolve(before, batch=outcome.state.batch)
+            self._start = evolve(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
             self._ask(check_events, (), list(outcome.state.events), outcome.state)
         self._follow(step)

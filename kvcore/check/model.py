@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 import attrs
+from msgspec import Struct
 
 from kvcore.calls import Call
 from kvcore.values import Outcome
@@ -20,8 +21,7 @@ from kvcore.values import Outcome
 Node = TypeVar("Node")
 
 
-@attrs.frozen
-class Step:
+class Step(Struct, frozen=True):
     """A call that was made: on which state, with which outcome."""
 
     before: Any
@@ -29,8 +29,7 @@ class Step:
     outcome: Outcome[Any, Any]
 
 
-@attrs.frozen
-class Edge:
+class Edge(Struct, frozen=True):
     """The steps that lead from one node to the next; name: what an engine calls them."""
 
     name: str

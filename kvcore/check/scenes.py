@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.block_pool import BlockPool
 from kvcore.calls import Misuse
@@ -304,4 +305,4 @@ def _failing(following: Step | None) -> tuple[str, int] | None:
 def _failed(write: Write, failing: tuple[str, int] | None) -> Write:
     if failing is None or write.request_id != failing[0]:
         return write
-    return attrs.evolve(write, failed=failing[1])
+    return evolve(write, failed=failing[1])

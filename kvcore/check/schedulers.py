@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.calls import Call, perform
 from kvcore.check import progress
@@ -106,7 +106,7 @@ def _moved(move: Call | Move, state: State) -> State:
 
 def _rested(state: State) -> State:
     drained = take_stats(take_events(state).state).state
-    return attrs.evolve(drained, batch=OpenBatch(0))
+    return evolve(drained, batch=OpenBatch(0))
 
 
 def _is_further(before: State, after: State) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore.calls import TRANSITIONS, perform
 from kvcore.check.model import Step, Violation
@@ -106,8 +107,8 @@ def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     try:
         again = perform(last.before, last.call)
     except Exception as error:
-        again = attrs.evolve(outcome, value=Raised(repr(error)))
-    return (*steps[:-1], attrs.evolve(last, outcome=again))
+        again = evolve(outcome, value=Raised(repr(error)))
+    return (*steps[:-1], evolve(last, outcome=again))
 
 
 def _story(

@@ -12,8 +12,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-import attrs
 import pytest
+from msgspec.structs import replace as evolve
 
 from kvcore import Group, KvcoreError, _twin, invariants
 from kvcore.calls import Call, Misuse, perform
@@ -165,16 +165,16 @@ def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[st
 def torn(state: State) -> Iterator[State]:
     """A state with one field of it that another state has."""
     queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
-    yield attrs.evolve(state, device=attrs.evolve(state.device, queue=queue))
+    yield evolve(state, device=evolve(state.device, queue=queue))
     if len(state.rows):
-        yield attrs.evolve(state, free_rows=state.free_rows.append(0))
+        yield evolve(state, free_rows=state.free_rows.append(0))
     for name, request in state.requests.items():
         for changed in (
-            attrs.evolve(request, num_computed=0),
-            attrs.evolve(request, tables=request.tables[::-1]),
-            attrs.evolve(request, tokens=request.tokens[:1]),
+            evolve(request, num_computed=0),
+            evolve(request, tables=request.tables[::-1]),
+            evolve(request, tokens=request.tokens[:1]),
         ):
-            yield attrs.evolve(state, requests=state.requests.set(name, changed))
+            yield evolve(state, requests=state.requests.set(name, changed))
 
 
 def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:

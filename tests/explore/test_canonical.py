@@ -14,6 +14,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as evolve
 
 from kvcore import Hit, KVCacheBlocks, Request
 from kvcore.block_pool import make_pool
@@ -89,7 +90,7 @@ class Renaming:
             for name in ("block", "source", "target")
             if hasattr(command, name)
         }
-        return without_key(attrs.evolve(command, **changes))
+        return without_key(evolve(command, **changes))
 
 
 def without_key(command: Command) -> Command:
@@ -99,7 +100,7 @@ def without_key(command: Command) -> Command:
 
 def closed(state: State) -> State:
     """The state with an empty open batch."""
-    return attrs.evolve(state, batch=OpenBatch(0))
+    return evolve(state, batch=OpenBatch(0))
 
 
 @given(
@@ -113,7 +114,7 @@ def test_renamed_run_is_the_image_of_the_run(
 ) -> None:
     renaming = Renaming(blocks, flips)
     state, image = make_state(where.config), make_state(where.config)
-    image = attrs.evolve(image, device=make_pool(3, order=blocks))
+    image = evolve(image, device=make_pool(3, order=blocks))
     prefixes, image_prefixes = Prefixes(where.config), Prefixes(where.config)
     for choice in choices:
         possible = list(actions(where, state, prefixes))

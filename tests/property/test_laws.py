@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as evolve
 
 from kvcore import Refused, Request, queries
 from kvcore.allocate import allocate_slots, can_allocate
@@ -46,9 +46,7 @@ def apart_from_order(state: State) -> dict[str, Any]:
         "owners": list(state.device.ref_counts),
         "free": set(state.device.queue),
         "host": None if state.host is None else list(state.host.ref_counts),
-        "requests": {
-            name: attrs.evolve(each, preempted=False) for name, each in state.requests.items()
-        },
+        "requests": {name: evolve(each, preempted=False) for name, each in state.requests.items()},
         "records": state.batch.records,
     }
 
@@ -203,9 +201,9 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
         run.call(name)
     state = run.state
     assert sorted(state.device.queue) == sorted(initial.device.queue)
-    same = attrs.evolve(
+    same = evolve(
         state,
-        device=attrs.evolve(state.device, queue=initial.device.queue),
+        device=evolve(state.device, queue=initial.device.queue),
         batch=initial.batch,
         rows=initial.rows,
         free_rows=initial.free_rows,
@@ -238,13 +236,13 @@ def roomier(state: State, count: int) -> State:
         return state
     old = state.device
     first, last = old.num_blocks, old.num_blocks + count
-    pool = attrs.evolve(
+    pool = evolve(
         old,
         ref_counts=old.ref_counts.extend([0] * count),
         keys=old.keys.extend([None] * count),
         queue=make_free_queue(last, [*old.queue, *range(first, last)]),
     )
-    return attrs.evolve(state, device=pool)
+    return evolve(state, device=pool)
 
 
 def run_before(run: Lockstep) -> State:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import attrs
 import pytest
+from msgspec.structs import replace as evolve
 
 from kvcore import Outcome, _twin, block_pool
 from kvcore.block_pool import BlockPool
@@ -48,7 +48,7 @@ class PythonPool:
         self.pool: BlockPool = block_pool.make_pool(4)
 
     def call(self, name: str, *args: Any) -> Any:
-        before = attrs.evolve(self.pool)
+        before = evolve(self.pool)
         try:
             outcome: Outcome[BlockPool, Any] = getattr(block_pool, name)(self.pool, *args)
         except KvcoreError:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
+from msgspec.structs import replace as evolve
 
 from kvcore import Config, InvariantViolation, KVCacheManager, Request, State, make_state
 from kvcore.allocate import allocate_slots
@@ -168,7 +168,7 @@ def copied(num_copies: int) -> State:
     for block in blocks:
         draft.publish(block, key)
     draft.release(blocks)
-    return attrs.evolve(state, device=draft.freeze())
+    return evolve(state, device=draft.freeze())
 
 
 def hit_and_allocate(state: State) -> Outcome[State, Any]:
@@ -226,8 +226,8 @@ def test_links_that_disagree_are_no_sound_index(
         draft.publish(block, KEYS[0])
         draft.pin(block)
         draft.release([block])
-    state = attrs.evolve(state, device=draft.freeze())
+    state = evolve(state, device=draft.freeze())
     check(state)
     index = HashIndex(state.device.index.firsts, Map(following), Map(preceding))
     with pytest.raises(InvariantViolation, match="IDX-SOUND"):
-        check(attrs.evolve(state, device=attrs.evolve(state.device, index=index)))
+        check(evolve(state, device=evolve(state.device, index=index)))

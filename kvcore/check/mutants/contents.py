@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, asked, caching, calls, hits, plan, queries, release
 from kvcore.asked import Asked
@@ -74,7 +74,7 @@ def m_free_keeps_count(patcher: Patcher) -> None:
 
     def keep(before: Any, freed: Any, name: str) -> Any:
         count = before.requests[name].num_computed
-        return put(freed, attrs.evolve(freed.requests[name], num_computed=count))
+        return put(freed, evolve(freed.requests[name], num_computed=count))
 
     after(patcher, "free", keep)
 
@@ -105,7 +105,7 @@ def m_cache_lookahead(patcher: Patcher) -> None:
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
         longer = extend(Draft(drafted), request, list(request.drafts))
-        return put(drafted, attrs.evolve(request, block_hashes=longer.block_hashes))
+        return put(drafted, evolve(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
     patcher.setattr(RequestState, "num_accepted", property(lambda self: self.num_computed))
@@ -172,7 +172,7 @@ def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     measure = plan.measure
 
     def measure_from_zero(draft: Draft, request: RequestState, wanted: Asked) -> plan.Lengths:
-        return measure(draft, request, attrs.evolve(wanted, hit=None))
+        return measure(draft, request, evolve(wanted, hit=None))
 
     patcher.setattr(plan, "measure", measure_from_zero)
 
@@ -199,7 +199,7 @@ def m_fork_fails_half_way(patcher: Patcher) -> None:
         try:
             return fork(before, parent_id, child_id)
         except KvcoreError as error:
-            half = attrs.evolve(before, rows=before.rows.append(None))
+            half = evolve(before, rows=before.rows.append(None))
             return Outcome(half, (), calls.Misuse(type(error).__name__, error.fields))
 
     patcher.setitem(calls.TRANSITIONS, "fork", fork_half)
@@ -215,7 +215,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
         for each in rewrites(draft, request, lengths):
             block = request.tables[each.group][each.position]
             full = draft.device.keys[block] is not None
-            planned.append(attrs.evolve(each, shared=False, copied=False) if full else each)
+            planned.append(evolve(each, shared=False, copied=False) if full else each)
         return tuple(planned)
 
     patcher.setattr(plan, "plan_rewrites", rewrite_in_place)

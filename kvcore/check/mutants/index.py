@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, asked, caching, hits, operations, queries, requests
 from kvcore.block_pool import PoolDraft
@@ -70,7 +70,7 @@ def m_cached_before_it_is_full(patcher: Patcher) -> None:
     def publish_more(draft: Draft, request: RequestState, num_tokens: int) -> None:
         publish(draft, request, num_tokens)
         done = draft.request(request.request_id)
-        draft.store(attrs.evolve(done, num_cached=tuple(1 + n for n in done.num_cached)))
+        draft.store(evolve(done, num_cached=tuple(1 + n for n in done.num_cached)))
 
     patcher.setattr(allocate, "publish_blocks", publish_more)
 
@@ -81,7 +81,7 @@ def m_truncate_keeps_hashes(patcher: Patcher) -> None:
 
     def keep(before: Any, cut: Any, name: str) -> Any:
         hashes = before.requests[name].block_hashes
-        return put(cut, attrs.evolve(cut.requests[name], block_hashes=hashes))
+        return put(cut, evolve(cut.requests[name], block_hashes=hashes))
 
     after(patcher, "truncate", keep)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, batch, cancel, fork, release, requests, swap, unfinished, window
 from kvcore.block_pool import PoolDraft
@@ -114,7 +114,7 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     take_back = cancel.take_back
 
     def take_back_unpublished(draft: Draft, cancelled: list[Any], number: int) -> None:
-        take_back(draft, [attrs.evolve(each, given=()) for each in cancelled], number)
+        take_back(draft, [evolve(each, given=()) for each in cancelled], number)
 
     patcher.setattr(cancel, "take_back", take_back_unpublished)
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore import commands, invariants
 from kvcore.block_pool import BlockPool
@@ -38,8 +39,7 @@ OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 """What a user sees: another content, a crash, blocks or requests that never come back."""
 
 
-@attrs.frozen
-class Seen:
+class Seen(Struct, frozen=True):
     """A state, and what an engine has of it: the contents of all blocks, its own tables."""
 
     state: State
@@ -160,7 +160,7 @@ class ObservedModel:
             state = self._rewound(state, failing, closing)
         self._execute(state.batch.commands)
         drained = take_stats(take_events(state).state).state
-        settled = attrs.evolve(drained, batch=OpenBatch(0))
+        settled = evolve(drained, batch=OpenBatch(0))
         contents = {place: ruined(held) for place, held in ghost.contents.items()}
         return Seen(
             settled,

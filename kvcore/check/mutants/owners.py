@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, batch, calls, plan, swap
 from kvcore.asked import Asked
@@ -125,7 +125,7 @@ def m_needs_one_block_less(patcher: Patcher) -> None:
 
     def refuse_more(draft: Draft, needed: int, available: int, *rest: Any) -> Refused | None:
         refused = refuse(draft, needed + 1, available, *rest)
-        return None if refused is None else attrs.evolve(refused, needed=needed)
+        return None if refused is None else evolve(refused, needed=needed)
 
     patcher.setattr(plan, "refuse", refuse_more)
 
@@ -267,7 +267,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
             return planned
         groups = enumerate(asked.hit.blocks.blocks)
         tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
-        return attrs.evolve(planned, request=attrs.evolve(planned.request, tables=tables))
+        return evolve(planned, request=evolve(planned.request, tables=tables))
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
 
@@ -319,5 +319,5 @@ def m_calls_leave_traces(patcher: Patcher) -> None:
     after(
         patcher,
         "add_request",
-        lambda _before, added, _name: attrs.evolve(added, next_operation=next(numbers)),
+        lambda _before, added, _name: evolve(added, next_operation=next(numbers)),
     )

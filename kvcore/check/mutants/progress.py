@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, calls, hits, plan, swap
 from kvcore.asked import Asked
@@ -81,7 +81,7 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
 
     def refuse_for_now(*args: Any) -> Refused | None:
         refused = refuse(*args)
-        return None if refused is None else attrs.evolve(refused, reason=Reason.LATER)
+        return None if refused is None else evolve(refused, reason=Reason.LATER)
 
     patcher.setattr(plan, "refuse", refuse_for_now)
 
@@ -99,7 +99,7 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
             return planned
         groups = enumerate(asked.hit.blocks.blocks)
         tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
-        return attrs.evolve(planned, request=attrs.evolve(planned.request, tables=tables))
+        return evolve(planned, request=evolve(planned.request, tables=tables))
 
     def free_computed(before: State, request_id: str) -> Any:
         request = before.requests.get(request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, calls, plan, release, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
@@ -22,7 +22,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     """The row of a request that has gone is not given back."""
 
     def keep(before: Any, removed: Any, _name: str) -> Any:
-        return attrs.evolve(removed, free_rows=before.free_rows)
+        return evolve(removed, free_rows=before.free_rows)
 
     after(patcher, "remove_request", keep)
 
@@ -71,7 +71,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
         longer = extend(Draft(drafted), request, list(request.drafts))
-        return put(drafted, attrs.evolve(request, block_hashes=longer.block_hashes))
+        return put(drafted, evolve(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
 
@@ -82,12 +82,12 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
 
     def keep(before: Any, accepted: Any, name: str) -> Any:
         count = before.requests[name].num_computed
-        return put(accepted, attrs.evolve(accepted.requests[name], num_computed=count))
+        return put(accepted, evolve(accepted.requests[name], num_computed=count))
 
     accept = calls.TRANSITIONS["accept"]
 
     def accept_all(where: Any, name: str, num_accepted: int) -> Any:
         outcome = accept(where, name, num_accepted)
-        return attrs.evolve(outcome, state=keep(where, outcome.state, name))
+        return evolve(outcome, state=keep(where, outcome.state, name))
 
     patcher.setitem(calls.TRANSITIONS, "accept", accept_all)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import calls
 from kvcore.check.world import World
@@ -134,11 +135,11 @@ def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -
     def changed(before: Any, *args: Any, **options: Any) -> Any:
         outcome = transition(before, *args, **options)
         first = args[0] if args else None
-        return attrs.evolve(outcome, state=change(before, outcome.state, first))
+        return evolve(outcome, state=change(before, outcome.state, first))
 
     patcher.setitem(calls.TRANSITIONS, name, changed)
 
 
 def put(where: Any, request: RequestState) -> Any:
     """A state with a request's form in the place of its old one."""
-    return attrs.evolve(where, requests=where.requests.set(request.request_id, request))
+    return evolve(where, requests=where.requests.set(request.request_id, request))

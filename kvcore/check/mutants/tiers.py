@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore import calls, commands, operations, release, rewind, state, swap
@@ -120,7 +120,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
     def release_to_device(draft: Draft, request: RequestState) -> None:
         for table in request.host_tables:
             draft.device.release([block for block in table[::-1] if block != state.NO_HOST_BLOCK])
-        draft.store(attrs.evolve(request, host_tables=(), num_computed=0))
+        draft.store(evolve(request, host_tables=(), num_computed=0))
 
     patcher.setattr(swap, "release_host", release_to_device)
 
@@ -175,7 +175,7 @@ def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> No
     def freeze_sorted(self: Draft) -> state.State:
         frozen = freeze(self)
         commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
-        return attrs.evolve(frozen, batch=attrs.evolve(frozen.batch, commands=pvector(commands)))
+        return evolve(frozen, batch=evolve(frozen.batch, commands=pvector(commands)))
 
     patcher.setattr(Draft, "freeze", freeze_sorted)
 

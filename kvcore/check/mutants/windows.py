@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
+from msgspec.structs import replace as evolve
 
 from kvcore import allocate, block_pool, hits, plan, state, window
 from kvcore.block_pool import PoolDraft
@@ -107,7 +107,7 @@ def m_trim_from_the_front(patcher: Patcher) -> None:
     plan_trims = window.plan_trims
 
     def plan_last(*args: Any) -> Any:
-        return tuple(attrs.evolve(trim, first=trim.end - 1) for trim in plan_trims(*args))
+        return tuple(evolve(trim, first=trim.end - 1) for trim in plan_trims(*args))
 
     patcher.setattr(plan, "plan_trims", plan_last)
 
@@ -241,7 +241,7 @@ def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
         signed = []
         for group, each in zip(draft.config.groups, grow(draft, request, *rest), strict=True):
             skipped = skipped_blocks(group, rest[-1].seen_from)
-            signed.append(attrs.evolve(each, grown=each.grown - skipped))
+            signed.append(evolve(each, grown=each.grown - skipped))
         return tuple(signed)
 
     patcher.setattr(plan, "plan_growth", grow_signed)
