@@ -62,8 +62,12 @@ def tell(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What is still to be flushed at the end goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nobody_reads()
+
+
+def nobody_reads() -> None:
+    """Let what is still to be flushed at the end go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(asked: Asked) -> tuple[Report, TraceReader]:

@@ -207,6 +207,17 @@ def natural(text: str) -> int:
     return 0 if text == "0" else count(text)
 
 
+def positive(text: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Numbers with commas between."""
     return _listed(text, count)

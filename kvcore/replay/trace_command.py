@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `kvcore trace`: makes traces up, and says what a trace has.
+
+Rules: what is asked for goes to standard output, what was wrong to standard error. A file is
+written whole or not at all. Exit code 0: done; 2: the call or the trace was wrong; 130:
+interrupted. Twin: none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from kvcore.errors import KvcoreError
+from kvcore.replay import trace_facts
+from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, nobody_reads, tell
+from kvcore.replay.command_options import count, natural, positive
+from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
+from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.whole_file import check_writable, write_whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make or show one trace; returns the exit code.
+
+    arguments: those behind `kvcore trace`, the process's by default.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    if options.what is None:
+        parser.print_help()
+        return FINE
+    try:
+        return _generate(options) if options.what == "generate" else _show(options)
+    except KvcoreError as error:
+        print(f"kvcore trace: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _generate(options: argparse.Namespace) -> int:
+    """Write a made-up trace. Raises CannotWrite."""
+    lines = to_lines(
+        generate(options.kind, options.requests, options.seed, sessions_per_second=options.rate)
+    )
+    try:
+        if options.out is None:
+            _print(lines)
+        else:
+            check_writable(options.out)
+            write_whole(options.out, (line.decode() for line in lines))
+    except KeyboardInterrupt:
+        cut = "the trace is cut off" if options.out is None else "nothing was written"
+        print(f"kvcore trace: interrupted, {cut}", file=sys.stderr)
+        return STOPPED
+    return FINE
+
+
+def _print(lines: Iterator[bytes]) -> None:
+    """Write lines to standard output; who reads them may stop reading."""
+    try:
+        for line in lines:
+            sys.stdout.write(line.decode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nobody_reads()
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Say what a trace has. Raises TraceFileError."""
+    reader = TraceReader(options.trace, skip_bad=options.skip_bad)
+    counting, interrupted = trace_facts.Counting(options.block_size), False
+    try:
+        counting.read(reader)
+    except KeyboardInterrupt:
+        interrupted = True
+    facts = counting.facts(reader.name, reader.num_skipped, interrupted=interrupted)
+    data = trace_facts.to_json(facts)
+    tell(json.dumps(data) if options.json else trace_facts.to_text(facts))
+    return STOPPED if interrupted else FINE
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvcore trace",
+        description="Traces of requests, as `kvcore replay` reads them.",
+        epilog="Exit code: 0 done, 2 the call or the trace was wrong, 130 interrupted.",
+    )
+    parts = parser.add_subparsers(dest="what", metavar="generate | show")
+    made = parts.add_parser("generate", help="make a trace up, from a seed")
+    add = made.add_argument
+    add("--kind", choices=tuple(KINDS), required=True, help="the traffic: " + ", ".join(_KINDS))
+    add("--requests", type=count, metavar="N", required=True, help="how many")
+    add("--seed", type=natural, metavar="N", default=0, help="decides everything (0)")
+    rates = ", ".join(f"{kind} {rate:g}" for kind, rate in SESSIONS_PER_SECOND.items())
+    add("--rate", type=positive, metavar="N", help=f"sessions that start a second ({rates})")
+    add("--out", metavar="FILE", help="where to write it (standard output)")
+    shown = parts.add_parser("show", help="say what a trace has, without replaying it")
+    add = shown.add_argument
+    add("trace", metavar="TRACE", help="Mooncake JSONL; - for standard input")
+    add("--block-size", type=count, metavar="TOKENS", default=16, help="of the ideal (16)")
+    add("--skip-bad", action="store_true", help="count and leave out bad lines")
+    add("--json", action="store_true", help="plain data instead of text")
+    return parser
+
+
+_KINDS = (
+    "shared system prompts",
+    "turns of conversations",
+    "agents that branch",
+    "documents asked about repeatedly",
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

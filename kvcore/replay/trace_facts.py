@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace has, counted without replaying it.
+
+Rules: one request is held at a time; what grows is the tree of distinct prefixes. Percentiles are
+read from buckets that are 1.6 % wide, totals are exact. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from kvcore.replay.costs import Histogram
+from kvcore.replay.ideal import Ideal
+from kvcore.replay.prefix_tree import PrefixTree
+from kvcore.replay.report_text import counted, percent, span
+from kvcore.replay.summary import share
+from kvcore.replay.workload import TraceRequest
+
+
+@attrs.frozen
+class Lengths:
+    """Tokens of the prompts, or of the outputs, of a trace."""
+
+    total: int
+    median: int
+    p99: int
+    most: int
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """What a trace has. seconds: from time 0 to the last arrival. unit: tokens an id.
+
+    repeated_ids: those whose prefix came before, of num_ids. ideal_hit_tokens: of an unlimited
+    cache with blocks of block_size tokens. interrupted: there may be more.
+    """
+
+    name: str
+    requests: int
+    skipped_lines: int
+    interrupted: bool
+    seconds: float
+    prompts: Lengths
+    outputs: Lengths
+    unit: int
+    num_ids: int
+    repeated_ids: int
+    block_size: int
+    ideal_hit_tokens: int
+
+
+class Counting:
+    """Facts in the making."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._tree = PrefixTree()
+        self._ideal = Ideal(block_size, self._tree)
+        self._prompts, self._outputs = Histogram(), Histogram()
+        self._seconds, self._unit, self._num_ids = 0.0, 0, 0
+
+    def read(self, requests: Iterable[TraceRequest]) -> None:
+        """Count requests; what was counted stays, also where reading ends by an error."""
+        for each in requests:
+            self._ideal.look_up(each.hash_ids, each.prompt_len, each.unit)
+            self._prompts.add(each.prompt_len)
+            self._outputs.add(each.output_len)
+            self._num_ids += len(each.hash_ids)
+            self._seconds, self._unit = each.arrival, each.unit
+
+    def facts(self, name: str, skipped_lines: int, *, interrupted: bool = False) -> Facts:
+        """What was counted so far."""
+        return Facts(
+            name=name,
+            requests=self._prompts.count,
+            skipped_lines=skipped_lines,
+            interrupted=interrupted,
+            seconds=self._seconds,
+            prompts=_lengths(self._prompts),
+            outputs=_lengths(self._outputs),
+            unit=self._unit,
+            num_ids=self._num_ids,
+            repeated_ids=self._num_ids - len(self._tree),
+            block_size=self._block_size,
+            ideal_hit_tokens=self._ideal.hit_tokens,
+        )
+
+
+def to_text(facts: Facts) -> str:
+    """The facts in lines."""
+    skipped = f"; {counted(facts.skipped_lines, 'bad line')} skipped"
+    cut = "interrupted: " if facts.interrupted else ""
+    ids = share(facts.repeated_ids, facts.num_ids)
+    ideal = share(facts.ideal_hit_tokens, facts.prompts.total)
+    return "\n".join(
+        (
+            (
+                f"{cut}{facts.name}: {counted(facts.requests, 'request')} in {span(facts.seconds)}"
+                f"{skipped if facts.skipped_lines else ''}"
+            ),
+            f"prompts   {_told(facts.prompts)}",
+            f"answers   {_told(facts.outputs)}",
+            (
+                f"ids       {facts.num_ids:,} of {facts.unit:,} tokens; {facts.repeated_ids:,} repeat "
+                f"a prefix that came before: {percent(ids)}"
+            ),
+            (
+                f"ideal     {percent(ideal)} of the prompt tokens are found by an unlimited cache with "
+                f"blocks of {counted(facts.block_size, 'token')}"
+            ),
+        )
+    )
+
+
+def to_json(facts: Facts) -> dict[str, Any]:
+    """The facts as data; the keys are those of `Facts`."""
+    return attrs.asdict(facts)
+
+
+def _lengths(values: Histogram) -> Lengths:
+    half, most = values.percentile(0.5), values.percentile(0.99)
+    return Lengths(values.total, round(half), round(most), values.worst)
+
+
+def _told(lengths: Lengths) -> str:
+    return (
+        f"{lengths.total:,} tokens; median {lengths.median:,}, 99 % within {lengths.p99:,}, "
+        f"longest {lengths.most:,}"
+    )
