@@ -20,7 +20,7 @@ from random import Random
 import attrs
 import msgspec
 
-from kvcore.arguments import check_kind, read_count
+from kvcore.arguments import read_count
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.workload import MOONCAKE_UNIT, TraceRequest
 
@@ -170,14 +170,13 @@ def generate(
 ) -> Iterator[TraceRequest]:
     """The requests of a made-up trace, by their arrival.
 
-    kind: of KINDS. sessions_per_second: on average; the kind's own if None. Raises InvalidOption,
-    InvalidCount, WrongArgument.
+    kind: of KINDS. seed: at least 0. sessions_per_second: on average; the kind's own if None.
+    Raises InvalidOption, InvalidCount.
     """
     if kind not in KINDS:
         reason = f"must be one of {', '.join(KINDS)}"
         raise InvalidOption(name="kind", value=repr(kind), reason=reason)
-    check_kind("seed", seed, int)
-    most = read_count("num_requests", num_requests, 1)
+    most, seed = read_count("num_requests", num_requests, 1), read_count("seed", seed)
     rate = SESSIONS_PER_SECOND[kind] if sessions_per_second is None else sessions_per_second
     if not 0 < rate < float("inf"):
         reason = "must be above 0, and finite"

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay loop: the same on both backends, bounded from above, and what it does with trouble."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore import KVCacheManager
+from kvcore.commands import Batch
+from kvcore.errors import InvalidConfig, InvalidCount
+from kvcore.replay import arrivals, record
+from kvcore.replay.errors import InvalidOption, NotJSON
+from kvcore.replay.loop import Loop, make_config, replay
+from kvcore.replay.results import BackendName, Options, Result, Sample
+from kvcore.replay.synthetic import generate, to_lines
+from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.workload import Step, TraceRequest
+from tests.conftest import need_twin
+from tests.replay.small_traces import traces
+
+BACKENDS: tuple[BackendName, ...] = ("python", "rust")
+
+
+@st.composite
+def small_options(draw: st.DrawFn) -> Options:
+    """Pools so small that requests wait, give way and are refused."""
+    return Options(
+        num_blocks=draw(st.integers(3, 30)),
+        block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
+        policy=draw(st.sampled_from(["lru", "uncached_first"])),
+        max_running=draw(st.integers(1, 6)),
+        token_budget=draw(st.sampled_from([1, 3, 8, 64])),
+        preempt=draw(st.sampled_from(["recompute", "swap"])),
+        num_host_blocks=draw(st.sampled_from([None, 0, 5])),
+    )
+
+
+def ask(line: int, prompt_len: int, output_len: int, *ids: int, at: float = 0.0) -> TraceRequest:
+    return TraceRequest(line, at, prompt_len, output_len, ids, 4)
+
+
+def without_costs(result: Result) -> Result:
+    return attrs.evolve(result, costs=(), backend="")
+
+
+@settings(max_examples=80)
+@given(traces(), small_options())
+def test_backends_agree_and_no_run_passes_the_bounds(
+    requests: list[TraceRequest], options: Options
+) -> None:
+    need_twin()
+    python, rust = (replay(requests, options, backend=backend) for backend in BACKENDS)
+    assert without_costs(python) == without_costs(rust)
+    assert rust.optimum_hit_tokens is not None
+    assert rust.ideal_hit_tokens is not None
+    assert rust.hit_tokens <= rust.optimum_hit_tokens <= rust.ideal_hit_tokens
+    assert rust.finished + rust.num_refused == rust.requests == len(requests)
+    served = {each.line for each in requests} - {each.line for each in rust.refused}
+    looked_up = sum(each.prompt_len for each in requests if each.line in served)
+    outputs = sum(each.output_len for each in requests if each.line in served)
+    assert (rust.looked_up_tokens, rust.output_tokens) == (looked_up, outputs)
+
+
+@settings(max_examples=60)
+@given(traces(), small_options())
+def test_the_manager_counts_the_same_look_ups_and_is_left_empty(
+    requests: list[TraceRequest], options: Options
+) -> None:
+    need_twin()
+    manager = KVCacheManager(make_config(options), "rust")
+    loop = Loop(requests, options, manager)
+    while loop.step() is not None:
+        pass
+    stats, seen = manager.take_stats(), loop.record
+    assert (stats.queries, stats.hits) == (seen.looked_up_tokens, seen.hit_tokens)
+    again = (seen.again_looked_up_tokens, seen.again_hit_tokens)
+    assert (stats.preempted_queries, stats.preempted_hits) == again
+    assert manager.num_free_blocks == manager.config.num_usable_blocks
+    manager.check()
+
+
+@given(traces(), small_options())
+def test_a_pool_that_never_evicts_gives_the_ideal(
+    requests: list[TraceRequest], options: Options
+) -> None:
+    need_twin()
+    result = replay(requests, attrs.evolve(options, num_blocks=2000), backend="rust")
+    assert result.hit_tokens == result.ideal_hit_tokens
+    assert result.evictions == result.preemptions == 0
+
+
+@settings(max_examples=60)
+@given(traces(), small_options())
+def test_every_token_is_computed_once_or_found(
+    requests: list[TraceRequest], options: Options
+) -> None:
+    """What `apply` is given: all of a request's slots, in order, within budget and rows."""
+    need_twin()
+    computed: dict[str, int] = {}
+    tokens: dict[str, list[int]] = {}
+    lengths = {str(place): each for place, each in enumerate(requests)}
+    batches: list[int] = []
+
+    def apply(batch: Batch, step: Step) -> None:
+        batches.append(batch.number)
+        assert len({chunk.row for chunk in step.chunks}) == len(step.chunks)
+        assert all(chunk.row < options.max_running for chunk in step.chunks)
+        widths = [chunk.end - chunk.start for chunk in step.chunks]
+        assert sum(widths) == step.num_prefill_tokens + step.num_decodes <= options.token_budget
+        for chunk in step.chunks:
+            known = list(chunk.tokens[: chunk.end])
+            assert chunk.start <= chunk.end - 1 < len(chunk.tokens)
+            before = tokens.get(chunk.request, [])
+            assert known[: len(before)] == before[: len(known)]
+            tokens[chunk.request] = max(before, known, key=len)
+            computed[chunk.request] = chunk.end
+
+    result = replay(requests, options, backend="rust", apply=apply)
+    refused = {each.request for each in result.refused}
+    for name, request in lengths.items():
+        if name not in refused:
+            assert computed[name] == request.prompt_len + max(0, request.output_len - 1)
+    assert len(batches) == result.steps
+    assert batches == sorted(set(batches))
+
+
+def made(num_requests: int = 40) -> list[TraceRequest]:
+    return list(generate("turns", num_requests, 3, sessions_per_second=5.0))
+
+
+TIGHT = Options(num_blocks=260, block_size=32, max_running=8, token_budget=1024)
+
+
+@pytest.mark.parametrize("preempt", ["recompute", "swap"])
+@pytest.mark.parametrize("policy", ["lru", "uncached_first"])
+def test_a_tight_pool_preempts_and_still_finishes(
+    preempt: Any, policy: Any, backend: BackendName
+) -> None:
+    options = attrs.evolve(TIGHT, preempt=preempt, policy=policy)
+    requests = [each for each in made() if each.prompt_len < 4000]
+    result = replay(requests, options, backend=backend)
+    assert result.finished == len(requests)
+    assert result.preemptions > 0
+    assert result.swaps == (result.preemptions if preempt == "swap" else 0)
+    assert (result.again_looked_up_tokens > 0) == (preempt == "recompute")
+    assert result.hit_tokens > 0
+    assert result.queueing.worst >= result.queueing.p99 >= result.queueing.median >= 0
+    assert result.queueing.worst > 0
+
+
+def test_a_full_host_tier_makes_them_recompute() -> None:
+    need_twin()
+    requests = [each for each in made() if each.prompt_len < 4000]
+    options = attrs.evolve(TIGHT, preempt="swap", num_host_blocks=60)
+    result = replay(requests, options, backend="rust")
+    assert 0 < result.swaps < result.preemptions
+    assert result.finished == len(requests)
+
+
+def test_two_runs_are_equal_but_for_the_costs() -> None:
+    need_twin()
+    first, second = (replay(made(), TIGHT, backend="rust") for _ in range(2))
+    assert without_costs(first) == without_costs(second)
+
+
+def test_a_request_larger_than_the_pool_is_named_and_the_rest_goes_on(
+    backend: BackendName,
+) -> None:
+    """4 usable blocks of 4 tokens. The last output needs no slot, so 15 and 2 outputs just fit."""
+    requests = [ask(1, 15, 2, *range(4)), ask(2, 15, 3, *range(4)), ask(3, 17, 1, *range(5))]
+    requests += [ask(4, 15, 1, *range(4))]
+    result = replay(requests, Options(num_blocks=5, block_size=4), backend=backend)
+    told = [
+        (each.request, each.line, each.num_tokens, each.needed_blocks) for each in result.refused
+    ]
+    assert told == [("1", 2, 17, 5), ("2", 3, 17, 5)]
+    assert {each.usable_blocks for each in result.refused} == {4}
+    assert (result.requests, result.finished, result.num_refused) == (4, 2, 2)
+    assert (result.prompt_tokens, result.looked_up_tokens) == (62, 30)
+    assert result.hit_tokens == 12
+
+
+def test_refused_requests_are_named_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "REFUSED_MAX", 3)
+    requests = [ask(line, 40, 1, *range(10)) for line in range(1, 8)]
+    result = replay(requests, Options(num_blocks=5, block_size=4), backend="python")
+    assert ([each.line for each in result.refused], result.num_refused) == ([1, 2, 3], 7)
+    assert (result.steps, result.virtual_seconds, result.samples) == (0, 0.0, ())
+
+
+def test_time_is_virtual_and_made_of_the_stated_costs(backend: BackendName) -> None:
+    """Two prompts of 8 tokens come at 10 s; each gets 3 outputs, so two decodes."""
+    options = Options(
+        num_blocks=50,
+        block_size=4,
+        token_budget=12,
+        base_seconds=1.0,
+        seconds_per_prefill_token=0.25,
+        seconds_per_decode=0.125,
+    )
+    requests = [ask(1, 8, 3, 1, 2, at=10.0), ask(2, 8, 3, 3, 4, at=10.0)]
+    samples: list[Sample] = []
+    result = replay(requests, options, backend=backend, watch=samples.append)
+    prefill, mixed = 1 + 12 * 0.25, 1 + 4 * 0.25 + 0.125
+    spans = [prefill, mixed, 1 + 2 * 0.125, 1 + 0.125]
+    ends = [10 + sum(spans[: place + 1]) for place in range(4)]
+    assert [each.time for each in samples] == ends
+    assert tuple(samples) == result.samples
+    assert [each.running for each in samples] == [2, 2, 1, 0]
+    assert [each.finished for each in samples] == [0, 0, 1, 2]
+    assert result.virtual_seconds == ends[-1]
+    assert result.queueing.worst == 0
+
+
+def test_who_comes_late_is_waited_for_and_who_waits_is_counted() -> None:
+    options = Options(num_blocks=50, block_size=4, max_running=1, base_seconds=1.0)
+    requests = [ask(1, 4, 3, 1), ask(2, 4, 1, 1), ask(3, 4, 1, 2, at=100.0)]
+    samples: list[Sample] = []
+    result = replay(requests, options, backend="python", watch=samples.append)
+    assert [each.waiting for each in samples] == [1, 1, 1, 0, 0]
+    assert samples[-1].time > 100
+    assert result.queueing.worst == pytest.approx(samples[2].time, rel=1 / 64)
+
+
+def test_the_first_requests_alone_can_be_asked_for() -> None:
+    def endless() -> Iterator[TraceRequest]:
+        for line in range(1, 10**9):
+            yield ask(line, 4, 1, line)
+
+    options = Options(num_blocks=50, block_size=4, num_requests=7)
+    result = replay(endless(), options, backend="python")
+    assert (result.requests, result.finished) == (7, 7)
+
+
+def test_a_trace_is_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have arrived, and no more wait in memory than allowed."""
+    monkeypatch.setattr(arrivals, "WAITING_MAX", 5)
+    num_read = 0
+
+    def requests() -> Iterator[TraceRequest]:
+        nonlocal num_read
+        for line in range(1, 101):
+            num_read = line
+            yield ask(line, 4, 2, line)
+
+    ahead: list[int] = []
+    options = Options(num_blocks=50, block_size=4, max_running=2)
+    result = replay(
+        requests(),
+        options,
+        backend="python",
+        watch=lambda sample: ahead.append(num_read - sample.finished),
+    )
+    assert result.finished == 100
+    assert max(ahead) <= 5 + 1 + 2 + 1
+
+
+def test_an_interrupted_run_gives_what_it_has(backend: BackendName) -> None:
+    samples: list[Sample] = []
+    whole = replay(made(), TIGHT, backend=backend, watch=samples.append)
+
+    def stop(sample: Sample) -> None:
+        if sample.finished == 5:
+            raise KeyboardInterrupt
+
+    result = replay(made(), TIGHT, backend=backend, watch=stop)
+    assert (result.interrupted, whole.interrupted) == (True, False)
+    assert 5 == result.finished < whole.finished
+    assert result.samples == tuple(samples[: result.steps])
+    assert result.steps == result.costs[-1].count == len(result.samples)
+    assert result.optimum_hit_tokens is not None
+    assert result.hit_tokens <= result.optimum_hit_tokens
+
+
+def test_an_interrupt_while_reading_gives_what_it_has() -> None:
+    def requests() -> Iterator[TraceRequest]:
+        yield from (ask(line, 4, 3, line) for line in range(1, 4))
+        raise KeyboardInterrupt
+
+    result = replay(requests(), Options(num_blocks=9, block_size=4), backend="python")
+    assert (result.interrupted, result.requests, result.steps) == (True, 3, 0)
+
+
+def test_a_result_has_its_traces_name_and_skipped_lines() -> None:
+    content = b"".join([b"rubbish\n", *to_lines(made(3))])
+    options = Options(num_blocks=2000)
+    reader = TraceReader(io.BytesIO(content), skip_bad=True, name="t.jsonl")
+    result = replay(reader, options, backend="python")
+    assert (result.trace, result.skipped_lines, result.requests) == ("t.jsonl", 1, 3)
+    with pytest.raises(NotJSON):
+        replay(TraceReader(io.BytesIO(content)), options, backend="python")
+
+
+def test_samples_of_a_long_run_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "SAMPLES_MAX", 16)
+    samples: list[Sample] = []
+    options = Options(num_blocks=50, block_size=4)
+    result = replay([ask(1, 4, 101, 1)], options, backend="python", watch=samples.append)
+    assert result.steps == len(samples) == 101
+    assert len(result.samples) <= 16
+    strides = [b.step - a.step for a, b in zip(result.samples, result.samples[1:-1], strict=False)]
+    assert set(strides) == {8}
+    assert (result.samples[0], result.samples[-1]) == (samples[0], samples[-1])
+
+
+def test_costs_are_of_the_calls_that_were_made() -> None:
+    result = replay(made(6), attrs.evolve(TIGHT, num_blocks=2000), backend="python")
+    counts = {each.name: each.count for each in result.costs}
+    assert counts["step"] == counts["take_batch"] == result.steps
+    assert counts["add_request"] == counts["remove_request"] == counts["free"] == 6
+    assert counts["append"] <= result.steps
+    calls = sum(each.total for each in result.costs if each.name != "step")
+    assert calls == pytest.approx(result.costs[-1].total)
+    for each in result.costs:
+        assert 0 <= each.median <= each.p99 <= each.p999 <= each.worst <= each.total
+
+
+def test_one_append_serves_all_who_decode() -> None:
+    """Where nobody is refused a block, a step appends once."""
+    requests = [ask(line, 4, 20, line) for line in range(1, 9)]
+    result = replay(requests, Options(num_blocks=200, block_size=4), backend="python")
+    counts = {each.name: each.count for each in result.costs}
+    assert counts["append"] == 19
+    assert result.steps == 20
+
+
+def test_bounds_can_be_left_out() -> None:
+    options = Options(num_blocks=50, block_size=4, bounds=False)
+    result = replay([ask(1, 4, 1, 1)], options, backend="python")
+    assert (result.ideal_hit_tokens, result.optimum_hit_tokens) == (None, None)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_blocks": 1}, InvalidConfig, "num_blocks=1"),
+    ({"block_size": 0}, InvalidConfig, "block_size"),
+    ({"policy": "mru"}, InvalidConfig, "eviction='mru'"),
+    ({"max_running": 0}, InvalidCount, "max_running is 0"),
+    ({"token_budget": 0}, InvalidCount, "token_budget is 0"),
+    ({"num_requests": 0}, InvalidCount, "num_requests is 0"),
+    ({"preempt": "drop"}, InvalidOption, "preempt='drop'"),
+    ({"preempt": "swap", "num_host_blocks": -1}, InvalidConfig, "num_host_blocks=-1"),
+    ({"base_seconds": -1.0}, InvalidOption, "base_seconds=-1.0"),
+    ({"seconds_per_decode": float("nan")}, InvalidOption, "seconds_per_decode=nan"),
+    ({"seconds_per_prefill_token": float("inf")}, InvalidOption, "must be at least 0, and finite"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "says"), WRONG)
+def test_wrong_options_are_refused_before_anything_is_read(
+    given: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    def unread() -> Iterator[TraceRequest]:
+        raise AssertionError("read")
+        yield
+
+    options = Options(**({"num_blocks": 100} | given))
+    with pytest.raises(kind, match=says):
+        replay(unread(), options, backend="python")
+
+
+def test_generated_traces_stream_through() -> None:
+    """The generator is asked for no more than the loop takes."""
+    need_twin()
+    requests = generate("documents", 500, 1)
+    options = Options(num_blocks=8192, num_requests=20)
+    assert replay(requests, options, backend="rust").requests == 20
+    assert len(list(islice(requests, 480))) == 480

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Mooncake conversation trace, where it is: it is no part of this repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcore.config import Eviction
+from kvcore.replay.ideal import count_reuse
+from kvcore.replay.loop import replay
+from kvcore.replay.results import Options
+from kvcore.replay.trace_file import TraceReader
+from tests.conftest import need_twin
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
+pytestmark = pytest.mark.skipif(
+    not TRACE.is_file(), reason="the trace mooncake_conversation.jsonl is not beside the project"
+)
+
+
+def test_an_unlimited_cache_finds_what_its_authors_say() -> None:
+    """12,031 requests; 288,500 blocks of 512, 182,790 different ones: 36.64 %."""
+    reader = TraceReader(TRACE)
+    reuse = count_reuse(reader)
+    assert reader.num_lines == 12_031
+    assert (reuse.num_ids, reuse.num_ids - reuse.num_hits) == (288_500, 182_790)
+    assert round(100 * reuse.rate, 2) == 36.64
+
+
+@pytest.mark.parametrize("policy", ["lru", "uncached_first"])
+def test_a_pool_finds_something_and_no_more_than_the_bounds(policy: Eviction) -> None:
+    need_twin()
+    options = Options(num_blocks=16_384, num_requests=300, policy=policy)
+    result = replay(TraceReader(TRACE), options, backend="rust")
+    assert result.finished == 300
+    assert result.optimum_hit_tokens is not None
+    assert result.ideal_hit_tokens is not None
+    assert 0 < result.hit_tokens <= result.optimum_hit_tokens <= result.ideal_hit_tokens
