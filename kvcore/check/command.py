@@ -3,7 +3,7 @@
 
 Rules: the answer goes to standard output; how far it is, and what was wrong with the question, to
 standard error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1:
-a violation; 2: the call was wrong; 130: interrupted, nothing found.
+a violation; 2: the call was wrong; 130: interrupted, nothing found; 141: nobody reads the answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from typing import TextIO
 
 import attrs
 
+from kvcore.check.model import Violation
 from kvcore.check.options import (
     BadOptions,
     check_hunt,
     check_options,
+    given_of_world,
     make_parser,
+    option,
     symmetry_of,
     world_of,
 )
+from kvcore.check.pipes import quiet
 from kvcore.check.profiles import PROFILES
 from kvcore.check.properties import PROPERTIES, select
 from kvcore.check.report import INTERRUPTED, Report
@@ -42,6 +46,7 @@ LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
 EXPLODES, MANY_STATES, TOO_MANY, LEVELS_AHEAD = 1.5, 1_000, 2_000_000, 5
 
 
+@quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Explore one world; returns the exit code.
 
@@ -49,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = make_parser().parse_args(arguments)
     if options.list:
+        ignored = given_of_world(options)
+        if ignored:
+            words = ", ".join(map(option, ignored))
+            print(f"kvcore check: --list shows every named world: {words} ignored", file=sys.stderr)
         print(list_profiles(as_json=options.json))
         return FINE
     if options.properties == ("list",) or options.properties == ["list"]:
@@ -80,10 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     progress.end()
     report.never = never(world, report.notes)
+    if report.violation is not None:
+        _write_files(options, report.violation, world)
     print(json.dumps(report.to_json(), indent=2) if options.json else to_text(report))
     if report.violation is None:
         return STOPPED if report.verdict == INTERRUPTED else FINE
-    _tell_violation(options, report, world)
+    if not options.json:
+        print(f"\n{render(report.violation, world)}")
     return VIOLATED
 
 
@@ -108,16 +120,11 @@ def list_properties() -> str:
     return "\n".join(lines)
 
 
-def _tell_violation(options: argparse.Namespace, report: Report, world: World) -> None:
-    """Print the story, and write the files that are asked for."""
-    assert report.violation is not None
-    if not options.json:
-        print()
-        print(render(report.violation, world))
-    if options.write_test:
-        Path(options.write_test).write_text(pytest_text(report.violation, world), encoding="utf-8")
-    if options.write_trace:
-        Path(options.write_trace).write_text(trace_text(report.violation, world), encoding="utf-8")
+def _write_files(options: argparse.Namespace, violation: Violation, world: World) -> None:
+    """Write the files that are asked for."""
+    for path, text in ((options.write_test, pytest_text), (options.write_trace, trace_text)):
+        if path:
+            Path(path).write_text(text(violation, world), encoding="utf-8")
 
 
 def list_profiles(*, as_json: bool) -> str:

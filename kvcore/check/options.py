@@ -122,7 +122,7 @@ def world_of(options: argparse.Namespace) -> World:
     zeros = [name for name in AT_LEAST_ONE if getattr(options, name) == 0]
     if zeros:
         raise BadOptions(f"{option(zeros[0])} must be at least 1")
-    given = [name for name, value in vars(options).items() if name in WORLD_OPTIONS and value]
+    given = given_of_world(options)[options.profile is not None :]
     if options.profile is not None:
         if given:
             raise BadOptions(f"--profile names a whole world: leave {option(given[0])} out")
@@ -138,6 +138,11 @@ def world_of(options: argparse.Namespace) -> World:
     return world
 
 
+def given_of_world(options: argparse.Namespace) -> list[str]:
+    """The options of a world that are given, the name of a whole one first."""
+    return [name for name in ("profile", *WORLD_OPTIONS) if getattr(options, name)]
+
+
 def symmetry_of(options: argparse.Namespace) -> Symmetry:
     """What is renamed. Raises BadOptions."""
     left_out = options.no_symmetry or ()
@@ -149,7 +154,7 @@ def symmetry_of(options: argparse.Namespace) -> Symmetry:
 
 def check_hunt(options: argparse.Namespace) -> None:
     """Raise BadOptions where a hunt of the seeded bugs is given a world."""
-    given = [name for name in (*WORLD_OPTIONS, "profile") if getattr(options, name)]
+    given = given_of_world(options)
     if given or options.backend != "python":
         name = option(given[0]) if given else "--backend"
         raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
@@ -206,9 +211,14 @@ def _made(options: argparse.Namespace) -> World:
 
 def _check_world(options: argparse.Namespace, world: World) -> None:
     known = {*BASIC_CALLS, *MORE_CALLS}
-    for name in (*(options.calls or ()), *(options.without or ())):
+    for name in options.calls or ():
         if name not in known:
             raise BadOptions(f"there is no call {name!r} to try; there are {', '.join(MORE_CALLS)}")
+    for name in options.without or ():
+        if name not in known:
+            tried = ", ".join(sorted(world.calls))
+            raise BadOptions(f"there is no call {name!r} to leave out; there are {tried}")
+    _check_loads(world)
     if world.num_requests > 10:
         raise BadOptions("a world has at most 10 requests")
     if world.num_prompt > world.num_tokens:
@@ -229,6 +239,21 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         )
     if options.pins and "pin" not in world.calls:
         raise BadOptions("nothing is pinned: say --calls pin,unpin")
+
+
+def _check_loads(world: World) -> None:
+    """Raise BadOptions where loads are asked for and no request could ever be loaded."""
+    if "load" not in world.calls:
+        return
+    least = world.config.hit_alignment + 1
+    if world.num_tokens < least:
+        raise BadOptions(
+            f"nothing uses load: it brings whole blocks and leaves a token, so say --tokens {least}"
+        )
+    if world.moves == "engine" and not world.calls >= {"free", "allocate_slots"}:
+        raise BadOptions("nothing uses load: an engine loads for a request that it preempted")
+    if world.moves == "calls" and "allocate_slots" not in world.calls:
+        raise BadOptions("nothing uses load: it is tried where allocate_slots is")
 
 
 def _group(word: str, size: int) -> Group:

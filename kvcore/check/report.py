@@ -8,11 +8,15 @@ violation. Twin: none.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from kvcore.check.asked import plain_property, plain_world
 from kvcore.check.model import Violation
+from kvcore.check.properties import PROPERTIES, Property
+from kvcore.check.world import Symmetry
 
 COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
 
@@ -25,8 +29,9 @@ class Report:
     or "violation". keys: "fingerprints of 128 bits" or "full keys", what stands for a state.
     depths: new states at each distance from the start. notes: how often each thing happened, by
     kind ("move", "call", "command", "goal") and name. never: what the world could show and never
-    did. num_waiting: states whose edges were not tried. memory_bytes: the most that the process
-    grew by.
+    did. num_waiting: states whose edges were not all tried and kept. memory_bytes: the most that
+    the process grew by. world: what was explored. symmetry: what was renamed. judged: the
+    properties that counted, by name; left_out: those that could have counted and did not.
     """
 
     backend: str = "python"
@@ -41,6 +46,10 @@ class Report:
     seconds: float = 0.0
     memory_bytes: int = 0
     violation: Violation | None = None
+    world: Any = None
+    symmetry: Symmetry = attrs.field(factory=Symmetry)
+    judged: Mapping[str, Property] = attrs.field(factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -69,6 +78,10 @@ class Report:
         return {
             "backend": self.backend,
             "verdict": self.verdict,
+            "world": plain_world(self.world),
+            "symmetry": attrs.asdict(self.symmetry),
+            "properties": [plain_property(each) for each in self.judged.values()],
+            "left_out": list(self.left_out),
             "keys": self.keys,
             "states": self.num_states,
             "edges": self.num_edges,
@@ -82,13 +95,15 @@ class Report:
             "never": list(self.never),
             "seconds": round(self.seconds, 3),
             "memory_bytes": self.memory_bytes,
-            "violation": None if self.violation is None else _violation(self.violation),
+            "violation": None if self.violation is None else self._violation(self.violation),
         }
 
-
-def _violation(violation: Violation) -> dict[str, Any]:
-    return {
-        "property": violation.name,
-        "detail": violation.detail,
-        "calls": [str(step.call) for step in violation.steps],
-    }
+    def _violation(self, violation: Violation) -> dict[str, Any]:
+        known = self.judged.get(violation.name) or PROPERTIES.get(violation.name)
+        return {
+            "property": violation.name,
+            "severity": None if known is None else known.severity,
+            "sentence": None if known is None else known.sentence,
+            "detail": violation.detail,
+            "calls": [str(step.call) for step in violation.steps],
+        }

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.asked import judged_in
 from kvcore.check.core_model import CoreModel
 from kvcore.check.expand import Expander, Expansion
 from kvcore.check.flight_model import FlightModel
@@ -87,31 +88,30 @@ def check(
     Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
+    chosen = None if properties is None else list(properties)
+    judged, left_out = judged_in(what, chosen, parity=backend == "both")
     if backend == "rust":
         if not isinstance(what, World):
             raise ValueError("the twin explores worlds, not models of your own")
-        names = None if properties is None else list(properties)
-        own = [each.name for each in names or () if isinstance(each, Property)]
+        own = [each.name for each in chosen or () if isinstance(each, Property)]
         if own:
             raise ValueError(f"the twin knows no property of your own ({own[0]}): use Python")
-        return explore_twin(
+        report = explore_twin(
             what,
-            names=None if names is None else [str(each) for each in names],
+            names=None if chosen is None else [str(each) for each in chosen],
             symmetry=symmetry or Symmetry(),
             limits=attrs.asdict(limits),
             workers=workers,
             progress=progress,
         )
-    make = partial(
-        make_expander,
-        what,
-        None if properties is None else list(properties),
-        symmetry,
-        full_keys,
-        backend == "both",
-        watch=watch,
-    )
-    return Search(make, limits, workers=workers, progress=progress, backend=backend).run()
+    else:
+        make = partial(
+            make_expander, what, chosen, symmetry, full_keys, backend == "both", watch=watch
+        )
+        report = Search(make, limits, workers=workers, progress=progress, backend=backend).run()
+    report.world, report.symmetry = what, symmetry or Symmetry()
+    report.judged, report.left_out = judged, left_out
+    return report
 
 
 def make_expander(
@@ -190,8 +190,8 @@ class Search:
                 return "bounded by depth"
             following: list[bytes] = []
             for place, expansion in enumerate(self._expanded(level)):
-                self._merge(begins + place, expansion, following)
-                report.num_waiting = len(level) - place - 1 + len(following)
+                cut = self._merge(begins + place, expansion, following)
+                report.num_waiting = len(level) - place - 1 + len(following) + cut
                 if expansion.broken is not None:
                     report.depths += [len(following)] if following else []
                     return self._violated(self._path(begins + place), expansion.broken)
@@ -217,17 +217,21 @@ class Search:
             self._note(result.notes)
             yield from result.expansions
 
-    def _merge(self, number: int, expansion: Expansion, following: list[bytes]) -> None:
-        """Count a node's edges and keep what is new."""
+    def _merge(self, number: int, expansion: Expansion, following: list[bytes]) -> bool:
+        """Count a node's edges and keep what is new; whether there is no room for all of it."""
+        most = self.limits.max_states
         self.report.num_edges += expansion.num_edges
         for name, place, packed in expansion.found:
             if self._workers is not None:
                 if name in self._seen:
                     continue
                 self._seen.add(name)
+            if most is not None and len(self._parents) >= most:
+                return True
             self._parents.append(number)
             self._edges.append(place)
             following.append(packed)
+        return False
 
     def _path(self, number: int) -> tuple[int, ...]:
         """The edges that lead to a node."""

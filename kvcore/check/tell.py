@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
 
 WIDTH = 99
@@ -29,6 +31,7 @@ def _lines(report: Report) -> Iterator[str]:
         f"{report.seconds:.1f} s, {rate:,.0f} edges/s, {size:,.0f} bytes a state; {report.keys}; "
         f"backend {report.backend}"
     )
+    yield from _asked(report)
     for kind in ("move", "call", "command", "goal"):
         words = [f"{name} {count:,}" for name, count in report.of_kind(kind).items() if count]
         if words:
@@ -41,13 +44,26 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _wrapped("never taken: ", report.never)
 
 
+def _asked(report: Report) -> Iterator[str]:
+    """What was asked for that is not the usual: properties left out, names not renamed."""
+    kept = [name for name, on in attrs.asdict(report.symmetry).items() if not on]
+    if kept:
+        words = " and ".join(kept)
+        yield f"symmetry switched off: states that differ by the names of {words} are counted apart"
+    if report.left_out and len(report.left_out) < len(report.judged):
+        yield from _wrapped("judged: all properties but ", report.left_out)
+    elif report.left_out:
+        yield from _wrapped("judged alone: ", tuple(report.judged))
+
+
 def verdict(report: Report) -> str:
     """How far it reaches, in one sentence."""
     if report.verdict == VIOLATION and report.violation is not None:
         found = report.violation
         return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"
     if report.verdict == COMPLETE:
-        return "complete: no property is broken in any state that this world can reach"
+        which = "no property that was judged" if report.left_out else "no property"
+        return f"complete: {which} is broken in any state that this world can reach"
     what = "interrupted" if report.verdict == INTERRUPTED else report.verdict
     return f"{what}: nothing is broken so far, {report.num_waiting:,} states wait to be tried"
 

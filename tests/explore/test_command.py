@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from kvcore.check import command
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.pipes import READER_GONE
 from kvcore.check.profiles import PROFILES
 from kvcore.check.report import Report
 from tests.conftest import need_twin
@@ -63,6 +66,63 @@ def test_a_bound_is_named_in_the_verdict(
     assert found["waiting"] > 0
 
 
+@pytest.mark.parametrize("backend", ["python", "rust"])
+def test_a_limit_of_states_is_kept_exactly(
+    capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    if backend == "rust":
+        need_twin()
+    _, out, _ = run(capsys, *SMALL, "--json", "--backend", backend)
+    whole = json.loads(out)["states"]
+    for limit in (1, 7, whole - 1):
+        _, out, _ = run(capsys, *SMALL, "--json", "--backend", backend, "--limit", str(limit))
+        found = json.loads(out)
+        assert (found["verdict"], found["states"]) == ("bounded by states", limit)
+        assert sum(found["depths"]) == limit
+        assert found["waiting"] > 0
+    _, out, _ = run(capsys, *SMALL, "--json", "--backend", backend, "--limit", str(whole + 1))
+    assert json.loads(out)["verdict"] == "complete"
+
+
+def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--properties", "KV-READ,NOCRASH", "--no-symmetry", "tokens")
+    _, out, _ = run(capsys, *SMALL, *few, "--json")
+    found = json.loads(out)
+    world = found["world"]
+    assert (world["num_requests"], world["config"]["num_blocks"], world["moves"]) == (
+        2,
+        2,
+        "engine",
+    )
+    assert "allocate_slots" in world["calls"]
+    assert found["symmetry"] == {"requests": True, "blocks": True, "tokens": False}
+    assert [each["name"] for each in found["properties"]] == ["KV-READ", "NOCRASH"]
+    assert found["properties"][1]["sentence"].startswith("no call fails in another way")
+    assert (found["properties"][1]["scope"], found["properties"][1]["severity"]) == (
+        "transition",
+        "crash",
+    )
+    assert "LEAK" in found["left_out"]
+    _, out, _ = run(capsys, *SMALL, *few)
+    assert "complete: no property that was judged is broken" in out
+    assert "judged alone: KV-READ, NOCRASH" in out
+    assert "states that differ by the names of tokens are counted apart" in out
+    _, out, _ = run(capsys, *SMALL)
+    assert "judged" not in out
+    assert "symmetry" not in out
+
+
+def test_a_violation_in_the_data_has_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_no_cow")
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        words = ("--blocks", "2", "--requests", "2", "--tokens", "3", "--properties", "KV-READ")
+        code, out, _ = run(capsys, *words, "--json")
+    found = json.loads(out)["violation"]
+    assert (code, found["property"], found["severity"]) == (command.VIOLATED, "KV-READ", "wrong KV")
+    assert found["sentence"].startswith("what a query sees is read")
+
+
 def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     need_twin()
     counts = []
@@ -83,6 +143,9 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--calls", "swap_in"), "say --host-blocks"),
         ((*SMALL, "--calls", "jump"), "there is no call 'jump'"),
         ((*SMALL, "--groups", "round"), "no group is 'round'"),
+        ((*SMALL, "--without", "jump"), "to leave out; there are add_request, allocate_slots"),
+        ((*SMALL, "--calls", "load"), "nothing uses load: it brings whole blocks and leaves"),
+        ((*SMALL, "--calls", "load", "--tokens", "3", "--without", "free"), "that it preempted"),
         ((*SMALL, "--loads-fail"), "no load can fail"),
         ((*SMALL, "--pins", "2"), "nothing is pinned"),
         ((*SMALL, "--prompt", "3"), "longer than a request may be"),
@@ -143,9 +206,19 @@ def test_a_world_that_explodes_says_so() -> None:
     assert command.states_ahead(early, 55.0) > command.TOO_MANY
 
 
+def test_nothing_is_said_where_the_reader_has_gone() -> None:
+    words = f"{sys.executable} -m kvcore.check.command --list | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", str(READER_GONE))
+
+
 def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--list")
-    assert code == command.FINE
+    code, out, err = run(capsys, "--list")
+    assert (code, err) == (command.FINE, "")
+    _, again, err = run(capsys, "--list", "--blocks", "3", "--groups", "full")
+    assert again == out
+    assert err == "kvcore check: --list shows every named world: --blocks, --groups ignored\n"
     assert all(name in out and each.sentence in out for name, each in PROFILES.items())
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from kvcore import _twin
+from kvcore.check.pipes import quiet
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.device import Device, Plan, find_device
 from kvcore.check.simulate.runs import BackendName, Failure, Run, again, simulate
@@ -61,6 +62,7 @@ class Tally:
             self.failed = run
 
 
+@quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make runs; returns the exit code.
 

@@ -207,13 +207,17 @@ impl Search {
             while done < level.len() {
                 let end = level.len().min(done + ROUND);
                 let pieces = explore_round(models, &self.visited, &level, (done, end));
-                for piece in pieces {
-                    self.add(&mut next, piece, first_state)?;
-                }
                 done = end;
+                let mut cut = false;
+                for piece in pieces {
+                    if let Some(parent) = self.add(&mut next, piece, first_state, limits)? {
+                        (done, cut) = (parent + 1, true);
+                        break;
+                    }
+                }
                 let bytes = level.num_bytes() + next.num_bytes() + self.visited.num_bytes();
                 self.num_bytes = self.num_bytes.max(bytes);
-                self.num_waiting = (level.len() - done + next.len()) as u64;
+                self.num_waiting = (level.len() - done + next.len()) as u64 + u64::from(cut);
                 if let Some(end) = self.stop(limits, watch) {
                     return Ok(end);
                 }
@@ -225,27 +229,37 @@ impl Search {
         Ok(End::Complete)
     }
 
-    /// Take in what a piece leads to.
+    /// Take in what a piece leads to; the parent of the first state for which there is no room.
     fn add(
         &mut self,
         next: &mut Level,
         piece: (Piece, Notes),
         first_state: u32,
-    ) -> Result<(), (u32, Broken)> {
+        limits: &Limits,
+    ) -> Result<Option<usize>, (u32, Broken)> {
         let (piece, notes) = piece;
         self.num_edges += piece.num_edges;
         self.notes.add(&notes);
+        let mut cut = None;
         for (place, &(parent, edge, shown)) in piece.found.iter().enumerate() {
-            if self.visited.insert(edge.name, first_state + parent as u32, edge.number) {
-                self.notes.note_shown(shown);
-                next.push(piece.nodes.node(place));
-                let last = self.depths.len() - 1;
-                self.depths[last] += 1;
+            if self.visited.contains(edge.name) {
+                continue;
             }
+            if limits.max_states.is_some_and(|most| self.visited.len() as u64 >= most) {
+                cut = Some(parent);
+                break;
+            }
+            self.visited.insert(edge.name, first_state + parent as u32, edge.number);
+            self.notes.note_shown(shown);
+            next.push(piece.nodes.node(place));
+            let last = self.depths.len() - 1;
+            self.depths[last] += 1;
         }
         match piece.broken {
-            Some((parent, broken)) => Err((first_state + parent as u32, broken)),
-            None => Ok(()),
+            Some((parent, broken)) if cut.is_none_or(|at| at == parent) => {
+                Err((first_state + parent as u32, broken))
+            }
+            _ => Ok(cut),
         }
     }
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked of an exploration: its world and its properties, for its report.
+
+Rules: a report says what it is of, so that it can be read alone: every option of the world, each
+property that counted and each that could have. Values become plain data; a function is its name.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from kvcore.check.properties import Property, select
+from kvcore.check.world import World
+from kvcore.config import Config
+
+
+def judged_in(
+    what: Any, chosen: Iterable[str | Property] | None, *, parity: bool
+) -> tuple[dict[str, Property], tuple[str, ...]]:
+    """The properties that count in a world or model, and those that could and do not.
+
+    chosen: as `check` was given them. parity: whether both languages are compared. Raises
+    ValueError.
+    """
+    if not isinstance(what, World):
+        return dict(getattr(what, "known", {})), ()
+    everything = select(None, what.calls)
+    if parity:
+        everything |= select(frozenset({"REFINE"}), what.calls)
+    if chosen is None:
+        return everything, ()
+    given = list(chosen)
+    named = select(frozenset(each for each in given if isinstance(each, str)), what.calls)
+    judged = named | {each.name: each for each in given if isinstance(each, Property)}
+    return judged, tuple(name for name in everything if name not in judged)
+
+
+def plain_world(world: Any) -> dict[str, Any] | None:
+    """A world as plain data, its config's options among them; of a model, its own name."""
+    if world is None:
+        return None
+    if not isinstance(world, World):
+        config = getattr(world, "config", None)
+        return {"model": type(world).__name__, "config": _plain(config)}
+    found: dict[str, Any] = _plain(world)
+    return found
+
+
+def plain_property(each: Property) -> dict[str, Any]:
+    """A property's name, sentence, scope and severity."""
+    return {
+        "name": each.name,
+        "sentence": each.sentence,
+        "scope": each.scope,
+        "severity": each.severity,
+    }
+
+
+def named(value: Any) -> str:
+    """The name of a function, a class or the class of an object, with its module."""
+    found = value if hasattr(value, "__qualname__") else type(value)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if callable(value):
+        return named(value)
+    if isinstance(value, Config) or attrs.has(type(value)):
+        fields = (field.name for field in attrs.fields(type(value)) if field.init)
+        return {name: _plain(getattr(value, name)) for name in fields}
+    return repr(value)
