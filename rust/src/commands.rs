@@ -61,7 +61,7 @@ pub enum Command {
 impl Command {
     /// The number of the kind in a batch.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn kind(&self) -> i32 {
         match self {
             Command::Allocate { .. } => 1,
@@ -82,6 +82,7 @@ impl Command {
 
     /// The block whose content this command reads.
     #[must_use]
+    #[inline(always)]
     pub fn reads(&self) -> Option<(Tier, BlockId)> {
         match *self {
             Command::CopyOnWrite { source, .. } => Some((Tier::Device, source)),
@@ -95,6 +96,7 @@ impl Command {
 
     /// The block whose content this command writes.
     #[must_use]
+    #[inline(always)]
     pub fn writes(&self) -> Option<(Tier, BlockId)> {
         match *self {
             Command::Zero { block } => Some((Tier::Device, block)),
@@ -113,16 +115,19 @@ impl Command {
 pub struct Commands {
     rows: Vec<[i32; 5]>,
     keys: Vec<u8>,
+    /// Whether any of them moves content, so that order can matter: in most batches none does.
+    moves_content: bool,
 }
 
-clone_in_place!(Commands { rows, keys });
+clone_in_place!(Commands { rows, keys, moves_content });
 
 impl Commands {
     /// Add a command.
-    #[inline]
+    #[inline(always)] // the kind is known where it is called, and folds
     pub fn push(&mut self, command: Command) {
         let [a, b, c, d] = to_row(&command, &mut self.keys);
         self.rows.push([command.kind(), a, b, c, d]);
+        self.moves_content |= command.reads().is_some() || command.writes().is_some();
     }
 
     /// Commands so far.
@@ -149,6 +154,7 @@ impl Commands {
     pub fn clear(&mut self) {
         self.rows.clear();
         self.keys.clear();
+        self.moves_content = false;
     }
 }
 
@@ -206,7 +212,7 @@ impl Batch {
 }
 
 /// The four value columns of a command; appends its key, if it has one, to keys.
-#[inline]
+#[inline(always)]
 pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
     match *command {
         Command::Allocate { block } | Command::Touch { block } | Command::Zero { block } => {
@@ -269,6 +275,9 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Option<Command> {
 /// The segment number of each command, from 0, never falling: a new one opens at each hazard.
 #[must_use]
 pub fn segments(commands: &Commands) -> Vec<i32> {
+    if !commands.moves_content {
+        return vec![0; commands.len()];
+    }
     let mut current = 0;
     let mut read: HashSet<(Tier, BlockId)> = HashSet::new();
     let mut written: HashSet<(Tier, BlockId)> = HashSet::new();
@@ -290,14 +299,24 @@ pub fn segments(commands: &Commands) -> Vec<i32> {
 /// The batch of these commands, as columns with segments.
 #[must_use]
 pub fn close(number: u64, commands: &Commands) -> Batch {
-    let mut buffer = Vec::with_capacity(4 * COLUMNS.len() * commands.len());
-    let mut write = |value: i32| buffer.extend_from_slice(&value.to_le_bytes());
-    commands.rows.iter().for_each(|row| write(row[0]));
-    segments(commands).into_iter().for_each(&mut write);
-    for column in 1..5 {
-        commands.rows.iter().for_each(|row| write(row[column]));
+    let size = 4 * commands.len();
+    let mut buffer = vec![0; size * COLUMNS.len()];
+    let (kinds, rest) = buffer.split_at_mut(size);
+    let (numbers, values) = rest.split_at_mut(size);
+    fill(kinds, commands.rows.iter().map(|row| row[0]));
+    if commands.moves_content {
+        fill(numbers, segments(commands).into_iter());
+    }
+    for (column, values) in (1..).zip(values.chunks_exact_mut(size.max(1))) {
+        fill(values, commands.rows.iter().map(|row| row[column]));
     }
     Batch { number, buffer, keys: commands.keys.clone() }
+}
+
+fn fill(column: &mut [u8], values: impl Iterator<Item = i32>) {
+    for (place, value) in column.as_chunks_mut().0.iter_mut().zip(values) {
+        *place = value.to_le_bytes();
+    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl Effects {
     }
 
     /// Add a command.
-    #[inline]
+    #[inline(always)] // see Commands::push
     pub fn emit(&mut self, command: Command) {
         if !self.silent {
             self.commands.push(command);
