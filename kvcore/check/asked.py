@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.properties import Property, select
+from kvcore.check.properties import PROPERTIES, Property, select
+from kvcore.check.schedulers import Guarded
 from kvcore.check.world import World
 from kvcore.config import Config
 
@@ -35,8 +36,19 @@ def judged_in(
         return everything, ()
     given = list(chosen)
     named = select(frozenset(each for each in given if isinstance(each, str)), what.calls)
+    own = [each for each in given if isinstance(each, Property) and each not in named.values()]
+    _check_own(own)
     judged = named | {each.name: each for each in given if isinstance(each, Property)}
     return judged, tuple(name for name in everything if name not in judged)
+
+
+def _check_own(own: list[Property]) -> None:
+    """Raise ValueError for a user's own properties of one name, or that judge nothing."""
+    for each in own:
+        if each.holds is None and PROPERTIES.get(each.name) is not each:
+            raise ValueError(f"the property {each.name} judges nothing: give it holds")
+        if sum(other.name == each.name for other in own) > 1:
+            raise ValueError(f"two properties are named {each.name}")
 
 
 def plain_world(world: Any) -> dict[str, Any] | None:
@@ -62,6 +74,7 @@ def plain_property(each: Property) -> dict[str, Any]:
 
 def named(value: Any) -> str:
     """The name of a function, a class or the class of an object, with its module."""
+    value = value.moves if isinstance(value, Guarded) else value
     found = value if hasattr(value, "__qualname__") else type(value)
     return f"{found.__module__}.{found.__qualname__}"
 

@@ -10,7 +10,7 @@ is wrong is wrong in a real memory, too. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +18,7 @@ from immutables import Map
 
 from kvcore.calls import Call
 from kvcore.check.ghost import ZEROS, Content, Place
+from kvcore.check.managers import ask, batch, block_ids
 from kvcore.check.prefixes import Prefixes
 from kvcore.check.scenes import REQUEST_HEADS, Row, Scene, SceneNames
 from kvcore.check.story_calls import name_of
@@ -111,14 +112,14 @@ class WrongRead(InvariantViolation):
 def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]]:
     """Make a call of the engine; the view after it. The value is None where it was refused.
 
-    Raises InvariantViolation (NOCRASH, KV-READ).
+    Raises InvariantViolation (NOCRASH, MANAGER, KV-READ).
     """
     name, args = call.name, call.args
     if name == "take_batch":
-        commands = tuple(_ask(manager, call))
+        commands = batch(manager)
         after = execute(view_tables(manager, view), commands)
         return after, Outcome(after, commands, None)
-    value = _ask(manager, call)
+    value = ask(manager, call)
     if refused(value) and name in ("allocate_slots", "append"):
         return view, Outcome(view, (), None)
     after = view_tables(manager, _told(view, name, args))
@@ -159,9 +160,7 @@ def view_tables(manager: Any, view: View) -> View:
     tables: dict[str, Tables] = {}
     for name, request in view.requests.items():
         if request.is_running:
-            given = _ask(manager, Call("get_block_ids", (name,)))
-            flat = bool(given) and isinstance(given[0], int)
-            tables[name] = tuple(tuple(table) for table in ([given] if flat else given))
+            tables[name] = block_ids(manager, name, view.config)
     return attrs.evolve(view, tables=Map(tables))
 
 
@@ -196,15 +195,6 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
         case "remove_request":
             requests = requests.delete(args[0])
     return attrs.evolve(view, requests=requests, writes=writes, prefixes=prefixes)
-
-
-def _ask(manager: Any, call: Call) -> Any:
-    """What a manager gives. Raises InvariantViolation (NOCRASH)."""
-    try:
-        method: Callable[..., Any] = getattr(manager, call.name)
-        return method(*call.args, **call.options)
-    except Exception as error:
-        raise InvariantViolation("NOCRASH", f"{call} raises {error!r}") from error
 
 
 def _written(

@@ -19,7 +19,7 @@ from kvcore.check.digest import Lately, digest
 from kvcore.check.model import Broken, Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.prefixes import Prefixes
-from kvcore.check.properties import BrokenProperty, Property, select
+from kvcore.check.properties import BrokenProperty, Property, first_found, select
 from kvcore.check.transitions import hit_of
 from kvcore.check.world import World
 from kvcore.commands import SetTable, segments
@@ -190,11 +190,13 @@ def hear(judges: Judges, *args: Any) -> None:
     """Hear properties by their judges. Raises InvariantViolation, BrokenProperty."""
     for name, holds in judges:
         try:
-            found = next(iter(holds(*args)), None)
-        except InvariantViolation:
-            raise
-        except Exception as error:
-            raise BrokenProperty(name, error) from error
+            for _ in holds(*args):
+                break
+            else:
+                continue
+        except Exception:  # asked again, for the words
+            pass
+        found = first_found(name, holds, args)
         if found is not None:
             raise InvariantViolation(name, found)
 
@@ -204,7 +206,7 @@ def broken(error: Exception, steps: tuple[Step, ...]) -> Broken:
     if isinstance(error, InvariantViolation):
         return Broken(error.name, error.detail, steps)
     if isinstance(error, BrokenProperty):
-        return Broken(error.name, f"the property itself raised: {error}", steps)
+        return Broken(error.name, f"the property itself is wrong: {error}", steps)
     return Broken("NOCRASH", repr(error), steps)
 
 

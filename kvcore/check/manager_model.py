@@ -6,7 +6,7 @@ free blocks. It is judged by what a user observes: a query reads what was writte
 (KV-READ), no legal call raises (NOCRASH), nothing stays behind when all have left (LEAK), a request
 that fits is admitted to an empty pool (L-ADMIT) and never left standing (DEADLOCK-FREE). It must
 have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
-`take_batch` and `num_free_blocks`; where it has `get_computed_blocks`, `fork` or
+`take_batch` and `num_free_blocks` (MANAGER); where it has `get_computed_blocks`, `fork` or
 `reset_prefix_cache`, those are called, too. Twin: none.
 """
 
@@ -22,13 +22,16 @@ import attrs
 
 from kvcore.calls import Call
 from kvcore.check.engine_view import Known, View, WrongRead, made, refused
+from kvcore.check.managers import make_manager, num_free, num_hit
 from kvcore.check.model import Broken, Edge, Step
 from kvcore.check.prefixes import Prefixes
+from kvcore.check.properties import PROPERTIES
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation, WrongArgument
 from kvcore.values import Outcome, Request
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
+JUDGED = ("KV-READ", "NOCRASH", "LEAK", "L-ADMIT", "DEADLOCK-FREE", "MANAGER")
 
 
 @attrs.frozen
@@ -65,26 +68,35 @@ class ManagerModel:
         self.num_requests, self.num_tokens = num_requests, num_tokens
         self.num_prompt, self.num_letters = num_prompt or num_tokens, num_letters
         self.notes: Counter[tuple[str, str]] = Counter()
-        self._make, self._name, self._copied = make, name, copied
+        self.known = {each: PROPERTIES[each] for each in JUDGED}
+        self.make, self.named, self.copied = make, name, copied
         self._prefixes = Prefixes(config)
-        first = make()
+        self._num_free, self._calls = 0, frozenset[str]()
+        try:
+            first = make_manager(make)
+        except InvariantViolation:  # told at the start
+            return
         for asked, answer in (("copied", copied), ("name", name)):
             try:
                 answer(first)
             except Exception as error:
                 expected = f"a function that takes a {type(first).__name__}"
                 raise WrongArgument(name=asked, expected=expected, value=repr(error)) from error
-        self._num_free = first.num_free_blocks
+        self._num_free = num_free(first)
         self._calls = frozenset(each for each in OPTIONAL if hasattr(first, each))
 
     def start(self) -> Managed:
         """A new manager, and an engine that knows no request."""
-        return Managed(self._make(), View(self.config, self._prefixes))
+        view = View(self.config, self._prefixes)
+        try:
+            return Managed(make_manager(self.make), view)
+        except InvariantViolation as error:
+            return Managed(error, view)
 
     def edges(self, node: Managed) -> Iterator[Edge]:
         """What an engine does next, each with the batch that it fills."""
         for name, calls in self._moves(node.view):
-            manager, view = self._copied(node.manager), node.view
+            manager, view = self.copied(node.manager), node.view
             steps: list[Step] = []
             for call in (*calls, Call("take_batch")):
                 view = self._step(steps, manager, view, call)
@@ -95,13 +107,18 @@ class ManagerModel:
             yield Edge(name, tuple(steps), Managed(manager, view))
 
     def name(self, node: Managed) -> bytes:
-        """The manager's own name, and all that the engine and the memory know."""
-        return self._name(node.manager) + node.view.key()
+        """The manager's own name, and all that the engine and the memory know.
+
+        Raises InvariantViolation (MANAGER).
+        """
+        if isinstance(node.manager, InvariantViolation):
+            raise node.manager
+        return self.named(node.manager) + node.view.key()
 
     def check(self, node: Managed) -> None:
         """Judge a new node: what is left at rest, and whether anyone can go on."""
         requests = node.view.requests.values()
-        free = node.manager.num_free_blocks
+        free = num_free(node.manager)
         if not len(requests) and free != self._num_free:
             detail = f"{free} of {self._num_free} blocks are free when all have left"
             raise InvariantViolation("LEAK", detail)
@@ -126,12 +143,15 @@ class ManagerModel:
 
     def _step(self, steps: list[Step], manager: Any, view: View, call: Call) -> View:
         """Make a call and note its step; the view after it. Raises Broken."""
+        made_with = call
         try:
-            call = self._with_hit(manager, view, call)
+            if call.name == "allocate_slots":
+                made_with = Call("get_computed_blocks", call.args[:1])
+            made_with = call = self._with_hit(manager, view, call)
             after, outcome = made(manager, view, call)
         except InvariantViolation as error:
             seen = error.view if isinstance(error, WrongRead) else view
-            steps.append(Step(view, call, Outcome(seen, (), None)))
+            steps.append(Step(view, made_with, Outcome(seen, (), None)))
             raise Broken(error.name, error.detail, tuple(steps)) from error
         said = "refused" if after is view and call.name != "take_batch" else "done"
         self.notes["call", f"{call.name}: {said}"] += 1
@@ -149,7 +169,7 @@ class ManagerModel:
     def _with_hit(self, manager: Any, view: View, call: Call) -> Call:
         """An allocation of all tokens that are left, behind the hit that the manager finds.
 
-        Raises InvariantViolation (NOCRASH).
+        Raises InvariantViolation (NOCRASH, MANAGER).
         """
         if call.name != "allocate_slots":
             return call
@@ -157,18 +177,13 @@ class ManagerModel:
         left = len(view.requests[name].tokens)
         if not hasattr(manager, "get_computed_blocks"):
             return Call(call.name, (name, left))
-        try:
-            hit = manager.get_computed_blocks(name)
-            num_tokens = tuple(hit)[1]
-        except Exception as error:
-            detail = f"get_computed_blocks({name!r}) raises {error!r}"
-            raise InvariantViolation("NOCRASH", detail) from error
+        hit, num_tokens = num_hit(manager, name, left)
         args = (name, left - num_tokens)
         return Call(call.name, (*args, hit) if num_tokens else args)
 
     def _goes_on(self, node: Managed, request: Known) -> bool:
         """Whether a call brings a request a token further."""
-        manager, name = self._copied(node.manager), request.request_id
+        manager, name = self.copied(node.manager), request.request_id
         if request.is_running:
             call = Call("append", ([name], [0]))
         else:
@@ -177,7 +192,7 @@ class ManagerModel:
 
     def _alone(self, node: Managed, request: Known) -> Managed:
         """The node with every other request preempted."""
-        manager, view = self._copied(node.manager), node.view
+        manager, view = self.copied(node.manager), node.view
         for name, other in sorted(view.requests.items()):
             if other.is_running and name != request.request_id:
                 view, _ = made(manager, view, Call("free", (name,)))

@@ -66,11 +66,16 @@ class Model(Protocol[Node]):
 
 @attrs.frozen
 class Violation:
-    """A property that does not hold, and the shortest steps that show it."""
+    """A property that does not hold, and the shortest steps that show it.
+
+    own: the property, where it is the user's own. policy: the user's own that was installed.
+    """
 
     name: str
     detail: str
     steps: tuple[Step, ...]
+    own: Any = None
+    policy: Any = None
 
     @property
     def calls(self) -> tuple[Call, ...]:

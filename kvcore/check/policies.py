@@ -20,9 +20,8 @@ import attrs
 from kvcore.block_pool import PoolDraft
 from kvcore.check.properties import select
 from kvcore.check.report import Report
-from kvcore.check.schedulers import guarded
 from kvcore.check.search import check
-from kvcore.check.world import Moves, Symmetry, World
+from kvcore.check.world import Moves, World
 from kvcore.errors import InvariantViolation
 from kvcore.hashing import HASH_SIZE
 
@@ -67,15 +66,19 @@ def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
     """Explore a world under a policy. limits: those of `kvcore.check.search.check`."""
     if limits.get("backend", "python") != "python":
         raise ValueError("a policy of your own is Python's alone: leave backend out")
+    if limits.get("workers", 1) != 1:
+        raise ValueError("a policy of your own is put into this process alone: leave workers out")
     limits.setdefault("properties", sorted(set(select(None, world.calls)) - WITHOUT))
     with installed(policy):
-        return check(world, **limits)
+        report = check(world, **limits)
+    if report.violation is not None:
+        report.violation = attrs.evolve(report.violation, policy=policy)
+    return report
 
 
 def check_scheduler(moves: Moves, world: World, **limits: Any) -> Report:
     """Explore a world in which only these moves happen. limits: those of `check`."""
-    limits.setdefault("symmetry", Symmetry(requests=False))
-    return check(attrs.evolve(world, moves=guarded(moves)), **limits)
+    return check(attrs.evolve(world, moves=moves), **limits)
 
 
 @contextmanager
@@ -116,7 +119,7 @@ def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
     except Exception as error:
         detail = f"{question} raised {type(error).__name__}: {error}"
         raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
-    if not isinstance(place, int) or not 0 <= place <= last:
+    if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place <= last:
         said = f"{question} gives {place!r}, which is no place up to {last}"
         raise InvariantViolation(NAME, said)
     return place

@@ -11,7 +11,7 @@ rust/src/check/report.rs has the names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import attrs
@@ -22,6 +22,7 @@ from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.property_facts import FACTS, SENTENCES, Fact, Severity
 from kvcore.errors import InvariantViolation
+from kvcore.state import State
 
 Scope = Literal["state", "transition", "batch", "run"]
 
@@ -51,14 +52,38 @@ class Property:
             if getattr(self, name) not in known:
                 given = getattr(self, name)
                 raise ValueError(f"{name} of {self.name} is {given!r}, not {', '.join(known)}")
+        if self.holds is not None and not callable(self.holds):
+            raise ValueError(f"holds of {self.name} is {self.holds!r}, which is no function")
 
 
 class BrokenProperty(Exception):
-    """A property or policy of a user's own raised: that is a finding of its own."""
+    """A property of a user's own raised, or gave no words: that is a finding of its own.
 
-    def __init__(self, name: str, error: Exception) -> None:
+    args: what it was asked with, the state among them.
+    """
+
+    def __init__(self, name: str, said: str, args: Sequence[Any]) -> None:
         self.name = name
-        super().__init__(f"{name} raised {type(error).__name__}: {error}")
+        states = [each for each in args if isinstance(each, State)]
+        where = f", in {schedulers.summary(states[0])}" if states else ""
+        super().__init__(f"{name} {said}{where}")
+
+
+def first_found(name: str, holds: Callable[..., Any], args: Sequence[Any]) -> str | None:
+    """The first thing that a property finds wrong. Raises InvariantViolation, BrokenProperty."""
+    try:
+        given = holds(*args)
+        found = next(iter(given), None)
+    except InvariantViolation:
+        raise
+    except Exception as error:
+        raise BrokenProperty(name, f"raised {type(error).__name__}: {error}", args) from error
+    if found is None:
+        return None
+    if isinstance(given, str) or not isinstance(found, str):
+        said = f"gives {given!r}" if isinstance(given, str) else f"yields {found!r}"
+        raise BrokenProperty(name, f"{said}: it must yield what is wrong, in words", args)
+    return found
 
 
 def judge(
@@ -71,13 +96,9 @@ def judge(
         if each.scope != scope or each.holds is None:
             continue
         given = args if scope != "state" or each.reads_prefixes else args[:1]
-        try:
-            found = list(each.holds(*given))
-        except InvariantViolation:
-            raise
-        except Exception as error:
-            raise BrokenProperty(name, error) from error
-        yield from ((name, detail) for detail in found)
+        detail = first_found(name, each.holds, given)
+        if detail is not None:
+            yield name, detail
 
 
 def select(
@@ -142,7 +163,8 @@ FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "TABLE-MIRROR", "OWNER-MIRROR"), "batch"),
     **dict.fromkeys(("COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
     **dict.fromkeys(
-        ("NOCRASH", "REFINE", "POLICY", "SCHEDULER", *OUTCOME_PROPERTIES), "transition"
+        ("NOCRASH", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
+        "transition",
     ),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),
 }

@@ -76,6 +76,7 @@ FACTS: dict[str, Fact] = {
     "DETERMINISM": Fact("quality"),
     "POLICY": Fact("crash"),
     "SCHEDULER": Fact("crash"),
+    "MANAGER": Fact("crash"),
     "REFINE": Fact("wrong KV", (33,)),
     "CMD-HAZARD": Fact("wrong KV", (58, 59, 63)),
     "CMD-COPYSET": Fact("wrong KV", (62,)),
@@ -104,6 +105,7 @@ SENTENCES: dict[str, str] = {
     "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
     "POLICY": "an eviction policy of one's own names a place whenever it is asked",
     "SCHEDULER": "a scheduler of one's own gives its moves for every state",
+    "MANAGER": "a manager of one's own has what an engine calls, and answers what it must",
     "CMD-INFLIGHT": "no block that an unfinished batch reads or writes is free, and quarantine"
     " holds only such",
 }

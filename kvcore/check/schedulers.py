@@ -11,13 +11,16 @@ scheduler may go by them. Source: bug catalogue, rows 67 to 69. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from inspect import signature
 from typing import Any
 
+import attrs
 from msgspec.structs import replace as evolve
 
-from kvcore.calls import Call, perform
+from kvcore.calls import TRANSITIONS, Call, Misuse, perform
 from kvcore.check import progress
-from kvcore.check.world import Move, Moves, World
+from kvcore.check.world import Move, Moves, Script, World
 from kvcore.drain import take_events, take_stats
 from kvcore.encode import encode
 from kvcore.errors import InvariantViolation
@@ -28,18 +31,90 @@ STATES_MAX = 300
 """So many states behind one are looked at for a token; more than these count as progress."""
 
 
-def guarded(moves: Moves) -> Moves:
-    """The scheduler; what it raises is an InvariantViolation (SCHEDULER) with the state."""
+@attrs.frozen
+class Guarded:
+    """A scheduler whose mistakes are InvariantViolations (SCHEDULER) with the state: what it
+    raises, what is no move, moves without a call, calls that are all misuse, no move at the start.
+    """
 
-    def made(world: World, state: State) -> Iterator[Call | Move]:
+    moves: Moves
+
+    def __call__(self, world: World, state: State) -> Iterator[Call | Move]:
         try:
-            found = list(moves(world, state))
+            found = list(self.moves(world, state))
         except Exception as error:
-            said = f"the scheduler raised {type(error).__name__}: {error}"
-            raise InvariantViolation(NAME, f"{said}, in {summary(state)}") from error
-        yield from found
+            raise _wrong(f"raised {type(error).__name__}: {error}", state) from error
+        for move in found:
+            _check_move(move, state)
+        if not found and not (len(state.requests) or len(state.device.index)):
+            raise _wrong("has no move", state)
+        _check_misuse(found, state)
+        for move in found:
+            yield move if isinstance(move, Call) else Move(move.name, partial(_script, move, state))
 
-    return made
+
+def guarded(moves: Moves) -> Moves:
+    """The scheduler, guarded once."""
+    return moves if isinstance(moves, Guarded) else Guarded(moves)
+
+
+def _check_move(move: Any, state: State) -> None:
+    """Raise InvariantViolation where something is no call of the core and no move."""
+    if isinstance(move, Move):
+        if not callable(move.script):
+            raise _wrong(f"gives the move {move.name!r}, whose script is no function", state)
+        return
+    if not isinstance(move, Call):
+        raise _wrong(f"gives {move!r}, which is neither a Call nor a Move", state)
+    if move.name not in TRANSITIONS:
+        raise _wrong(f"calls {move.name}, which the core does not have", state)
+    try:
+        signature(TRANSITIONS[move.name]).bind(state, *move.args, **move.options)
+    except TypeError as error:
+        raise _wrong(f"calls {move} in a wrong way: {error}", state) from error
+
+
+def _check_misuse(found: list[Call | Move], state: State) -> None:
+    """Raise InvariantViolation where nothing but misuse can happen in a state at rest."""
+    at_rest = not (len(state.batch.records) or state.unfinished or len(state.operations))
+    if not found or not at_rest or not all(isinstance(move, Call) for move in found):
+        return
+    wrong: list[str] = []
+    for move in found:
+        assert isinstance(move, Call)
+        try:
+            value = perform(state, move).value
+        except Exception:  # a crash is told where the call is made
+            return
+        if not isinstance(value, Misuse):
+            return
+        wrong.append(f"{move} is {value.error}")
+    raise _wrong(f"has nothing but misuse, {wrong[0]}", state)
+
+
+def _script(move: Move, state: State) -> Script:
+    """The calls of a move, each looked at before it is made."""
+    script: Any = None
+    outcome, num_calls = None, 0
+    while True:
+        try:
+            script = move.script() if script is None else script
+            call = script.send(outcome)
+        except StopIteration:
+            break
+        except Exception as error:
+            said = f"raised {type(error).__name__}: {error}, in its move {move.name!r}"
+            raise _wrong(said, state) from error
+        _check_move(call, state)
+        num_calls += 1
+        outcome = yield call
+        state = outcome.state
+    if not num_calls:
+        raise _wrong(f"gives the move {move.name!r}, which makes no call", state)
+
+
+def _wrong(said: str, state: State) -> InvariantViolation:
+    return InvariantViolation(NAME, f"the scheduler {said}, in {summary(state)}")
 
 
 def summary(state: State) -> str:

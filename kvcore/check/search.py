@@ -29,8 +29,9 @@ from kvcore.check.model import Broken, Model, Violation
 from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.parity import Parity
 from kvcore.check.prefixes import PREFIX_PROPERTIES
-from kvcore.check.properties import Property
+from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
+from kvcore.check.schedulers import guarded
 from kvcore.check.twin_search import explore_twin
 from kvcore.check.workers import Workers
 from kvcore.check.world import Symmetry, World
@@ -83,12 +84,18 @@ def check(
 
     backend: "python"; "rust" explores the compiled twin; "both" compares them on every call.
     properties: names of those that count, or some of your own; all unless given. symmetry: what is
-    renamed, all unless given. full_keys: keep whole names, not fingerprints. workers: processes,
-    which count the same. progress: is told how far it is, now and then. watch: sees each call.
+    renamed, all unless given, but for requests where a scheduler of your own may go by them.
+    full_keys: keep whole names, not fingerprints. workers: processes, which count the same.
+    progress: is told how far it is, now and then. watch: sees each call.
     Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
     chosen = None if properties is None else list(properties)
+    if isinstance(what, World) and callable(what.moves):
+        if backend == "rust":
+            raise ValueError("a scheduler of your own is Python's alone: leave backend out")
+        what = attrs.evolve(what, moves=guarded(what.moves))
+        symmetry = symmetry or Symmetry(requests=False)
     judged, left_out = judged_in(what, chosen, parity=backend == "both")
     if backend == "rust":
         if not isinstance(what, World):
@@ -111,6 +118,9 @@ def check(
         report = Search(make, limits, workers=workers, progress=progress, backend=backend).run()
     report.world, report.symmetry = what, symmetry or Symmetry()
     report.judged, report.left_out = judged, left_out
+    found = report.violation
+    if found is not None and judged.get(found.name) is not PROPERTIES.get(found.name):
+        report.violation = attrs.evolve(found, own=judged.get(found.name))
     return report
 
 

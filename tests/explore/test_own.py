@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import attrs
 import pytest
 
 from kvcore import Config, KVCacheManager, Request, State
@@ -17,7 +18,7 @@ from kvcore.check.properties import Property
 from kvcore.check.report import Report
 from kvcore.check.search import check
 from kvcore.check.story import render
-from kvcore.check.world import World
+from kvcore.check.world import Move, World
 from kvcore.errors import WrongArgument
 from tests.conftest import need_twin
 from tests.explore.worlds import world
@@ -127,6 +128,71 @@ def test_a_scheduler_that_raises_is_a_finding_of_its_own() -> None:
     assert "raised LookupError: nobody, in a state with 2 free blocks and 'a' waiting" in detail
 
 
+def no_moves(_: World, __: State) -> Any:
+    return ()
+
+
+def nothing(_: World, __: State) -> Any:
+    return None
+
+
+def a_text(_: World, __: State) -> Any:
+    yield "append"
+
+
+def unknown(_: World, __: State) -> Any:
+    yield Call("jump")
+
+
+def too_few(_: World, __: State) -> Any:
+    yield Call("append", (["a"],))
+
+
+def misused(_: World, __: State) -> Any:
+    yield Call("free", ("nobody",))
+
+
+def silent(_: World, __: State) -> Any:
+    def script() -> Any:
+        yield from ()
+
+    yield Move("wait", script)
+
+
+def breaks_off(_: World, __: State) -> Any:
+    def script() -> Any:
+        yield Call("add_request", (Request("a", [1, 2]),))
+        raise LookupError("lost")
+
+    yield Move("arrive", script)
+
+
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        (no_moves, "has no move, in a state with 2 free blocks and nobody"),
+        (nothing, "raised TypeError: 'NoneType' object is not iterable, in a state"),
+        (a_text, "gives 'append', which is neither a Call nor a Move, in a state"),
+        (unknown, "calls jump, which the core does not have, in a state"),
+        (too_few, "in a wrong way: missing a required argument: 'tokens', in a state"),
+        (misused, "has nothing but misuse, free('nobody') is UnknownRequest, in a state"),
+        (silent, "gives the move 'wait', which makes no call, in a state"),
+        (breaks_off, "raised LookupError: lost, in its move 'arrive', in a state"),
+    ],
+)
+def test_a_scheduler_that_gives_no_moves_is_a_finding_of_its_own(moves: Any, said: str) -> None:
+    where = attrs.evolve(SMALL, moves=moves)
+    for report in (check_scheduler(moves, SMALL), check(where)):
+        name, detail = found(report)
+        assert name == "SCHEDULER"
+        assert said in detail
+
+
+def test_a_scheduler_is_pythons_alone() -> None:
+    with pytest.raises(ValueError, match="a scheduler of your own is Python's alone"):
+        check_scheduler(first_come, SMALL, backend="rust")
+
+
 def test_the_managers_of_this_project_are_right_from_outside() -> None:
     def make() -> KVCacheManager:
         return KVCacheManager(CONFIG, "python")
@@ -216,6 +282,74 @@ def test_a_wrong_manager_is_found_by_what_users_see(make: Any, name: str, said: 
     assert render(report.violation, model, colour=False).startswith(f"{name} (")
 
 
+class Unmade(Wrong):
+    def __init__(self) -> None:
+        raise OSError("no pool")
+
+
+class Lacks(Wrong):
+    append = None  # type: ignore[assignment] # that is what is wrong
+
+
+class Uncounted(Wrong):
+    num_free_blocks = None  # type: ignore[assignment] # that is what is wrong
+
+
+class OneTooMany(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return (*super().get_block_ids(request_id), [])
+
+
+class Shapeless(Wrong):
+    def get_block_ids(self, _: str) -> Any:
+        return {"blocks": 1}
+
+
+class Outside(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple([each + 7 for each in ids] for ids in super().get_block_ids(request_id))
+
+
+class NoBatch(Wrong):
+    def take_batch(self) -> Any:
+        return super().take_batch().number
+
+
+class BareHit(Wrong):
+    def get_computed_blocks(self, request_id: str) -> Any:
+        return super().get_computed_blocks(request_id).num_tokens
+
+
+class LongHit(Wrong):
+    def get_computed_blocks(self, _: str) -> Any:
+        return [], 9
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Unmade, "making one raises OSError('no pool')"),
+        (Lacks, "a Lacks has no method append"),
+        (Uncounted, "num_free_blocks is None, not a number of them"),
+        (OneTooMany, "get_block_ids('0') gives ([0], []), not the ids of blocks"),
+        (Shapeless, "get_block_ids('0') gives {'blocks': 1}, not the ids of blocks"),
+        (Outside, "get_block_ids('0') names block 7, the pool has 2"),
+        (NoBatch, "take_batch() gives 0, not commands"),
+        (BareHit, "get_computed_blocks('0') gives 0, not the blocks of a hit and its tokens"),
+        (LongHit, "get_computed_blocks('0') gives a hit of 9 tokens of 1"),
+    ],
+)
+def test_a_manager_that_lacks_or_answers_something_else_is_named(make: Any, said: str) -> None:
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=4)
+    name, detail = found(report)
+    assert name == "MANAGER"
+    assert said in detail
+    assert [each["name"] for each in report.to_json()["properties"]][-1] == "MANAGER"
+    assert report.violation is not None
+    assert render(report.violation, model, colour=False).startswith("MANAGER (crash)")
+
+
 def test_a_property_of_ones_own_is_judged_and_told() -> None:
     def holds(state: State) -> Iterator[str]:
         if state.device.num_free == 0:
@@ -240,4 +374,34 @@ def test_a_property_that_raises_is_told_with_its_state() -> None:
     assert "raised" in detail
     assert "ZeroDivisionError: no block is free" in detail
     assert report.violation is not None
+    assert "in a state with 0 free blocks and '0' running" in detail
     assert "allocate_slots" in render(report.violation, SMALL, colour=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([3], "MINE yields 3: it must yield what is wrong, in words, in a state with 2 free"),
+        ("all wrong", "MINE gives 'all wrong': it must yield what is wrong, in words, in a state"),
+        (True, "MINE raised TypeError: 'bool' object is not iterable, in a state"),
+    ],
+)
+def test_a_property_that_gives_no_words_is_told_as_such(given: Any, said: str) -> None:
+    def holds(*_: Any) -> Any:
+        return given
+
+    mine = Property(name="MINE", sentence="mine", scope="state", severity="quality", holds=holds)
+    name, detail = found(check(SMALL, properties=[mine]))
+    assert name == "MINE"
+    assert said in detail
+
+
+def test_a_property_that_judges_nothing_is_refused() -> None:
+    empty = Property(name="MINE", sentence="mine", scope="state", severity="quality")
+    with pytest.raises(ValueError, match="the property MINE judges nothing"):
+        check(SMALL, properties=[empty])
+    full = attrs.evolve(empty, holds=lambda _: iter(()))
+    with pytest.raises(ValueError, match="two properties are named MINE"):
+        check(SMALL, properties=[full, attrs.evolve(full, sentence="another")])
+    with pytest.raises(ValueError, match="holds of MINE is 7, which is no function"):
+        attrs.evolve(empty, holds=7)  # type: ignore[arg-type] # that is what is wrong
