@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 
 from kvcore.errors import InvariantViolation, KvcoreError
-from kvcore.replay.applied import OnDevice
 from kvcore.replay.command_options import Asked, asked_of, make_parser
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
@@ -25,7 +24,7 @@ from kvcore.replay.results import Options
 from kvcore.replay.summary import Report
 from kvcore.replay.sweep import opened, run_sizes
 from kvcore.replay.trace_file import TraceReader
-from kvcore.replay.whole_file import write_whole
+from kvcore.replay.whole_file import CannotWrite, write_whole
 
 FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 
@@ -39,11 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asked = asked_of(given)
         report, reader = _run(asked)
-        _tell_skipped(reader)
-        if asked.html is not None:
-            from kvcore.replay.page import to_html  # only who asks for it needs matplotlib
-
-            write_whole(asked.html, to_html(report))
     except KvcoreError as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -51,10 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return VIOLATED
     except KeyboardInterrupt:
-        print("kvcore replay: interrupted, nothing was written", file=sys.stderr)
+        print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
         return STOPPED
+    _tell_skipped(reader)
+    code = STOPPED if report.interrupted else FINE
+    if asked.html is not None:
+        code = _write_page(asked.html, report) or code
     tell(json.dumps(to_json(report)) if asked.json else to_text(report))
-    return STOPPED if report.interrupted else FINE
+    return code
+
+
+def _write_page(path: str, report: Report) -> int:
+    """Write the page; what kept it from being written, which does not keep the report back."""
+    from kvcore.replay.page import to_html  # only who asks for a page needs matplotlib
+
+    try:
+        write_whole(path, to_html(report))
+    except CannotWrite as error:
+        print(f"kvcore replay: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print(f"kvcore replay: interrupted, {path} was not written", file=sys.stderr)
+        return STOPPED
+    return FINE
 
 
 def tell(text: str) -> None:
@@ -79,6 +92,8 @@ def _run(asked: Asked) -> tuple[Report, TraceReader]:
         return Progress(sys.stderr, reader, plan.num_requests, what if num_runs > 1 else "")
 
     def on_device(plan: Options) -> Apply:
+        from kvcore.replay.applied import OnDevice  # with it comes the whole checker
+
         assert asked.device is not None
         return OnDevice(asked.device, plan)
 

@@ -12,17 +12,19 @@ import argparse
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
 from kvcore import _twin
-from kvcore.check.simulate.device import MakeDevice, find_device
 from kvcore.errors import KvcoreError
 from kvcore.replay.loop import make_config
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.trace_file import STDIN
 from kvcore.replay.whole_file import check_writable
+
+if TYPE_CHECKING:
+    from kvcore.check.simulate.device import MakeDevice
 
 T = TypeVar("T")
 
@@ -168,6 +170,8 @@ def _device(name: str | None) -> MakeDevice | None:
     """The device that is asked for."""
     if name is None:
         return None
+    from kvcore.check.simulate.device import find_device  # with it comes the whole checker
+
     make = find_device(name)
     if make is None:
         home = HOMES.get(name)

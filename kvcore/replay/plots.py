@@ -109,9 +109,10 @@ def draw_sweep(report: Report) -> str:
         axes = figure.subplots()
         sizes = [each.options.num_blocks for each in report.sweep]
         rates = [rates_of(each) for each in report.sweep]
-        _draw_rate(axes, sizes, [each.run for each in rates], BLUE, "-", "this policy")
-        _draw_rate(axes, sizes, [each.optimum for each in rates], GREEN, "--", "optimum")
+        axes.axvline(report.result.options.num_blocks, color=BLUE, alpha=0.25)
         _draw_rate(axes, sizes, [each.ideal for each in rates], FAINT, ":", "ideal")
+        _draw_rate(axes, sizes, [each.optimum for each in rates], GREEN, "--", "optimum")
+        _draw_rate(axes, sizes, [each.run for each in rates], BLUE, "-", "this policy")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes)
         axes.minorticks_off()

@@ -187,17 +187,10 @@ def _course(result: Result) -> Iterator[tuple[str, str, str]]:
     course = course_of(result)
     if course is None:
         return
-    full = f"never {100 * FULL_SHARE:.0f} % or more"
-    if course.first_full is not None:
-        full = (
-            f"{100 * FULL_SHARE:.0f} % or more for {percent(course.nearly_full)} of the time, "
-            f"first after {span(course.first_full)}"
-        )
-    yield (
-        "use",
-        percent(course.use.median),
-        f"median over time; most {percent(course.use.most)}; {full}",
-    )
+    yield "use", percent(course.use.median), f"median over time; most {percent(course.use.most)}"
+    level = f"of the time {100 * FULL_SHARE:.0f} % or more is in use"
+    first = "" if course.first_full is None else f", first after {span(course.first_full)}"
+    yield "nearly full", percent(course.nearly_full), f"{level}{first}"
     for name, each in (("running", course.running), ("waiting", course.waiting)):
         yield (
             name,

@@ -7,7 +7,7 @@ read from buckets that are 1.6 % wide, totals are exact. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -91,33 +91,27 @@ class Counting:
 
 def to_text(facts: Facts) -> str:
     """The facts in lines."""
-    skipped = f"; {counted(facts.skipped_lines, 'bad line')} skipped"
-    cut = "interrupted: " if facts.interrupted else ""
-    ids = share(facts.repeated_ids, facts.num_ids)
-    ideal = share(facts.ideal_hit_tokens, facts.prompts.total)
-    return "\n".join(
-        (
-            (
-                f"{cut}{facts.name}: {counted(facts.requests, 'request')} in {span(facts.seconds)}"
-                f"{skipped if facts.skipped_lines else ''}"
-            ),
-            f"prompts   {_told(facts.prompts)}",
-            f"answers   {_told(facts.outputs)}",
-            (
-                f"ids       {facts.num_ids:,} of {facts.unit:,} tokens; {facts.repeated_ids:,} repeat "
-                f"a prefix that came before: {percent(ids)}"
-            ),
-            (
-                f"ideal     {percent(ideal)} of the prompt tokens are found by an unlimited cache with "
-                f"blocks of {counted(facts.block_size, 'token')}"
-            ),
-        )
-    )
+    return "\n".join(_lines(facts))
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
     """The facts as data; the keys are those of `Facts`."""
     return attrs.asdict(facts)
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    skipped = f"; {counted(facts.skipped_lines, 'bad line')} skipped" if facts.skipped_lines else ""
+    cut = "interrupted: " if facts.interrupted else ""
+    requests = counted(facts.requests, "request")
+    yield f"{cut}{facts.name}: {requests} in {span(facts.seconds)}{skipped}"
+    yield f"prompts   {_told(facts.prompts)}"
+    yield f"answers   {_told(facts.outputs)}"
+    repeated = percent(share(facts.repeated_ids, facts.num_ids))
+    ids = f"{facts.num_ids:,} of {facts.unit:,} tokens"
+    yield f"ids       {ids}; {facts.repeated_ids:,} repeat a prefix that came before: {repeated}"
+    found = percent(share(facts.ideal_hit_tokens, facts.prompts.total))
+    blocks = f"blocks of {counted(facts.block_size, 'token')}"
+    yield f"ideal     {found} of the prompt tokens: an unlimited cache with {blocks}"
 
 
 def _lengths(values: Histogram) -> Lengths:
