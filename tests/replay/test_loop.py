@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvcore import KVCacheManager
 from kvcore.commands import Batch
@@ -24,23 +23,9 @@ from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import Step, TraceRequest
 from tests.conftest import need_twin
-from tests.replay.small_traces import traces
+from tests.replay.small_traces import crowds
 
 BACKENDS: tuple[BackendName, ...] = ("python", "rust")
-
-
-@st.composite
-def small_options(draw: st.DrawFn) -> Options:
-    """Pools so small that requests wait, give way and are refused."""
-    return Options(
-        num_blocks=draw(st.integers(3, 30)),
-        block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
-        policy=draw(st.sampled_from(["lru", "uncached_first"])),
-        max_running=draw(st.integers(1, 6)),
-        token_budget=draw(st.sampled_from([1, 3, 8, 64])),
-        preempt=draw(st.sampled_from(["recompute", "swap"])),
-        num_host_blocks=draw(st.sampled_from([None, 0, 5])),
-    )
 
 
 def ask(line: int, prompt_len: int, output_len: int, *ids: int, at: float = 0.0) -> TraceRequest:
@@ -52,11 +37,12 @@ def without_costs(result: Result) -> Result:
 
 
 @settings(max_examples=80)
-@given(traces(), small_options())
+@given(crowds())
 def test_backends_agree_and_no_run_passes_the_bounds(
-    requests: list[TraceRequest], options: Options
+    crowd: tuple[list[TraceRequest], Options],
 ) -> None:
     need_twin()
+    requests, options = crowd
     python, rust = (replay(requests, options, backend=backend) for backend in BACKENDS)
     assert without_costs(python) == without_costs(rust)
     assert rust.optimum_hit_tokens is not None
@@ -70,11 +56,12 @@ def test_backends_agree_and_no_run_passes_the_bounds(
 
 
 @settings(max_examples=60)
-@given(traces(), small_options())
+@given(crowds())
 def test_the_manager_counts_the_same_look_ups_and_is_left_empty(
-    requests: list[TraceRequest], options: Options
+    crowd: tuple[list[TraceRequest], Options],
 ) -> None:
     need_twin()
+    requests, options = crowd
     manager = KVCacheManager(make_config(options), "rust")
     loop = Loop(requests, options, manager)
     while loop.step() is not None:
@@ -87,23 +74,25 @@ def test_the_manager_counts_the_same_look_ups_and_is_left_empty(
     manager.check()
 
 
-@given(traces(), small_options())
+@given(crowds())
 def test_a_pool_that_never_evicts_gives_the_ideal(
-    requests: list[TraceRequest], options: Options
+    crowd: tuple[list[TraceRequest], Options],
 ) -> None:
     need_twin()
+    requests, options = crowd
     result = replay(requests, attrs.evolve(options, num_blocks=2000), backend="rust")
     assert result.hit_tokens == result.ideal_hit_tokens
     assert result.evictions == result.preemptions == 0
 
 
 @settings(max_examples=60)
-@given(traces(), small_options())
+@given(crowds())
 def test_every_token_is_computed_once_or_found(
-    requests: list[TraceRequest], options: Options
+    crowd: tuple[list[TraceRequest], Options],
 ) -> None:
     """What `apply` is given: all of a request's slots, in order, within budget and rows."""
     need_twin()
+    requests, options = crowd
     computed: dict[str, int] = {}
     tokens: dict[str, list[int]] = {}
     lengths = {str(place): each for place, each in enumerate(requests)}
@@ -330,6 +319,57 @@ def test_one_append_serves_all_who_decode() -> None:
     counts = {each.name: each.count for each in result.costs}
     assert counts["append"] == 19
     assert result.steps == 20
+
+
+def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, tuple[int, int]]]:
+    """What each step computes of whom."""
+    steps: list[dict[str, tuple[int, int]]] = []
+
+    def apply(_batch: Batch, step: Step) -> None:
+        steps.append({each.request: (each.start, each.end) for each in step.chunks})
+
+    replay(requests, options, backend="python", apply=apply)
+    return steps
+
+
+def test_nobody_is_admitted_before_the_whole_prompt_fits() -> None:
+    """4 usable blocks: 0 holds two, 1 wants three in chunks of which the first would fit."""
+    requests = [ask(1, 8, 1, 1, 2), ask(2, 12, 1, 3, 4, 5)]
+    options = Options(num_blocks=5, block_size=4, token_budget=12)
+    assert steps_of(requests, options) == [{"0": (0, 8)}, {"1": (0, 12)}]
+
+
+def test_the_youngest_gives_way_and_nobody_is_admitted_in_that_step() -> None:
+    """4 usable blocks. 0 and 1 hold two each; 0 grows first, so 1 gives its blocks; 2, for whom
+    there would be room then, comes behind 1.
+    """
+    requests = [ask(1, 8, 5, 1, 2), ask(2, 8, 5, 3, 4), ask(3, 4, 1, 5)]
+    for preempt in ("recompute", "swap"):
+        options = Options(num_blocks=5, block_size=4, preempt=preempt)
+        steps = steps_of(requests, options)
+        assert steps[:2] == [{"0": (0, 8), "1": (0, 8)}, {"0": (8, 9)}]
+        first = {name: min(n for n, each in enumerate(steps) if name in each) for name in "012"}
+        back = next(n for n, each in enumerate(steps) if n > 0 and "1" in each)
+        assert first["2"] >= back
+        assert [each["0"] for each in steps if "0" in each] == [
+            (0, 8),
+            (8, 9),
+            (9, 10),
+            (10, 11),
+            (11, 12),
+        ]
+
+
+def test_who_decodes_is_served_before_prompts_and_within_the_budget() -> None:
+    requests = [ask(1, 1, 3, 1), ask(2, 1, 3, 2), ask(3, 1, 3, 3)]
+    options = Options(num_blocks=50, block_size=4, token_budget=2)
+    steps = steps_of(requests, options)
+    assert steps[:3] == [
+        {"0": (0, 1), "1": (0, 1)},
+        {"0": (1, 2), "1": (1, 2)},
+        {"0": (2, 3), "1": (2, 3)},
+    ]
+    assert steps[3:] == [{"2": (0, 1)}, {"2": (1, 2)}, {"2": (2, 3)}]
 
 
 def test_bounds_can_be_left_out() -> None:
