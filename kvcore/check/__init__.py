@@ -16,6 +16,8 @@ from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.report import Report
 from kvcore.check.search import check
 from kvcore.check.story import render
+from kvcore.check.story_files import pytest_text, trace_text
+from kvcore.check.story_own import NotWritable
 from kvcore.check.world import BASIC_CALLS, Move, Symmetry, World
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Edge",
     "Model",
     "Move",
+    "NotWritable",
     "Property",
     "Report",
     "Step",
@@ -32,5 +35,7 @@ __all__ = [
     "Violation",
     "World",
     "check",
+    "pytest_text",
     "render",
+    "trace_text",
 ]

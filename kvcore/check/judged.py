@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import attrs
 from msgspec.structs import replace as evolve
 
 from kvcore import commands
@@ -25,6 +26,7 @@ from kvcore.check.model import Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties import Property, judge, select
 from kvcore.check.scenes import Follower, SceneNames
+from kvcore.check.schedulers import guarded
 from kvcore.check.world import World
 from kvcore.commands import Batch
 from kvcore.config import Config
@@ -37,8 +39,9 @@ from kvcore.values import Hit, Outcome
 class JudgedManager:
     """A `KVCacheManager` whose calls raise InvariantViolation where they break a property.
 
-    properties: names of those that count, all that hold for every run unless given. num_tokens: how
-    far requests are to grow, for the properties of runs.
+    properties: names of those that count, or some of one's own; all that hold for every run unless
+    given. num_tokens: how far requests are to grow, for the properties of runs. world: the one that
+    a scheduler of one's own is asked in; its moves are, at the end of the run.
     """
 
     def __init__(
@@ -46,24 +49,22 @@ class JudgedManager:
         config: Config,
         backend: Literal["rust", "python"] | None = None,
         *,
-        properties: Iterable[str] | None = None,
+        properties: Iterable[str | Property] | None = None,
         num_tokens: int = 0,
+        world: World | None = None,
     ) -> None:
         self.manager = KVCacheManager(config, backend)
-        names = None if properties is None else frozenset(properties)
+        chosen = None if properties is None else list(properties)
+        names = None if chosen is None else frozenset(x for x in chosen if isinstance(x, str))
         self._properties: dict[str, Property] = select(names, frozenset(TRANSITIONS))
+        self._properties |= {x.name: x for x in chosen or () if isinstance(x, Property)}
         self._follower = Follower(config)
         self._state = self.manager.state()
         self._start = self._state
         self._waiting: Step | None = None
         self._drained = False
-        self._world = World(
-            config=config,
-            num_requests=1,
-            num_tokens=num_tokens,
-            num_prompt=num_tokens,
-            calls=frozenset(),
-        )
+        usual = World(config=config, num_requests=1, num_tokens=num_tokens, num_prompt=num_tokens)
+        self._world = attrs.evolve(world or usual, calls=frozenset())
         self._hear_state(self._state)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -99,6 +100,8 @@ class JudgedManager:
         self._hear("batch", self._start, opened, commands.segments(opened))
         self._follower.finish(self._state)
         self._hear_follower()
+        if callable(self._world.moves) and "SCHEDULER" in self._properties:
+            list(guarded(self._world.moves)(self._world, self._state))
         self._hear("run", self._world, self._state)
 
     def get_computed_blocks(self, request_id: str) -> Hit:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -31,6 +31,7 @@ from kvcore.errors import InvariantViolation, WrongArgument
 from kvcore.values import Outcome, Request
 
 OPTIONAL = frozenset({"fork", "reset_prefix_cache"})
+ANYWHERE = ("add_request", "take_batch", "reset_prefix_cache")
 JUDGED = ("KV-READ", "NOCRASH", "LEAK", "L-ADMIT", "DEADLOCK-FREE", "MANAGER")
 
 
@@ -99,11 +100,11 @@ class ManagerModel:
             manager, view = self.copied(node.manager), node.view
             steps: list[Step] = []
             for call in (*calls, Call("take_batch")):
-                view = self._step(steps, manager, view, call)
+                view = self.step(steps, manager, view, call)
                 asked = call.name == "allocate_slots" and name == "admit"
                 if asked and refused(steps[-1].outcome.value):
-                    self._check_admission(steps, view, call.args[0])
-                    view = self._step(steps, manager, view, Call("remove_request", call.args[:1]))
+                    self.check_admission(steps, view, call.args[0])
+                    view = self.step(steps, manager, view, Call("remove_request", call.args[:1]))
             yield Edge(name, tuple(steps), Managed(manager, view))
 
     def name(self, node: Managed) -> bytes:
@@ -141,7 +142,7 @@ class ManagerModel:
         node: Managed = data
         return node
 
-    def _step(self, steps: list[Step], manager: Any, view: View, call: Call) -> View:
+    def step(self, steps: list[Step], manager: Any, view: View, call: Call) -> View:
         """Make a call and note its step; the view after it. Raises Broken."""
         made_with = call
         try:
@@ -158,8 +159,10 @@ class ManagerModel:
         steps.append(Step(view, call, outcome))
         return after
 
-    def _check_admission(self, steps: list[Step], view: View, name: str) -> None:
+    def check_admission(self, steps: list[Step], view: View, name: str) -> None:
         """Raise Broken (L-ADMIT) where a request that fits was refused a pool that nobody uses."""
+        if not refused(steps[-1].outcome.value):
+            return
         needed = self.config.blocks_for(len(view.requests[name].tokens))
         used = any(each.is_running for each in view.requests.values())
         if not used and needed <= self._num_free:
@@ -238,3 +241,36 @@ class ManagerModel:
             each[-1] for each in view.prefixes if len(each) > len(prefix) and each[:-1] == prefix
         )
         return known + [each for each in range(self.num_letters) if each not in known][:1]
+
+
+def replay(model: ManagerModel, calls: Iterable[Call], name: str) -> None:
+    """Make an engine's calls on a new manager of a model, as the checker made them.
+
+    A call that no engine could make any more ends it without a word. Raises InvariantViolation of
+    this name for what is wrong.
+    """
+    try:
+        _replay(model, calls)
+    except (InvariantViolation, Broken) as error:
+        if error.name == name:
+            raise InvariantViolation(name, error.detail) from error
+
+
+def _replay(model: ManagerModel, calls: Iterable[Call]) -> None:
+    node, steps, last = model.start(), list[Step](), ""
+    model.name(node)
+    manager, view = node.manager, node.view
+    for call in calls:
+        known = view.requests.get(call.args[0]) if call.args and call.name != "append" else None
+        if call.name == "append":
+            known = view.requests.get(call.args[0][0])
+        if call.name not in ANYWHERE and (
+            known is None or (call.name in ("append", "free", "fork")) != known.is_running
+        ):
+            return
+        view = model.step(steps, manager, view, call)
+        if call.name == "allocate_slots" and last == "add_request":
+            model.check_admission(steps, view, call.args[0])
+        if call.name == "take_batch":
+            model.check(Managed(manager, view))
+        last = call.name

@@ -120,7 +120,7 @@ def _story(
     config: Config | None,
 ) -> Story:
     known: dict[str, Property] = {**PROPERTIES, **getattr(world, "known", {})}
-    found = known.get(violation.name)
+    found: Property | None = violation.own or known.get(violation.name)
     return Story(
         name=violation.name,
         severity="" if found is None else found.severity,

@@ -9,17 +9,22 @@ Twin: none.
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
-from kvcore.calls import Misuse
+from kvcore.calls import Call, Misuse
+from kvcore.check.manager_model import ManagerModel
 from kvcore.check.model import Step, Violation
 from kvcore.check.story import tell, with_last_outcome
 from kvcore.check.story_calls import config_words, name_of
+from kvcore.check.story_own import NotWritable, Parts, importable, parts_of
 from kvcore.config import Config
 from kvcore.groups import Group
 from kvcore.values import Hit, Request
@@ -34,42 +39,120 @@ Written by `kvcore check`: it fails until the bug is gone.
 
 import pytest
 
-from kvcore import {names}
-from kvcore.check.judged import JudgedManager
+{imports}
 
 CONFIG = {config}
+{lines}
 
-
-@pytest.mark.parametrize("backend", ["python", "rust"])
+@pytest.mark.parametrize("backend", [{backends}])
 def test_{function}_holds(backend):
-    with JudgedManager(CONFIG, backend, properties=["{name}"], num_tokens={num_tokens}) as manager:
+    with {around}JudgedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
 {calls}
+'''
+OF_A_MANAGER = '''\
+"""{name}: {sentence}.
+
+{detail}
+
+Written by `kvcore check`: it fails until the bug is gone.
+"""
+
+{imports}
+
+CONFIG = {config}
+CALLS = [
+{calls}
+]
+
+
+def test_{function}_holds():
+    model = ManagerModel(
+        {make},
+        CONFIG,
+{options}
+    )
+    replay(model, CALLS, "{name}")
 '''
 INDENT = " " * 8
 LINE_MAX = 91
+MADE_WITH = {"named": pickle.dumps, "copied": copy.deepcopy}
 NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "errors")
 
 
 def pytest_text(violation: Violation, world: Any) -> str:
-    """A test that makes the calls of a violation, and fails for its property."""
+    """A test that makes the calls of a violation, and fails for its property.
+
+    world: the one that was explored, or the model of a manager. Raises NotWritable where what is a
+    user's own cannot be imported.
+    """
+    if isinstance(world, ManagerModel):
+        return _manager_text(violation, world)
+    parts, renamed = parts_of(violation, world), not callable(getattr(world, "moves", None))
     story = tell(violation, world)
     steps = with_last_outcome(violation.steps)
-    lines = [f"{INDENT}{line}" for step in steps for line in _test_lines(step)]
+    lines = [f"{INDENT}{line}" for step in steps for line in _test_lines(step, renamed=renamed)]
     config, calls = write_config(world.config), "\n".join(lines) or f"{INDENT}pass"
     return TEST.format(
         name=violation.name,
-        sentence=story.sentence or "a property of its own",
+        sentence=story.sentence,
         detail=story.detail,
         config=config,
         function=re.sub(r"\W+", "_", violation.name.lower()),
-        num_tokens=getattr(world, "num_tokens", 0),
-        names=", ".join(each for each in NAMES if re.search(rf"\b{each}\b", config + calls)),
+        imports=_imports(config + calls, "from kvcore.check.judged import JudgedManager", parts),
+        lines="".join(f"{line}\n" for line in parts.lines),
+        backends=", ".join(f'"{each}"' for each in parts.backends),
+        around=parts.around,
+        asked=parts.asked,
+        options=parts.options,
         calls=calls,
     )
 
 
+def _manager_text(violation: Violation, model: ManagerModel) -> str:
+    """A test that makes the calls of a violation on a user's own manager."""
+    lines, words = [], []
+    for name in ("make", "named", "copied"):
+        value = getattr(model, name)
+        if value is not MADE_WITH.get(name):
+            line, word = importable(value)
+            lines.append(line)
+            words.append(word if name == "make" else f"{name.replace('named', 'name')}={word}")
+    counts = ("num_requests", "num_tokens", "num_prompt", "num_letters")
+    words += [f"{name}={getattr(model, name)}" for name in counts]
+    calls = "\n".join(f"    {_write_call(step.call)}," for step in violation.steps)
+    config, story = write_config(model.config), tell(violation, model)
+    parts = Parts(("from kvcore.calls import Call", *lines))
+    replayed = "from kvcore.check.manager_model import ManagerModel, replay"
+    return OF_A_MANAGER.format(
+        name=violation.name,
+        sentence=story.sentence,
+        detail=story.detail,
+        imports=_imports(config + calls, replayed, parts),
+        config=config,
+        calls=calls,
+        function=re.sub(r"\W+", "_", violation.name.lower()),
+        make=words[0],
+        options="\n".join(f"        {word}," for word in words[1:]),
+    )
+
+
+def _imports(text: str, line: str, parts: Parts) -> str:
+    """The imports of a test, those of the user's modules last."""
+    names = ", ".join(each for each in NAMES if re.search(rf"\b{each}\b", text))
+    ours = [each for each in (line, *parts.imports) if each.startswith("from kvcore.")]
+    theirs = [each for each in parts.imports if each not in ours]
+    return "\n".join([f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))])
+
+
 def trace_text(violation: Violation, world: Any) -> str:
-    """The calls of a violation with what they gave, as a text trace."""
+    """The calls of a violation with what they gave, as a text trace.
+
+    Raises NotWritable where both backends could not replay it.
+    """
+    if isinstance(world, ManagerModel):
+        raise NotWritable("a trace is replayed on kvcore's own managers: write a test instead")
+    if violation.policy is not None:
+        raise NotWritable("a trace is replayed without your policy: write a test instead")
     story = tell(violation, world)
     lines = [f"# {violation.name}: {story.sentence}.", f"# Behind the last call: {story.detail}"]
     lines += [config_words(world.config), ""]
@@ -93,7 +176,9 @@ def write_config(config: Config) -> str:
         elif field.name == "groups":
             if value != (Group(config.block_size),):
                 behind = "," * (len(value) == 1)
-                words.append(f"groups=({', '.join(map(_write, value))}{behind})")
+                words.append(
+                    f"groups=({', '.join(_write(each, renamed=False) for each in value)}{behind})"
+                )
         else:
             words.append(f"{field.name}={_plain(value)}")
     line = f"Config({', '.join(words)})"
@@ -102,20 +187,21 @@ def write_config(config: Config) -> str:
     return f"Config(\n{''.join(f'    {word},{chr(10)}' for word in words)})"
 
 
-def _test_lines(step: Step) -> Iterator[str]:
-    """The lines of a test that make a step."""
+def _test_lines(step: Step, *, renamed: bool) -> Iterator[str]:
+    """The lines of a test that make a step; renamed: requests get the names of the story."""
+    write = partial(_write, renamed=renamed)
     call, value = step.call, step.outcome.value
     words = []
     for each in call.args:
         if isinstance(each, Hit):
-            yield f"hit = manager.get_computed_blocks({_write(call.args[0])})"
+            yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
             words.append("hit")
         else:
-            words.append(_write(each))
+            words.append(write(each))
     for name, each in call.options.items():
         if isinstance(each, Hit):
-            yield f"hit = manager.get_computed_blocks({_write(call.args[0])})"
-        words.append(f"{name}={'hit' if isinstance(each, Hit) else _write(each)}")
+            yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
+        words.append(f"{name}={'hit' if isinstance(each, Hit) else write(each)}")
     made = f"manager.{call.name}({', '.join(words)})"
     if isinstance(value, Misuse):
         yield f"with pytest.raises(errors.{value.error}):"
@@ -124,18 +210,29 @@ def _test_lines(step: Step) -> Iterator[str]:
         yield made
 
 
-def _write(value: Any) -> str:
-    """A value of a call as Python makes it; requests get the names of the story."""
+def _write_call(call: Call) -> str:
+    """A call of an engine on a manager of its own; hits are looked up again."""
+    args = call.args[:1] if call.name == "allocate_slots" else call.args
+    words = ", ".join(_write(each, renamed=False) for each in args)
+    return (
+        f'Call("{call.name}", ({words}{"," * (len(args) == 1)}))'
+        if args
+        else f'Call("{call.name}")'
+    )
+
+
+def _write(value: Any, *, renamed: bool) -> str:
+    """A value of a call as Python makes it; renamed: requests get the names of the story."""
     if isinstance(value, str):
-        return json.dumps(name_of(value))
+        return json.dumps(name_of(value) if renamed else value)
     if isinstance(value, Request):
-        shown = [_write(value.request_id), repr(list(value.tokens))]
+        shown = [_write(value.request_id, renamed=renamed), repr(list(value.tokens))]
         return f"Request({', '.join([*shown, *_options(value, ('request_id', 'tokens'))])})"
     if isinstance(value, Group):
         shown = [str(value.block_size), *_options(value, ("block_size",))]
         return f"Group({', '.join(shown)})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_write, value))}]"
+        return f"[{', '.join(_write(each, renamed=renamed) for each in value)}]"
     return repr(value)
 
 
