@@ -75,7 +75,7 @@ class Manager:
         """
         The empty state of a configuration. Raises InvalidConfig.
         """
-    def accept(self, request_id: str, num_accepted: int, /) -> None:
+    def accept(self, /, request_id: str, num_accepted: int) -> None:
         """
         Make the first scheduled drafts tokens of the request and drop the others.
         """
@@ -83,7 +83,7 @@ class Manager:
         """
         Add the engine's hashes of the next full blocks of a request that brought its own.
         """
-    def add_drafts(self, request_id: str, tokens: Any, /) -> None:
+    def add_drafts(self, /, request_id: str, tokens: Any) -> None:
         """
         Put guessed tokens behind those of a request, in place of the guesses before.
         """
@@ -91,7 +91,7 @@ class Manager:
         """
         Make a request known; returns its row.
         """
-    def add_tokens(self, request_id: str, tokens: Any, /) -> None:
+    def add_tokens(self, /, request_id: str, tokens: Any) -> None:
         """
         Add tokens behind those that a request has.
         """
@@ -99,11 +99,11 @@ class Manager:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
         """
-    def append(self, requests: Any, tokens: Any, /) -> Appended:
+    def append(self, /, requests: Any, tokens: Any) -> Appended:
         """
         One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
         """
-    def cache_blocks(self, request_id: str, num_computed_tokens: int, /) -> None:
+    def cache_blocks(self, /, request_id: str, num_computed_tokens: int) -> None:
         """
         Publish a request's full blocks up to so many tokens, whose caching was delayed.
         """
@@ -131,35 +131,35 @@ class Manager:
         """
         Forget the keys of blocks; their owners keep them.
         """
-    def fork(self, parent_id: str, child_id: str, /) -> int:
+    def fork(self, /, parent_id: str, child_id: str) -> int:
         """
         Add a child that shares its parent's computed blocks; returns its row.
         """
-    def free(self, request_id: str, /) -> None:
+    def free(self, /, request_id: str) -> None:
         """
         Give back a request's blocks, tail first; its tokens stay.
         """
-    def get_block_keys(self, request_id: str, /) -> tuple[tuple[bytes, ...], ...]:
+    def get_block_keys(self, /, request_id: str) -> tuple[tuple[bytes, ...], ...]:
         """
         The keys of a request's full blocks, one tuple a group. Changes nothing.
         """
-    def get_blocks(self, request_id: str, /) -> KVCacheBlocks:
+    def get_blocks(self, /, request_id: str) -> KVCacheBlocks:
         """
         The device blocks of a request. Changes nothing.
         """
-    def get_computed_blocks(self, request_id: str, /) -> Hit:
+    def get_computed_blocks(self, /, request_id: str) -> Hit:
         """
         The longest cached prefix that leaves a token to compute. Changes nothing.
         """
-    def get_num_common_prefix_blocks(self, request_id: str, /) -> list[int]:
+    def get_num_common_prefix_blocks(self, /, request_id: str) -> list[int]:
         """
         Leading blocks that all requests with device blocks hold, a group. Changes nothing.
         """
-    def get_row(self, request_id: str, /) -> int:
+    def get_row(self, /, request_id: str) -> int:
         """
         The row of a request. Changes nothing.
         """
-    def has_key(self, block: int, /) -> bool:
+    def has_key(self, /, block: int) -> bool:
         """
         Whether a device block is findable; the null block counts as such. Changes nothing.
         """
@@ -176,11 +176,11 @@ class Manager:
         """
         Say that a scheduling step begins.
         """
-    def num_computed_tokens(self, request_id: str, /) -> int:
+    def num_computed_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request that are computed or scheduled. Changes nothing.
         """
-    def num_draft_tokens(self, request_id: str, /) -> int:
+    def num_draft_tokens(self, /, request_id: str) -> int:
         """
         Draft tokens of a request. Changes nothing.
         """
@@ -194,7 +194,7 @@ class Manager:
         """
         Host blocks in the free queue; 0 without a host tier.
         """
-    def num_tokens(self, request_id: str, /) -> int:
+    def num_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request. Changes nothing.
         """
@@ -202,11 +202,11 @@ class Manager:
         """
         Hold blocks so that their content stays.
         """
-    def remove_request(self, request_id: str, /) -> None:
+    def remove_request(self, /, request_id: str) -> None:
         """
         Forget a request that holds no blocks.
         """
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int, /) -> None:
+    def remove_skipped_blocks(self, /, request_id: str, total_computed_tokens: int) -> None:
         """
         Give back the blocks that no query at total_computed_tokens or later sees.
         """
@@ -222,7 +222,7 @@ class Manager:
         """
         Take back what requests count past so many tokens, since it was not written.
         """
-    def status(self, request_id: str, /) -> Status:
+    def status(self, /, request_id: str) -> Status:
         """
         Where a request's blocks are. Changes nothing.
         """
@@ -254,7 +254,7 @@ class Manager:
         """
         Hand out the look-up statistics since the last call.
         """
-    def truncate(self, request_id: str, num_tokens: int, /) -> None:
+    def truncate(self, /, request_id: str, num_tokens: int) -> None:
         """
         Keep the first num_tokens of a request's tokens.
         """

@@ -68,3 +68,10 @@ def read_list(name: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise WrongArgument(name=name, expected="a list of ids", value=repr(values))
     return list(values)
+
+
+def check_requests(requests: Any) -> None:
+    """Raise WrongArgument for requests that are neither a list of ids nor a buffer of rows."""
+    if requests is None or isinstance(requests, str):
+        expected = "a list of ids or a buffer of rows"
+        raise WrongArgument(name="requests", expected=expected, value=repr(requests))

@@ -28,6 +28,7 @@ from kvcore import encode as encoding
 from kvcore import rewind as rewinding
 from kvcore import swap as swapping
 from kvcore import truncate as truncating
+from kvcore.arguments import check_requests
 from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.event_log import Events
@@ -164,6 +165,7 @@ class PythonBackend:
         return allocate.can_allocate(self._state, request_id, num_new_tokens, hit=hit, **options)
 
     def append(self, request_ids: Any, tokens: Any) -> Appended:
+        check_requests(request_ids)
         return self._keep(allocate.append(self._state, request_ids, tokens))
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-import attrs
 from msgspec import Struct
 
 from kvcore.hashing import KEY_SIZE
@@ -176,6 +175,9 @@ KINDS: dict[int, type[Command]] = {
     )
 }
 
+COPIES = frozenset({Zero, CopyOnWrite, SwapOut, SwapIn, Store, Load})
+"""The commands that read or write the content of a block."""
+
 FIELDS = {kind: each.__struct_fields__ for kind, each in KINDS.items()}
 """The names of a kind's value columns."""
 
@@ -187,8 +189,7 @@ def _size(data: bytes | bytearray) -> str:
     return f"<{len(data)} bytes>"
 
 
-@attrs.frozen
-class Batch:
+class Batch(Struct, frozen=True):
     """The commands of one engine step, closed and numbered.
 
     buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
@@ -196,8 +197,12 @@ class Batch:
     """
 
     number: int
-    buffer: bytearray = attrs.field(repr=_size)
-    keys: bytes = attrs.field(repr=_size)
+    buffer: bytearray
+    keys: bytes
+
+    def __repr__(self) -> str:
+        buffer, keys = _size(self.buffer), _size(self.keys)
+        return f"Batch(number={self.number!r}, buffer={buffer}, keys={keys})"
 
     def __len__(self) -> int:
         return len(self.buffer) // (4 * len(COLUMNS))
@@ -219,7 +224,7 @@ def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
     values: list[int] = []
     for name in FIELDS[command.kind]:
         value = getattr(command, name)
-        if isinstance(value, bytes):
+        if type(value) is bytes:
             values.append(len(keys) // KEY_SIZE)
             keys += value
         else:
@@ -241,6 +246,8 @@ def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
 
 def segments(commands: Sequence[Command]) -> list[int]:
     """The segment number of each command, from 0, never falling: a new one opens at each hazard."""
+    if COPIES.isdisjoint(map(type, commands)):
+        return [0] * len(commands)
     numbers = []
     current = 0
     read: set[tuple[Tier, int]] = set()

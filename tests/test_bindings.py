@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request
 from kvcore.commands import COLUMNS, Batch
 from kvcore.errors import KvcoreError
 from kvcore.events import BlockRemoved, BlockStored
+from kvcore.manager import HANDED_ON
 from kvcore.values import Appended, PrefixCacheStats, Refused, Status, Verdict
 from tests.conftest import need_twin
 
@@ -243,6 +245,56 @@ def test_batches_are_equal_column_by_column() -> None:
         assert theirs.column(name).tolist() == mine.column(name).tolist()
     assert (theirs.number, theirs.keys, list(theirs)) == (mine.number, mine.keys, list(mine))
     assert len({type(command) for command in theirs}) >= 6
+
+
+NO_TOKENS = (-1, True, 2**32, 2**64 - 1, 2**64, FAR, -FAR, 1.0, "1", None, Index(-1), Index(FAR))
+
+
+@pytest.mark.parametrize("wrong", NO_TOKENS, ids=str)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_what_is_no_token_is_named_with_its_place(wrong: Any, kind: type) -> None:
+    asked = call("add_tokens", "a", kind([0, 2**32 - 1, Index(7), wrong, -2]))
+    from_python, from_rust = asked.on(story("python")), asked.on(story("rust"))
+    assert from_python == from_rust
+    assert from_rust[1] == {"value": repr(wrong), "position": 3}
+
+
+def test_lists_of_ints_of_any_kind_are_read_as_such() -> None:
+    class Number(int):
+        """An int that is not exactly one."""
+
+    given = [0, 1, 2**30 - 1, 2**30, 2**32 - 1, Number(7), Index(8)]
+    for tokens in (given[:5], tuple(given[:5]), given, tuple(given), [2**31], []):
+        python, rust = story("python"), story("rust")
+        asked = call("add_drafts", "a", tokens)
+        assert asked.on(python) == asked.on(rust)
+        assert python.encode() == rust.encode()
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_methods_that_are_the_twins_own_take_the_same_arguments(name: str) -> None:
+    written = inspect.signature(getattr(KVCacheManager, name)).parameters.values()
+    own = inspect.signature(getattr(story("rust"), name)).parameters.values()
+    told = [(each.name, each.kind, each.default) for each in written if each.name != "self"]
+    assert [(each.name, each.kind, each.default) for each in own] == told
+    assert name not in vars(story("python"))
+
+
+def test_what_a_subclass_overrides_stays_its_own() -> None:
+    class Counting(KVCacheManager):
+        """Counts the calls of `free`."""
+
+        frees = 0
+
+        def free(self, request_id: str) -> None:
+            self.frees += 1
+            super().free(request_id)
+
+    manager = Counting(Config(8, 2), "rust")
+    manager.add_request(Request("a", [1]))
+    manager.free("a")
+    assert manager.frees == 1
+    assert manager.num_tokens(request_id="a") == 1
 
 
 def test_arguments_may_ask_the_manager_while_they_are_read() -> None:

@@ -6,8 +6,10 @@
 //! the twin is bound to refuse goes in, and comes back as the argument in the fields of the error.
 
 use pyo3::exceptions::PyOverflowError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
+use smallvec::SmallVec;
 
 use crate::asked::{Asked, AskedHit};
 use crate::bindings::errors::raise;
@@ -91,8 +93,8 @@ impl<'py> Given<'py> {
     }
 
     /// Request ids.
-    pub(crate) fn names<'a>(&mut self, ids: &'a Bound<'py, PyTuple>) -> Vec<&'a str> {
-        ids.iter_borrowed().map(|id| self.name(id)).collect()
+    pub(crate) fn names<'a>(&mut self, ids: &'a [Bound<'py, PyAny>]) -> SmallVec<[&'a str; 4]> {
+        ids.iter().map(|id| self.name(id.as_borrowed())).collect()
     }
 
     /// A number of things.
@@ -121,11 +123,15 @@ impl<'py> Given<'py> {
         if hit.0.is_none() {
             return Ok(None);
         }
+        let py = hit.0.py();
         let mut blocks = Vec::new();
-        for group in items(hit.0.getattr("blocks")?.getattr("blocks")?.as_borrowed())? {
+        for group in items(
+            hit.0.getattr(intern!(py, "blocks"))?.getattr(intern!(py, "blocks"))?.as_borrowed(),
+        )? {
             blocks.push(self.blocks(BlocksArg(group.as_borrowed()))?);
         }
-        let num_tokens = self.count(CountArg(hit.0.getattr("num_tokens")?.as_borrowed()))?;
+        let num_tokens =
+            self.count(CountArg(hit.0.getattr(intern!(py, "num_tokens"))?.as_borrowed()))?;
         Ok(Some(AskedHit { blocks, num_tokens }))
     }
 
@@ -217,6 +223,16 @@ pub(crate) fn listed<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'py,
         return Some(list.to_tuple());
     }
     object.cast::<PyTuple>().ok().map(|tuple| tuple.to_owned())
+}
+
+/// The same, each held: one costs no allocation.
+pub(crate) fn held<'py>(
+    object: Borrowed<'_, 'py, PyAny>,
+) -> Option<SmallVec<[Bound<'py, PyAny>; 4]>> {
+    if let Ok(list) = object.cast::<PyList>() {
+        return Some(list.iter().collect());
+    }
+    Some(object.cast::<PyTuple>().ok()?.iter().collect())
 }
 
 /// The items of any iterable.

@@ -43,6 +43,20 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     Wrong::Twin(error).raise(py, &Given::default())
 }
 
+/// The exception for an argument that is of no kind that a call takes.
+pub(crate) fn wrong_argument(name: &str, expected: &str, value: Borrowed<'_, '_, PyAny>) -> PyErr {
+    let make = || {
+        let py = value.py();
+        let fields = PyDict::new(py);
+        fields.set_item("name", name)?;
+        fields.set_item("expected", expected)?;
+        fields.set_item("value", value.repr()?)?;
+        let class = Classes::get(py)?.errors.bind(py).getattr("WrongArgument")?;
+        Ok(PyErr::from_value(class.call((), Some(&fields))?))
+    };
+    make().unwrap_or_else(|broken| broken)
+}
+
 fn exception<'py>(py: Python<'py>, error: &Error, given: &Given<'py>) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     for (name, field) in error.fields() {

@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 
 use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, items};
 use crate::bindings::errors::Wrong;
-use crate::bindings::values::{self, PyBlocks, PyMoved};
+use crate::bindings::values::{self, PyAppended, PyBlocks, PyMoved};
 use crate::errors::Error;
 use crate::queries::find_request;
 use crate::state::{RequestState, State};
-use crate::values::Admitted;
+use crate::values::{Admitted, Appended};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///
@@ -23,13 +23,16 @@ pub(crate) struct Manager {
     pub(crate) state: State,
     /// One `KVCacheBlocks` for all calls that grow no table.
     no_blocks: Py<PyAny>,
+    /// The last `Appended` without a refusal, and how many it counts: most steps give the same.
+    appended: (u64, Py<PyAny>),
 }
 
 impl Manager {
     /// A manager that holds this state.
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config().groups.len())?.0.unbind();
-        Ok(Manager { state, no_blocks })
+        let appended = values::appended(py, &Appended { done: 1, refused: None })?.0.unbind();
+        Ok(Manager { state, no_blocks, appended: (1, appended) })
     }
 
     /// Run a transition.
@@ -83,7 +86,7 @@ impl Manager {
         transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<()>, Error>,
     ) -> PyResult<PyMoved<'py>> {
         let mut given = Given::default();
-        let ids = items(request_ids.0)?;
+        let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let outcome = Self::change(this, &given, |state| transition(state, &names))?;
         values::moved(this.py(), outcome)
@@ -122,5 +125,22 @@ impl Manager {
     /// The `KVCacheBlocks` of a call that grew no table.
     pub(crate) fn grown_none<'py>(this: &Bound<'py, Self>) -> PyResult<PyBlocks<'py>> {
         Ok(PyBlocks(this.try_borrow()?.no_blocks.bind(this.py()).clone()))
+    }
+
+    /// How far an `append` came.
+    pub(crate) fn appended<'py>(
+        this: &Bound<'py, Self>,
+        far: &Appended,
+    ) -> PyResult<PyAppended<'py>> {
+        let py = this.py();
+        if far.refused.is_some() {
+            return values::appended(py, far);
+        }
+        if this.try_borrow()?.appended.0 == far.done {
+            return Ok(PyAppended(this.try_borrow()?.appended.1.bind(py).clone()));
+        }
+        let made = values::appended(py, far)?;
+        this.try_borrow_mut()?.appended = (far.done, made.0.clone().unbind());
+        Ok(made)
     }
 }

@@ -6,14 +6,15 @@
 //! name the same thing first.
 
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::allocate::{Requests, allocate_slots, append, read_request_ids};
 use crate::batch::{complete, take_batch};
 use crate::bindings::arguments::{
     self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg,
-    RequestArg, TokensArg, flag, items, listed,
+    RequestArg, TokensArg, flag, held, items,
 };
-use crate::bindings::errors::{Wrong, raise};
+use crate::bindings::errors::{Wrong, raise, wrong_argument};
 use crate::bindings::manager::Manager;
 use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
@@ -51,7 +52,7 @@ impl Manager {
     }
 
     /// Add tokens behind those that a request has.
-    #[pyo3(signature = (request_id, tokens, /))]
+    #[pyo3(signature = (request_id, tokens))]
     fn add_tokens(
         slf: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
@@ -78,7 +79,7 @@ impl Manager {
     }
 
     /// Put guessed tokens behind those of a request, in place of the guesses before.
-    #[pyo3(signature = (request_id, tokens, /))]
+    #[pyo3(signature = (request_id, tokens))]
     fn add_drafts(
         slf: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
@@ -89,12 +90,12 @@ impl Manager {
         let tokens = read_tokens(tokens);
         Self::change(slf, &given, |state| {
             state.idle(name)?;
-            Ok::<_, Wrong>(add_drafts(state, name, tokens?)?)
+            Ok::<_, Wrong>(add_drafts(state, name, tokens?.into_vec())?)
         })
     }
 
     /// Make the first scheduled drafts tokens of the request and drop the others.
-    #[pyo3(signature = (request_id, num_accepted, /))]
+    #[pyo3(signature = (request_id, num_accepted))]
     fn accept<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -104,7 +105,7 @@ impl Manager {
     }
 
     /// Forget a request that holds no blocks.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn remove_request(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
         Self::change_one(slf, request_id, remove_request)
     }
@@ -142,7 +143,7 @@ impl Manager {
     }
 
     /// One token and one slot more for each request, in order. requests: ids, or a buffer of rows.
-    #[pyo3(signature = (requests, tokens, /))]
+    #[pyo3(signature = (requests, tokens))]
     fn append<'py>(
         slf: &Bound<'py, Self>,
         requests: TokensArg<'_, 'py>,
@@ -150,11 +151,14 @@ impl Manager {
     ) -> PyResult<PyAppended<'py>> {
         let mut given = Given::default();
         let tokens_read = read_tokens(tokens);
-        let done = if let Some(ids) = listed(requests.0) {
+        let done = if let Some(ids) = held(requests.0) {
             let names = given.names(&ids);
             Self::change(slf, &given, |state| {
                 Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
             })?
+        } else if requests.0.is_none() || requests.0.is_instance_of::<PyString>() {
+            let expected = "a list of ids or a buffer of rows";
+            return Err(wrong_argument("requests", expected, requests.0));
         } else {
             let rows = read_tokens(requests)?;
             Self::change(slf, &given, |state| match tokens_read {
@@ -164,11 +168,11 @@ impl Manager {
                 }
             })?
         };
-        values::appended(slf.py(), &done)
+        Self::appended(slf, &done)
     }
 
     /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
-    #[pyo3(signature = (request_id, num_computed_tokens, /))]
+    #[pyo3(signature = (request_id, num_computed_tokens))]
     fn cache_blocks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -178,13 +182,13 @@ impl Manager {
     }
 
     /// Give back a request's blocks, tail first; its tokens stay.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn free(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<()> {
         Self::change_one(slf, request_id, free)
     }
 
     /// Add a child that shares its parent's computed blocks; returns its row.
-    #[pyo3(signature = (parent_id, child_id, /))]
+    #[pyo3(signature = (parent_id, child_id))]
     fn fork<'py>(
         slf: &Bound<'py, Self>,
         parent_id: IdArg<'_, 'py>,
@@ -196,7 +200,7 @@ impl Manager {
     }
 
     /// Keep the first num_tokens of a request's tokens.
-    #[pyo3(signature = (request_id, num_tokens, /))]
+    #[pyo3(signature = (request_id, num_tokens))]
     fn truncate<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -213,14 +217,14 @@ impl Manager {
         num_computed_tokens: CountArg<'_, 'py>,
     ) -> PyResult<()> {
         let mut given = Given::default();
-        let ids = items(request_ids.0)?;
+        let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let count = given.count(num_computed_tokens)?;
         Self::change(slf, &given, |state| rewind(state, &names, count))
     }
 
     /// Give back the blocks that no query at total_computed_tokens or later sees.
-    #[pyo3(signature = (request_id, total_computed_tokens, /))]
+    #[pyo3(signature = (request_id, total_computed_tokens))]
     fn remove_skipped_blocks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,

@@ -15,6 +15,7 @@ mod hashing;
 #[cfg(feature = "stubs")]
 mod hints;
 mod judge;
+mod lists;
 mod manager;
 mod methods;
 mod questions;

@@ -21,7 +21,7 @@ use crate::state::{RequestState, State};
 #[pymethods]
 impl Manager {
     /// The longest cached prefix that leaves a token to compute. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn get_computed_blocks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -62,7 +62,7 @@ impl Manager {
     }
 
     /// The device blocks of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn get_blocks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -72,7 +72,7 @@ impl Manager {
     }
 
     /// Leading blocks that all requests with device blocks hold, a group. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn get_num_common_prefix_blocks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -81,13 +81,13 @@ impl Manager {
     }
 
     /// Tokens of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn num_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Self::ask_one(slf, request_id, RequestState::num_tokens)
     }
 
     /// The keys of a request's full blocks, one tuple a group. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn get_block_keys<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
@@ -97,7 +97,7 @@ impl Manager {
     }
 
     /// Whether a device block is findable; the null block counts as such. Changes nothing.
-    #[pyo3(signature = (block, /))]
+    #[pyo3(signature = (block))]
     fn has_key<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<bool> {
         let mut given = Given::default();
         let number = given.block(block.0)?;
@@ -105,25 +105,25 @@ impl Manager {
     }
 
     /// Draft tokens of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn num_draft_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Self::ask_one(slf, request_id, RequestState::num_drafts)
     }
 
     /// Tokens of a request that are computed or scheduled. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Self::ask_one(slf, request_id, RequestState::num_computed)
     }
 
     /// The row of a request. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
         Ok(Self::ask_of(slf, request_id, State::request)?.0)
     }
 
     /// Where a request's blocks are. Changes nothing.
-    #[pyo3(signature = (request_id, /))]
+    #[pyo3(signature = (request_id))]
     fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
         let status = Self::ask_one(slf, request_id, RequestState::status)?;
         values::status(slf.py(), status)

@@ -4,6 +4,7 @@
 //! Rules: it is read once, when it is added; what it is made of is judged by the core. Its tokens
 //! are moved into the state, not copied.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{Given, HashesArg, RequestArg, TokensArg, hashes};
@@ -16,19 +17,20 @@ use crate::values::Request;
 
 /// Make a request known; returns its row.
 pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> PyResult<u32> {
-    let mut given = Given::default();
-    let id = request.0.getattr("request_id")?;
+    let (mut given, py) = (Given::default(), request.0.py());
+    let id = request.0.getattr(intern!(py, "request_id"))?;
     let request_id = given.name(id.as_borrowed());
-    let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()));
-    let own = request.0.getattr("block_hashes")?;
+    let tokens = read_tokens(TokensArg(request.0.getattr(intern!(py, "tokens"))?.as_borrowed()));
+    let own = request.0.getattr(intern!(py, "block_hashes"))?;
     let own_hashes = (!own.is_none()).then(|| hashes(HashesArg(own.as_borrowed())));
     let block_hashes = own_hashes.transpose()?;
     let parts = Parts::read(request)?;
     let extra_keys = parts.keys(&mut given);
-    let skip_reading_prefix_cache = request.0.getattr("skip_reading_prefix_cache")?.is_truthy()?;
+    let skip_reading_prefix_cache =
+        request.0.getattr(intern!(py, "skip_reading_prefix_cache"))?.is_truthy()?;
     let row = Manager::change(manager, &given, |state| {
         check_new_id(state, request_id)?;
-        let tokens = tokens?;
+        let tokens = tokens?.into_vec();
         let request =
             Request { request_id, tokens, extra_keys, block_hashes, skip_reading_prefix_cache };
         Ok::<_, Wrong>(add_request(state, request)?)

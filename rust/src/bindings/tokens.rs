@@ -15,18 +15,26 @@ use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
 };
+use smallvec::SmallVec;
 
 use crate::bindings::arguments::{TokensArg, items, listed};
 use crate::bindings::errors::raise;
+use crate::bindings::lists::exact_ids;
 use crate::errors::Error;
+
+/// Tokens that were read: one is held without an allocation.
+pub(crate) type Tokens = SmallVec<[u32; 4]>;
 
 /// The token ids of a list, tuple or buffer.
 ///
 /// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
-pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Vec<u32>> {
+pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Tokens> {
     let tokens = tokens.0;
     let py = tokens.py();
+    if let Some(ids) = exact_ids(tokens) {
+        return Ok(ids);
+    }
     if let Some(items) = listed(tokens) {
         return read_items(&items);
     }
@@ -48,7 +56,7 @@ pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Vec<u32>> {
 }
 
 /// The values of a row of native integers; None for any other buffer.
-fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<u32>>> {
+fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Tokens>> {
     let Some(signed) = Format::read(buffer.format()).map(|format| format.signed) else {
         return Ok(None);
     };
@@ -59,7 +67,7 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<
         (false, 1) => copy::<u8>(py, buffer),
         (false, 2) => copy::<u16>(py, buffer),
         (false, 4) => match buffer.as_typed::<u32>() {
-            Ok(values) => values.to_vec(py).map(Some),
+            Ok(values) => Ok(Some(values.to_vec(py)?.into())),
             Err(_) => Ok(None),
         },
         (false, _) => copy::<u64>(py, buffer),
@@ -71,19 +79,19 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<
 }
 
 /// None: the items are not of this type, or not aligned.
-fn copy<T>(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Vec<u32>>>
+fn copy<T>(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Tokens>>
 where
     T: Element + ToString,
     u32: TryFrom<T>,
 {
     match buffer.as_typed::<T>() {
-        Ok(values) => narrow(py, values.to_vec(py)?.into_iter()).map(Some),
+        Ok(values) => narrow(py, values.to_vec(py)?.iter().copied()).map(Some),
         Err(_) => Ok(None),
     }
 }
 
 /// The values of any buffer that is a row of integers.
-fn read_view(view: &Bound<'_, PyMemoryView>) -> PyResult<Vec<u32>> {
+fn read_view(view: &Bound<'_, PyMemoryView>) -> PyResult<Tokens> {
     let py = view.py();
     let shown: String = view.getattr("format")?.extract()?;
     let dimensions = view.getattr("ndim")?.extract()?;
@@ -112,19 +120,23 @@ fn read_view(view: &Bound<'_, PyMemoryView>) -> PyResult<Vec<u32>> {
     }
 }
 
-fn narrow<T>(py: Python<'_>, values: impl Iterator<Item = T>) -> PyResult<Vec<u32>>
+/// The values as u32, in passes that the compiler makes wide ones.
+fn narrow<T>(py: Python<'_>, values: impl Iterator<Item = T> + Clone) -> PyResult<Tokens>
 where
     T: Copy + ToString,
     u32: TryFrom<T>,
 {
-    let check = |(position, value): (usize, T)| {
-        u32::try_from(value).map_err(|_| invalid(py, position, value.to_string()))
-    };
-    values.enumerate().map(check).collect()
+    let fits = |value: T| u32::try_from(value).is_ok();
+    if !values.clone().fold(true, |all, value| all & fits(value)) {
+        let wrong = values.enumerate().find(|(_, value)| !fits(*value));
+        let (position, value) = wrong.map_or((0, String::new()), |(at, one)| (at, one.to_string()));
+        return Err(invalid(py, position, value));
+    }
+    Ok(values.map(|value| u32::try_from(value).unwrap_or_default()).collect::<Vec<_>>().into())
 }
 
-fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Vec<u32>> {
-    let mut values = Vec::with_capacity(items.len());
+fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
+    let mut values = Tokens::with_capacity(items.len());
     for (position, item) in items.iter_borrowed().enumerate() {
         let value = if is_integer(item) { item.extract::<u32>().ok() } else { None };
         match value {
