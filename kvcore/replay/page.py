@@ -27,10 +27,10 @@ from kvcore.replay.results import REFUSED_MAX
 from kvcore.replay.summary import Report, rates_of
 
 CSS = """
-:root { color-scheme: light dark; --page: #ffffff; --card: #f6f7f9; LIGHT }
-@media (prefers-color-scheme: dark) { :root { --page: #0f1317; --card: #191f26; DARK } }
-@media print { :root { --page: #ffffff; --card: #ffffff; LIGHT } }
-body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.2rem 4rem; background: var(--page);
+:root { color-scheme: light dark; LIGHT }
+@media (prefers-color-scheme: dark) { :root { DARK } }
+@media print { :root { LIGHT } }
+body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.2rem 4rem; background: var(--c-page);
   color: var(--c-ink); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem; }
@@ -39,7 +39,7 @@ p { margin: .4rem 0; }
 .warn { color: var(--c-red); }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .7rem;
   margin: 1.4rem 0; }
-dl div { background: var(--card); border: 1px solid var(--c-grid); border-radius: .5rem;
+dl div { background: var(--c-card); border: 1px solid var(--c-grid); border-radius: .5rem;
   padding: .6rem .8rem; }
 dt { font-size: .85rem; }
 dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; white-space: nowrap; }

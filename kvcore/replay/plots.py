@@ -40,6 +40,8 @@ NAMES = {
     RED: "red",
 }
 LIGHT = {
+    "page": "#ffffff",
+    "card": "#f6f7f9",
     "ink": "#1f2328",
     "faint": "#6a737d",
     "grid": "#e3e6ea",
@@ -49,6 +51,8 @@ LIGHT = {
     "red": "#b4233a",
 }
 DARK = {
+    "page": "#0f1317",
+    "card": "#191f26",
     "ink": "#e6e8eb",
     "faint": "#9aa4af",
     "grid": "#30363d",
@@ -130,7 +134,8 @@ def draw_sweep(report: Report) -> str:
 def with_colours(svg: str, colours: Mapping[str, str]) -> str:
     """The drawing with real colours, as a file of its own."""
     found = re.sub(r"var\(--c-(\w+)\)", lambda name: colours[name[1]], svg)
-    return found.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" style="background: {colours["page"]}" '
+    return found.replace("<svg ", head, 1)
 
 
 def _draw_use(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
@@ -249,6 +254,7 @@ def _cleaned(text: str, prefix: str, title: str) -> str:
     svg = re.sub(r'href="#', f'href="#{prefix}-', svg)
     svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
     svg = re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 sans-serif", svg)
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     svg = re.sub(r"#01010[1-7]", lambda found: f"var(--c-{NAMES[found[0]]})", svg)
     head = re.match(r"<svg [^>]*>", svg)
     assert head is not None

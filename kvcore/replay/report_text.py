@@ -67,7 +67,10 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
 
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
     """A head and a row a pool size."""
-    head = ("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99")
+    head = (
+        *("blocks", "hit rate", "ideal", "optimum", "evictions", "preemptions", "queueing p99"),
+        "refused",
+    )
     rows: list[tuple[str, ...]] = [head]
     for each in report.sweep:
         rates = rates_of(each)
@@ -78,6 +81,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
                 f"{each.evictions:,}",
                 f"{each.preemptions:,}",
                 span(each.queueing.p99),
+                f"{each.num_refused:,}",
             )
         )
     return rows

@@ -101,7 +101,7 @@ def test_each_colour_is_there_for_light_and_dark() -> None:
     light, dark = page.partition("@media (prefers-color-scheme: dark)")[::2]
     for screen in (light, dark.partition("@media print")[0]):
         assert used <= set(re.findall(r"--([\w-]+):", screen))
-    assert set(LIGHT) == set(DARK) == set(NAMES.values())
+    assert set(LIGHT) == set(DARK) == {*NAMES.values(), "page", "card"}
     svgs = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
     assert not re.findall(r"(?:fill|stroke): ?#", svgs)
 
