@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore mutants bench gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore mutants bench bench-peers gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -66,8 +66,11 @@ mutants: setup ## hunt every seeded bug, in both languages; fails where one live
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)
-	@set -e; for file in benches/*.py; do \
+	@set -e; for file in $(filter-out benches/record.py,$(wildcard benches/*.py)); do \
 		echo "== $$file"; $(BIN)/python -m benches.$$(basename "$$file" .py); done
+
+bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes a minute
+	$(BIN)/python -m benches.peers $(ARGS)
 
 gpu-check: setup ## test and measure on a CUDA device; says so where there is none
 	$(BIN)/pytest -m gpu $(ARGS)

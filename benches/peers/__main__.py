@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare block managers side by side on recorded lists of operations.
+
+Run: python -m benches.peers [--quick] [--cases 16k,d1024] [--peers vllm033,kvcore-rust]. Installs
+what is missing first (benches/peers/install.py). Ends with status 1 where hit tokens differ that
+are to be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benches.peers import install, numbers, work
+from benches.peers.cases import CASES, PEERS, SAME_HITS, recorded
+from benches.peers.measure import Side, compare
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
+BASE = "vllm033"
+QUICK_CASES = ("16k",)
+QUICK_PEERS = (BASE, "kvcore-rust", "kvcore-calls", "kvcore-batched")
+NULLS = ("null", "null-rust")
+
+
+def read_names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return text.split(",")
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(
+            ["cases:"]
+            + [f"  {name:<20}{case.says}" for name, case in CASES.items()]
+            + ["peers:"]
+            + [f"  {name:<20}{peer.says}" for name, peer in PEERS.items() if name not in NULLS]
+        ),
+    )
+    every = [name for name in PEERS if name not in NULLS]
+    parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
+    parser.add_argument("--peers", type=read_names, default=every, metavar="NAME,...")
+    parser.add_argument("--quick", action="store_true", help="one case, four peers, two rounds")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=300, help="of the trace")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="Mooncake's JSONL")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
+    asked = parser.parse_args(arguments)
+    if asked.quick:
+        asked.cases, asked.peers, asked.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
+    for kind, known in (("cases", CASES), ("peers", PEERS)):
+        unknown = set(getattr(asked, kind)) - set(known)
+        if unknown:
+            parser.error(f"no {kind} are called {', '.join(sorted(unknown))}")
+    if not asked.trace.exists() and any(not CASES[name].decode for name in asked.cases):
+        parser.error(f"there is no trace {asked.trace}: name one with --trace")
+    return asked
+
+
+def print_table(heads: Sequence[str], table: Iterable[Sequence[str]]) -> None:
+    """Columns, the first to the left."""
+    lines = [heads, *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def case_row(side: Side, peer: str, *, is_decode: bool) -> list[str]:
+    """What one peer cost."""
+    runs = side.runs[peer]
+    against = spread = "-"
+    if BASE in side.runs:
+        least, low, high = side.ratio(BASE, peer)
+        against, spread = f"{least:.2f}x", f"{low:.2f} to {high:.2f}"
+    decode = f"{1e6 * side.decode_step(peer):.0f}" if is_decode else "-"
+    made, end = runs.memory
+    return [
+        PEERS[peer].says,
+        f"{1e3 * side.cost(peer):.1f}",
+        against,
+        spread,
+        f"{1e9 * side.a_block(peer):.0f}",
+        decode,
+        f"{1e3 * side.step(peer, 0.999):.2f}",
+        str(runs.hit_tokens),
+        f"{made:.0f}, {end:.0f}",
+    ]
+
+
+def print_case(name: str, side: Side, peers: Sequence[str]) -> None:
+    """One case as a table."""
+    drivers = ", ".join(
+        f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].says})"
+        for null in NULLS
+        if null in side.runs
+    )
+    print(
+        f"\n{CASES[name].says}: {len(side.work.prompts)} requests, {len(side.work.steps)} steps, "
+        f"{side.work.num_decoded} decoded tokens; net of {drivers}"
+    )
+    is_decode = CASES[name].decode > 0
+    heads = ["", "ms", "vLLM 0.33", "over rounds", "ns a block", "us a decode step",
+             "p99.9 ms", "hit tokens", "MB made, end"]  # fmt: skip
+    print_table(heads, [case_row(side, peer, is_decode=is_decode) for peer in peers])
+
+
+def differing_hits(name: str, side: Side) -> list[str]:
+    """Hit tokens of a case that are to be the same and are not."""
+    found = []
+    for group in SAME_HITS:
+        hits = {peer: side.runs[peer].hit_tokens for peer in group if peer in side.runs}
+        if len(set(hits.values())) > 1:
+            found.append(f"{name}: {hits}")
+    return found
+
+
+def tell(line: str) -> None:
+    """Where the run is, in one line that the next one replaces."""
+    if sys.stderr.isatty():
+        print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install, compare, print."""
+    asked = read_options(arguments)
+    install.install({PEERS[name].family for name in asked.peers})
+    sides: dict[str, Side] = {}
+    differing = []
+    for name in asked.cases:
+        file = recorded(name, asked.trace, asked.requests)
+        side = compare(asked.peers, file, work.read(file), asked.rounds, tell)
+        tell("")
+        print_case(name, side, asked.peers)
+        differing += differing_hits(name, side)
+        sides[name] = side
+    found = list(numbers.rows(sides))
+    if found:
+        print()
+        print_table(["", "required", "aim", "measured"], found)
+    print("\nhit tokens: " + ("\n".join(differing) if differing else "equal where they are to be"))
+    if asked.json:
+        runs = {
+            name: {peer: runs.least for peer, runs in side.runs.items()}
+            for name, side in sides.items()
+        }
+        asked.json.write_text(json.dumps(runs))
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peers and the lists of operations of the side-by-side bench, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from benches import record
+
+OPERATIONS = Path("build/ops")
+
+
+@attrs.frozen
+class Peer:
+    """family: the environment it runs in. null: the empty driver of its language."""
+
+    says: str
+    family: str
+    null: str
+
+
+def _python(says: str, family: str) -> Peer:
+    return Peer(says, family, "null")
+
+
+def _rust(says: str) -> Peer:
+    return Peer(says, "rust", "null-rust")
+
+
+PEERS = {
+    "null": _python("the empty driver, Python", "kvcore"),
+    "null-rust": _rust("the empty driver, Rust"),
+    "vllm033": _python("vLLM 0.33.0, its default hash", "vllm033"),
+    "vllm033-cbor": _python("vLLM 0.33.0, sha256_cbor", "vllm033"),
+    "vllm085": _python("vLLM 0.8.5, its default hash", "vllm085"),
+    "sglang": _python("SGLang 0.5.23, Rust tree core", "sglang"),
+    "kvbm": _rust("kvbm-logical 1.6.1, by lineage"),
+    "kvbm-lru": _rust("kvbm-logical 1.6.1, LRU"),
+    "kvcore-rust": _rust("kvcore twin from Rust, sha256_cbor"),
+    "kvcore-rust-lru": _rust("the same, evicting as 0.8.5"),
+    "kvcore-rust-sha": _rust("kvcore twin from Rust, sha256"),
+    "kvcore-rust-xxh3": _rust("kvcore twin from Rust, xxh3"),
+    "kvcore-calls": _python("kvcore from Python, a call a request, lists", "kvcore"),
+    "kvcore-calls-lru": _python("the same, evicting as 0.8.5", "kvcore"),
+    "kvcore-batched": _python("kvcore from Python, batched, buffers", "kvcore"),
+    "kvcore-batched-xxh3": _python("the same, xxh3", "kvcore"),
+    "kvcore-python": _python("kvcore's Python core, sha256", "kvcore"),
+}
+# Those whose hit tokens are to be the same: the first one's rules are the others' too.
+SAME_HITS = (
+    ("vllm033", "vllm033-cbor", "kvcore-rust", "kvcore-rust-sha", "kvcore-rust-xxh3",
+     "kvcore-calls", "kvcore-batched", "kvcore-batched-xxh3", "kvcore-python"),
+    ("vllm085", "kvcore-rust-lru", "kvcore-calls-lru"),
+)  # fmt: skip
+
+
+@attrs.frozen
+class Case:
+    """A list of operations. decode: requests that decode at once, 0 for a replayed trace."""
+
+    says: str
+    num_blocks: int
+    block_size: int = 16
+    decode: int = 0
+
+
+CASES = {
+    "2k": Case("pool of 2,048 blocks of 16", 2_048),
+    "16k": Case("pool of 16,384 blocks of 16", 16_384),
+    "128k": Case("pool of 131,072 blocks of 16", 131_072),
+    "1m": Case("pool of 1,048,576 blocks of 16", 1_048_576),
+    "64": Case("pool of 4,096 blocks of 64", 4_096, 64),
+    "d256": Case("256 requests decoding", 64 * 256, 16, 256),
+    "d1024": Case("1024 requests decoding", 64 * 1024, 16, 1024),
+}
+
+
+def recorded(name: str, trace: Path, num_requests: int) -> Path:
+    """The file of a case's list, recorded if it is not there or older than what it is made of."""
+    case = CASES[name]
+    stem = f"d{case.decode}" if case.decode else f"{trace.stem}-{num_requests}"
+    file = OPERATIONS / f"{stem}-{case.block_size}-{case.num_blocks}.ops"
+    sources = [Path(record.__file__), *([] if case.decode else [trace])]
+    newest = max(source.stat().st_mtime for source in sources)
+    if not file.exists() or file.stat().st_mtime < newest:
+        asked = ["--decode", case.decode] if case.decode else [trace, "--requests", num_requests]
+        sizes = ["--blocks", case.num_blocks, "--block-size", case.block_size, "--out", file]
+        record.main([str(word) for word in (*asked, *sizes)])
+    return file

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers from the package registries, at pinned versions, in a folder outside the project.
+
+Run: python -m benches.peers.install [PEER ...]. The folder is $KVCORE_PEERS, or kvcore/peers in the
+user's cache folder. Each Python peer has an environment of its own, since two are called vllm; what
+is not in it, torch above all, comes from the environment that this runs in. The Rust peers are one
+program. Nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+HERE = Path(__file__).parent
+RUST = "rust"
+
+
+@attrs.frozen
+class Package:
+    """A peer on the Python registry. requirements: what importing it takes besides torch."""
+
+    requirement: str
+    requirements: str | None = None
+
+
+PACKAGES = {
+    "vllm033": Package("vllm==0.33.0", "vllm.txt"),
+    "vllm085": Package("vllm==0.8.5", "vllm.txt"),
+    "sglang": Package("sglang==0.5.23"),
+}
+
+
+def home() -> Path:
+    """Where the peers are."""
+    named = os.environ.get("KVCORE_PEERS")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "kvcore" / "peers"
+
+
+def python_of(family: str) -> Path:
+    """The interpreter of a peer's environment."""
+    return home() / family / "bin" / "python"
+
+
+def program() -> Path:
+    """The program with the Rust peers."""
+    return home() / "target" / "release" / "kvcore-peers"
+
+
+def run(*command: object) -> None:
+    """Run a command to its end. Raises CalledProcessError."""
+    subprocess.run([str(part) for part in command], check=True)
+
+
+def install_package(family: str) -> None:
+    """Make the environment of a Python peer, unless it is there as pinned."""
+    package = PACKAGES[family]
+    pins = HERE / package.requirements if package.requirements else None
+    site = sysconfig.get_path("purelib")
+    wanted = hashlib.sha256(
+        f"{package.requirement} {sys.version} {site}\n{pins.read_text() if pins else ''}".encode()
+    ).hexdigest()
+    stamp = home() / family / "installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print(f"installing {package.requirement} into {home() / family}", flush=True)
+    uv = [sys.executable, "-m", "uv"]
+    run(*uv, "venv", "--quiet", "--clear", "--python", sys.executable, home() / family)
+    pinned = ["--requirements", pins] if pins else []
+    install = [*uv, "pip", "install", "--quiet", "--no-deps", "--python", python_of(family)]
+    run(*install, *pinned, package.requirement)
+    # A .pth file puts its folder last, so that the peer's own packages win.
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(home() / family)}))
+    (own / "kvcore-torch.pth").write_text(f"{site}\n")
+    stamp.write_text(wanted)
+
+
+def install_rust() -> None:
+    """Build the Rust peers, kvcore's twin among them."""
+    manifest = HERE / "Cargo.toml"
+    target = home() / "target"
+    run("cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", manifest,
+        "--target-dir", target)  # fmt: skip
+
+
+def install(families: Iterable[str]) -> None:
+    """Install these, RUST among them or not."""
+    home().mkdir(parents=True, exist_ok=True)
+    for family in families:
+        if family == RUST:
+            install_rust()
+        elif family in PACKAGES:
+            install_package(family)
+
+
+if __name__ == "__main__":
+    install(sys.argv[1:] or [*PACKAGES, RUST])

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures that the project asks of itself, and what one run of the bench gives for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import attrs
+
+from benches.peers.measure import Side
+
+Sides = Mapping[str, Side]
+
+
+@attrs.frozen
+class Number:
+    """One figure. measured: from the cases that ran; raises KeyError where one is missing."""
+
+    says: str
+    required: str
+    aim: str
+    measured: Callable[[Sides], str]
+
+
+def ratio(case: str, slow: str, fast: str) -> Callable[[Sides], str]:
+    """How many times as fast one peer is as another, with the spread over rounds."""
+
+    def measured(sides: Sides) -> str:
+        least, low, high = sides[case].ratio(slow, fast)
+        return f"{least:.2g}x ({low:.2g} to {high:.2g})" if least < 1 else (
+            f"{least:.1f}x ({low:.1f} to {high:.1f})"
+        )  # fmt: skip
+
+    return measured
+
+
+def decode_step(sides: Sides) -> str:
+    """One decode step of 1024 requests."""
+    side = sides["d1024"]
+    mine, other = side.decode_step("kvcore-batched"), side.decode_step("vllm033")
+    return f"{other / mine:.0f}x ({1e6 * mine:.0f} us)"
+
+
+def growth(peer: str) -> Callable[[Sides], str]:
+    """Cost a block in the largest pool over that in the usual one."""
+    return lambda sides: f"{sides['1m'].a_block(peer) / sides['16k'].a_block(peer):.2f}"
+
+
+def tail(peer: str) -> Callable[[Sides], str]:
+    """The 99.9th percentile of a step in the largest pool."""
+    return lambda sides: f"{1e3 * sides['1m'].step(peer, 0.999):.2f} ms"
+
+
+def memory(peer: str) -> Callable[[Sides], str]:
+    """Memory of the largest pool, before and after."""
+
+    def measured(sides: Sides) -> str:
+        made, end = sides["1m"].runs[peer].memory
+        return f"{made:.0f}, {end:.0f} MB"
+
+    return measured
+
+
+def least_of(*each: Callable[[Sides], str]) -> Callable[[Sides], str]:
+    """Several figures in one field."""
+    return lambda sides: "; ".join(one(sides) for one in each)
+
+
+NUMBERS = (
+    Number(
+        "twin from Rust, vLLM's sha256_cbor keys, over vLLM 0.33",
+        "24x",
+        "45x",
+        ratio("16k", "vllm033", "kvcore-rust"),
+    ),
+    Number("the same with xxh3 keys", "75x", "117x", ratio("16k", "vllm033", "kvcore-rust-xxh3")),
+    Number(
+        "Python API, one call a request, plain lists, over vLLM 0.33",
+        "14x",
+        "28x",
+        ratio("16k", "vllm033", "kvcore-calls"),
+    ),
+    Number(
+        "Python API, batched, buffers, over vLLM 0.33",
+        "24x",
+        "44x",
+        ratio("16k", "vllm033", "kvcore-batched"),
+    ),
+    Number(
+        "one decode step of 1024 requests through Python, buffers, over vLLM 0.33",
+        "100x",
+        "235x (36 us)",
+        decode_step,
+    ),
+    Number(
+        "twin with SHA-256 keys over kvbm-logical",
+        "4x",
+        "8x",
+        ratio("16k", "kvbm", "kvcore-rust-sha"),
+    ),
+    Number(
+        "Python API, one call a request, over SGLang's Rust tree",
+        "3x",
+        "6x",
+        ratio("16k", "sglang", "kvcore-calls"),
+    ),
+    Number(
+        "cost a block at 1M blocks over that at 16k (twin; Python API)",
+        "1.7",
+        "1.3",
+        least_of(growth("kvcore-rust"), growth("kvcore-calls")),
+    ),
+    Number(
+        "99.9th percentile of a step's manager time at 1M blocks (twin; Python API)",
+        "5 ms",
+        "1 ms",
+        least_of(tail("kvcore-rust"), tail("kvcore-calls")),
+    ),
+    Number(
+        "memory of a 1M pool: before, after the run (twin)",
+        "80, 200 MB",
+        "32, 100 MB",
+        memory("kvcore-rust"),
+    ),
+    Number("Python core over vLLM 0.33", "0.25x", "1x", ratio("16k", "vllm033", "kvcore-python")),
+)
+
+
+def rows(sides: Sides) -> Iterator[tuple[str, str, str, str]]:
+    """The figures that these cases and peers give."""
+    for number in NUMBERS:
+        try:
+            yield number.says, number.required, number.aim, number.measured(sides)
+        except KeyError:
+            continue

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! kvcore's twin under the operations of the list, called from Rust.
+
+use std::hint::black_box;
+
+use kvcore::allocate::{Requests, allocate_slots, append};
+use kvcore::asked::Asked;
+use kvcore::batch::take_batch;
+use kvcore::config::{Config, Eviction};
+use kvcore::hashing::Hashing;
+use kvcore::queries::get_computed_blocks;
+use kvcore::release::free;
+use kvcore::requests::{add_request, remove_request};
+use kvcore::state::{State, make_state};
+use kvcore::values::Request;
+
+use crate::Peer;
+use crate::operations::List;
+
+/// The state, and what an engine keeps of its requests.
+pub struct Twin {
+    state: State,
+    ids: Vec<String>,
+    rows: Vec<u32>,
+    computed: Vec<usize>,
+    hit_tokens: usize,
+    /// The requests of the last decoding, and their rows.
+    last: (Vec<u32>, Vec<u32>),
+}
+
+impl Twin {
+    pub fn new(list: &List, hashing: Hashing, eviction: Eviction) -> Self {
+        let mut config = Config::new(list.num_blocks, list.block_size, b"vllm-none-hash");
+        (config.hashing, config.eviction) = (hashing, eviction);
+        let count = list.num_requests();
+        Twin {
+            state: make_state(config).expect("the sizes are right"),
+            ids: (0..count).map(|number| format!("request-{number}")).collect(),
+            rows: vec![0; count],
+            computed: vec![0; count],
+            hit_tokens: 0,
+            last: (Vec::new(), Vec::new()),
+        }
+    }
+}
+
+impl Peer for Twin {
+    fn add(&mut self, request: usize, prompt: &[u32]) {
+        let added = add_request(&mut self.state, Request::new(&self.ids[request], prompt));
+        self.rows[request] = added.expect("the id is new").0;
+    }
+
+    fn prefill(&mut self, request: usize, end: usize) {
+        let (id, computed) = (&self.ids[request], self.computed[request]);
+        if computed >= end {
+            return;
+        }
+        let got = if computed > 0 {
+            self.computed[request] = end;
+            allocate_slots(&mut self.state, id, &Asked::new((end - computed) as i64))
+        } else {
+            let hit = get_computed_blocks(&self.state, id).expect("it is known");
+            let num_hit = hit.num_tokens as usize;
+            self.hit_tokens += num_hit;
+            self.computed[request] = end.max(num_hit + 1);
+            let mut asked = Asked::new((self.computed[request] - num_hit) as i64);
+            asked.hit = Some((&hit).into());
+            allocate_slots(&mut self.state, id, &asked)
+        };
+        black_box(got.expect("the arguments are right").expect("the pool has room"));
+    }
+
+    fn decode(&mut self, requests: &[u32], tokens: &[u32]) {
+        if self.last.0 != requests {
+            let rows = requests.iter().map(|&request| self.rows[request as usize]).collect();
+            self.last = (requests.to_vec(), rows);
+        }
+        let appended = append(&mut self.state, Requests::Rows(&self.last.1), tokens);
+        assert!(appended.expect("the rows are known").refused.is_none(), "the pool has room");
+    }
+
+    fn preempt(&mut self, request: usize) {
+        free(&mut self.state, &self.ids[request]).expect("nobody counts on it");
+        self.computed[request] = 0;
+    }
+
+    fn finish(&mut self, request: usize) {
+        free(&mut self.state, &self.ids[request]).expect("nobody counts on it");
+        remove_request(&mut self.state, &self.ids[request]).expect("it holds nothing");
+    }
+
+    fn end_step(&mut self) {
+        black_box(take_batch(&mut self.state).expect("no batch is in flight"));
+    }
+
+    fn hit_tokens(&self) -> usize {
+        self.hit_tokens
+    }
+}
