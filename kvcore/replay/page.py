@@ -70,7 +70,6 @@ def to_html(report: Report) -> Iterator[str]:
         yield f"<h2>Over time</h2>\n{draw_course(result)}\n"
     if report.sweep:
         yield f"<h2>Other pool sizes</h2>\n{draw_sweep(report)}\n"
-    if len(report.sweep) + len(report.left_out):
         yield _table(sweep_rows(report))
     if report.left_out:
         sizes = ", ".join(f"{size:,}" for size in report.left_out)

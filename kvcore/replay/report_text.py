@@ -61,7 +61,8 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
     yield "preemptions", f"{result.preemptions:,}", f"requests that had to give way{swapped}"
     waited = result.queueing
     detail = f"median; 99 % within {span(waited.p99)}, worst {span(waited.worst)}"
-    yield "queueing", span(waited.median), f"{detail}: from arrival to first schedule"
+    if result.looked_up_tokens:
+        yield "queueing", span(waited.median), f"{detail}: from arrival to first schedule"
     yield from _course(result)
 
 
@@ -104,8 +105,8 @@ def refused_line(refused: RefusedRequest) -> str:
     """Who was refused, and why."""
     return (
         f"request {refused.request} (line {refused.line:,}) has "
-        f"{counted(refused.num_tokens, 'token')}: {counted(refused.needed_blocks, 'block')} of "
-        f"{refused.usable_blocks:,} that there are"
+        f"{counted(refused.num_tokens, 'token')} and needs "
+        f"{counted(refused.needed_blocks, 'block')}, the pool has {refused.usable_blocks:,}"
     )
 
 
@@ -148,10 +149,11 @@ def _lines(report: Report) -> Iterator[str]:
     if any(each.count for each in result.costs):
         yield ""
         yield from _table(cost_rows(result.costs))
-    if len(report.sweep) + len(report.left_out):
+    if report.sweep:
         yield ""
         yield from _table(sweep_rows(report))
     if report.left_out:
+        yield ""
         sizes = ", ".join(f"{size:,}" for size in report.left_out)
         yield f"interrupted: not run to the end with {sizes} blocks"
     yield ""
