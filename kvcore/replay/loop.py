@@ -201,8 +201,11 @@ class Loop:
             self.record.swapped_in(oldest.request)
 
     def _decode(self) -> None:
-        """One token for every sequence that decodes, oldest first."""
-        ready = [each for each in self._running if each.is_decoding][: self._budget]
+        """One token for every sequence that decodes, oldest first.
+
+        They fit the budget: who is admitted had some left in a step that all others took part in.
+        """
+        ready = [each for each in self._running if each.is_decoding]
         while ready:
             rows = array("i", [each.row for each in ready])
             tokens = array("I", [each.newest_output() for each in ready])

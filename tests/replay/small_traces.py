@@ -49,3 +49,8 @@ def requests_of(
         output_len = draw(st.integers(0, most_outputs))
         requests.append(TraceRequest(line, arrival, prompt_len, output_len, ids, unit))
     return requests
+
+
+def ask(line: int, prompt_len: int, output_len: int, *ids: int, at: float = 0.0) -> TraceRequest:
+    """A request of 4 tokens an id. at: its arrival."""
+    return TraceRequest(line, at, prompt_len, output_len, ids, 4)

@@ -23,13 +23,9 @@ from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import Step, TraceRequest
 from tests.conftest import need_twin
-from tests.replay.small_traces import crowds
+from tests.replay.small_traces import ask, crowds
 
 BACKENDS: tuple[BackendName, ...] = ("python", "rust")
-
-
-def ask(line: int, prompt_len: int, output_len: int, *ids: int, at: float = 0.0) -> TraceRequest:
-    return TraceRequest(line, at, prompt_len, output_len, ids, 4)
 
 
 def without_costs(result: Result) -> Result:
@@ -185,30 +181,6 @@ def test_refused_requests_are_named_up_to_a_number(monkeypatch: pytest.MonkeyPat
     assert (result.steps, result.virtual_seconds, result.samples) == (0, 0.0, ())
 
 
-def test_time_is_virtual_and_made_of_the_stated_costs(backend: BackendName) -> None:
-    """Two prompts of 8 tokens come at 10 s; each gets 3 outputs, so two decodes."""
-    options = Options(
-        num_blocks=50,
-        block_size=4,
-        token_budget=12,
-        base_seconds=1.0,
-        seconds_per_prefill_token=0.25,
-        seconds_per_decode=0.125,
-    )
-    requests = [ask(1, 8, 3, 1, 2, at=10.0), ask(2, 8, 3, 3, 4, at=10.0)]
-    samples: list[Sample] = []
-    result = replay(requests, options, backend=backend, watch=samples.append)
-    prefill, mixed = 1 + 12 * 0.25, 1 + 4 * 0.25 + 0.125
-    spans = [prefill, mixed, 1 + 2 * 0.125, 1 + 0.125]
-    ends = [10 + sum(spans[: place + 1]) for place in range(4)]
-    assert [each.time for each in samples] == ends
-    assert tuple(samples) == result.samples
-    assert [each.running for each in samples] == [2, 2, 1, 0]
-    assert [each.finished for each in samples] == [0, 0, 1, 2]
-    assert result.virtual_seconds == ends[-1]
-    assert result.queueing.worst == 0
-
-
 def test_who_comes_late_is_waited_for_and_who_waits_is_counted() -> None:
     options = Options(num_blocks=50, block_size=4, max_running=1, base_seconds=1.0)
     requests = [ask(1, 4, 3, 1), ask(2, 4, 1, 1), ask(3, 4, 1, 2, at=100.0)]
@@ -319,57 +291,6 @@ def test_one_append_serves_all_who_decode() -> None:
     counts = {each.name: each.count for each in result.costs}
     assert counts["append"] == 19
     assert result.steps == 20
-
-
-def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, tuple[int, int]]]:
-    """What each step computes of whom."""
-    steps: list[dict[str, tuple[int, int]]] = []
-
-    def apply(_batch: Batch, step: Step) -> None:
-        steps.append({each.request: (each.start, each.end) for each in step.chunks})
-
-    replay(requests, options, backend="python", apply=apply)
-    return steps
-
-
-def test_nobody_is_admitted_before_the_whole_prompt_fits() -> None:
-    """4 usable blocks: 0 holds two, 1 wants three in chunks of which the first would fit."""
-    requests = [ask(1, 8, 1, 1, 2), ask(2, 12, 1, 3, 4, 5)]
-    options = Options(num_blocks=5, block_size=4, token_budget=12)
-    assert steps_of(requests, options) == [{"0": (0, 8)}, {"1": (0, 12)}]
-
-
-def test_the_youngest_gives_way_and_nobody_is_admitted_in_that_step() -> None:
-    """4 usable blocks. 0 and 1 hold two each; 0 grows first, so 1 gives its blocks; 2, for whom
-    there would be room then, comes behind 1.
-    """
-    requests = [ask(1, 8, 5, 1, 2), ask(2, 8, 5, 3, 4), ask(3, 4, 1, 5)]
-    for preempt in ("recompute", "swap"):
-        options = Options(num_blocks=5, block_size=4, preempt=preempt)
-        steps = steps_of(requests, options)
-        assert steps[:2] == [{"0": (0, 8), "1": (0, 8)}, {"0": (8, 9)}]
-        first = {name: min(n for n, each in enumerate(steps) if name in each) for name in "012"}
-        back = next(n for n, each in enumerate(steps) if n > 0 and "1" in each)
-        assert first["2"] >= back
-        assert [each["0"] for each in steps if "0" in each] == [
-            (0, 8),
-            (8, 9),
-            (9, 10),
-            (10, 11),
-            (11, 12),
-        ]
-
-
-def test_who_decodes_is_served_before_prompts_and_within_the_budget() -> None:
-    requests = [ask(1, 1, 3, 1), ask(2, 1, 3, 2), ask(3, 1, 3, 3)]
-    options = Options(num_blocks=50, block_size=4, token_budget=2)
-    steps = steps_of(requests, options)
-    assert steps[:3] == [
-        {"0": (0, 1), "1": (0, 1)},
-        {"0": (1, 2), "1": (1, 2)},
-        {"0": (2, 3), "1": (2, 3)},
-    ]
-    assert steps[3:] == [{"2": (0, 1)}, {"2": (1, 2)}, {"2": (2, 3)}]
 
 
 def test_bounds_can_be_left_out() -> None:
