@@ -2,7 +2,9 @@
 """What a replay counts while it runs, and the result made of it.
 
 Rules: memory is bounded whatever the length of the run, the bounds' look-ups apart: samples are
-thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. Twin: none.
+thinned evenly, waits go into a histogram, refused requests are named up to REFUSED_MAX. A look-up
+is noted for the bounds before it is counted, so that an interrupt anywhere leaves them bounds.
+Twin: none.
 """
 
 from __future__ import annotations
@@ -98,17 +100,17 @@ class Record:
     def admitted(self, request: TraceRequest, waited: float, num_hit: int) -> None:
         """Count a first look-up that was used, and the wait before it."""
         self._waits.add(round(waited * NANO))
-        self.looked_up_tokens += request.prompt_len
-        self.hit_tokens += num_hit
         if self._ideal is not None:
             self._ideal.look_up(request.hash_ids, request.prompt_len, request.unit)
         self._note(request, counts=True)
+        self.looked_up_tokens += request.prompt_len
+        self.hit_tokens += num_hit
 
     def admitted_again(self, request: TraceRequest, num_tokens: int, num_hit: int) -> None:
         """Count the look-up of a request that was preempted, over all its tokens."""
+        self._note(request, counts=False)
         self.again_looked_up_tokens += num_tokens
         self.again_hit_tokens += num_hit
-        self._note(request, counts=False)
 
     def swapped_in(self, request: TraceRequest) -> None:
         """Note for the optimum that a request's blocks are back."""
