@@ -80,14 +80,20 @@ impl Key {
         group.copy_from_slice(&self.0[HASH_SIZE..]);
         u32::from_be_bytes(group)
     }
-}
 
-/// The first bytes of a key are those of a hash already: no need to hash the rest.
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
+    /// Its first bytes, which are those of a hash already, and the group.
+    #[inline]
+    pub(crate) fn head(&self) -> u64 {
         let mut head = [0; 8];
         head.copy_from_slice(&self.0[..8]);
-        hasher.write_u64(u64::from_le_bytes(head) ^ u64::from(self.group()));
+        u64::from_le_bytes(head) ^ u64::from(self.group())
+    }
+}
+
+/// No need to hash the rest.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.head());
     }
 }
 
@@ -142,18 +148,18 @@ pub fn hash_block(
 ///
 /// start: position of the first of these tokens in the request, where a block starts; parent is the
 /// hash of the block before.
-pub fn hash_blocks(
+pub fn hash_blocks<'a>(
     mut parent: BlockHash,
-    tokens: &[u32],
+    tokens: &'a [u32],
     block_size: u32,
     mut start: u32,
-    extra_keys: &ExtraKeys,
+    extra_keys: &'a ExtraKeys,
     hashing: Hashing,
-) -> impl Iterator<Item = BlockHash> + use<> {
+) -> impl Iterator<Item = BlockHash> + use<'a> {
     let (mut message, mut written) = (Message::default(), Vec::new());
-    let mut hashes = Vec::with_capacity(tokens.len() / block_size as usize);
-    for block in tokens.chunks_exact(block_size as usize) {
-        let keys = if extra_keys.is_empty() {
+    let has_keys = !extra_keys.is_empty();
+    tokens.chunks_exact(block_size as usize).map(move |block| {
+        let keys = if !has_keys {
             NONE
         } else {
             written.clear();
@@ -163,10 +169,9 @@ pub fn hash_blocks(
             &written
         };
         parent = hash_message(&mut message, &parent, block, keys, hashing);
-        hashes.push(parent);
         start += block_size;
-    }
-    hashes.into_iter()
+        parent
+    })
 }
 
 /// The key under which a block of this content and group is found.

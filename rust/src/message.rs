@@ -7,6 +7,7 @@
 
 use sha2::compress256;
 use sha2::digest::generic_array::GenericArray;
+use smallvec::SmallVec;
 
 use crate::extra_keys::{CACHE_SALT, LORA, MEDIA};
 
@@ -38,12 +39,21 @@ const TEXT: u8 = 0x60;
 const ARRAY: u8 = 0x80;
 const NULL: u8 = 0xf6;
 
+/// Bytes that a block of few tokens takes with its padding: it needs no room on the heap.
+const USUAL_ROOM: usize = 256;
+
 /// A message to a hash function.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Message {
     /// The message and, behind its end, room for more.
-    room: Vec<u8>,
+    room: SmallVec<[u8; USUAL_ROOM]>,
     end: usize,
+}
+
+impl Default for Message {
+    fn default() -> Self {
+        Message { room: SmallVec::from_buf([0; USUAL_ROOM]), end: 0 }
+    }
 }
 
 impl Message {
