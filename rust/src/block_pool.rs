@@ -21,7 +21,7 @@ use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
 use crate::quarantine::{Quarantine, make_quarantine};
-use crate::reuse::clone_in_place;
+use crate::reuse::{clone_in_place, touched_zeros};
 use crate::values::{Admitted, Reason, Refused};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
@@ -62,7 +62,7 @@ pub fn make_pool(
     BlockPool {
         first_block,
         eviction,
-        owners: vec![0; num_blocks as usize],
+        owners: touched_zeros(num_blocks as usize),
         queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
@@ -147,14 +147,11 @@ impl BlockPool {
     /// Give so many blocks from the front one owner each; evicts those that have a key.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let mut blocks = Taken::with_capacity(count as usize);
-        for _ in 0..count {
-            let Some(block) = self.queue.front() else { break };
-            self.queue.remove(block);
+        let blocks: Taken = self.queue.take_front(count).collect();
+        for &block in &blocks {
             self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
-            blocks.push(block);
         }
         blocks
     }
@@ -221,6 +218,7 @@ impl BlockPool {
     }
 
     /// Make a block findable under a key.
+    #[inline]
     pub fn publish(&mut self, block: BlockId, key: Key) {
         debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;
@@ -233,6 +231,7 @@ impl BlockPool {
     }
 
     /// Forget the key of a block, if it has one; its place in the free queue stays.
+    #[inline]
     pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
         let Some(&key) = self.key(block) else { return };
         self.owners[block.index()] &= !KEYED;

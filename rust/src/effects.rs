@@ -57,7 +57,10 @@ impl Effects {
     }
 
     /// Add the event that the last copy under a key is gone, where events are enabled.
+    #[inline]
     pub fn announce_removed(&mut self, key: &Key) {
-        self.announce(&removed(key));
+        if self.events_enabled {
+            self.announce(&removed(key));
+        }
     }
 }

@@ -76,6 +76,24 @@ impl FreeQueue {
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
     }
 
+    /// Take so many blocks from the front.
+    pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
+        let sentinel = self.sentinel();
+        let mut block = self.following[sentinel as usize];
+        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count.min(self.length) };
+        (0..count).map_while(move |_| {
+            let after = self.following[block as usize];
+            if block == sentinel {
+                return None;
+            }
+            self.following[block as usize] = block;
+            self.preceding[block as usize] = block;
+            self.following[sentinel as usize] = after;
+            self.preceding[after as usize] = sentinel;
+            Some(BlockId(std::mem::replace(&mut block, after)))
+        })
+    }
+
     /// Put a block at the back.
     pub fn append(&mut self, block: BlockId) {
         self.insert(self.preceding[self.sentinel() as usize], block);

@@ -2,103 +2,95 @@
 //! The hash index: key to the ordered blocks that hold that content.
 //!
 //! Rules: the block that was published first answers a look-up; when it loses the key the next one
-//! answers (S001-82). A key without blocks has no entry. The keys lie in a column by block, and the
-//! table has only a part of their hash and the first block: eviction, which knows both, finds its
-//! entry without a look at a key. The blocks of a key that has several are a ring of links, so that
-//! each step is O(1) however many there are; the links of a block that is alone are not read. Twin:
-//! kvcore/hash_index.py.
-
-use std::hash::BuildHasher;
-
-use hashbrown::HashTable;
-use rustc_hash::FxBuildHasher;
+//! answers (S001-82). A key without blocks has no entry. All is columns by block: the keys, and the
+//! chain of the first blocks whose keys fall into one bucket. There are twice as many buckets as
+//! blocks, so nothing ever grows or is hashed again. The blocks of a key that has several are a
+//! ring of links, so that each step is O(1) however many there are; the links of a block that is
+//! alone are not read. Twin: kvcore/hash_index.py.
 
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
-use crate::reuse::clone_in_place;
+use crate::reuse::{clone_in_place, touched_zeros};
 
-/// Set in the hash of an entry whose key has several blocks.
+/// Set in the chain's link of a block whose key has several.
 const SEVERAL: u32 = 1 << 31;
-/// Odd, so that it spreads the part of a hash over all bits: 2 to the 64 over the golden ratio.
+/// Odd, so that it spreads a key over all bits: 2 to the 64 over the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The first block of a key, with a part of the key's hash.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    hash: u32,
-    block: BlockId,
-}
-
-impl Entry {
-    fn has_several(self) -> bool {
-        self.hash & SEVERAL != 0
-    }
-}
 
 /// Key to blocks.
 #[derive(Debug)]
 pub struct HashIndex {
     /// The last key of each block.
     keys: Vec<Key>,
-    entries: HashTable<Entry>,
+    /// Of each bucket the block that came last, and one; 0: none.
+    heads: Vec<u32>,
+    /// Behind each first block of a key the next one of its bucket, and one; 0: none.
+    chain: Vec<u32>,
     /// The ring of the blocks of each key that has several, in order of publication; the first one
-    /// follows the last. Zeros, not `BlockId`s: an allocator gives zeros without touching memory.
+    /// follows the last.
     following: Vec<u32>,
     preceding: Vec<u32>,
+    /// Keys that have a block.
+    length: u32,
 }
 
-clone_in_place!(HashIndex { keys, entries, following, preceding });
+clone_in_place!(HashIndex { keys, heads, chain, following, preceding, length });
 
 impl HashIndex {
     /// An empty index for so many blocks.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
+        let num_blocks = num_blocks as usize;
         HashIndex {
-            keys: vec![Key([0; KEY_SIZE]); num_blocks as usize],
-            entries: HashTable::new(),
-            following: vec![0; num_blocks as usize],
-            preceding: vec![0; num_blocks as usize],
+            keys: vec![Key([0; KEY_SIZE]); num_blocks],
+            heads: touched_zeros((2 * num_blocks).next_power_of_two().max(2)),
+            chain: touched_zeros(num_blocks),
+            following: vec![0; num_blocks],
+            preceding: vec![0; num_blocks],
+            length: 0,
         }
     }
 
     /// The key of a block that has one.
     #[must_use]
+    #[inline]
     pub fn key(&self, block: BlockId) -> &Key {
         &self.keys[block.index()]
     }
 
     /// The block that answers for a key.
     #[must_use]
+    #[inline]
     pub fn first(&self, key: &Key) -> Option<BlockId> {
-        self.find(key).map(|entry| entry.block)
+        self.bucket(self.bucket_of(key)).find(|&block| self.holds(block, key))
     }
 
     /// The blocks under a key, first published first; empty where there is none.
     #[must_use]
     pub fn get(&self, key: &Key) -> Vec<BlockId> {
-        self.find(key).map(|&entry| self.blocks(entry).collect()).unwrap_or_default()
+        self.first(key).map(|first| self.blocks(first).collect()).unwrap_or_default()
     }
 
     /// Keys that have a block.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.length as usize
     }
 
     /// Whether nothing is findable.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.length == 0
     }
 
     /// The place of each block among those of its key, 0 for the one that answers and for a block
     /// without a key. O(blocks).
     #[must_use]
     pub fn ranks(&self) -> Vec<u32> {
-        let mut ranks = vec![0; self.keys.len()];
-        for &entry in &self.entries {
-            for (rank, block) in (0..).zip(self.blocks(entry)) {
+        let mut ranks = vec![0; self.chain.len()];
+        for (first, _) in self.firsts() {
+            for (rank, block) in (0..).zip(self.blocks(first)) {
                 ranks[block.index()] = rank;
             }
         }
@@ -106,44 +98,74 @@ impl HashIndex {
     }
 
     /// Add a block behind those that hold the same content.
+    #[inline]
     pub fn insert(&mut self, key: Key, block: BlockId) {
+        let bucket = self.bucket_of(&key);
+        let first = self.bucket(bucket).find(|&block| self.holds(block, &key));
         self.keys[block.index()] = key;
-        let (hash, keys) = (part(&key), &self.keys);
-        let found = self.entries.find_mut(spread(hash), |entry| holds(keys, *entry, hash, &key));
-        let Some(entry) = found else {
-            let entry = Entry { hash, block };
-            self.entries.insert_unique(spread(hash), entry, |entry| spread(entry.hash));
-            return;
-        };
-        let first = entry.block.0;
-        let last = if entry.has_several() { self.preceding[first as usize] } else { first };
-        entry.hash |= SEVERAL;
+        if let Some(first) = first {
+            return self.join(first, block);
+        }
+        self.chain[block.index()] = self.heads[bucket];
+        self.heads[bucket] = block.0 + 1;
+        self.length += 1;
+    }
+
+    /// Put a block behind the others of the key whose first one is given.
+    #[cold]
+    fn join(&mut self, BlockId(first): BlockId, block: BlockId) {
+        let has_several = self.has_several(BlockId(first));
+        let last = if has_several { self.preceding[first as usize] } else { first };
+        self.chain[first as usize] |= SEVERAL;
         self.link(last, block.0);
         self.link(block.0, first);
     }
 
     /// Take a block from under its key. True: it was the last one.
     pub fn remove(&mut self, key: &Key, block: BlockId) -> bool {
-        let hash = part(key);
-        match self.entries.find_entry(spread(hash), |entry| entry.block == block) {
-            Ok(found) if !found.get().has_several() || seeded(Mutant::EvictDropsDups) => {
-                found.remove();
-                return true;
-            }
-            _ => {}
+        let bucket = self.bucket_of(key);
+        let mut before = None;
+        let mut link = self.heads[bucket];
+        while link != 0 && link != block.0 + 1 {
+            before = Some(link - 1);
+            link = self.chain[link as usize - 1] & !SEVERAL;
         }
-        self.unlink(hash, block);
+        let answers = link != 0;
+        if answers && (!self.has_several(block) || seeded(Mutant::EvictDropsDups)) {
+            self.point(bucket, before, self.chain[block.index()] & !SEVERAL);
+            self.length -= 1;
+            return true;
+        }
+        self.leave(block, answers.then_some((bucket, before)));
         seeded(Mutant::EventPerCopy)
+    }
+
+    /// Take a block out of the ring of its key. answers: its bucket and what is before it there.
+    #[cold]
+    fn leave(&mut self, block: BlockId, answers: Option<(usize, Option<u32>)>) {
+        let (behind, after) = (self.preceding[block.index()], self.following[block.index()]);
+        debug_assert!(self.following[behind as usize] == block.0, "IDX-SOUND: {block:?} is alone");
+        self.link(behind, after);
+        if let Some((bucket, before)) = answers {
+            self.chain[after as usize] = self.chain[block.index()];
+            self.point(bucket, before, after + 1);
+        }
+        if behind == after {
+            self.chain[after as usize] &= !SEVERAL;
+        }
     }
 
     /// Forget every key.
     pub fn clear(&mut self) {
-        self.entries.clear();
+        self.heads.fill(0);
+        self.length = 0;
     }
 
     /// The first block of each key, and whether the key has several.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
-        self.entries.iter().map(|entry| (entry.block, entry.has_several()))
+        let buckets = 0..if self.is_empty() { 0 } else { self.heads.len() };
+        let firsts = buckets.flat_map(|bucket| self.bucket(bucket));
+        firsts.map(|block| (block, self.has_several(block)))
     }
 
     /// The blocks before and behind one of several that have one key.
@@ -151,54 +173,57 @@ impl HashIndex {
         (self.preceding[block.index()], self.following[block.index()])
     }
 
-    fn find(&self, key: &Key) -> Option<&Entry> {
-        let hash = part(key);
-        self.entries.find(spread(hash), |entry| holds(&self.keys, *entry, hash, key))
+    /// The first bytes of a key are those of a hash already: no need to hash the rest.
+    #[inline]
+    fn bucket_of(&self, key: &Key) -> usize {
+        let spread = key.head().wrapping_mul(SPREAD);
+        (spread >> (u64::BITS - self.heads.len().trailing_zeros())) as usize
     }
 
-    /// The blocks of an entry, first published first.
-    fn blocks(&self, entry: Entry) -> impl Iterator<Item = BlockId> + '_ {
-        let first = entry.block;
-        std::iter::successors(Some(first), move |block| {
-            let after = BlockId(self.following[block.index()]);
-            (entry.has_several() && after != first).then_some(after)
+    /// Whether a block that has a key has this one. Most that have not differ in the head.
+    #[inline]
+    fn holds(&self, block: BlockId, key: &Key) -> bool {
+        let own = &self.keys[block.index()];
+        own.head() == key.head() && own == key
+    }
+
+    /// The first blocks of the keys of one bucket.
+    #[inline]
+    fn bucket(&self, bucket: usize) -> impl Iterator<Item = BlockId> + '_ {
+        let step = |link: u32| (link & !SEVERAL).checked_sub(1).map(BlockId);
+        std::iter::successors(step(self.heads[bucket]), move |block| {
+            step(self.chain[block.index()])
         })
     }
 
-    /// Take a block out of the ring of those that have a key of this hash.
-    fn unlink(&mut self, hash: u32, block: BlockId) {
-        let (before, after) = (self.preceding[block.index()], self.following[block.index()]);
-        debug_assert!(self.following[before as usize] == block.0, "IDX-SOUND: {block:?} is alone");
-        self.link(before, after);
-        // The entry changes where it names this block, or is that of the only one left.
-        let is_alone = before == after;
-        let found = self.entries.find_mut(spread(hash), |entry| {
-            entry.block == block || is_alone && entry.block.0 == after
-        });
-        if let Some(entry) = found {
-            let hash = if is_alone { hash } else { hash | SEVERAL };
-            *entry = Entry { hash, block: BlockId(after) };
+    /// Let the link of a bucket behind this block, or its head, be another one.
+    fn point(&mut self, bucket: usize, before: Option<u32>, link: u32) {
+        match before {
+            Some(before) => {
+                let several = self.chain[before as usize] & SEVERAL;
+                self.chain[before as usize] = link | several;
+            }
+            None => self.heads[bucket] = link,
         }
+    }
+
+    fn has_several(&self, first: BlockId) -> bool {
+        self.chain[first.index()] & SEVERAL != 0
+    }
+
+    /// The blocks of the key of a first one, first published first.
+    fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+        let has_several = self.has_several(first);
+        std::iter::successors(Some(first), move |block| {
+            let next = || BlockId(self.following[block.index()]);
+            has_several.then(next).filter(|&after| after != first)
+        })
     }
 
     fn link(&mut self, before: u32, after: u32) {
         self.following[before as usize] = after;
         self.preceding[after as usize] = before;
     }
-}
-
-/// Whether an entry is the one of a key.
-fn holds(keys: &[Key], entry: Entry, hash: u32, key: &Key) -> bool {
-    entry.hash & !SEVERAL == hash && keys[entry.block.index()] == *key
-}
-
-/// The part of a key's hash that its entry has.
-fn part(key: &Key) -> u32 {
-    (FxBuildHasher.hash_one(key) >> 32) as u32 & !SEVERAL
-}
-
-fn spread(hash: u32) -> u64 {
-    u64::from(hash & !SEVERAL).wrapping_mul(SPREAD)
 }
 
 #[cfg(test)]
