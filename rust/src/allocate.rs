@@ -7,11 +7,14 @@
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
 //! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
 
+use std::borrow::Cow;
+
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
+use crate::effects::Effects;
 use crate::errors::Error;
-use crate::groups::Kind;
+use crate::groups::{Group, Kind};
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
@@ -84,6 +87,7 @@ pub fn append(
     let rows = check_append(state, requests, tokens.len())?;
     let asked = Asked::new(1);
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
+        let row = Row(row);
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
         if is_quiet(state, row) {
@@ -111,50 +115,72 @@ pub fn append(
 }
 
 /// The rows as a buffer holds them. Fails with UnknownRequest where no request is.
-pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<Vec<Row>, Error> {
-    let known = |&row: &u32| match state.requests.get(row as usize) {
-        Some(Some(_)) => Ok(Row(row)),
-        _ => Err(Error::UnknownRequest { request: format!("in row {row}") }),
-    };
-    rows.iter().map(known).collect()
+pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
+    let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
+    match rows.iter().find(is_free) {
+        Some(row) => Err(Error::UnknownRequest { request: format!("in row {row}") }),
+        None => Ok(()),
+    }
 }
 
 /// The rows of the requests. Fails as any call of the append would, before the first one changes
 /// anything.
-fn check_append(
+fn check_append<'a>(
     state: &State,
-    requests: Requests<'_>,
+    requests: Requests<'a>,
     num_tokens: usize,
-) -> Result<Vec<Row>, Error> {
-    let (given, num_requests) = match requests {
-        Requests::Ids(ids) => (None, ids.len()),
-        Requests::Rows(rows) => (Some(read_request_ids(state, rows)?), rows.len()),
+) -> Result<Cow<'a, [u32]>, Error> {
+    let num_requests = match requests {
+        Requests::Ids(ids) => ids.len(),
+        Requests::Rows(rows) => {
+            read_request_ids(state, rows)?;
+            rows.len()
+        }
     };
     if num_requests != num_tokens {
         let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
         return Err(Error::LengthMismatch { num_requests, num_tokens });
     }
-    let mut rows = given.unwrap_or_else(|| Vec::with_capacity(num_requests));
-    for place in 0..num_requests {
-        if let Requests::Ids(ids) = requests {
-            rows.push(state.request(ids[place])?);
+    let limit = state.config.length_limit();
+    match requests {
+        Requests::Rows(rows) => {
+            for place in 0..num_requests {
+                check_one(state, &rows[..=place], limit)?;
+            }
+            Ok(Cow::Borrowed(rows))
         }
-        check_one(state, &rows[..=place])?;
+        Requests::Ids(ids) => {
+            let mut rows = Vec::with_capacity(num_requests);
+            for id in ids {
+                rows.push(state.request(id)?.0);
+                check_one(state, &rows, limit)?;
+            }
+            Ok(Cow::Owned(rows))
+        }
     }
-    Ok(rows)
 }
 
 /// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of
 /// these can grow by a token, once for each time that it is among them.
-fn check_one(state: &State, rows: &[Row]) -> Result<(), Error> {
+#[inline]
+fn check_one(state: &State, rows: &[u32], limit: u32) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
-    state.check_idle(row)?;
-    check_no_drafts(&state[row])?;
-    let (computed, limit) = (u64::from(state[row].num_computed), state.config.length_limit());
-    if computed + rows.len() as u64 <= u64::from(limit) {
+    let request = &state[Row(row)];
+    let computed = u64::from(request.num_computed);
+    let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
+    if is_idle && request.drafts.is_empty() && computed + rows.len() as u64 <= u64::from(limit) {
         return Ok(());
     }
+    check_closely(state, rows, row, limit)
+}
+
+/// The same where something is wrong, or may be.
+fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<(), Error> {
     let times = rows.iter().filter(|&&each| each == row).count() as u64;
+    let row = Row(row);
+    state.check_idle(row)?;
+    check_no_drafts(&state[row])?;
+    let computed = u64::from(state[row].num_computed);
     if computed + times > u64::from(limit) {
         let (asked, max_model_len) = ((computed + times) as i64, i64::from(limit));
         return Err(Error::BeyondModelLength { request: state[row].name(), asked, max_model_len });
@@ -265,7 +291,10 @@ fn apply_rewrite(
         state.device.note_use(block, state.batch.number);
         state.device.note_use(target, state.batch.number);
     } else {
-        use_fresh(state, group, target);
+        let State { config, effects, new_blocks, .. } = state;
+        let rule = &config.groups[group as usize];
+        let news = (config.record_new_blocks).then(|| &mut new_blocks[group as usize]);
+        use_fresh(rule, news, target, effects);
     }
     state.effects.emit(Command::SetTable { row, group, position, block: target });
     state.device.release([block], &mut state.effects);
@@ -280,121 +309,31 @@ fn grow(
     blocks: impl Iterator<Item = BlockId>,
     filled: bool,
 ) {
+    let State { config, effects, requests, new_blocks, .. } = state;
+    let rule = &config.groups[group as usize];
+    let mut news = (config.record_new_blocks).then(|| &mut new_blocks[group as usize]);
+    let table = &mut request_mut(requests, row).tables[group as usize];
     for block in blocks {
         if !filled {
-            use_fresh(state, group, block);
+            use_fresh(rule, news.as_deref_mut(), block, effects);
         }
-        let State { effects, requests, .. } = state;
-        let table = &mut request_mut(requests, row).tables[group as usize];
         effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
         table.push(block);
     }
 }
 
 /// Zero a block that nothing fills, where its group asks for it, and record it as new.
-fn use_fresh(state: &mut State, group: u32, block: BlockId) {
-    let rule = &state.config.groups[group as usize];
+#[inline]
+fn use_fresh(rule: &Group, news: Option<&mut Vec<BlockId>>, block: BlockId, effects: &mut Effects) {
     if rule.zero_new_blocks {
-        state.effects.emit(Command::Zero { block });
+        effects.emit(Command::Zero { block });
     }
-    if state.config.record_new_blocks && matches!(rule.kind, Kind::FullAttention | Kind::Mla) {
-        state.new_blocks[group as usize].push(block);
+    if let Some(news) = news
+        && matches!(rule.kind, Kind::FullAttention | Kind::Mla)
+    {
+        news.push(block);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::asked::AskedHit;
-    use crate::config::Config;
-    use crate::queries::get_computed_blocks;
-    use crate::release::free;
-    use crate::requests::add_request;
-    use crate::state::make_state;
-    use crate::values::Refused;
-    use crate::values::Request;
-
-    /// Four usable blocks of two tokens.
-    fn story() -> State {
-        make_state(Config::new(5, 2, b"seed")).unwrap()
-    }
-
-    fn table(state: &State, request_id: &str) -> Vec<u32> {
-        let row = state.request(request_id).unwrap();
-        state[row].tables[0].iter().map(|block| block.0).collect()
-    }
-
-    #[test]
-    fn a_second_request_shares_the_cached_prefix() {
-        let mut state = story();
-        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        add_request(&mut state, Request::new("b", &[1, 2, 9])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
-        let hit = get_computed_blocks(&state, "b").unwrap();
-        assert_eq!(hit.num_tokens, 2);
-        let asked = Asked { hit: Some(AskedHit::from(&hit)), ..Asked::new(1) };
-        let new = allocate_slots(&mut state, "b", &asked).unwrap().unwrap();
-        assert_eq!(new.blocks, [[BlockId(3)]]);
-        assert_eq!((table(&state, "a"), table(&state, "b")), (vec![1, 2], vec![1, 3]));
-        assert_eq!((state.stats.queries, state.stats.hits), (3, 2));
-        free(&mut state, "b").unwrap();
-        assert_eq!(state.device.ref_count(BlockId(1)), 1);
-    }
-
-    #[test]
-    fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
-        let mut state = story();
-        add_request(&mut state, Request::new("a", &[1; 12])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
-        let before = crate::encode::encode(&state);
-        let refused = Refused { reason: Reason::Never, needed: 3, available: 1, pending: 0 };
-        assert_eq!(allocate_slots(&mut state, "a", &Asked::new(7)), Ok(Err(refused)));
-        assert_eq!(can_allocate(&state, "a", &Asked::new(7)), Ok(Verdict::Never));
-        assert_eq!(can_allocate(&state, "a", &Asked::new(3)), Ok(Verdict::Ok));
-        assert_eq!(crate::encode::encode(&state), before);
-    }
-
-    #[test]
-    fn append_stops_at_the_first_refusal() {
-        let mut state = story();
-        for id in ["a", "b"] {
-            add_request(&mut state, Request::new(id, &[1, 2, 3, 4])).unwrap();
-            allocate_slots(&mut state, id, &Asked::new(4)).unwrap().unwrap();
-        }
-        let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
-        let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
-        assert_eq!(appended, Appended { done: 0, refused: Some(refused) });
-        free(&mut state, "b").unwrap();
-        let appended = append(&mut state, Requests::Rows(&[0, 0, 0]), &[5, 6, 7]).unwrap();
-        assert_eq!(appended, Appended { done: 3, refused: None });
-        assert_eq!((table(&state, "a").len(), state[Row(0)].num_tokens()), (4, 7));
-    }
-
-    #[test]
-    fn append_checks_every_call_before_the_first() {
-        let mut config = Config::new(5, 2, b"seed");
-        config.max_model_len = Some(4);
-        let mut state = make_state(config).unwrap();
-        add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
-        let before = crate::encode::encode(&state);
-        let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
-        let request = "'a'".to_owned();
-        assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 5, max_model_len: 4 }));
-        let unknown = append(&mut state, Requests::Rows(&[0, 7]), &[1, 2]).unwrap_err();
-        assert_eq!(unknown.to_string(), "request in row 7 is not known");
-        let lengths = append(&mut state, Requests::Ids(&["x"]), &[]).unwrap_err();
-        assert_eq!(lengths, Error::LengthMismatch { num_requests: 1, num_tokens: 0 });
-        assert_eq!(crate::encode::encode(&state), before);
-    }
-
-    #[test]
-    fn a_hit_that_lost_its_key_is_stale() {
-        let mut state = story();
-        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        let hit = Some(AskedHit { blocks: vec![vec![1]], num_tokens: 2 });
-        let stale = allocate_slots(&mut state, "a", &Asked { hit, ..Asked::new(1) });
-        let request = "'a'".to_owned();
-        assert_eq!(stale, Err(Error::StaleHits { request, block: 1, position: 0 }));
-    }
-}
+mod tests;

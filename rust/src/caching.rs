@@ -7,16 +7,18 @@
 //! `Duplicates::Merge` a block whose content is findable already waits for `take_batch` instead
 //! . Source: S000-29 to 31, 41, 42, 49. Twin: kvcore/caching.py.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block_pool::BlockPool;
 use crate::config::{Config, Duplicates, Publish};
+use crate::effects::Effects;
 use crate::errors::Error;
 use crate::events::{News, Stored};
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
-use crate::state::{Merge, RequestState, State, request_mut};
-use crate::unfinished::{note_given, num_finished};
+use crate::state::{Merge, Published, RequestState, State, request_mut};
+use crate::unfinished::num_finished;
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///
@@ -88,51 +90,65 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
         } else {
             num_hashed.min(num_tokens / size)
         };
-        let mut first = cached;
-        for position in cached..num_full {
-            if !publish_block(state, row, (group, position), last) {
-                announce_stored(state, row, group, (first, position));
-                first = position + 1;
-            }
-        }
-        announce_stored(state, row, group, (first, num_full));
+        publish_range(state, row, group, cached..num_full, last);
         state[row].num_cached[group as usize] = cached.max(num_full);
     }
 }
 
-/// Publish one block, or note its merge. True: it became findable.
-fn publish_block(state: &mut State, row: Row, (group, position): (u32, u32), last: bool) -> bool {
-    let request = &state[row];
-    let block = request.tables[group as usize][position as usize];
-    if state.is_null(block) || state.device.key(block).is_some() {
-        return false;
+/// Publish the blocks at these positions, or note their merges.
+fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>, last: bool) {
+    let State { config, scales, requests, device, batch, effects, .. } = state;
+    let request = &*request_mut(requests, row);
+    let (size, scale) = (config.groups[group as usize].block_size, scales[group as usize]);
+    let before = batch.records.get(row).map_or(u32::MAX, |record| record.num_computed_before);
+    let merges = config.duplicates == Duplicates::Merge;
+    let can_be_cancelled = !last && config.max_in_flight > 0;
+    let mut first = positions.start;
+    let start = batch.published.len() as u32;
+    for position in positions.clone() {
+        let block = request.tables[group as usize][position as usize];
+        let mut publishes = !device.is_null(block) && device.key(block).is_none();
+        if publishes {
+            let key = request.key(scale, group, position);
+            if merges && device.index.first(&key).is_some() {
+                let request_id = Arc::clone(&request.request_id);
+                batch.merges.push(Merge { request_id, group, position, block, key });
+                publishes = false;
+            } else {
+                device.publish(block, key);
+                if can_be_cancelled {
+                    batch.given.push((block, key));
+                }
+                if (position + 1) * size > before {
+                    batch.published.push(Published { group, position, block, key, next: None });
+                }
+            }
+        }
+        if !publishes {
+            announce(effects, request, (config, scales), group, (first, position));
+            first = position + 1;
+        }
     }
-    let key = request.key(state.scales[group as usize], group, position);
-    if state.config.duplicates == Duplicates::Merge && state.device.index.first(&key).is_some() {
-        let request_id = Arc::clone(&request.request_id);
-        state.batch.merges.push(Merge { request_id, group, position, block, key });
-        return false;
-    }
-    state.device.publish(block, key);
-    if !last {
-        note_given(state, block, key);
-    }
-    let written = (position + 1) * state.config.groups[group as usize].block_size;
-    let record = state.batch.records.get(row);
-    if record.is_some_and(|record| written > record.num_computed_before) {
-        state.batch.note_published(row, (group, position), block, key);
-    }
-    true
+    announce(effects, request, (config, scales), group, (first, positions.end));
+    batch.chain_published(row, start);
 }
 
 /// Tell that a request's blocks at positions [first, end) became findable.
 pub(crate) fn announce_stored(state: &mut State, row: Row, group: u32, blocks: (u32, u32)) {
-    if blocks.0 >= blocks.1 || !state.effects.events_enabled() {
-        return;
-    }
     let State { config, scales, effects, requests, .. } = state;
-    let stored = stored(request_mut(requests, row), config, scales, group, blocks);
-    effects.announce(&News::BlockStored(stored));
+    announce(effects, request_mut(requests, row), (config, scales), group, blocks);
+}
+
+fn announce(
+    effects: &mut Effects,
+    request: &RequestState,
+    (config, scales): (&Config, &[u32]),
+    group: u32,
+    blocks: (u32, u32),
+) {
+    if effects.events_enabled() && blocks.0 < blocks.1 {
+        effects.announce(&News::BlockStored(stored(request, config, scales, group, blocks)));
+    }
 }
 
 /// What the event says of a request's blocks at positions [first, end) that became findable.

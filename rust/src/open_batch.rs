@@ -28,13 +28,23 @@ impl OpenBatch {
         block: BlockId,
         key: Key,
     ) {
-        let Some(record) = self.records.get_mut(row) else { return };
         let place = self.published.len() as u32;
-        if let Some((_, last)) = record.published {
-            self.published[last as usize].next = (!seeded(Mutant::ChainLosesKeys)).then_some(place);
-        }
-        record.published = Some((record.published.map_or(place, |(first, _)| first), place));
         self.published.push(Published { group, position, block, key, next: None });
+        self.chain_published(row, place);
+    }
+
+    /// Chain the keys from this place on behind those that the request published before.
+    pub(crate) fn chain_published(&mut self, row: Row, start: u32) {
+        let end = self.published.len() as u32;
+        let Some(record) = self.records.get_mut(row).filter(|_| start < end) else { return };
+        let next = |place| (!seeded(Mutant::ChainLosesKeys)).then_some(place);
+        if let Some((_, last)) = record.published {
+            self.published[last as usize].next = next(start);
+        }
+        for (item, after) in self.published[start as usize..].iter_mut().zip(start + 1..end) {
+            item.next = next(after);
+        }
+        record.published = Some((record.published.map_or(start, |(first, _)| first), end - 1));
     }
 
     /// What a request published, in order.
