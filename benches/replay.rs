@@ -3,8 +3,8 @@
 //!
 //! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|xxh3] [--rounds N] [--blocks N]
 //! [--policy lru|uncached_first] [FILE]...`; without a file, on a list that is made here. A file is
-//! one that `python -m benches.record` wrote. CPU time of the thread, net of the clock's own; of each
-//! phase the least over rounds. `--test` runs a small list once.
+//! one that `python -m benches.record` wrote. CPU time of the thread, net of the clock's own; of
+//! each phase the least over rounds. `--test` runs a small list once.
 
 mod operations;
 
@@ -124,12 +124,9 @@ impl Run {
 
     fn print(&self, list: &List) {
         let Run { times, steps, blocks, appended, hit_tokens, memory } = self;
-        println!(
-            "{} requests, {blocks} prompt blocks, {appended} appends, {} steps; pool {}: {hit_tokens} hit tokens",
-            list.num_requests(),
-            steps.len(),
-            list.num_blocks
-        );
+        let (requests, pool, count) = (list.num_requests(), list.num_blocks, steps.len());
+        println!("{requests} requests, {blocks} prompt blocks, {appended} appends, {count} steps");
+        println!("a pool of {pool} blocks: {hit_tokens} hit tokens");
         for (name, time) in PHASES.iter().zip(times) {
             let count = if *name == "append" { appended } else { blocks };
             let each = time.as_nanos() as f64 / *count as f64;
