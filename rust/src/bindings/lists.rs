@@ -33,6 +33,18 @@ pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
     read(py, tuple.len(), |position| unsafe { ffi::PyTuple_GetItem(pointer, position) })
 }
 
+/// The only item of a list, and None for anything else.
+pub(crate) fn only_item<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    let list = object.cast::<PyList>().ok()?;
+    if list.len() == 1 { list.get_item(0).ok() } else { None }
+}
+
+/// The only item of a list where it is an int below 2**32.
+pub(crate) fn only_id(object: Borrowed<'_, '_, PyAny>) -> Option<u32> {
+    let item = only_item(object)?;
+    read_one(object.py(), item.as_ptr())
+}
+
 #[inline(always)]
 fn read(
     py: Python<'_>,
@@ -41,19 +53,23 @@ fn read(
 ) -> Option<Tokens> {
     let mut ids: Tokens = smallvec![0; count];
     for (position, id) in (0..).zip(&mut ids) {
-        let object = item(position);
-        // SAFETY: `position` is less than the length of a list that nobody changes, so there is an
-        // object, which the list holds; it is an int where it is handed on.
-        let value = unsafe {
-            if ffi::PyLong_CheckExact(object) == 0 {
-                return None;
-            }
-            ffi::PyLong_AsUnsignedLong(object)
-        };
-        if value == c_ulong::MAX && PyErr::take(py).is_some() {
-            return None;
-        }
-        *id = u32::try_from(value).ok()?;
+        *id = read_one(py, item(position))?;
     }
     Some(ids)
+}
+
+/// object: of a list that nobody changes meanwhile, or owned.
+#[inline(always)]
+fn read_one(py: Python<'_>, object: *mut ffi::PyObject) -> Option<u32> {
+    // SAFETY: the object is alive, and an int where it is handed on.
+    let value = unsafe {
+        if ffi::PyLong_CheckExact(object) == 0 {
+            return None;
+        }
+        ffi::PyLong_AsUnsignedLong(object)
+    };
+    if value == c_ulong::MAX && PyErr::take(py).is_some() {
+        return None;
+    }
+    u32::try_from(value).ok()
 }

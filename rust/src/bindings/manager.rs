@@ -7,8 +7,10 @@
 
 use pyo3::prelude::*;
 
+use crate::allocate::{Requests, append};
 use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, items};
 use crate::bindings::errors::Wrong;
+use crate::bindings::lists::{only_id, only_item};
 use crate::bindings::values::{self, PyAppended, PyBlocks, PyMoved};
 use crate::errors::Error;
 use crate::queries::find_request;
@@ -23,7 +25,9 @@ pub(crate) struct Manager {
     pub(crate) state: State,
     /// One `KVCacheBlocks` for all calls that grow no table.
     no_blocks: Py<PyAny>,
-    /// The last `Appended` without a refusal, and how many it counts: most steps give the same.
+    /// The `Appended` of one request without a refusal.
+    appended_one: Py<PyAny>,
+    /// The last one without a refusal, and how many it counts: most steps give the same.
     appended: (u64, Py<PyAny>),
 }
 
@@ -32,7 +36,8 @@ impl Manager {
     pub(crate) fn of(py: Python<'_>, state: State) -> PyResult<Self> {
         let no_blocks = values::no_blocks(py, state.config().groups.len())?.0.unbind();
         let appended = values::appended(py, &Appended { done: 1, refused: None })?.0.unbind();
-        Ok(Manager { state, no_blocks, appended: (1, appended) })
+        let appended_one = appended.clone_ref(py);
+        Ok(Manager { state, no_blocks, appended_one, appended: (1, appended) })
     }
 
     /// Run a transition.
@@ -142,5 +147,31 @@ impl Manager {
         let made = values::appended(py, far)?;
         this.try_borrow_mut()?.appended = (far.done, made.0.clone().unbind());
         Ok(made)
+    }
+
+    /// `append` of a list of one id and a list of one token, read where they are; None for any
+    /// other.
+    pub(crate) fn append_one<'py>(
+        this: &Bound<'py, Self>,
+        requests: Borrowed<'_, 'py, PyAny>,
+        tokens: Borrowed<'_, 'py, PyAny>,
+    ) -> PyResult<Option<PyAppended<'py>>> {
+        let (Some(id), Some(token)) = (only_item(requests), only_id(tokens)) else {
+            return Ok(None);
+        };
+        let name = match <&str>::extract(id.as_borrowed()) {
+            Ok(name) if !name.is_empty() => name,
+            _ => return Ok(None),
+        };
+        let mut manager = this.try_borrow_mut()?;
+        let outcome = append(&mut manager.state, Requests::Ids(&[name]), &[token]);
+        if let Ok(Appended { done: 1, refused: None }) = outcome {
+            return Ok(Some(PyAppended(manager.appended_one.bind(this.py()).clone())));
+        }
+        drop(manager);
+        match outcome {
+            Ok(far) => Self::appended(this, &far).map(Some),
+            Err(error) => Err(Wrong::from(error).raise(this.py(), &Given::default())),
+        }
     }
 }

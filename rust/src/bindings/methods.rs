@@ -149,6 +149,9 @@ impl Manager {
         requests: TokensArg<'_, 'py>,
         tokens: TokensArg<'_, 'py>,
     ) -> PyResult<PyAppended<'py>> {
+        if let Some(done) = Self::append_one(slf, requests.0, tokens.0)? {
+            return Ok(done);
+        }
         let mut given = Given::default();
         let tokens_read = read_tokens(tokens);
         let done = if let Some(ids) = held(requests.0) {
