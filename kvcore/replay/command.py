@@ -88,7 +88,7 @@ def _run(asked: Asked) -> tuple[Report, TraceReader]:
     num_runs = len({asked.options.num_blocks, *asked.sizes})
 
     def watch(reader: TraceReader, plan: Options, place: int) -> Progress:
-        what = f"pool {place + 1} of {num_runs}, {plan.num_blocks:,} blocks: "
+        what = f"pool {place + 1}/{num_runs}, {plan.num_blocks:,}: "
         return Progress(sys.stderr, reader, plan.num_requests, what if num_runs > 1 else "")
 
     def on_device(plan: Options) -> Apply:

@@ -65,7 +65,7 @@ class Progress:
             done = round(BAR * share)
             bar = f"[{'#' * done}{'.' * (BAR - done)}] {100 * share:.0f} %, "
         return (
-            f"{self._what}{bar}{sample.finished:,} requests done, {sample.running:,} running, "
+            f"{self._what}{bar}{sample.finished:,} done, {sample.running:,} running, "
             f"{100 * use_of(sample):.0f} % used, {100 * hits:.1f} % hit, {now - self._start:.0f} s"
         )
 

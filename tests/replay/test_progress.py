@@ -49,14 +49,14 @@ def reader(tmp_path: Path) -> TraceReader:
 
 def test_a_log_gets_a_line_now_and_then(reader: TraceReader) -> None:
     out, clock = io.StringIO(), Clock()
-    progress = Progress(out, reader, None, "pool 1 of 2: ", clock)
+    progress = Progress(out, reader, None, "pool 1/2: ", clock)
     for clock.now in (0.0, 5.0, 9.9, 10.0, 15.0, 20.5):
         progress(SAMPLE)
     progress.end()
     first, second = out.getvalue().splitlines()
     # 5 of the 40 requests that half of the file stands for; 250 of 1,000 tokens; 50 of 100 blocks.
-    assert first.startswith("pool 1 of 2: [##")
-    assert "12 %, 5 requests done, 2 running, 50 % used, 25.0 % hit, 10 s" in first
+    assert first.startswith("pool 1/2: [##")
+    assert "12 %, 5 done, 2 running, 50 % used, 25.0 % hit, 10 s" in first
     assert second.endswith(" 20 s")
 
 
@@ -78,13 +78,13 @@ def test_a_terminal_keeps_one_line(reader: TraceReader) -> None:
 def test_a_run_of_some_requests_is_judged_by_these(
     reader: TraceReader, most: int | None, done: str
 ) -> None:
-    assert f"] {done}, 5 requests done" in line_of(reader, most)
+    assert f"] {done}, 5 done" in line_of(reader, most)
 
 
 def test_of_standard_input_nobody_knows(reader: TraceReader) -> None:
     reader.size = None
-    assert line_of(reader, None).startswith("5 requests done")
-    assert "] 50 %, 5 requests" in line_of(reader, 10)
+    assert line_of(reader, None).startswith("5 done")
+    assert "] 50 %, 5 done" in line_of(reader, 10)
 
 
 def line_of(reader: TraceReader, most: int | None) -> str:
