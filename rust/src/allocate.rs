@@ -162,7 +162,7 @@ fn check_append<'a>(
 
 /// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of
 /// these can grow by a token, once for each time that it is among them.
-#[inline]
+#[inline(always)] // of each request in each step
 fn check_one(state: &State, rows: &[u32], limit: u32) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
     let request = &state[Row(row)];
@@ -243,10 +243,14 @@ fn commit_in_place(state: &mut State, row: Row) {
 /// Remember what a request had computed before its first slots in the open batch.
 ///
 /// publishes: the batch's completion may publish them.
+#[inline]
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     let before = state[row].num_computed;
     if state.batch.records.get(row).is_none() {
         state.batch.records.insert_new(row, BatchRecord::new(before));
+    }
+    if !state.config.tracks_batches() {
+        return;
     }
     mark(state, row, before, before, Some(publishes && state.config.enable_caching));
 }

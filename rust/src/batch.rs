@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::caching::{announce_stored, publish_blocks};
-use crate::commands::{Batch, Command, Commands, close};
+use crate::commands::{Batch, Command, Commands, close_into};
 use crate::config::Publish;
 use crate::errors::Error;
 use crate::ids::Row;
@@ -26,12 +26,19 @@ use crate::values::Status;
 ///
 /// Fails with TooManyInFlight.
 pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
+    let mut batch = Batch::default();
+    take_batch_into(state, &mut batch)?;
+    Ok(batch)
+}
+
+/// The same in the room of a batch that nobody needs any more, which costs no allocation.
+pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error> {
     let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.unfinished.len());
     if limit > 0 && num_in_flight >= limit {
         let (num_in_flight, max_in_flight) = (num_in_flight as i64, limit as i64);
         return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
     }
-    let taken = close(state.batch.number, &state.effects.commands);
+    close_into(batch, state.batch.number, &state.effects.commands);
     let closed = state.config.tracks_batches().then(|| close_marks(state));
     let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
@@ -44,7 +51,7 @@ pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
         }
     }
     settle_merges(state, merges);
-    Ok(taken)
+    Ok(())
 }
 
 /// Finish the oldest unfinished batch: its forward pass has run.

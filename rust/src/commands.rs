@@ -167,7 +167,7 @@ impl FromIterator<Command> for Commands {
 }
 
 /// The commands of one engine step, closed and numbered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Batches are numbered from 0 without gaps.
     pub number: u64,
@@ -299,8 +299,18 @@ pub fn segments(commands: &Commands) -> Vec<i32> {
 /// The batch of these commands, as columns with segments.
 #[must_use]
 pub fn close(number: u64, commands: &Commands) -> Batch {
+    let mut batch = Batch::default();
+    close_into(&mut batch, number, commands);
+    batch
+}
+
+/// The same in the room of a batch that nobody needs any more.
+pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
+    let Batch { buffer, keys, .. } = batch;
+    keys.clone_from(&commands.keys);
     let size = 4 * commands.len();
-    let mut buffer = vec![0; size * COLUMNS.len()];
+    buffer.clear();
+    buffer.resize(size * COLUMNS.len(), 0);
     let (kinds, rest) = buffer.split_at_mut(size);
     let (numbers, values) = rest.split_at_mut(size);
     fill(kinds, commands.rows.iter().map(|row| row[0]));
@@ -310,7 +320,7 @@ pub fn close(number: u64, commands: &Commands) -> Batch {
     for (column, values) in (1..).zip(values.chunks_exact_mut(size.max(1))) {
         fill(values, commands.rows.iter().map(|row| row[column]));
     }
-    Batch { number, buffer, keys: commands.keys.clone() }
+    batch.number = number;
 }
 
 fn fill(column: &mut [u8], values: impl Iterator<Item = i32>) {

@@ -178,9 +178,14 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
 }
 
 /// Add tokens, and the hashes of the blocks that they fill.
+#[inline]
 pub(crate) fn extend(state: &mut State, row: Row, tokens: &[u32]) {
-    state[row].tokens.extend_from_slice(tokens);
-    hash_new_blocks(state, row);
+    let size = state.hash_block_size as usize;
+    let request = &mut state[row];
+    request.tokens.extend_from_slice(tokens);
+    if request.tokens.len() >= (request.block_hashes.len() + 1) * size {
+        hash_new_blocks(state, row);
+    }
 }
 
 /// Hash the blocks that are full and were not hashed yet.

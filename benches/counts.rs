@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One call, many times, in a pool whose blocks all hold something: for counting instructions.
+//!
+//! Run: `make counts`, which runs `counts CALL BLOCKS` under callgrind for each call and two pools,
+//! and counts what is inside `measured` alone. Without arguments each call is made once.
+
+use std::hint::black_box;
+
+use kvcore::allocate::{Requests, allocate_slots, append};
+use kvcore::asked::Asked;
+use kvcore::batch::take_batch_into;
+use kvcore::commands::Batch;
+use kvcore::config::Config;
+use kvcore::fork::fork;
+use kvcore::hashing::Hashing;
+use kvcore::queries::get_computed_blocks;
+use kvcore::release::free;
+use kvcore::requests::{add_request, remove_request};
+use kvcore::state::{State, make_state};
+use kvcore::values::Request;
+
+const BLOCK_SIZE: u32 = 16;
+const PROMPT_BLOCKS: u32 = 64;
+const RUNNING: u32 = 32;
+const CALLS: [&str; 7] = ["add", "look_up", "allocate", "append", "take_batch", "fork", "free"];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [call, blocks] if CALLS.contains(&call.as_str()) => {
+            Bench::new(blocks.parse().expect("blocks are a number")).run(call);
+        }
+        _ => CALLS.iter().for_each(|call| Bench::new(8_192).run(call)),
+    }
+}
+
+struct Bench {
+    state: State,
+    batch: Batch,
+    ids: Vec<String>,
+    children: Vec<String>,
+    prompts: Vec<Vec<u32>>,
+}
+
+impl Bench {
+    /// A pool that requests filled and left.
+    fn new(blocks: u32) -> Bench {
+        let mut config = Config::new(blocks, BLOCK_SIZE, b"bench");
+        config.hashing = Hashing::Xxh3;
+        let mut bench = Bench {
+            state: make_state(config).expect("the sizes are right"),
+            batch: Batch::default(),
+            ids: (0..RUNNING).map(|number| format!("r{number:03}")).collect(),
+            children: (0..RUNNING).map(|number| format!("c{number:03}")).collect(),
+            prompts: Vec::new(),
+        };
+        for round in 0..=blocks / (RUNNING * PROMPT_BLOCKS) {
+            bench.prompts = (0..RUNNING).map(|number| prompt(round * RUNNING + number)).collect();
+            ["add", "allocate", "free"].iter().for_each(|call| bench.call(call));
+            bench.remove();
+        }
+        bench.prompts = (0..RUNNING).map(|number| prompt(1_000_000 + number)).collect();
+        bench
+    }
+
+    /// Measure one call after those before it.
+    fn run(&mut self, call: &str) {
+        CALLS.iter().take_while(|&&before| before != call).for_each(|before| self.call(before));
+        if call == "append" {
+            // The first ones move each prompt to a column with room for more.
+            self.call(call);
+        }
+        measured(self, call);
+    }
+
+    fn call(&mut self, call: &str) {
+        let Bench { state, batch, ids, children, prompts } = self;
+        let rows: [u32; RUNNING as usize] = std::array::from_fn(|row| row as u32);
+        match call {
+            "add" => {
+                for (id, tokens) in ids.iter().zip(&*prompts) {
+                    add_request(state, Request::new(id, tokens)).expect("the id is new");
+                }
+            }
+            "look_up" => ids.iter().for_each(|id| {
+                black_box(get_computed_blocks(state, id).expect("it is known"));
+            }),
+            "allocate" => ids.iter().for_each(|id| {
+                let asked = Asked::new(i64::from(PROMPT_BLOCKS * BLOCK_SIZE));
+                let got = allocate_slots(state, id, &asked).expect("the arguments are right");
+                assert!(got.is_ok(), "the pool has room");
+            }),
+            "append" => {
+                for step in 0..2 * BLOCK_SIZE {
+                    let tokens = rows.map(|row| 1_000 * row + step);
+                    append(state, Requests::Rows(&rows), &tokens).expect("the rows are known");
+                }
+            }
+            "take_batch" => take_batch_into(state, batch).expect("no batch is in flight"),
+            "fork" => ids.iter().zip(&*children).for_each(|(id, child)| {
+                fork(state, id, child).expect("the id is new");
+            }),
+            _ => ids.iter().for_each(|id| free(state, id).expect("nobody counts on it")),
+        }
+    }
+
+    fn remove(&mut self) {
+        self.call("take_batch");
+        let Bench { state, ids, .. } = self;
+        ids.iter().for_each(|id| remove_request(state, id).expect("it holds nothing"));
+    }
+}
+
+/// All that is counted.
+#[inline(never)]
+fn measured(bench: &mut Bench, call: &str) {
+    bench.call(black_box(call));
+}
+
+fn prompt(number: u32) -> Vec<u32> {
+    let first = number.wrapping_mul(0x9e37_79b9);
+    (0..PROMPT_BLOCKS * BLOCK_SIZE).map(|position| first.wrapping_add(position)).collect()
+}
