@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore mutants bench bench-peers gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore mutants counts bench bench-peers gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -63,6 +63,9 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge 
 mutants: setup ## hunt every seeded bug, in both languages; fails where one lives
 	$(BIN)/kvcore check --mutants
 	cargo test --locked --release --features mutants --test mutants
+
+counts: setup ## hold the instructions of the twin's calls to what they were, under valgrind
+	$(BIN)/python -m tools.counts
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
 	cargo bench --locked $(ARGS)

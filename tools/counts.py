@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold the instructions of each of the twin's calls to what they were, at two sizes of the pool.
+
+Run: make counts. valgrind counts them, so that neither the machine's load nor its clock matters.
+
+Rules: `EXPECTED` has the instructions of one unit of each call (a block, a token, a command) with
+xxh3 keys in the small pool. A count may differ from it by `TOLERANCE`, up or down: another compiler
+or C library moves it, and a speed-up is written down. In the large pool it may be at most `GROWTH`
+times that of the small one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+TOLERANCE = 0.10
+GROWTH = 1.02
+POOLS = (8_192, 131_072)
+REQUESTS = 32
+BLOCKS = 64 * REQUESTS
+APPENDED = 32 * REQUESTS
+# Call: (units of one measured call, instructions of each).
+EXPECTED = {
+    "add": (BLOCKS, 341),
+    "look_up": (REQUESTS, 1126),
+    "allocate": (BLOCKS, 354),
+    "append": (APPENDED, 307),
+    "take_batch": (BLOCKS, 76),
+    "fork": (BLOCKS, 105),
+    "free": (BLOCKS, 26),
+}
+COLLECTED = re.compile(r"Collected : (\d+)")
+
+
+def build() -> str:
+    """The path of the compiled bench."""
+    command = ["cargo", "build", "--locked", "--release", "--bench", "counts"]
+    done = subprocess.run(
+        [*command, "--message-format=json"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    for line in done.stdout.splitlines():
+        made = json.loads(line)
+        if made.get("target", {}).get("name") == "counts" and made.get("executable"):
+            return str(made["executable"])
+    raise SystemExit("counts: cargo built no bench of this name")
+
+
+def count(program: str, call: str, num_blocks: int) -> int:
+    """The instructions of one measured call."""
+    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    toggle = "--toggle-collect=counts::measured*"
+    command = [*valgrind, toggle, program, call, str(num_blocks)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = COLLECTED.search(done.stderr)
+    if found is None or int(found[1]) == 0:
+        raise SystemExit(f"counts: valgrind saw no call of `measured`:\n{done.stderr}")
+    return int(found[1])
+
+
+def judge(call: str, counts: tuple[float, float]) -> str | None:
+    """What is wrong with the instructions of one unit in both pools, None where nothing is."""
+    small, large = counts
+    expected = EXPECTED[call][1]
+    if abs(small - expected) > TOLERANCE * expected:
+        return f"{small:.0f} instructions, {expected} were expected"
+    if large > GROWTH * small:
+        return f"grows with the pool, from {small:.1f} to {large:.1f} instructions"
+    return None
+
+
+def main() -> None:
+    """Count, print and judge every call."""
+    if shutil.which("valgrind") is None:
+        print("counts: skipped, since valgrind is not installed (apt-get install valgrind)")
+        return
+    program = build()
+    wrong = []
+    for call, (units, expected) in EXPECTED.items():
+        small, large = (count(program, call, pool) / units for pool in POOLS)
+        print(f"{call:<12} {small:>8.1f} {large:>8.1f} instructions, expected {expected}")
+        problem = judge(call, (small, large))
+        wrong += [] if problem is None else [f"{call}: {problem}"]
+    if wrong:
+        sys.exit("counts: " + "; ".join(wrong))
+    print(f"counts: all within {TOLERANCE:.0%}, and none grows with the pool")
+
+
+if __name__ == "__main__":
+    main()
