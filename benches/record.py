@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record one list of operations that every block manager can replay.
 
-Run: python -m benches.record TRACE --blocks 16384 --out FILE, or --decode 1024 instead of TRACE.
+Run: python -m benches.record TRACE --blocks 16384 --out FILE. In place of TRACE: --kind turns for a
+made-up one, --decode 1024 for so many requests that decode at once, --made 1 for a small list in
+which requests go on where others ended.
 
 Rules: the list is recorded without assuming any sharing of blocks, so that preemptions and chunks
 follow from the count of blocks that an unshared pool needs, and a manager that shares needs less.
@@ -19,17 +21,25 @@ import argparse
 import array
 import enum
 import hashlib
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import attrs
 
+from kvcore.replay.synthetic import KINDS, generate
+from kvcore.replay.trace_file import TraceReader
+from kvcore.replay.workload import TraceRequest
+
 MAGIC, VERSION = 0x6B76_6F70, 1
-HASH_ID_TOKENS = 512
 VOCABULARY = 128_000
+MADE_UP_SEED = 1
 DECODE_STEPS = 128
+MADE_REQUESTS = 120
+MADE_BACK = 6
+MADE_PROMPT = 40
+MADE_OUTPUT = 24
 DECODE_PROMPT = 500
 DECODE_PROMPT_SPREAD = 64
 
@@ -85,21 +95,36 @@ def expand(kind: str, number: int, num_tokens: int) -> array.array[int]:
     return array.array("I", [word % VOCABULARY for word in raw])
 
 
-def traced(path: Path, count: int) -> list[Recorded]:
-    """The first requests of a trace in Mooncake's JSONL."""
+def traced(requests: Iterable[TraceRequest]) -> list[Recorded]:
+    """Requests of a trace, with tokens."""
     expanded: dict[int, array.array[int]] = {}
-    requests = []
-    with path.open() as lines:
-        for number, line in zip(range(count), lines, strict=False):
-            row = json.loads(line)
-            prompt = array.array("I")
-            for hash_id in row["hash_ids"]:
-                if hash_id not in expanded:
-                    expanded[hash_id] = expand("prompt", hash_id, HASH_ID_TOKENS)
-                prompt.extend(expanded[hash_id])
-            del prompt[row["input_length"] :]
-            output = expand("output", number, max(1, row["output_length"]))
-            requests.append(Recorded(prompt + output, len(prompt)))
+    recorded = []
+    for number, request in enumerate(requests):
+        prompt = array.array("I")
+        for hash_id in request.hash_ids:
+            if hash_id not in expanded:
+                expanded[hash_id] = expand("prompt", hash_id, request.unit)
+            prompt.extend(expanded[hash_id])
+        del prompt[request.prompt_len :]
+        output = expand("output", number, max(1, request.output_len))
+        recorded.append(Recorded(prompt + output, len(prompt)))
+    return recorded
+
+
+def made(seed: int) -> list[Recorded]:
+    """Requests of which most start as one before did, some of them with all that it said."""
+    numbers = iter(expand("numbers", seed, 4 * MADE_REQUESTS))
+    requests: list[Recorded] = []
+    for number in range(MADE_REQUESTS):
+        start = array.array("I")
+        back, keep = next(numbers) % MADE_BACK, next(numbers)
+        if back < len(requests) and back:
+            start = requests[-back].tokens
+            start = start[: keep % MADE_PROMPT] if keep % 2 else start[: 2 * MADE_PROMPT]
+        prompt_len = len(start) + 1 + next(numbers) % MADE_PROMPT
+        output_len = 1 + next(numbers) % MADE_OUTPUT
+        more = expand(f"made {seed}", number, prompt_len - len(start) + output_len)
+        requests.append(Recorded(start + more, prompt_len))
     return requests
 
 
@@ -182,7 +207,7 @@ class Recorder:
             budget -= self.prefill(number, budget)
 
     def finish(self) -> None:
-        """Those that have all their tokens leave."""
+        """Those that have all their tokens leave, after the step that computed the last one."""
         for number in [n for n in self.running if self.known[n] == len(self.requests[n].tokens)]:
             self.free += self.claim(number)
             self.running.remove(number)
@@ -190,6 +215,7 @@ class Recorder:
 
     def step(self, *, decode_alone: bool) -> None:
         """One step; with `decode_alone` nothing is decoded until every prompt is computed."""
+        self.finish()
         budget = self.limits.token_budget
         in_prefill = any(self.computed[n] < self.known[n] for n in self.running)
         if not (decode_alone and (self.waiting or in_prefill)):
@@ -197,7 +223,6 @@ class Recorder:
         for number in list(self.running):
             budget -= self.prefill(number, budget)
         self.admit(budget)
-        self.finish()
         self.operations.append(Op.STEP)
 
 
@@ -232,9 +257,12 @@ def write(path: Path, words: array.array[int]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record what the arguments ask for and say what it is."""
     parser = argparse.ArgumentParser(prog="python -m benches.record", description=__doc__)
-    parser.add_argument("trace", type=Path, nargs="?", help="recorded requests, Mooncake's JSONL")
-    parser.add_argument("--decode", type=int, metavar="N", help="N requests decoding, no trace")
-    parser.add_argument("--requests", type=int, default=300)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", type=Path, nargs="?", help="Mooncake's JSONL or Bailian's")
+    source.add_argument("--kind", choices=KINDS, help="of a made-up trace")
+    source.add_argument("--decode", type=int, metavar="N", help="requests that decode at once")
+    source.add_argument("--made", type=int, metavar="SEED", help="a small list")
+    parser.add_argument("--requests", type=int, default=300, help="of the trace")
     parser.add_argument(
         "--blocks", type=int, help="of the pool (16384; with --decode 64 a request)"
     )
@@ -243,15 +271,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-running", type=int, help="256; with --decode N")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
-    if (asked.trace is None) == (asked.decode is None):
-        parser.error("name a trace or --decode N")
     limits = Limits(
         asked.blocks or (64 * asked.decode if asked.decode else 16_384),
         asked.block_size,
         asked.budget,
         asked.max_running or asked.decode or 256,
     )
-    requests = decoding(asked.decode) if asked.decode else traced(asked.trace, asked.requests)
+    if asked.decode:
+        requests = decoding(asked.decode)
+    elif asked.made is not None:
+        requests = made(asked.made)
+    elif asked.kind:
+        requests = traced(generate(asked.kind, asked.requests, MADE_UP_SEED))
+    else:
+        requests = traced(islice(TraceReader(asked.trace), asked.requests))
     words = record(requests, limits, decode_alone=asked.decode is not None)
     write(asked.out, words)
     left_out = len(requests) - words[4]

@@ -10,6 +10,7 @@ import attrs
 from benches import record
 
 OPERATIONS = Path("build/ops")
+MADE_UP = "turns"  # the kind of trace where there is none
 
 
 @attrs.frozen
@@ -38,6 +39,9 @@ PEERS = {
     "sglang": _python("SGLang 0.5.23, Rust tree core", "sglang"),
     "kvbm": _rust("kvbm-logical 1.6.1, by lineage"),
     "kvbm-lru": _rust("kvbm-logical 1.6.1, LRU"),
+    "hashes-cbor": _rust("hashing every block, nothing else, sha256_cbor"),
+    "hashes-sha": _rust("hashing every block, nothing else, sha256"),
+    "hashes-xxh3": _rust("hashing every block, nothing else, xxh3"),
     "kvcore-rust": _rust("kvcore twin from Rust, sha256_cbor"),
     "kvcore-rust-lru": _rust("the same, evicting as 0.8.5"),
     "kvcore-rust-sha": _rust("kvcore twin from Rust, sha256"),
@@ -77,15 +81,23 @@ CASES = {
 }
 
 
-def recorded(name: str, trace: Path, num_requests: int) -> Path:
-    """The file of a case's list, recorded if it is not there or older than what it is made of."""
+def recorded(name: str, trace: Path | None, num_requests: int) -> Path:
+    """The file of a case's list, recorded if it is not there or older than what it is made of.
+
+    trace: None for a made-up one.
+    """
     case = CASES[name]
-    stem = f"d{case.decode}" if case.decode else f"{trace.stem}-{num_requests}"
+    sources = [Path(record.__file__)]
+    if case.decode:
+        stem, asked = f"d{case.decode}", ["--decode", case.decode]
+    elif trace is None:
+        stem, asked = f"{MADE_UP}-{num_requests}", ["--kind", MADE_UP, "--requests", num_requests]
+    else:
+        stem, asked = f"{trace.stem}-{num_requests}", [trace, "--requests", num_requests]
+        sources.append(trace)
     file = OPERATIONS / f"{stem}-{case.block_size}-{case.num_blocks}.ops"
-    sources = [Path(record.__file__), *([] if case.decode else [trace])]
     newest = max(source.stat().st_mtime for source in sources)
     if not file.exists() or file.stat().st_mtime < newest:
-        asked = ["--decode", case.decode] if case.decode else [trace, "--requests", num_requests]
         sizes = ["--blocks", case.num_blocks, "--block-size", case.block_size, "--out", file]
         record.main([str(word) for word in (*asked, *sizes)])
     return file

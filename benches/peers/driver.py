@@ -25,7 +25,7 @@ MODULES = {
 def find(name: str) -> Maker:
     """How the peer of this name is made."""
     if name == "null":
-        return Maker(Null)
+        return Maker(lambda _: Null())
     found = importlib.import_module(MODULES[name.split("-")[0]]).MAKERS[name]
     if not isinstance(found, Maker):
         raise TypeError(f"{name} is no peer")

@@ -35,7 +35,7 @@ class Calls:
         self.manager = KVCacheManager(config, backend=backend)
         self.ids = [f"request-{number}" for number in range(len(work.prompts))]
         self.computed = [0] * len(work.prompts)
-        self.hit_tokens = 0
+        self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
         self.manager.add_request(Request(self.ids[request], prompt))
@@ -49,7 +49,7 @@ class Calls:
             return
         hit = self.manager.get_computed_blocks(name)
         num_hit = hit.num_tokens
-        self.hit_tokens += num_hit
+        self.hits.append(num_hit)
         end = max(end, num_hit + 1)
         self.grown(self.manager.allocate_slots(name, end - num_hit, hit))
         self.computed[request] = end

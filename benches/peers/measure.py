@@ -27,7 +27,7 @@ class Round:
     """One run of one peer: CPU seconds of each step, and what it found."""
 
     steps: Sequence[float]
-    hit_tokens: int
+    hits: Sequence[int]  # tokens of each look-up
     memory: tuple[float, float]  # megabytes: the manager made, and at the end
 
 
@@ -48,9 +48,9 @@ class Runs:
         return [sum(one.steps) for one in self.rounds]
 
     @property
-    def hit_tokens(self) -> int:
-        """The same in every round."""
-        (found,) = {one.hit_tokens for one in self.rounds}
+    def hits(self) -> tuple[int, ...]:
+        """Hit tokens of each look-up, the same in every round."""
+        (found,) = {tuple(one.hits) for one in self.rounds}
         return found
 
     @property
@@ -135,7 +135,7 @@ def run_once(peer: str, file: Path) -> Round:
     if ran.returncode != 0:
         raise RuntimeError(f"{peer} on {file} failed:\n{ran.stderr[-2000:]}")
     said = json.loads(ran.stdout.splitlines()[-1])
-    return Round(said["steps"], said["hit_tokens"], tuple(said["memory"]))
+    return Round(said["steps"], said["hits"], tuple(said["memory"]))
 
 
 def compare(

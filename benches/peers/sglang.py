@@ -46,7 +46,7 @@ class Tree:
         self.within = torch.arange(self.page_size)
         self.num_tokens_max = work.num_tokens_max
         self.requests: dict[int, Known] = {}
-        self.hit_tokens = 0
+        self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
         slots = torch.empty(self.num_tokens_max + self.page_size, dtype=torch.int64)
@@ -61,7 +61,7 @@ class Tree:
             match = self.tree.match_prefix(bindings.MatchParamsBinding(key=key))
             self.collect(match.cache_actions)
             num_hit = match.device_prefix_len
-            self.hit_tokens += num_hit
+            self.hits.append(num_hit)
             self.adopt(known, match.last_device_node_id, num_hit)
             known.filled = num_hit
             end = max(end, num_hit + 1)

@@ -37,7 +37,7 @@ class Vllm:
         self.sampling = SamplingParams(max_tokens=work.num_tokens_max)
         self.ids = [f"request-{number}" for number in range(len(work.prompts))]
         self.requests: dict[int, Any] = {}
-        self.hit_tokens = 0
+        self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
         self.requests[request] = Request(
@@ -60,7 +60,7 @@ class Vllm:
                 known.num_computed_tokens = end
             return
         blocks, num_hit = self.manager.get_computed_blocks(known)
-        self.hit_tokens += num_hit
+        self.hits.append(num_hit)
         end = max(end, num_hit + 1)
         self.grown(self.manager.allocate_slots(known, end - num_hit, blocks))
         known.num_computed_tokens = end

@@ -2,8 +2,8 @@
 //! NVIDIA's kvbm-logical under the operations of the list.
 //!
 //! Rules: its own sequences and manager, called as its README does, with the guards of the blocks
-//! in plain vectors: its `LogicalBlockAssignments` would more than double the cost. A look-up leaves
-//! a token to compute, as the others' do.
+//! in plain vectors: its `LogicalBlockAssignments` would more than double the cost. A look-up
+//! leaves a token to compute, as the others' do.
 
 use kvbm_logical::{BlockManager, BlockRegistry, BlockSequence, ImmutableBlock, MutableBlock};
 
@@ -27,7 +27,7 @@ pub struct Kvbm {
     manager: BlockManager<Device>,
     requests: Vec<Option<Known>>,
     block_size: usize,
-    hit_tokens: usize,
+    hits: Vec<usize>,
 }
 
 impl Kvbm {
@@ -43,7 +43,7 @@ impl Kvbm {
             manager: builder.build().expect("the sizes are right"),
             requests: (0..list.num_requests()).map(|_| None).collect(),
             block_size,
-            hit_tokens: 0,
+            hits: Vec::new(),
         }
     }
 }
@@ -90,7 +90,7 @@ impl Peer for Kvbm {
             hashes.truncate((known.sequence.total_tokens() - 1) / self.block_size);
             let matched = self.manager.match_blocks(&hashes);
             let num_hit = matched.len() * self.block_size;
-            self.hit_tokens += num_hit;
+            self.hits.push(num_hit);
             known.full = matched;
             end = end.max(num_hit + 1);
         }
@@ -122,7 +122,7 @@ impl Peer for Kvbm {
 
     fn end_step(&mut self) {}
 
-    fn hit_tokens(&self) -> usize {
-        self.hit_tokens
+    fn hits(&self) -> &[usize] {
+        &self.hits
     }
 }

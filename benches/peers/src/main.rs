@@ -6,6 +6,7 @@
 //! prefill of a request looks up; a hit that goes past the chunk leaves one token to compute, so
 //! that every peer holds its hits from then on. Twin: benches/peers/replay.py.
 
+mod floor;
 mod kvbm;
 #[allow(dead_code)] // the list that is made without a file
 #[path = "../../operations/mod.rs"]
@@ -19,6 +20,7 @@ use kvcore::config::Eviction::{Lru, UncachedFirst};
 use kvcore::hashing::Hashing;
 use operations::{List, Operation};
 
+use floor::Floor;
 use kvbm::Kvbm;
 use twin::Twin;
 
@@ -35,7 +37,8 @@ pub trait Peer {
     fn finish(&mut self, request: usize);
     /// The batch goes to the device.
     fn end_step(&mut self);
-    fn hit_tokens(&self) -> usize;
+    /// Tokens of each look-up.
+    fn hits(&self) -> &[usize];
 }
 
 /// A peer that does nothing: what is left is the driver.
@@ -48,8 +51,8 @@ impl Peer for Null {
     fn preempt(&mut self, _request: usize) {}
     fn finish(&mut self, _request: usize) {}
     fn end_step(&mut self) {}
-    fn hit_tokens(&self) -> usize {
-        0
+    fn hits(&self) -> &[usize] {
+        &[]
     }
 }
 
@@ -61,6 +64,9 @@ fn make(name: &str, list: &List) -> Box<dyn Peer> {
         "kvcore-rust-lru" => Box::new(Twin::new(list, Hashing::Sha256Cbor, Lru)),
         "kvcore-rust-sha" => Box::new(Twin::new(list, Hashing::Sha256, UncachedFirst)),
         "kvcore-rust-xxh3" => Box::new(Twin::new(list, Hashing::Xxh3, UncachedFirst)),
+        "hashes-cbor" => Box::new(Floor::new(list, Hashing::Sha256Cbor)),
+        "hashes-sha" => Box::new(Floor::new(list, Hashing::Sha256)),
+        "hashes-xxh3" => Box::new(Floor::new(list, Hashing::Xxh3)),
         "kvbm" => Box::new(Kvbm::new(list, false)),
         "kvbm-lru" => Box::new(Kvbm::new(list, true)),
         _ => panic!("no peer is called {name}"),
@@ -78,9 +84,9 @@ fn main() {
     let steps = run(&mut *peer, &list, &decodes);
     let steps: Vec<String> = steps.iter().map(|seconds| format!("{seconds:.9}")).collect();
     println!(
-        "{{\"steps\": [{}], \"hit_tokens\": {}, \"memory\": [{}, {}]}}",
+        "{{\"steps\": [{}], \"hits\": {:?}, \"memory\": [{}, {}]}}",
         steps.join(", "),
-        peer.hit_tokens(),
+        peer.hits(),
         made - bare,
         resident() - bare,
     );

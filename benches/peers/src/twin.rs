@@ -23,7 +23,7 @@ pub struct Twin {
     ids: Vec<String>,
     rows: Vec<u32>,
     computed: Vec<usize>,
-    hit_tokens: usize,
+    hits: Vec<usize>,
     /// The requests of the last decoding, and their rows.
     last: (Vec<u32>, Vec<u32>),
 }
@@ -38,7 +38,7 @@ impl Twin {
             ids: (0..count).map(|number| format!("request-{number}")).collect(),
             rows: vec![0; count],
             computed: vec![0; count],
-            hit_tokens: 0,
+            hits: Vec::new(),
             last: (Vec::new(), Vec::new()),
         }
     }
@@ -61,7 +61,7 @@ impl Peer for Twin {
         } else {
             let hit = get_computed_blocks(&self.state, id).expect("it is known");
             let num_hit = hit.num_tokens as usize;
-            self.hit_tokens += num_hit;
+            self.hits.push(num_hit);
             self.computed[request] = end.max(num_hit + 1);
             let mut asked = Asked::new((self.computed[request] - num_hit) as i64);
             asked.hit = Some((&hit).into());
@@ -93,7 +93,7 @@ impl Peer for Twin {
         black_box(take_batch(&mut self.state).expect("no batch is in flight"));
     }
 
-    fn hit_tokens(&self) -> usize {
-        self.hit_tokens
+    fn hits(&self) -> &[usize] {
+        &self.hits
     }
 }
