@@ -73,6 +73,7 @@ FACTS: dict[str, Fact] = {
     "HIT-FRESH": Fact("wrong KV", (44,)),
     "FULLHIT": Fact("wrong KV", (39, 40)),
     "HASH-MONO": Fact("wrong KV", (6,)),
+    "PUBLISHED": Fact("quality", (14,)),
     "DETERMINISM": Fact("quality"),
     "POLICY": Fact("crash"),
     "SCHEDULER": Fact("crash"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvcore.block_pool import BlockPool
 from kvcore.calls import Call, Misuse, perform
+from kvcore.check.published import published
 from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.encode import encode
 from kvcore.state import State
@@ -173,5 +174,6 @@ TRANSITION_JUDGES: dict[str, TransitionJudge] = {
     "HIT-FRESH": hit_fresh,
     "FULLHIT": full_hit,
     "HASH-MONO": hash_mono,
+    "PUBLISHED": published,
     "DETERMINISM": determinism,
 }

@@ -65,8 +65,10 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
     }
     let finished = state.unfinished.remove(0);
     for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
-        pool.end_use(|user| user == oldest);
-        pool.end_quarantine();
+        pool.end_use(|user| user == oldest || seeded(Mutant::FirstBatchEndsAllUses));
+        if !seeded(Mutant::QuarantineNeverEnds) {
+            pool.end_quarantine();
+        }
     }
     if state.config.publish == Publish::Completed {
         publish_written(state, &finished);
@@ -120,7 +122,9 @@ fn publish_written(state: &mut State, batch: &Unfinished) {
     let before = std::mem::take(&mut state.batch.merges);
     for (row, made) in in_order(&batch.marks) {
         if made.publishes && state[row].status() == Status::Running && state[row].num_loading == 0 {
-            publish_blocks(state, row, num_finished(state, row), true);
+            let num_tokens = num_finished(state, row);
+            let late = u32::from(seeded(Mutant::PublishedLate)).min(num_tokens);
+            publish_blocks(state, row, num_tokens - late, true);
         }
     }
     let merges = std::mem::replace(&mut state.batch.merges, before);

@@ -15,6 +15,7 @@ use crate::batch::{check_in_flight, named_rows};
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 use crate::release::{cut_tables, release_host};
 use crate::row_map::RowMap;
 use crate::state::{OpenBatch, State, request_mut};
@@ -39,7 +40,8 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     }));
     take_back(state, &cancelled, number);
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
-    rows.into_iter().for_each(|row| rebuild(state, row));
+    let told = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
+    told.for_each(|row| rebuild(state, row));
     Ok(())
 }
 
@@ -48,7 +50,7 @@ fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
     let State { device, host, effects, .. } = state;
     device.end_use(|user| user >= number);
     for &(block, key) in cancelled.iter().flat_map(|batch| &batch.given) {
-        if device.key(block) == Some(&key) {
+        if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
             device.unpublish(block, effects);
         }
     }
@@ -65,7 +67,7 @@ fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
         }
     }
     // Nothing is removed from this map, so its order is that of the first marks.
-    for (row, &count) in counts.iter() {
+    for (row, &count) in counts.iter().filter(|_| !seeded(Mutant::CancelKeepsCounts)) {
         fall(state, row, count, number);
     }
 }

@@ -55,6 +55,28 @@ pub enum Mutant {
     ChainLosesKeys,
     /// A request that is removed keeps its row's name.
     RemoveKeepsRow,
+    /// 56: a block that a batch in flight uses is free when its request leaves.
+    FreedUnderABatch,
+    /// 56: the first batch that is completed ends the uses of all.
+    FirstBatchEndsAllUses,
+    /// 57: the host block of a copy in flight is used by nobody.
+    CopyHoldsNothing,
+    /// Blocks in quarantine stay there when their batch is completed.
+    QuarantineNeverEnds,
+    /// What a batch holds of its second request is looked for in the place of the first.
+    HeldOfTheFirst,
+    /// A request that is removed stays marked in taken batches.
+    RemovedStaysMarked,
+    /// 34: a cancelled batch leaves the keys that it gave.
+    CancelKeepsKeys,
+    /// 37: a cancelled batch leaves the counts of its requests.
+    CancelKeepsCounts,
+    /// 49: the worker is not told what a cancel makes of tables.
+    CancelLeavesTables,
+    /// 34: a completed batch publishes what another one has yet to write.
+    PublishesInFlight,
+    /// A full block is published with the batch behind the one that wrote it.
+    PublishedLate,
 }
 
 #[cfg(feature = "mutants")]

@@ -13,6 +13,7 @@ use crate::block_pool::BlockPool;
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::release::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
 use crate::unfinished::mark;
@@ -182,7 +183,9 @@ fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
             let block = taken.next().expect("ADMIT-EXACT: a block for each copy was planned");
             effects.emit(Command::SwapIn { host_block, block });
             device.note_use(block, batch.number);
-            host.note_use(host_block, batch.number);
+            if !seeded(Mutant::CopyHoldsNothing) {
+                host.note_use(host_block, batch.number);
+            }
             block
         });
         targets.insert(host_block, block);

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
+use crate::mutants::{Mutant, seeded};
 use crate::reuse::clone_in_place;
 use crate::row_map::RowMap;
 use crate::state::{State, request_mut};
@@ -78,8 +79,8 @@ impl Marks {
     /// Where the blocks are noted that the forward pass uses of a request.
     fn places(&self, mark: &Mark) -> Range<usize> {
         let width = self.held.len() / self.num_made as usize;
-        let first = mark.order as usize * width;
-        first..first + width
+        let order = if seeded(Mutant::HeldOfTheFirst) { 0 } else { mark.order as usize };
+        order * width..(order + 1) * width
     }
 
     /// Put what the forward pass uses in place, one mark behind the other.
@@ -220,7 +221,7 @@ fn inherit_one(marks: &mut Marks, parent: Row, child: Row) {
 /// Drop a request's marks in all batches.
 pub(crate) fn forget(state: &mut State, row: Row) {
     for batch in &mut state.unfinished {
-        if batch.marks.get(row).is_some() {
+        if batch.marks.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
             let batch = Arc::make_mut(batch);
             batch.marks.rows.remove(row);
             remove_places(&mut batch.replaced, (row, 0, 0)..=(row, u32::MAX, u32::MAX));
@@ -242,7 +243,7 @@ pub(crate) fn users(
 
 /// Note that the blocks in these places leave a table: unfinished batches still use them.
 pub(crate) fn let_go(state: &mut State, row: Row, group: u32, positions: Range<u32>) {
-    if state.unfinished.is_empty() {
+    if state.unfinished.is_empty() || seeded(Mutant::FreedUnderABatch) {
         return;
     }
     let State { unfinished, requests, device, .. } = state;
@@ -286,6 +287,9 @@ fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<Place>) {
 
 /// Tokens of a request, drafts aside, that no batch computes any more.
 pub(crate) fn num_finished(state: &State, row: Row) -> u32 {
+    if seeded(Mutant::PublishesInFlight) {
+        return state[row].num_accepted();
+    }
     let taken = state.unfinished.iter().map(|batch| &batch.marks);
     let marks = taken.chain([&state.batch.marks]).filter_map(|marks| marks.get(row));
     marks.map(|mark| mark.before).fold(state[row].num_accepted(), u32::min)

@@ -12,12 +12,14 @@ use kvcore::check::report::Report;
 use kvcore::check::search::Limits;
 use kvcore::check::world::{KindOfRequest, Moves, Symmetry, World};
 use kvcore::check::{Judges, check_world};
-use kvcore::config::{Config, Duplicates};
+use kvcore::config::{Config, Duplicates, Publish};
 use kvcore::groups::{Group, Kind};
 use kvcore::mutants::{Mutant, seed};
 
 /// Calls of a story, at most.
 const LONGEST_RUN: usize = 8;
+/// So many states of a world are searched.
+const STATES_MAX: u64 = 10_000;
 /// What users see: wrong contents, crashes, what is lost for good, who is stuck.
 const OBSERVABLE: [&str; 8] = [
     "KV-READ",
@@ -64,6 +66,30 @@ fn seeded() -> Vec<Seeded> {
         Seeded(Mutant::RowMapKeepsPlace, three_calls(world(3, 3, 2)), 0, behind),
         Seeded(Mutant::ChainLosesKeys, two_calls(world(3, 2, 4)), 72, behind),
         Seeded(Mutant::RemoveKeepsRow, world(2, 1, 2), 0, refused),
+    ]
+    .into_iter()
+    .chain(seeded_in_flight())
+    .collect()
+}
+
+/// The bugs of batches in flight.
+fn seeded_in_flight() -> Vec<Seeded> {
+    let hits = Some("only hits are lost");
+    let mirror = Some("the worker's tables are wrong, which this ghost reads from the state");
+    let order = Some("batches that run one after the other hide it");
+    let completed = || late(one_letter(flying(slots(world(2, 1, 3)), 2)));
+    vec![
+        Seeded(Mutant::FreedUnderABatch, flying(world(2, 2, 2), 1), 56, order),
+        Seeded(Mutant::FirstBatchEndsAllUses, flying(world(2, 1, 2), 2), 56, order),
+        Seeded(Mutant::CopyHoldsNothing, swapping(flying(world(2, 2, 2), 1)), 57, order),
+        Seeded(Mutant::QuarantineNeverEnds, flying(world(2, 1, 2), 1), 56, None),
+        Seeded(Mutant::HeldOfTheFirst, two_calls(flying(slots(world(3, 2, 2)), 1)), 0, order),
+        Seeded(Mutant::RemovedStaysMarked, flying(world(2, 1, 2), 1), 0, None),
+        Seeded(Mutant::CancelKeepsKeys, flying(slots(world(2, 1, 2)), 1), 34, None),
+        Seeded(Mutant::CancelKeepsCounts, flying(world(2, 1, 2), 1), 37, None),
+        Seeded(Mutant::CancelLeavesTables, flying(world(2, 1, 2), 1), 49, mirror),
+        Seeded(Mutant::PublishesInFlight, completed(), 34, None),
+        Seeded(Mutant::PublishedLate, late(flying(world(2, 1, 2), 1)), 0, hits),
     ]
 }
 
@@ -119,16 +145,40 @@ fn merging(mut world: World) -> World {
     world
 }
 
+fn flying(mut world: World, max_in_flight: u32) -> World {
+    world.config.max_in_flight = max_in_flight;
+    world
+}
+
+fn slots(mut world: World) -> World {
+    world.config.groups = vec![Group::new(1)];
+    world
+}
+
+fn one_letter(world: World) -> World {
+    World { num_letters: 1, ..world }
+}
+
+fn late(mut world: World) -> World {
+    world.config.publish = Publish::Completed;
+    world
+}
+
+fn swapping(mut world: World) -> World {
+    world.config.num_host_blocks = 2;
+    more(world, &["swap_out", "swap_in"])
+}
+
 fn windowed(mut world: World) -> World {
     world.config = Config::new(world.config.num_blocks + 1, 1, b"mutants");
     world.config.groups = vec![Group::windowed(1, Kind::SlidingWindow, 2)];
     world
 }
 
-fn hunt(mutant: Mutant, world: &World, judges: Judges) -> (Report, f64) {
+fn hunt(mutant: Mutant, world: &World, judges: Judges, max_states: Option<u64>) -> (Report, f64) {
     seed(Some(mutant));
     let begun = Instant::now();
-    let limits = Limits { max_seconds: Some(120.0), ..Limits::default() };
+    let limits = Limits { max_states, max_seconds: Some(120.0), ..Limits::default() };
     let found = check_world(world.clone(), Symmetry::default(), judges, &limits, 1, &mut |_| true);
     let seconds = begun.elapsed().as_secs_f64();
     seed(None);
@@ -151,9 +201,9 @@ fn main() -> ExitCode {
     );
     let mut lived = 0;
     for Seeded(mutant, world, row, unseen) in &bugs {
-        let (report, seconds) = hunt(*mutant, world, Judges::default());
+        let (report, seconds) = hunt(*mutant, world, Judges::default(), Some(STATES_MAX));
         let names = OBSERVABLE.iter().map(|&name| name.to_owned());
-        let (seen, _) = hunt(*mutant, world, Judges::only(names));
+        let (seen, _) = hunt(*mutant, world, Judges::only(names), Some(STATES_MAX));
         let (by, length) = found(&report).unwrap_or(("-", 0));
         let observed = found(&seen).map(|(name, _)| name);
         let scope = [world.config.num_blocks, world.num_requests, world.num_tokens];

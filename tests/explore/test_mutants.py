@@ -19,6 +19,7 @@ from kvcore.effects import Effects
 from kvcore.errors import TraceError
 from kvcore.hash_index import HashIndexDraft
 from kvcore.state import Draft, RequestState
+from tests.conftest import need_twin
 
 TRACES = Path(__file__).parents[1] / "traces"
 ROWS_MIN = 69
@@ -31,6 +32,8 @@ ROWS_MIN = 69
     ids=str,
 )
 def test_seeded_bug_is_found_by_its_property_alone(mutant: Mutant, name: str) -> None:
+    if name == "REFINE":
+        need_twin()
     kill = hunt(mutant, mutant.world, {name})
     assert kill.found == name
     assert len(kill.calls) <= LONGEST_RUN

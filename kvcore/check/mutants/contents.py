@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, asked, caching, calls, hits, plan, queries, release
+from kvcore import allocate, asked, batch, caching, calls, hits, operations, plan, queries, release
 from kvcore.asked import Asked
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
@@ -238,3 +238,15 @@ def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
 
     patcher.setattr(queries, "longest_hit", longest_of_all)
     patcher.setattr(asked, "check_hit", lambda *_: None)
+
+
+@mutant(BASIC, "PUBLISHED", "REFINE", costs="what would have been a hit is computed again")
+def m_full_block_published_late(patcher: Patcher) -> None:
+    """A full block becomes findable when a token behind it is computed; the twin is right."""
+    publish = caching.publish_blocks
+
+    def publish_late(draft: Draft, request: RequestState, num_tokens: int, **options: Any) -> None:
+        publish(draft, request, max(0, num_tokens - 1), **options)
+
+    for module in (allocate, batch, caching, operations):
+        patcher.setattr(module, "publish_blocks", publish_late)

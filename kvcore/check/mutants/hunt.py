@@ -46,8 +46,12 @@ class Hunt:
 
 
 def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> Hunt:
-    """Explore a world with a seeded bug until one of these properties does not hold."""
-    return _hunt(mutant, where, properties=properties)
+    """Explore a world with a seeded bug until one of these properties does not hold; by REFINE the
+    twin, which is right, is asked as well. Raises BackendMissing.
+    """
+    names = frozenset(properties)
+    backend = "both" if "REFINE" in names else "python"
+    return _hunt(mutant, where, properties=names, backend=backend)
 
 
 def observe(mutant: Mutant) -> Hunt:

@@ -13,9 +13,9 @@ from msgspec.structs import replace as evolve
 from kvcore import allocate, calls, hits, plan, swap
 from kvcore.asked import Asked
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import BASIC, BOTH, SWAP_WATERMARK, TIGHT, WATERMARK
+from kvcore.check.mutants.worlds import BASIC, BOTH, ONE, SWAP_WATERMARK, TIGHT, WATERMARK
 from kvcore.state import Draft, State, transition
-from kvcore.values import Outcome, Reason, Refused
+from kvcore.values import Appended, Outcome, Reason, Refused
 
 
 @mutant(BOTH, "HIT-LONGEST", costs="what would have been a hit is computed again")
@@ -84,6 +84,21 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
         return None if refused is None else evolve(refused, reason=Reason.LATER)
 
     patcher.setattr(plan, "refuse", refuse_for_now)
+
+
+@mutant(ONE, "NO-THRASH", rows=(69,))
+def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
+    """A request gets its next token only while two blocks are free: it is preempted, comes back and
+    is preempted, again and again.
+    """
+    append = calls.TRANSITIONS["append"]
+
+    def append_with_room(before: State, request_ids: Any, tokens: Any) -> Any:
+        if before.device.num_free == 1:
+            return Outcome(before, (), Appended(0, Refused(Reason.LATER, 1, 0)))
+        return append(before, request_ids, tokens)
+
+    patcher.setitem(calls.TRANSITIONS, "append", append_with_room)
 
 
 @mutant(BASIC, "DEADLOCK-FREE", rows=(67,))

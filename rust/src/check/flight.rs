@@ -160,3 +160,43 @@ pub(super) fn fills(start: &State, opened: &State) -> bool {
         || !batch.merges.is_empty()
         || !in_order(&batch.marks).is_empty()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Judges;
+    use crate::check::calls::Call;
+    use crate::check::judged::{A, config, scheduled};
+
+    #[test]
+    fn a_block_that_a_batch_uses_is_neither_free_nor_waits_for_nobody() {
+        let config = crate::config::Config { max_in_flight: 1, ..config() };
+        let mut run = scheduled(config);
+        run.call(&Call::TakeBatch);
+        let memory = Ghost::judging(&run.state.config, &Judges::default());
+        let used: Vec<Place> =
+            run.state[Row(0)].tables[0].iter().map(|&block| (Tier::Device, block)).collect();
+        run.call(&Call::Free { name: A });
+        let mut node = Node::new(run.state, memory);
+        let number = node.state.unfinished[0].number;
+        let commands = Commands::default();
+        node.pending.push(Pending {
+            number,
+            commands,
+            writes: Vec::new(),
+            nodes: Vec::new(),
+            used,
+            before: Vec::new(),
+            executed: false,
+        });
+        assert_eq!(unused_wait(&node), Ok(()));
+        let mut freed = node.clone();
+        freed.state.device.end_use(|user| user == number);
+        freed.state.device.end_quarantine();
+        let said = unused_wait(&freed).unwrap_err();
+        assert!(said.ends_with("is free, and a batch uses it"), "{said}");
+        node.pending.clear();
+        let said = unused_wait(&node).unwrap_err();
+        assert!(said.ends_with("waits, and no batch uses it"), "{said}");
+    }
+}

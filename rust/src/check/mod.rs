@@ -37,6 +37,7 @@ pub mod outcomes;
 mod pack;
 pub mod prefixes;
 pub mod progress;
+mod published;
 pub mod renaming;
 pub mod report;
 pub mod request_invariants;

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::check::calls::{Call, Name, Outcome, Value, perform};
 use crate::check::invariants::Finding;
+use crate::check::published::published;
 use crate::check::same::same_state;
 use crate::check::world::World;
 use crate::check::{Judges, Violation};
@@ -37,13 +38,14 @@ pub struct Made<'a> {
 }
 
 /// The properties of this file, by name; DETERMINISM is judged where it is asked for by name.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 6] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
     ("LRU", lru),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
     ("FULLHIT", full_hit),
     ("HASH-MONO", hash_mono),
+    ("PUBLISHED", published),
 ];
 
 /// Fails with the first property that counts and that a call breaks; misuse is judged elsewhere.
