@@ -13,6 +13,7 @@ use kvcore::allocate::{Requests, allocate_slots, append};
 use kvcore::asked::Asked;
 use kvcore::batch::take_batch;
 use kvcore::config::Config;
+use kvcore::fork::fork;
 use kvcore::queries::get_computed_blocks;
 use kvcore::release::free;
 use kvcore::requests::{add_request, remove_request};
@@ -59,6 +60,11 @@ fn one_request(state: &mut State, number: u64, phase: &str) -> Duration {
     black_box(take_batch(state).expect("no batch is in flight"));
     total += timed("take_batch", start);
     let start = Instant::now();
+    fork(state, "r", "child").expect("the id is new");
+    total += timed("fork", start);
+    free(state, "child").expect("the request is known");
+    remove_request(state, "child").expect("the request holds nothing");
+    let start = Instant::now();
     free(state, "r").expect("the request is known");
     total += timed("free", start);
     take_batch(state).expect("no batch is in flight");
@@ -67,7 +73,7 @@ fn one_request(state: &mut State, number: u64, phase: &str) -> Duration {
 }
 
 fn requests(criterion: &mut Criterion) {
-    for phase in ["add_request", "look up and allocate", "take_batch", "free"] {
+    for phase in ["add_request", "look up and allocate", "take_batch", "fork", "free"] {
         let mut group = criterion.benchmark_group(format!("{phase}, a request of 64 blocks"));
         group.throughput(Throughput::Elements(u64::from(PROMPT_BLOCKS)));
         for pool in POOLS {
