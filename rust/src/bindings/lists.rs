@@ -33,13 +33,16 @@ pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
     read(py, tuple.len(), |position| unsafe { ffi::PyTuple_GetItem(pointer, position) })
 }
 
-/// The only item of a list, and None for anything else.
+/// The only item of a list or tuple; None for anything else.
 pub(crate) fn only_item<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    let list = object.cast::<PyList>().ok()?;
-    if list.len() == 1 { list.get_item(0).ok() } else { None }
+    if let Ok(list) = object.cast::<PyList>() {
+        return if list.len() == 1 { list.get_item(0).ok() } else { None };
+    }
+    let tuple = object.cast::<PyTuple>().ok()?;
+    if tuple.len() == 1 { tuple.get_item(0).ok() } else { None }
 }
 
-/// The only item of a list where it is an int below 2**32.
+/// The only item of a list or tuple where it is an int below 2**32.
 pub(crate) fn only_id(object: Borrowed<'_, '_, PyAny>) -> Option<u32> {
     let item = only_item(object)?;
     read_one(object.py(), item.as_ptr())

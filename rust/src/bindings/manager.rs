@@ -149,8 +149,7 @@ impl Manager {
         Ok(made)
     }
 
-    /// `append` of a list of one id and a list of one token, read where they are; None for any
-    /// other.
+    /// `append` of one id and one token, read where they are; None for any other.
     pub(crate) fn append_one<'py>(
         this: &Bound<'py, Self>,
         requests: Borrowed<'_, 'py, PyAny>,
