@@ -16,7 +16,7 @@ from kvcore import request_invariants
 from kvcore.block_pool import BlockPool
 from kvcore.errors import InvariantViolation
 from kvcore.request_invariants import Property
-from kvcore.state import NO_HOST_BLOCK, Operation, State
+from kvcore.state import Operation, State
 from kvcore.values import Status
 
 
@@ -27,31 +27,37 @@ def check(state: State) -> None:
             raise InvariantViolation(name, detail)
 
 
-def pools(state: State) -> Iterator[tuple[str, BlockPool, Counter[int]]]:
-    """Each tier with its blocks' holdings by requests."""
-    requests = state.requests.values()
-    held = Counter(b for r in requests for t in r.tables for b in t)
-    for null in range(state.device.first_block):
-        del held[null]
-    yield "device", state.device, held
-    if state.host is not None:
-        held = Counter(b for r in requests for t in r.host_tables for b in t)
-        del held[NO_HOST_BLOCK]
-        yield "host", state.host, held
+def pools(state: State) -> list[tuple[str, BlockPool]]:
+    """Each tier with its pool."""
+    tiers = [("device", state.device)]
+    return tiers if state.host is None else [*tiers, ("host", state.host)]
 
 
 def ref(state: State) -> Iterator[str]:
     """REF: a block's count is the number of tables that hold it, and its pins."""
-    for tier, pool, held in pools(state):
-        for block, count in enumerate(pool.ref_counts):
-            expected = held[block] + pool.pins.get(block, 0)
+    for tier, pool in pools(state):
+        held = _owners(state, pool, tier)
+        for block, (count, expected) in enumerate(zip(pool.ref_counts, held, strict=True)):
             if count != expected:
                 yield f"{tier} block {block} counts {count} owners, {expected} hold it"
 
 
+def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
+    """How many tables hold each block of a tier, and pins."""
+    held = [0] * pool.num_blocks
+    for block, count in pool.pins.items():
+        held[block] = count
+    for request in state.requests.values():
+        for table in request.tables if tier == "device" else request.host_tables:
+            for block in table:
+                if block >= pool.first_block:
+                    held[block] += 1
+    return held
+
+
 def partition(state: State) -> Iterator[str]:
     """PARTITION: a usable block is free or quarantined exactly if it has no owner."""
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         free = {*pool.queue, *(pool.quarantine or ())}
         for block in range(pool.first_block, pool.num_blocks):
             if (pool.ref_counts[block] == 0) != (block in free):
@@ -61,7 +67,7 @@ def partition(state: State) -> Iterator[str]:
 
 def queue_unique(state: State) -> Iterator[str]:
     """FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters."""
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         seen: set[int] = set()
         queues = [pool.queue]
         queues += [] if pool.quarantine is None else [pool.quarantine.queue]
@@ -92,7 +98,7 @@ def null_block(state: State) -> Iterator[str]:
 
 def index_sound(state: State) -> Iterator[str]:
     """IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle."""
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         index, num_linked = pool.index, 0
         for key, blocks in index.items():
             num_linked += len(blocks) if len(blocks) > 1 else 0
@@ -108,7 +114,7 @@ def index_sound(state: State) -> Iterator[str]:
 
 def index_complete(state: State) -> Iterator[str]:
     """IDX-COMPLETE: a block with a key is found under it, once."""
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         found = Counter((key, block) for key, blocks in pool.index.items() for block in blocks)
         for block, key in enumerate(pool.keys):
             if key is not None and found[key, block] != 1:
@@ -119,7 +125,7 @@ def leak(state: State) -> Iterator[str]:
     """LEAK: without requests, pins and unfinished batches every usable block is free."""
     if len(state.requests):
         return
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         waits = pool.pins or state.unfinished or _used_by(pool, state.batch.number)
         if not waits and pool.num_free != pool.num_usable:
             yield f"{tier} tier has {pool.num_free} of {pool.num_usable} blocks free"
@@ -134,7 +140,7 @@ def _used_by(pool: BlockPool, number: int) -> bool:
 def quarantine(state: State) -> Iterator[str]:
     """QUARANTINE: a block waits without owner exactly while an unfinished batch uses it."""
     numbers = {batch.number for batch in state.unfinished} | {state.batch.number}
-    for tier, pool, _ in pools(state):
+    for tier, pool in pools(state):
         if pool.quarantine is None:
             continue
         waiting, busy = set(pool.quarantine), pool.quarantine.busy
@@ -209,12 +215,12 @@ def operations(state: State) -> Iterator[str]:
             yield f"{count} operations on block {block}, which has {pool.pins.get(block, 0)} pins"
     loads = Counter(operation.request_id for operation in state.operations.values())
     for request_id, request in state.requests.items():
-        name = f"request {request_id!r}"
         if request.num_loading != loads[request_id]:
-            yield f"{name} waits for {request.num_loading} loads, {loads[request_id]} name it"
+            waits, named = request.num_loading, loads[request_id]
+            yield f"request {request_id!r} waits for {waits} loads, {named} name it"
         most = request.num_computed if request.num_loading else 0
         if request.load_end > most:
-            yield f"{name} has loaded up to token {request.load_end} of {most}"
+            yield f"request {request_id!r} has loaded up to token {request.load_end} of {most}"
     for number, operation in state.operations.items():
         if operation.batch > state.batch.number:
             yield f"operation {number} is of batch {operation.batch}, which was not opened yet"
@@ -232,6 +238,9 @@ def _is_target(state: State, operation: Operation) -> bool:
             return request.key(state.config, index, position) == operation.key
     return False
 
+
+OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_complete})
+"""Properties that read the pools alone."""
 
 PROPERTIES: dict[str, Property] = {
     "REF": ref,

@@ -178,6 +178,12 @@ def _name(request: RequestState) -> str:
     return f"request {request.request_id!r}"
 
 
+OF_REQUESTS = frozenset(
+    {table_length, wait_empty, null_prefix, group_agree, cross, cached_count}
+    | {request_hashes, computed_bound}
+)
+"""Properties that judge each request by itself, and read nothing else but what never changes."""
+
 PROPERTIES: dict[str, Property] = {
     "TABLEN": table_length,
     "WAIT-EMPTY": wait_empty,

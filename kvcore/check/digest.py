@@ -4,14 +4,18 @@
 Rules: everything counts but events, statistics, `preempted`, which only chooses a column of them,
 and of the open batch all but what it published; batches are told by their age. What was found out
 about a state is kept under its digest, so that it is found out once; only what was met lately is
-kept. Twin: none, the twin is fast enough without.
+kept. A digest is made of those of the pools and of each request: a call leaves most of these as
+they are, and the same object needs no second look. Twin: none, the twin is fast enough without.
 """
 
 from __future__ import annotations
 
 import hashlib
 import marshal
+from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from kvcore.block_pool import BlockPool
 from kvcore.extra_keys import NO_EXTRA_KEYS
@@ -21,17 +25,56 @@ from kvcore.unfinished import Unfinished
 T = TypeVar("T")
 
 DIGEST_BYTES = 16
+PARTS_KEPT = 5_000
 WITHOUT_REFERENCES = 2
 """The version of marshal's format in which equal values have equal bytes."""
 
 
-def digest(state: State) -> bytes:
-    """128 bits of all that counts of a state."""
-    device, number = state.device, state.batch.number
-    parts: list[Any] = [_pool(device, number)]
-    parts.append(None if state.host is None else _pool(state.host, number))
-    parts += [_request(request) for _, request in sorted(state.requests.items())]
-    parts += [tuple(state.rows), tuple(state.free_rows)]
+class Digest(Struct, frozen=True, gc=False):
+    """128 bits each of all that counts of a state, of its pools, and of every request."""
+
+    whole: bytes
+    pools: bytes
+    requests: tuple[bytes, ...]
+
+
+class Digests:
+    """Digests of states; what a part adds is kept while the part is met."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[object, bytes]] = {}
+
+    def of(self, state: State) -> Digest:
+        """The digest of a state."""
+        parts, number = self._parts, state.batch.number
+        if len(parts) > PARTS_KEPT:
+            parts.clear()
+        pools = b""
+        for pool in (state.device, state.host):
+            if pool is None:
+                continue
+            if pool.quarantine is not None and pool.quarantine.busy:
+                pools += _short(_bytes(_pool(pool, number)))
+                continue
+            known = parts.get(id(pool))
+            if known is None:
+                known = parts[id(pool)] = (pool, _short(_bytes(_pool(pool, number))))
+            pools += known[1]
+        requests = []
+        for request in state.requests.values():
+            known = parts.get(id(request))
+            if known is None:
+                known = parts[id(request)] = (request, _short(_bytes(_request(request))))
+            requests.append(known[1])
+        requests.sort()
+        whole = _told_apart(state) + pools + b"".join(requests)
+        return Digest(_short(whole), pools, tuple(requests))
+
+
+def _told_apart(state: State) -> bytes:
+    """What tells apart two states of the same pools and requests, how many these are included."""
+    number = state.batch.number
+    parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]
     if len(state.operations):
         parts += [
             (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)
@@ -41,7 +84,14 @@ def digest(state: State) -> bytes:
         parts.append(tuple(_unfinished(each, number) for each in state.unfinished))
     if len(state.batch.given):
         parts.append(tuple(state.batch.given))
-    data = marshal.dumps(parts, WITHOUT_REFERENCES)
+    return _bytes(parts)
+
+
+def _bytes(parts: tuple[Any, ...] | list[Any]) -> bytes:
+    return marshal.dumps(parts, WITHOUT_REFERENCES)
+
+
+def _short(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
@@ -104,10 +154,10 @@ class Lately(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._new: dict[bytes, T] = {}
-        self._old: dict[bytes, T] = {}
+        self._new: dict[Hashable, T] = {}
+        self._old: dict[Hashable, T] = {}
 
-    def get(self, name: bytes) -> T | None:
+    def get(self, name: Hashable) -> T | None:
         """What is known under a name."""
         found = self._new.get(name)
         if found is None:
@@ -116,7 +166,7 @@ class Lately(Generic[T]):
                 self._new[name] = found
         return found
 
-    def put(self, name: bytes, value: T) -> None:
+    def put(self, name: Hashable, value: T) -> None:
         """Keep what was found out; what was not asked for in a while goes."""
         if len(self._new) >= self._most:
             self._old, self._new = self._new, {}

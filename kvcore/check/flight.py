@@ -38,7 +38,7 @@ NUM_SPECIALS = 50
 """Contents that are no prefix have numbers below so many."""
 
 
-class Pending(Struct, frozen=True):
+class Pending(Struct, frozen=True, gc=False):
     """A taken batch that is not finished.
 
     requests: those that it schedules, as they were when it was taken. used: the places that its
@@ -54,7 +54,7 @@ class Pending(Struct, frozen=True):
     executed: bool = False
 
 
-class Node(Struct, frozen=True):
+class Node(Struct, frozen=True, gc=False):
     """A state, the batches in flight, and what the executed ones left in memory.
 
     loads: what executed loads will bring. started: operations whose command was executed. loading,

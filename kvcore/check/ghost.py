@@ -49,7 +49,7 @@ ZEROS: Content = (-2, 0)
 SPOILT: Content = (-3, 0)
 
 
-class Encoder(Struct, frozen=True):
+class Encoder(Struct, frozen=True, gc=False):
     """What a request's cross-attention tables hold: so many tokens of one encoder's run.
 
     number: of the run, below -9, so that it is no prefix.
@@ -59,7 +59,7 @@ class Encoder(Struct, frozen=True):
     num_tokens: int
 
 
-class Write(Struct, frozen=True, kw_only=True):
+class Write(Struct, frozen=True, gc=False, kw_only=True):
     """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
 
     loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
@@ -75,7 +75,7 @@ class Write(Struct, frozen=True, kw_only=True):
     failed: int | None = None
 
 
-class Counted(Struct, frozen=True):
+class Counted(Struct, frozen=True, gc=False):
     """What a state counts on: the contents of its computed and cached slots, undefined where it
     counts on nothing, its tables (row, group) and its owners.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
-from kvcore.commands import Allocate, Command, Evict, EvictAll, Load, Tier
+from kvcore.commands import COPIES, Allocate, Command, Evict, EvictAll, Load, Tier
 from kvcore.state import State
 
 BatchJudge = Callable[[State, Sequence[Command], Sequence[int]], Iterator[str]]
@@ -53,21 +53,25 @@ def copy_set(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> I
 
 def evict_first(before: State, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
     """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew."""
-    keys = {block: key for block, key in enumerate(before.device.keys) if key is not None}
+    keys = {block for block, key in enumerate(before.device.keys) if key is not None}
     for command in commands:
-        target = command.writes()
-        if isinstance(command, Evict):
-            keys.pop(command.block, None)
-        elif isinstance(command, EvictAll):
-            keys.clear()
-        elif isinstance(command, Allocate) and command.block in keys:
-            yield f"block {command.block} is handed out with its key"
-        elif target is not None and target[0] == "device" and target[1] in keys:
-            yield f"block {target[1]} is written by {type(command).__name__} and has a key"
+        match command:
+            case Evict(block):
+                keys.discard(block)
+            case EvictAll():
+                keys.clear()
+            case Allocate(block) if block in keys:
+                yield f"block {block} is handed out with its key"
+            case _:
+                target = command.writes()
+                if target is not None and target[0] == "device" and target[1] in keys:
+                    yield f"block {target[1]} is written by {type(command).__name__} and has a key"
 
 
 def copy_source(_: State, commands: Sequence[Command], __: Sequence[int]) -> Iterator[str]:
     """CMD-COW-SRC: the source of a copy still has its content when the copy runs."""
+    if COPIES.isdisjoint(map(type, commands)):
+        return
     empty: set[Place] = set()
     for command in commands:
         source, target = command.reads(), command.writes()
@@ -100,6 +104,8 @@ def segments_of(
     commands: Sequence[Command], numbers: Sequence[int]
 ) -> Iterator[tuple[int, Copies]]:
     """Each segment with its commands that read or write a place, in order."""
+    if COPIES.isdisjoint(map(type, commands)):
+        return
     found: dict[int, Copies] = {}
     for command, number in zip(commands, numbers, strict=False):
         if command.reads() is not None or command.writes() is not None:

@@ -4,7 +4,8 @@
 Rules: a property that does not hold raises `Broken` with the steps so far. Where only some
 properties count, a step that breaks another one is left out, and an error that is no property's
 name is NOCRASH. What a state's properties read is found out once for each state that was met
-lately; what reads the open batch is judged at every call. Twin: none.
+lately, and once for each pool or request where they read nothing else; what reads the open batch is
+judged at every call. Twin: none.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from typing import Any, TypeVar
 
 from kvcore.calls import Call, Misuse, perform
 from kvcore.check.canonical import Names
-from kvcore.check.digest import Lately, digest
+from kvcore.check.digest import Digest, Digests, Lately
 from kvcore.check.model import Broken, Step
 from kvcore.check.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.prefixes import Prefixes
 from kvcore.check.properties import BrokenProperty, Property, first_found, select
-from kvcore.check.transitions import hit_of
+from kvcore.check.transitions import OF_HITS, hit_of
 from kvcore.check.world import World
 from kvcore.commands import SetTable, segments
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation
 from kvcore.hits import aligned
+from kvcore.invariants import OF_POOLS
 from kvcore.queries import get_computed_blocks
-from kvcore.state import State
+from kvcore.request_invariants import OF_REQUESTS
+from kvcore.state import RequestState, State
 from kvcore.values import Appended, Hit, Outcome, Refused
 
 T = TypeVar("T")
@@ -65,7 +68,8 @@ class Judge:
         if watch is not None and properties is None:
             known |= select(frozenset({"REFINE"}), world.calls)
         self._known = frozenset(known)
-        self._of_calls = _of_scope(known, "transition")
+        self._of_hits = _of_scope(known, "transition")
+        self._of_calls = tuple(each for each in self._of_hits if each[1] not in OF_HITS)
         self._of_batches = _of_scope(known, "batch")
         self._of_runs = _of_scope(known, "run")
         reading = {name: each for name, each in known.items() if each.reads_prefixes}
@@ -73,9 +77,14 @@ class Judge:
         alone = {name: each for name, each in known.items() if not each.reads_prefixes}
         states = _of_scope(alone, "state")
         self._of_open = tuple(each for each in states if each[0] in READ_THE_BATCH)
-        self._of_states = tuple(each for each in states if each[0] not in READ_THE_BATCH)
+        self._of_states = _without_known(
+            tuple(each for each in states if each[0] not in READ_THE_BATCH)
+        )
         self._checked: Lately[bool] = Lately(MET_LATELY)
-        self._last: tuple[State | None, bytes] = (None, b"")
+        self._checked_pools: Lately[bool] = Lately(MET_LATELY)
+        self._checked_requests: Lately[bool] = Lately(MET_LATELY)
+        self._digests = Digests()
+        self._last: tuple[State | None, Digest] = (None, Digest(b"", b"", ()))
         self._judged: Step | None = None
         self._hit: tuple[State | None, str] = (None, "")
 
@@ -108,20 +117,15 @@ class Judge:
             if self.counts(error.name):
                 raise
 
-    def digest(self, state: State) -> bytes:
+    def digest(self, state: State) -> Digest:
         """The digest of a state; that of the last one is known."""
         if self._last[0] is not state:
-            self._last = (state, digest(state))
+            self._last = (state, self._digests.of(state))
         return self._last[1]
-
-    def same_as(self, state: State, other: State) -> None:
-        """Note that a state differs from the last one by its batch alone, if it does."""
-        if self._last[0] is other and _same_but_batch(state, other):
-            self._last = (state, self._last[1])
 
     def name(self, state: State) -> bytes:
         """The name of a state, whatever its open batch holds."""
-        return self._names.of(self.digest(state), state)
+        return self._names.of(self.digest(state).whole, state)
 
     def check(self, state: State) -> None:
         """Hear the properties of a state, once for each digest: a name leaves out much of what may
@@ -130,11 +134,18 @@ class Judge:
         batch = state.batch
         if len(batch.records) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
-        name = self.digest(state)
-        if self._checked.get(name) is None:
-            hear(self._of_states, state)
+        met = self.digest(state)
+        if self._checked.get(met.whole) is not None:
+            return
+        pools = self._checked_pools.get(met.pools) is not None
+        new = [each for each in met.requests if self._checked_requests.get(each) is None]
+        hear(self._of_states[pools, not new], state)
+        if not pools:
             hear(self._of_prefixes, state, self.prefixes)
-            self._checked.put(name, True)
+            self._checked_pools.put(met.pools, True)
+        for each in new:
+            self._checked_requests.put(each, True)
+        self._checked.put(met.whole, True)
 
     def check_runs(self, state: State) -> None:
         """Hear what must still be possible from a state."""
@@ -169,10 +180,11 @@ class Judge:
             self._watch(state, call, outcome)
         self.ask(check_outcome, state, call, outcome)
         if not isinstance(outcome.value, Misuse):
-            hear(self._of_calls, state, call, outcome)
+            hear(self._of_calls if hit_of(call) is None else self._of_hits, state, call, outcome)
         if call.name != "take_batch":
-            if _has_new_hashes(state, outcome.state):
-                self.ask(self.prefixes.learn, outcome.state)
+            hashed = _newly_hashed(state, outcome.state)
+            if hashed:
+                self.ask(self.prefixes.learn_from, hashed)
             self.check(outcome.state)
         note(self.notes, call, outcome)
         self._judged = None
@@ -213,13 +225,13 @@ def broken(error: Exception, steps: tuple[Step, ...]) -> Broken:
 def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
     """Count what must not be missing from an exploration that is to show anything."""
     notes["call", f"{call.name}: {said(outcome.value)}"] += 1
-    for kind in {type(command) for command in outcome.commands}:
-        notes["command", kind.__name__] += 1
-    first = outcome.state.device.first_block
-    for command in outcome.commands:
-        if isinstance(command, SetTable) and command.block < first:
-            notes["goal", "trim"] += 1
-            break
+    if outcome.commands:
+        for kind in set(map(type, outcome.commands)):
+            notes["command", kind.__name__] += 1
+        first = outcome.state.device.first_block
+        if first:
+            sets = (each for each in outcome.commands if isinstance(each, SetTable))
+            notes["goal", "trim"] += any(each.block < first for each in sets)
     hit = hit_of(call)
     if hit is not None and not isinstance(outcome.value, Misuse):
         tokens = outcome.state.requests[call.args[0]].tokens
@@ -270,23 +282,24 @@ def _of_scope(known: dict[str, Property], scope: str) -> Judges:
     )
 
 
-def _has_new_hashes(before: State, after: State) -> bool:
-    """Whether a request has block hashes that it did not have."""
-    known = before.requests
+def _without_known(judges: Judges) -> dict[tuple[bool, bool], Judges]:
+    """Those that are left to hear, by whether the pools, and all requests, are known already."""
+    return {
+        (pools, requests): tuple(
+            (name, holds)
+            for name, holds in judges
+            if not (pools and holds in OF_POOLS) and not (requests and holds in OF_REQUESTS)
+        )
+        for pools in (False, True)
+        for requests in (False, True)
+    }
+
+
+def _newly_hashed(before: State, after: State) -> list[RequestState]:
+    """The requests that have block hashes that they did not have."""
+    known, found = before.requests, []
     for name, request in after.requests.items():
         old = known.get(name)
-        if old is None or old.block_hashes is not request.block_hashes:
-            return True
-    return False
-
-
-def _same_but_batch(state: State, other: State) -> bool:
-    return (
-        state.device == other.device
-        and state.requests == other.requests
-        and state.host == other.host
-        and state.rows == other.rows
-        and state.free_rows == other.free_rows
-        and state.operations == other.operations
-        and state.unfinished == other.unfinished
-    )
+        if old is not request and (old is None or old.block_hashes is not request.block_hashes):
+            found.append(request)
+    return found

@@ -21,7 +21,7 @@ from kvcore.values import Outcome
 Node = TypeVar("Node")
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, gc=False):
     """A call that was made: on which state, with which outcome."""
 
     before: Any
@@ -29,7 +29,7 @@ class Step(Struct, frozen=True):
     outcome: Outcome[Any, Any]
 
 
-class Edge(Struct, frozen=True):
+class Edge(Struct, frozen=True, gc=False):
     """The steps that lead from one node to the next; name: what an engine calls them."""
 
     name: str

@@ -91,11 +91,15 @@ class Prefixes:
         self._num_told = len(self._chains)
 
     def learn(self, state: State) -> None:
-        """Take in what the requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
+        """Take in what the requests' hashes stand for. Raises as `learn_from` does."""
+        self.learn_from(state.requests.values())
+
+    def learn_from(self, requests: Iterable[RequestState]) -> None:
+        """Take in what these requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
         KEY-SEP) when all is taken in; the first request to carry a hash says what it stands for.
         """
         size, wrong = self._config.hash_block_size, None
-        for request in state.requests.values():
+        for request in requests:
             if not request.block_hashes:
                 continue
             letters = self.letters(request)

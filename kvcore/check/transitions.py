@@ -27,7 +27,8 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     """LRU: the front of the free queue is taken, freed blocks join where the policy says, the order
     of the others stays.
     """
-    if call.name == "cancel":
+    same = outcome.state.device is before.device and not outcome.commands
+    if same or call.name == "cancel":
         return
     pool, waits = outcome.state.device, quarantined(outcome.state.device)
     queue = list(before.device.queue)
@@ -110,15 +111,16 @@ def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterato
 
 def hash_mono(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HASH-MONO: a block's key only comes and goes: no other one without an eviction between."""
-    gone: set[tuple[int, bytes]] = set()
+    keys, gone = outcome.state.device.keys, set[tuple[int, bytes]]()
+    if keys is before.device.keys:
+        return
     for command in outcome.commands:
         if isinstance(command, EvictAll):
             return
         if isinstance(command, Evict):
             gone.add((command.block, command.key))
     for block, key in enumerate(before.device.keys):
-        after = outcome.state.device.keys[block]
-        if key is not None and after != key and (block, key) not in gone:
+        if key is not None and keys[block] != key and (block, key) not in gone:
             yield f"{call.name} changes the key of block {block}, which was not evicted"
 
 
@@ -166,6 +168,9 @@ def _join(queue: list[int], pool: BlockPool, block: int, *, cached: bool) -> Non
     else:
         queue.append(block)
 
+
+OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
+"""Judges of calls that are made with a hit: of others they have nothing to say."""
 
 TRANSITION_JUDGES: dict[str, TransitionJudge] = {
     "LRU": lru,

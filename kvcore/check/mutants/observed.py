@@ -39,7 +39,7 @@ OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 """What a user sees: another content, a crash, blocks or requests that never come back."""
 
 
-class Seen(Struct, frozen=True):
+class Seen(Struct, frozen=True, gc=False):
     """A state, and what an engine has of it: the contents of all blocks, its own tables."""
 
     state: State

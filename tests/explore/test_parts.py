@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the judge takes to be read by a property is all that it reads.
+
+A property of the pools is heard once for each pool, one of requests once for each request: so it
+must say the same of the same pools whoever the requests are, and of the same request whatever the
+pools hold, of right states and of broken ones. A packed state is the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from immutables import Map
+from msgspec.structs import replace as evolve
+
+from kvcore.check.core_model import CoreModel
+from kvcore.check.digest import Digests
+from kvcore.check.packed import pack, unpack
+from kvcore.check.profiles import PROFILES
+from kvcore.encode import encode
+from kvcore.invariants import OF_POOLS
+from kvcore.request_invariants import OF_REQUESTS
+from kvcore.state import State, make_state
+
+WORLDS = ("groups", "host", "drafts", "pins")
+
+
+def states(name: str, most: int = 60) -> list[State]:
+    """The first states of a world."""
+    model = CoreModel(PROFILES[name].world)
+    found = {model.name(start := model.start()): start}
+    for node in (waiting := [start]):
+        for edge in model.edges(node):
+            if found.setdefault(model.name(edge.node), edge.node) is edge.node:
+                waiting.append(edge.node)
+            if len(found) >= most:
+                return waiting
+    return waiting
+
+
+def broken(state: State) -> Iterator[State]:
+    """A state, and what no run makes of it: wrong owners, keys, counts and tokens."""
+    pool = state.device
+    yield state
+    yield evolve(state, device=evolve(pool, ref_counts=pool.ref_counts.set(1, 7)))
+    yield evolve(state, device=evolve(pool, keys=pool.keys.set(1, b"k" * 36)))
+    yield evolve(state, device=evolve(pool, queue=evolve(pool.queue, length=9)))
+    for name, request in state.requests.items():
+        for wrong in (
+            evolve(request, num_computed=9),
+            evolve(request, num_cached=tuple(each + 1 for each in request.num_cached)),
+            evolve(request, tokens=request.tokens[:1]),
+            evolve(request, tables=tuple(table[::-1] for table in request.tables)),
+        ):
+            yield evolve(state, requests=state.requests.set(name, wrong))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_properties_of_pools_read_no_request(name: str) -> None:
+    said = 0
+    for state in (each for known in states(name) for each in broken(known)):
+        alone = evolve(state, requests=Map())
+        for holds in OF_POOLS:
+            said += bool(list(holds(state)))
+            assert list(holds(state)) == list(holds(alone))
+    assert said
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_properties_of_requests_read_each_by_itself(name: str) -> None:
+    empty, said = make_state(PROFILES[name].world.config), 0
+    for state in (each for known in states(name) for each in broken(known)):
+        ones = [
+            evolve(empty, requests=Map({request.request_id: request}))
+            for request in state.requests.values()
+        ]
+        for holds in OF_REQUESTS:
+            said += bool(list(holds(state)))
+            assert list(holds(state)) == [found for one in ones for found in holds(one)]
+    assert said
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_packed_state_is_the_state(name: str) -> None:
+    for state in states(name):
+        again = unpack(state.config, pack(state))
+        assert again == state
+        assert encode(again) == encode(state)
+
+
+def test_states_that_differ_have_digests_that_differ() -> None:
+    digests, found = Digests(), dict[bytes, State]()
+    for state in (each for name in WORLDS[:1] for known in states(name) for each in broken(known)):
+        same = found.setdefault(digests.of(state).whole, state)
+        assert (same.device, same.requests) == (state.device, state.requests)
+    assert len(found) > len(states(WORLDS[0]))
