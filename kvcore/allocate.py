@@ -11,6 +11,7 @@ Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/allocate.rs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace as evolve
@@ -154,21 +155,25 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     mark(draft, request.request_id, before, before, publishes=written)
     request = apply_trims(draft, request, plan.trims)
     tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
-    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
-    num_fresh += sum(each.external + each.grown for each in plan.growth)
+    num_fresh = 0
+    for rewrite in plan.rewrites:
+        num_fresh += rewrite.shared
+    for growth in plan.growth:
+        num_fresh += growth.external + growth.grown
     fresh = iter(draft.device.take(num_fresh))
     for rewrite in plan.rewrites:
         table = tables[rewrite.group]
         tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
     for group, growth in enumerate(plan.growth):
-        blocks = [NULL_BLOCK] * growth.nulls
-        blocks += (next(fresh) for _ in range(growth.external))
-        num_filled = len(blocks) if asked.loads else growth.nulls
-        tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
+        if growth.nulls or growth.external:
+            blocks = [NULL_BLOCK] * growth.nulls + list(islice(fresh, growth.external))
+            num_filled = len(blocks) if asked.loads else growth.nulls
+            tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
     grown = []
     for group, growth in enumerate(plan.growth):
-        blocks = [next(fresh) for _ in range(growth.grown)]
-        tables[group] = grow(draft, request, group, tables[group], blocks, 0)
+        blocks = list(islice(fresh, growth.grown))
+        if blocks:
+            tables[group] = grow(draft, request, group, tables[group], blocks, 0)
         grown.append(tuple(blocks))
     num_cached = tuple(
         len(hits) if hits else cached

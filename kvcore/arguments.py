@@ -26,12 +26,12 @@ def read_int(value: Any) -> Any:
 
 def read_ints(values: Iterable[Any]) -> list[Any]:
     """The same for each value."""
-    return [read_int(value) for value in values]
+    return [value if type(value) is int else read_int(value) for value in values]
 
 
 def read_count(name: str, value: Any, least: int = 0) -> int:
     """The int that a count stands for. Raises InvalidCount where it is none, or below least."""
-    number = read_int(value)
+    number = value if type(value) is int else read_int(value)
     if not isinstance(number, int):
         raise InvalidCount(name=name, value=repr(value), least=least)
     if number < least:

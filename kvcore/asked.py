@@ -8,8 +8,6 @@ rust/src/asked.rs.
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
@@ -30,7 +28,7 @@ from kvcore.state import Draft, RequestState
 from kvcore.values import Hit
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class Asked(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
     loads: a load fills the blocks of the external tokens, so they are not zeroed.
@@ -62,7 +60,7 @@ COUNTS = (
 
 def read_asked(asked: Asked) -> Asked:
     """The same with ints for counts and ids. Raises InvalidCount."""
-    counts: dict[str, Any] = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
+    counts = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
     return evolve(asked, hit=read_hit(asked.hit), **counts)
 
 

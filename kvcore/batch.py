@@ -47,13 +47,14 @@ def take_batch(state: State) -> Outcome[State, Batch]:
         )
     taken = close(batch.number, batch.commands)
     opened = evolve(state, batch=OpenBatch(batch.number + 1))
-    closed = close_marks(state)
+    if not (config.tracks_batches or batch.merges):
+        return Outcome(opened, (), taken)
 
     def change(draft: Draft) -> Batch:
         if config.max_in_flight:
-            draft.unfinished.append(closed)
+            draft.unfinished.append(close_marks(state))
         elif config.publish == "completed":
-            publish_written(draft, closed)
+            publish_written(draft, close_marks(state))
         settle_merges(draft, batch.merges)
         return taken
 

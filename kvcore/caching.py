@@ -88,10 +88,11 @@ def publish_blocks(
         for position in range(cached, num_full):
             if _publish_block(draft, request, index, position, final):
                 run.append(position)
-            else:
+            elif run:
                 _announce_stored(draft, request, index, run)
                 run = []
-        _announce_stored(draft, request, index, run)
+        if run:
+            _announce_stored(draft, request, index, run)
         num_cached.append(max(cached, num_full))
     draft.store(evolve(request, num_cached=tuple(num_cached)))
 
@@ -121,7 +122,7 @@ def _publish_block(
 
 
 def _announce_stored(draft: Draft, request: RequestState, group: int, run: list[int]) -> None:
-    if run and draft.effects.events_enabled:
+    if draft.effects.events_enabled:
         draft.effects.announce(stored(draft, request, group, run[0], run[-1] + 1))
 
 

@@ -50,14 +50,14 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
 }
 
 
-class Misuse(Struct, frozen=True):
+class Misuse(Struct, frozen=True, gc=False):
     """The typed error that a call raised."""
 
     error: str
     fields: dict[str, object]
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """A transition by name, with its arguments."""
 
     name: str

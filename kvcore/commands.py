@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import ClassVar, Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from kvcore.hashing import KEY_SIZE
 
@@ -22,7 +24,7 @@ COLUMNS = ("kind", "segment", "a", "b", "c", "d")
 Tier = Literal["device", "host"]
 
 
-class Command(Struct, frozen=True):
+class Command(Struct, frozen=True, gc=False):
     """One thing that a runtime must do."""
 
     kind: ClassVar[int]
@@ -184,12 +186,15 @@ FIELDS = {kind: each.__struct_fields__ for kind, each in KINDS.items()}
 KEY_FIELDS = {Evict.kind: 1, Store.kind: 2, Load.kind: 1}
 """Which value column of a kind is an index into a batch's keys."""
 
+PADDING = tuple((0,) * (4 - length) for length in range(5))
+"""What fills up the value columns of a command with so many fields."""
+
 
 def _size(data: bytes | bytearray) -> str:
     return f"<{len(data)} bytes>"
 
 
-class Batch(Struct, frozen=True):
+class Batch(Struct, frozen=True, gc=False):
     """The commands of one engine step, closed and numbered.
 
     buffer: int32 little-endian, C order, shape [6, n], rows as in COLUMNS. keys: keys of KEY_SIZE
@@ -221,15 +226,12 @@ class Batch(Struct, frozen=True):
 
 def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
     """The four value columns of a command; appends its key, if it has one, to keys."""
-    values: list[int] = []
-    for name in FIELDS[command.kind]:
-        value = getattr(command, name)
-        if type(value) is bytes:
-            values.append(len(keys) // KEY_SIZE)
-            keys += value
-        else:
-            values.append(int(value))
-    return (*values, *((0,) * (4 - len(values))))
+    values, at = astuple(command), KEY_FIELDS.get(command.kind)
+    if at is not None:
+        key = len(keys) // KEY_SIZE
+        keys += values[at]
+        values = (*values[:at], key, *values[at + 1 :])
+    return values + PADDING[len(values)]
 
 
 def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
@@ -273,5 +275,6 @@ def close(number: int, commands: Sequence[Command]) -> Batch:
         (command.kind, segment, *to_row(command, keys))
         for command, segment in zip(commands, segments(commands), strict=True)
     ]
-    columns = [row[column] for column in range(len(COLUMNS)) for row in rows]
-    return Batch(number, bytearray(struct.pack(f"<{len(columns)}i", *columns)), bytes(keys))
+    size = len(COLUMNS) * len(rows)
+    columns = struct.pack(f"<{size}i", *chain.from_iterable(zip(*rows, strict=True)))
+    return Batch(number, bytearray(columns), bytes(keys))

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
 
 from kvcore.errors import CountMismatch, InvalidExtraKey, UnsortedMedia, WrongArgument
 
@@ -114,8 +116,7 @@ class PromptEmbeds:
     bytes_per_token: int = attrs.field(converter=_read_row_size)
 
 
-@attrs.frozen
-class ExtraKeys:
+class ExtraKeys(Struct, frozen=True, gc=False):
     """The extra keys of a request, checked.
 
     embeds: SHA-256 of the rows of each hash block of the prompt, a last partial one included; empty
@@ -167,7 +168,7 @@ class ExtraKeys:
         embeds = list(self.embeds[: -(-num_tokens // block_size)])
         if start < num_tokens and len(embeds) * block_size > start:
             embeds[-1] = hashlib.sha256(embeds[-1] + struct.pack("<I", num_tokens)).digest()
-        return attrs.evolve(self, media=tuple(media), embeds=tuple(embeds))
+        return evolve(self, media=tuple(media), embeds=tuple(embeds))
 
 
 NO_EXTRA_KEYS = ExtraKeys()

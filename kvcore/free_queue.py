@@ -15,7 +15,7 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 
-class FreeQueue(Struct, frozen=True):
+class FreeQueue(Struct, frozen=True, gc=False):
     """The queue as a value: two columns of links and the number of blocks in it."""
 
     following: PVector[int]
@@ -31,10 +31,11 @@ class FreeQueue(Struct, frozen=True):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        block = self.following[self.sentinel]
-        while block != self.sentinel:
+        following, sentinel = self.following, len(self.following) - 1
+        block = following[sentinel]
+        while block != sentinel:
             yield block
-            block = self.following[block]
+            block = following[block]
 
 
 def make_free_queue(num_blocks: int, order: list[int]) -> FreeQueue:
@@ -52,19 +53,26 @@ def make_free_queue(num_blocks: int, order: list[int]) -> FreeQueue:
 
 
 class FreeQueueDraft:
-    """A free queue inside a transition: changed in place, frozen at the end."""
+    """A free queue inside a transition: changed in place, frozen at the end.
 
-    __slots__ = ("following", "length", "preceding", "sentinel")
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = ("following", "length", "preceding", "queue", "sentinel")
 
     def __init__(self, queue: FreeQueue) -> None:
+        self.queue = queue
         self.following = queue.following.evolver()
         self.preceding = queue.preceding.evolver()
         self.length = queue.length
-        self.sentinel = queue.sentinel
+        self.sentinel = len(queue.following) - 1
 
     def freeze(self) -> FreeQueue:
         """The queue as a value."""
-        return FreeQueue(self.following.persistent(), self.preceding.persistent(), self.length)
+        queue, following = self.queue, self.following.persistent()
+        if following is queue.following and self.length == queue.length:
+            return queue
+        return FreeQueue(following, self.preceding.persistent(), self.length)
 
     def __contains__(self, block: int) -> bool:
         return self.following[block] != block

@@ -54,17 +54,24 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
 
 
 class HashIndexDraft:
-    """A hash index inside a transition: changed in place, frozen at the end."""
+    """A hash index inside a transition: changed in place, frozen at the end.
 
-    __slots__ = ("firsts", "following", "preceding")
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = ("firsts", "following", "index", "is_touched", "preceding")
 
     def __init__(self, index: HashIndex) -> None:
+        self.index = index
+        self.is_touched = False
         self.firsts = index.firsts.mutate()
         self.following = index.following.mutate()
         self.preceding = index.preceding.mutate()
 
     def freeze(self) -> HashIndex:
         """The index as a value."""
+        if not self.is_touched:
+            return self.index
         return HashIndex(self.firsts.finish(), self.following.finish(), self.preceding.finish())
 
     def first(self, key: bytes) -> int | None:
@@ -73,6 +80,7 @@ class HashIndexDraft:
 
     def insert(self, key: bytes, block: int) -> None:
         """Add a block behind those that hold the same content."""
+        self.is_touched = True
         first = self.firsts.get(key)
         if first is None:
             self.firsts[key] = block
@@ -82,6 +90,7 @@ class HashIndexDraft:
 
     def remove(self, key: bytes, block: int) -> bool:
         """Take a block from under its key. True: it was the last one."""
+        self.is_touched = True
         if block not in self.following:
             del self.firsts[key]
             return True
@@ -97,6 +106,7 @@ class HashIndexDraft:
 
     def clear(self) -> None:
         """Forget every key."""
+        self.is_touched = True
         empty = HashIndexDraft(HashIndex())
         self.firsts, self.following, self.preceding = empty.firsts, empty.following, empty.preceding
 

@@ -31,9 +31,8 @@ def longest_hit(state: State, request: RequestState) -> Hit:
 
 def common_length(state: State, request: RequestState, length: int, most: int) -> int:
     """The largest length up to this one that every group finds; most: of tokens that may match."""
-    order = sorted(
-        range(len(state.config.groups)), key=lambda g: state.config.groups[g].is_windowed
-    )
+    kinds = state.config.groups
+    order = sorted(range(len(kinds)), key=lambda g: kinds[g].is_windowed)
     agreed = 0
     group = 0
     while agreed < len(order) and length:
@@ -94,7 +93,9 @@ def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[
     for index, group in enumerate(state.config.groups):
         num_blocks = 0 if group.is_cross else length // group.block_size
         first = min(skipped_blocks(group, length), num_blocks)
-        keys = (request.key(state.config, index, place) for place in range(first, num_blocks))
-        found = [state.device.index.firsts[key] for key in keys]
+        found = [
+            state.device.index.firsts[request.key(state.config, index, place)]
+            for place in range(first, num_blocks)
+        ]
         groups.append((NULL_BLOCK,) * first + tuple(found))
     return tuple(groups)

@@ -23,7 +23,7 @@ from kvcore.values import Reason, Refused
 from kvcore.window import Trim, num_freed, plan_trims, visible_from
 
 
-class Rewrite(Struct, frozen=True, kw_only=True):
+class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
     """A block of the request that is about to be written although it is shared or keyed.
 
     shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
@@ -36,7 +36,7 @@ class Rewrite(Struct, frozen=True, kw_only=True):
     copied: bool
 
 
-class Growth(Struct, frozen=True, kw_only=True):
+class Growth(Struct, frozen=True, gc=False, kw_only=True):
     """How one group's table grows behind the hits.
 
     nulls: positions that are skipped already. external: blocks for external tokens. grown: blocks
@@ -48,7 +48,7 @@ class Growth(Struct, frozen=True, kw_only=True):
     grown: int
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class Plan(Struct, frozen=True, gc=False, kw_only=True):
     """What an allocation will do.
 
     asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
@@ -64,7 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     growth: tuple[Growth, ...]
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class Refusal(Struct, frozen=True, gc=False, kw_only=True):
     """An allocation that does not fit, and the trim that it leaves behind."""
 
     refused: Refused
@@ -72,7 +72,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     trims: tuple[Trim, ...] = ()
 
 
-class Lengths(Struct, frozen=True, kw_only=True):
+class Lengths(Struct, frozen=True, gc=False, kw_only=True):
     """Tokens of an allocation.
 
     local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
@@ -95,22 +95,27 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
     asked = read_asked(asked)
     hits = check_asked(draft, request, asked)
     lengths = measure(draft, request, asked)
-    hits = tuple(needed_hits(draft, group, blocks, lengths) for group, blocks in enumerate(hits))
+    fixed = 0
+    if asked.hit is not None:
+        hits = tuple(needed_hits(draft, at, blocks, lengths) for at, blocks in enumerate(hits))
+        fixed = sum(draft.device.is_queued(b) for ids in hits for b in ids if not draft.is_null(b))
     rewrites = plan_rewrites(draft, request, lengths)
     reserve = asked.reserved_blocks
     if not any(request.tables):
         reserve += draft.config.watermark_blocks
-    queued = sum(draft.device.is_queued(b) for ids in hits for b in ids if not draft.is_null(b))
-    fixed = queued + sum(rewrite.shared for rewrite in rewrites)
+    for rewrite in rewrites:
+        fixed += rewrite.shared
     if asked.full_sequence_must_fit:
         needed, most = gate_need(draft, request, asked, hits, lengths)
         refused = refuse(draft, fixed + needed, draft.device.num_free, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
     trims = plan_trims(draft, request, lengths.seen_from)
-    available = draft.device.num_free + num_freed(draft, request, trims)
+    available = draft.device.num_free + (num_freed(draft, request, trims) if trims else 0)
     growth = plan_growth(draft, request, asked, hits, lengths)
-    needed = fixed + sum(each.external + each.grown for each in growth)
+    needed = fixed
+    for each in growth:
+        needed += each.external + each.grown
     refused = refuse(draft, needed, available, step_most(draft, request, asked, lengths), reserve)
     if refused is not None:
         trims = plan_trims(draft, request, visible_from(draft, request, request.num_computed))

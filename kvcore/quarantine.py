@@ -17,7 +17,7 @@ from msgspec import Struct
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 
 
-class Quarantine(Struct, frozen=True):
+class Quarantine(Struct, frozen=True, gc=False):
     """The quarantine of one pool as a value.
 
     queue: its blocks, in the order of their release. busy: block to the batches that use it.
@@ -39,17 +39,24 @@ def make_quarantine(num_blocks: int) -> Quarantine:
 
 
 class QuarantineDraft:
-    """A quarantine inside a transition: changed in place, frozen at the end."""
+    """A quarantine inside a transition: changed in place, frozen at the end.
 
-    __slots__ = ("busy", "queue")
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = ("busy", "quarantine", "queue")
 
     def __init__(self, quarantine: Quarantine) -> None:
+        self.quarantine = quarantine
         self.queue = FreeQueueDraft(quarantine.queue)
         self.busy = quarantine.busy
 
     def freeze(self) -> Quarantine:
         """The quarantine as a value."""
-        return Quarantine(self.queue.freeze(), self.busy)
+        old, queue = self.quarantine, self.queue.freeze()
+        if queue is old.queue and self.busy is old.busy:
+            return old
+        return Quarantine(queue, self.busy)
 
     def use(self, block: int, number: int) -> None:
         """Note that a batch uses a block."""
@@ -57,6 +64,8 @@ class QuarantineDraft:
 
     def end_use(self, ended: Callable[[int], bool]) -> None:
         """Note that the batches of these numbers use nothing any more; no block leaves yet."""
+        if not self.busy:
+            return
         busy = self.busy.mutate()
         for block, numbers in self.busy.items():
             left = frozenset(number for number in numbers if not ended(number))

@@ -38,7 +38,7 @@ NO_HOST_BLOCK = -1
 MAX_OPERATION = 2**31 - 1
 
 
-class RequestState(Struct, frozen=True):
+class RequestState(Struct, frozen=True, gc=False):
     """A request as the manager knows it.
 
     row: stable row of its block tables. tokens: accepted ones. drafts: guessed ones behind them.
@@ -88,7 +88,7 @@ class RequestState(Struct, frozen=True):
         return make_key(self.block_hashes[last], group)
 
 
-class Published(Struct, frozen=True):
+class Published(Struct, frozen=True, gc=False):
     """A key that the open batch published for content that the batch itself writes."""
 
     group: int
@@ -97,7 +97,7 @@ class Published(Struct, frozen=True):
     key: bytes
 
 
-class BatchRecord(Struct, frozen=True):
+class BatchRecord(Struct, frozen=True, gc=False):
     """What the open batch did for a request that it schedules.
 
     num_computed_before: the count before the request's first slots in the batch, and before its
@@ -108,7 +108,7 @@ class BatchRecord(Struct, frozen=True):
     published: PVector[Published] = pvector()
 
 
-class Merge(Struct, frozen=True):
+class Merge(Struct, frozen=True, gc=False):
     """A full block whose key another block held when it was filled (`duplicates="merge"`)."""
 
     request_id: str
@@ -118,7 +118,7 @@ class Merge(Struct, frozen=True):
     key: bytes
 
 
-class Operation(Struct, frozen=True):
+class Operation(Struct, frozen=True, gc=False):
     """An unfinished store or load; it holds its block as a pin does.
 
     batch: the number of the batch with its command. request_id: who waits for it, None for a store,
@@ -133,7 +133,7 @@ class Operation(Struct, frozen=True):
     first_token: int = 0
 
 
-class OpenBatch(Struct, frozen=True):
+class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
     marks: what it does to requests, and given: what it publishes, where batches are remembered.
@@ -147,7 +147,7 @@ class OpenBatch(Struct, frozen=True):
     given: PVector[Given] = pvector()
 
 
-class State(Struct, frozen=True):
+class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
@@ -225,7 +225,7 @@ class Draft:
         """The state after the transition."""
         batch = OpenBatch(
             self.batch.number,
-            self.batch.commands.extend(self.effects.commands),
+            _longer(self.batch.commands, self.effects.commands),
             self.records,
             self.batch.merges,
             self.marks,
@@ -239,7 +239,7 @@ class Draft:
             self.rows,
             self.free_rows,
             batch,
-            self.state.events.extend(self.effects.events),
+            _longer(self.state.events, self.effects.events),
             self.stats,
             self.new_blocks,
             self.operations,
@@ -338,3 +338,7 @@ def transition(state: State, change: Callable[[Draft], T]) -> Outcome[State, T]:
     draft = Draft(state)
     value = change(draft)
     return Outcome(draft.freeze(), tuple(draft.effects.commands), value)
+
+
+def _longer(items: PVector[T], more: list[T]) -> PVector[T]:
+    return items.extend(more) if more else items

@@ -25,7 +25,7 @@ Given = tuple[int, bytes]
 """A block, and the key that a batch published it under."""
 
 
-class Mark(Struct, frozen=True):
+class Mark(Struct, frozen=True, gc=False):
     """What a batch remembers of a request.
 
     order: place among the marks of the batch. before: the request's count before its first slots in
@@ -43,7 +43,7 @@ class Mark(Struct, frozen=True):
     replaced: frozenset[tuple[int, int]] = frozenset()
 
 
-class Unfinished(Struct, frozen=True):
+class Unfinished(Struct, frozen=True, gc=False):
     """A taken batch.
 
     given: what it published, in order, where that can be taken back. rows: those that its commands

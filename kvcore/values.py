@@ -69,7 +69,7 @@ class Request:
     skip_reading_prefix_cache: bool = attrs.field(default=False, kw_only=True)
 
 
-class KVCacheBlocks(Struct, frozen=True):
+class KVCacheBlocks(Struct, frozen=True, gc=False):
     """Block ids, one tuple a group, in table order; 0 is the null block where there is one."""
 
     blocks: tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ class KVCacheBlocks(Struct, frozen=True):
         return KVCacheBlocks(((),) * len(self.blocks))
 
 
-class Hit(Struct, frozen=True):
+class Hit(Struct, frozen=True, gc=False):
     """A cached prefix of a request: its blocks a group, and the tokens that they hold."""
 
     blocks: KVCacheBlocks
@@ -108,7 +108,7 @@ class Hit(Struct, frozen=True):
         return iter((self.blocks, self.num_tokens))
 
 
-class Refused(Struct, frozen=True):
+class Refused(Struct, frozen=True, gc=False):
     """A call that did not fit; it gave back at most what windows no longer need.
 
     needed: blocks that the call would take out of the free queue. available: blocks that were free,
@@ -125,14 +125,14 @@ class Refused(Struct, frozen=True):
         return False
 
 
-class Appended(Struct, frozen=True):
+class Appended(Struct, frozen=True, gc=False):
     """How far an `append` came: requests from the refused one on are untouched."""
 
     done: int
     refused: Refused | None = None
 
 
-class PrefixCacheStats(Struct, frozen=True):
+class PrefixCacheStats(Struct, frozen=True, gc=False):
     """Look-ups since the last `take_stats`, counted with the allocation that used them.
 
     queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
@@ -169,7 +169,7 @@ class PrefixCacheStats(Struct, frozen=True):
         )
 
 
-class Outcome(Struct, Generic[S, T], frozen=True):
+class Outcome(Struct, Generic[S, T], frozen=True, gc=False):
     """What a transition gives: the state after it, the commands that it emitted, its value."""
 
     state: S

@@ -21,7 +21,7 @@ from kvcore.unfinished import let_go, mark, replace, users
 from kvcore.values import Outcome
 
 
-class Trim(Struct, frozen=True):
+class Trim(Struct, frozen=True, gc=False):
     """Positions [first, end) of a group's table that become the null block."""
 
     group: int
