@@ -51,6 +51,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=300, help="of the trace")
     parser.add_argument("--trace", type=Path, help="Mooncake's JSONL; else a made-up one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
+    parser.add_argument("--markdown", action="store_true", help="as docs/performance.md has it")
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.cases, asked.peers, asked.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
@@ -63,9 +64,15 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def print_table(heads: Sequence[str], table: Iterable[Sequence[str]]) -> None:
+def print_table(
+    heads: Sequence[str], table: Iterable[Sequence[str]], *, markdown: bool = False
+) -> None:
     """Columns, the first to the left."""
     lines = [heads, *table]
+    if markdown:
+        lines.insert(1, ["---", *["---:"] * (len(heads) - 1)])
+        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        return
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for line in lines:
         cells = [
@@ -97,7 +104,7 @@ def case_row(side: Side, peer: str, *, is_decode: bool) -> list[str]:
     ]
 
 
-def print_case(name: str, side: Side, peers: Sequence[str]) -> None:
+def print_case(name: str, side: Side, peers: Sequence[str], *, markdown: bool) -> None:
     """One case as a table."""
     drivers = ", ".join(
         f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].says})"
@@ -111,7 +118,11 @@ def print_case(name: str, side: Side, peers: Sequence[str]) -> None:
     is_decode = CASES[name].decode > 0
     heads = ["", "ms", "vLLM 0.33", "over rounds", "ns a block", "us a decode step",
              "p99.9 ms", "hit tokens", "MB made, end"]  # fmt: skip
-    print_table(heads, [case_row(side, peer, is_decode=is_decode) for peer in peers])
+    if markdown:
+        print()
+    print_table(
+        heads, [case_row(side, peer, is_decode=is_decode) for peer in peers], markdown=markdown
+    )
 
 
 def differing_hits(name: str, side: Side) -> list[str]:
@@ -141,13 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = recorded(name, asked.trace, asked.requests)
         side = compare(asked.peers, file, work.read(file), asked.rounds, tell)
         tell("")
-        print_case(name, side, asked.peers)
+        print_case(name, side, asked.peers, markdown=asked.markdown)
         differing += differing_hits(name, side)
         sides[name] = side
     found = list(numbers.rows(sides))
     if found:
         print()
-        print_table(["", "required", "aim", "measured"], found)
+        print_table(["", "required", "aim", "measured"], found, markdown=asked.markdown)
     print("\nhit tokens: " + ("\n".join(differing) or "each look-up hits what it is to hit"))
     if asked.json:
         runs = {

@@ -59,10 +59,10 @@ class Calls:
             raise RuntimeError(f"the pool has no room: {blocks}")
 
     def decode(self, decode: Decode) -> None:
-        manager, ids, computed = self.manager, self.ids, self.computed
+        # `computed` is left alone: the next prefill of a request comes after it was preempted.
+        ids, append = self.ids, self.manager.append
         for request, token in zip(decode.requests, decode.tokens, strict=True):
-            manager.append([ids[request]], [token])
-            computed[request] += 1
+            append([ids[request]], [token])
 
     def preempt(self, request: int) -> None:
         self.manager.free(self.ids[request])
