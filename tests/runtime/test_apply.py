@@ -7,7 +7,6 @@ import functools
 import random
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from kvcore_runtime.apply import Runtime, batch_columns
@@ -31,6 +30,7 @@ from kvcore_runtime.segments import (
     run_shuffled,
 )
 from kvcore_runtime.tables import BlockTables
+from msgspec.structs import replace as evolve
 
 from kvcore.commands import (
     Allocate,
@@ -222,7 +222,7 @@ def test_a_batch_with_one_bad_id_changes_nothing(
 def with_column(batch: Batch, column: int, values: list[int]) -> Batch:
     changed = batch_columns(batch).clone()
     changed[column] = torch.tensor(values, dtype=torch.int32)
-    return attrs.evolve(batch, buffer=bytearray(changed.numpy().tobytes()))
+    return evolve(batch, buffer=bytearray(changed.numpy().tobytes()))
 
 
 def test_a_hazard_inside_a_segment_is_refused() -> None:
