@@ -3,7 +3,7 @@
 
 The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
 pure functions behind it take a state and give a new one: `kvcore.allocate`, `kvcore.fork`,
-`kvcore.swap` and so on, and the pool layer in `kvcore.block_pool`. What misuse raises is in
+`kvcore.swap` and so on, and the pool layer in `kvcore.pool_layer`. What misuse raises is in
 `kvcore.errors`.
 """
 

@@ -3,44 +3,30 @@
 
 Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-given, at the side that the eviction policy names. Keys are opaque bytes: other managers can be
-built on this layer alone. The functions at the end are the pool layer's transitions; the request
-layer works on a `PoolDraft`. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
-rust/src/block_pool.rs.
+given, at the side that the eviction policy names. The pool layer's transitions are in
+pool_layer.py; the request layer works on a `PoolDraft`. Source: S000-34, 35, 38, 41, S001-82, 83.
+Twin: rust/src/block_pool.rs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
-from kvcore.arguments import read_count, read_int, read_ints
 from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.config import Eviction
 from kvcore.effects import Effects
-from kvcore.errors import (
-    AlreadyPublished,
-    DoubleFree,
-    InvalidKey,
-    NotPinned,
-    UnknownBlock,
-    UnusedBlock,
-)
+from kvcore.errors import NotPinned, UnknownBlock, UnusedBlock
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 from kvcore.hash_index import HashIndex, HashIndexDraft
-from kvcore.hashing import KEY_SIZE
 from kvcore.quarantine import Quarantine, QuarantineDraft, make_quarantine
-from kvcore.values import Outcome, Reason, Refused
-
-T = TypeVar("T")
 
 
-class BlockPool(Struct, frozen=True):
+class BlockPool(Struct, frozen=True, gc=False):
     """All blocks of one tier as a value.
 
     first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
@@ -106,14 +92,18 @@ def make_pool(
 
 
 class PoolDraft:
-    """A pool inside a transition: changed in place, unchecked, frozen at the end."""
+    """A pool inside a transition: changed in place, unchecked, frozen at the end.
+
+    An untouched one freezes to the value that it came from.
+    """
 
     __slots__ = (
         *("effects", "eviction", "first_block", "index", "keys", "pins"),
-        *("quarantine", "queue", "ref_counts"),
+        *("pool", "quarantine", "queue", "ref_counts"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
+        self.pool = pool
         self.first_block = pool.first_block
         self.eviction = pool.eviction
         self.ref_counts = pool.ref_counts.evolver()
@@ -126,15 +116,17 @@ class PoolDraft:
 
     def freeze(self) -> BlockPool:
         """The pool as a value."""
+        old, quarantine = self.pool, None if self.quarantine is None else self.quarantine.freeze()
+        ref_counts, keys = self.ref_counts.persistent(), self.keys.persistent()
+        queue, index = self.queue.freeze(), self.index.freeze()
+        if (
+            (ref_counts is old.ref_counts and keys is old.keys)
+            and (queue is old.queue and index is old.index)
+            and (self.pins is old.pins and quarantine is old.quarantine)
+        ):
+            return old
         return BlockPool(
-            self.first_block,
-            self.eviction,
-            self.ref_counts.persistent(),
-            self.keys.persistent(),
-            self.queue.freeze(),
-            self.index.freeze(),
-            self.pins,
-            None if self.quarantine is None else self.quarantine.freeze(),
+            self.first_block, self.eviction, ref_counts, keys, queue, index, self.pins, quarantine
         )
 
     @property
@@ -167,7 +159,8 @@ class PoolDraft:
         for _ in range(count):
             block = self.queue.front()
             self.queue.remove(block)
-            self.unpublish(block)
+            if self.keys[block] is not None:
+                self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.emit(Allocate(block))
             blocks.append(block)
@@ -276,124 +269,14 @@ class PoolDraft:
 
         held: pins a block that are not the caller's to remove.
         """
-        for block, asked in self._count_blocks(blocks):
+        for block, asked in self.count_blocks(blocks):
             num_pins = self.pins.get(block, 0) - held.get(block, 0)
             if num_pins < asked:
                 raise NotPinned(block=block, num_pins=num_pins, asked=asked)
 
-    def _count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Each block with how often it is named. Raises UnknownBlock at the first that is none."""
         times = Counter(block for block in blocks if isinstance(block, int))
         for block in blocks:
             self.check_block(block)
             yield block, times[block]
-
-
-def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
-    """Give so many blocks from the front of the free queue one owner each; refused as a whole.
-
-    Raises InvalidCount.
-    """
-    count = read_count("count", count)
-    if count > pool.num_free:
-        reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
-        return Outcome(pool, (), Refused(reason, count, pool.num_free))
-    return _change(pool, lambda draft: tuple(draft.take(count)))
-
-
-def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
-    """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
-    ids = read_ints(blocks)
-
-    def change(draft: PoolDraft) -> None:
-        draft.check_pins(ids)
-        for block in ids:
-            draft.touch(block)
-
-    return _change(pool, change)
-
-
-def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
-    """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
-    ids = read_ints(blocks)
-
-    def change(draft: PoolDraft) -> None:
-        for block, asked in draft._count_blocks(ids):
-            owners = draft.ref_counts[block] - draft.pins.get(block, 0)
-            if owners < asked:
-                raise DoubleFree(block=block, ref_count=owners, asked=asked)
-        draft.release(ids)
-
-    return _change(pool, change)
-
-
-def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
-    """Make a block with an owner findable.
-
-    Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
-    """
-    _check_key(key)
-    block = read_int(block)
-
-    def change(draft: PoolDraft) -> None:
-        draft.check_block(block)
-        if draft.keys[block] is not None:
-            raise AlreadyPublished(block=block)
-        if draft.ref_counts[block] == 0:
-            raise UnusedBlock(block=block)
-        draft.publish(block, key)
-
-    return _change(pool, change)
-
-
-def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
-    """Forget a block's key, if it has one. Raises UnknownBlock."""
-    block = read_int(block)
-
-    def change(draft: PoolDraft) -> None:
-        draft.check_block(block)
-        draft.unpublish(block)
-
-    return _change(pool, change)
-
-
-def lookup(pool: BlockPool, key: bytes) -> int | None:
-    """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
-    _check_key(key)
-    return pool.index.firsts.get(key)
-
-
-def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
-    """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
-    ids = read_ints(blocks)
-
-    def change(draft: PoolDraft) -> None:
-        draft.check_pins(ids)
-        for block in ids:
-            draft.pin(block)
-
-    return _change(pool, change)
-
-
-def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
-    """Undo `pin`. Raises UnknownBlock, NotPinned."""
-    ids = read_ints(blocks)
-
-    def change(draft: PoolDraft) -> None:
-        draft.check_unpins(ids, {})
-        for block in ids:
-            draft.unpin(block)
-
-    return _change(pool, change)
-
-
-def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
-    effects = Effects()
-    draft = PoolDraft(pool, effects)
-    value = change(draft)
-    return Outcome(draft.freeze(), tuple(effects.commands), value)
-
-
-def _check_key(key: bytes) -> None:
-    if len(key) != KEY_SIZE:
-        raise InvalidKey(size=len(key), expected=KEY_SIZE)

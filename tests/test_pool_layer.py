@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import block_pool
-from kvcore.block_pool import BlockPool, make_pool
+from kvcore import pool_layer
 from kvcore.commands import Command
 from kvcore.errors import KvcoreError
 from kvcore.hashing import KEY_SIZE
+from kvcore.pool_layer import BlockPool, make_pool
 from tests.conftest import need_twin
 
 NUM_BLOCKS = 5
@@ -51,8 +51,8 @@ class Pure:
     def call(self, name: str, *args: Any) -> Any:
         """Run a transition of the pool layer and keep its state."""
         if name == "lookup":
-            return block_pool.lookup(self.pool, *args)
-        outcome = getattr(block_pool, name)(self.pool, *args)
+            return pool_layer.lookup(self.pool, *args)
+        outcome = getattr(pool_layer, name)(self.pool, *args)
         self.pool = outcome.state
         self.emitted += outcome.commands
         return outcome.value

@@ -3,9 +3,9 @@
 //!
 //! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 //! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-//! given, at the side that the eviction policy names. Keys are opaque bytes: other managers can be
-//! built on this layer alone. The functions at the end check their arguments first; the methods
-//! trust theirs. Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/block_pool.py.
+//! given, at the side that the eviction policy names. Methods trust their arguments; the pool layer's
+//! transitions, in pool_layer.rs, check theirs. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+//! kvcore/block_pool.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -22,7 +22,6 @@ use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
 use crate::quarantine::{Quarantine, make_quarantine};
 use crate::reuse::{clone_in_place, touched_zeros};
-use crate::values::{Admitted, Reason, Refused};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -298,7 +297,7 @@ impl BlockPool {
         blocks: &[i64],
         held: impl Fn(BlockId) -> u32,
     ) -> Result<Vec<BlockId>, Error> {
-        let times = count_each(blocks);
+        let times = count_blocks(blocks);
         let check = |&number: &i64| {
             let block = self.check_block(number)?;
             let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
@@ -312,88 +311,11 @@ impl BlockPool {
     }
 }
 
-/// Give so many blocks from the front of the free queue one owner each; refused as a whole.
-pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
-    if count > pool.num_free() {
-        let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
-        return Err(Refused::new(reason, u64::from(count), pool.num_free()));
-    }
-    Ok(pool.take(count, effects).into_vec())
-}
-
-/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
-pub fn touch(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
-    for block in pool.check_pins(blocks)? {
-        pool.touch(block, effects);
-    }
-    Ok(())
-}
-
-/// Take one owner from each block, in order. Fails with UnknownBlock, DoubleFree (pins stay).
-pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
-    let times = count_each(blocks);
-    let check = |&number: &i64| {
-        let block = pool.check_block(number)?;
-        let ref_count = i64::from(pool.ref_count(block)) - i64::from(pool.num_pins(block));
-        if ref_count < times[&number] {
-            return Err(Error::DoubleFree { block: number, ref_count, asked: times[&number] });
-        }
-        Ok(block)
-    };
-    let known: Vec<BlockId> = blocks.iter().map(check).collect::<Result<_, _>>()?;
-    pool.release(known, effects);
-    Ok(())
-}
-
-/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
-pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> {
-    let known = pool.check_block(block)?;
-    if pool.key(known).is_some() {
-        return Err(Error::AlreadyPublished { block });
-    }
-    if pool.ref_count(known) == 0 {
-        return Err(Error::UnusedBlock { block });
-    }
-    pool.publish(known, key);
-    Ok(())
-}
-
-/// Forget a block's key, if it has one. Fails with UnknownBlock.
-pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Result<(), Error> {
-    let known = pool.check_block(block)?;
-    pool.unpublish(known, effects);
-    Ok(())
-}
-
-/// The block that answers for a key. Does not modify the pool.
-#[must_use]
-pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
-    pool.index.first(key)
-}
-
-/// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.
-pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
-    for block in pool.check_pins(blocks)? {
-        pool.pin(block, effects);
-    }
-    Ok(())
-}
-
-/// Undo `pin`. Fails with UnknownBlock, NotPinned.
-pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
-    for block in pool.check_unpins(blocks, |_| 0)? {
-        pool.unpin(block, effects);
-    }
-    Ok(())
-}
-
-fn count_each(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
+/// How often each number is named.
+pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
     let mut times = HashMap::default();
     for &block in blocks {
         *times.entry(block).or_insert(0) += 1;
     }
     times
 }
-
-#[cfg(test)]
-mod tests;

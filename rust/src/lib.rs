@@ -42,6 +42,7 @@ pub mod open_batch;
 pub mod operations;
 pub mod pins;
 pub mod plan;
+pub mod pool_layer;
 pub mod quarantine;
 pub mod queries;
 mod quiet;

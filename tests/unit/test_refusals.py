@@ -18,7 +18,7 @@ from kvcore import (
     Reason,
     Refused,
     Verdict,
-    block_pool,
+    pool_layer,
 )
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, make, queue, serve, step, unchanged
@@ -238,13 +238,13 @@ def test_a_refusal_leaves_no_trace_for_runtime_mirror_and_statistics(backend: Ba
 
 
 def test_the_pool_layer_refuses_as_a_whole() -> None:
-    pool = block_pool.make_pool(3)
-    taken = block_pool.take(pool, 2)
+    pool = pool_layer.make_pool(3)
+    taken = pool_layer.take(pool, 2)
     assert taken.value == (0, 1)
-    refused = block_pool.take(taken.state, 2)
+    refused = pool_layer.take(taken.state, 2)
     assert refused.value == Refused(LATER, needed=2, available=1)
     assert (refused.state, refused.commands) == (taken.state, ())
-    assert block_pool.take(taken.state, 4).value == Refused(NEVER, needed=4, available=1)
+    assert pool_layer.take(taken.state, 4).value == Refused(NEVER, needed=4, available=1)
 
 
 def test_a_refusal_counts_what_unfinished_operations_alone_hold(backend: Backend) -> None:

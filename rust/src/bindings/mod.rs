@@ -5,7 +5,6 @@
 //! `errors`. Nothing else in the crate knows Python.
 
 mod arguments;
-mod block_pool;
 mod check;
 mod check_calls;
 mod classes;
@@ -18,6 +17,7 @@ mod judge;
 mod lists;
 mod manager;
 mod methods;
+mod pool_layer;
 mod questions;
 mod requests;
 mod tokens;
@@ -27,8 +27,6 @@ mod values;
 #[pyo3::pymodule(gil_used = false)]
 mod _rust {
     #[pymodule_export]
-    use super::block_pool::BlockPool;
-    #[pymodule_export]
     use super::check::{check_world, judge_world};
     #[pymodule_export]
     use super::hashing::{hash_blocks, root_hash};
@@ -36,4 +34,6 @@ mod _rust {
     use super::judge::judge_state;
     #[pymodule_export]
     use super::manager::Manager;
+    #[pymodule_export]
+    use super::pool_layer::BlockPool;
 }

@@ -2,6 +2,9 @@
 //! Stories of a pool of four blocks.
 
 use super::*;
+use crate::block_pool::make_pool;
+use crate::commands::Command;
+use crate::config::Eviction;
 
 const KEY: Key = Key([9; 36]);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.BlockPool`: the pool layer's transitions as methods of one pool.
 //!
-//! Rules: as those of `kvcore.block_pool`, with the same values and errors; what they emit gathers
+//! Rules: as those of `kvcore.pool_layer`, with the same values and errors; what they emit gathers
 //! until `commands` hands it out. Keys are `KEY_SIZE` bytes.
 
 use pyo3::prelude::*;
@@ -10,17 +10,18 @@ use pyo3::types::PyBytes;
 use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, eviction};
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::values::{self, PyBatch, PyTaken};
-use crate::block_pool as pool;
+use crate::block_pool::{self, make_pool};
 use crate::commands::close;
 use crate::effects::Effects;
 use crate::errors::Error;
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::BlockId;
+use crate::pool_layer as layer;
 
 /// The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct BlockPool {
-    pool: pool::BlockPool,
+    pool: block_pool::BlockPool,
     effects: Effects,
 }
 
@@ -30,7 +31,7 @@ impl BlockPool {
         &mut self,
         py: Python<'_>,
         given: &Given<'_>,
-        transition: impl FnOnce(&mut pool::BlockPool, &mut Effects) -> Result<T, Error>,
+        transition: impl FnOnce(&mut block_pool::BlockPool, &mut Effects) -> Result<T, Error>,
     ) -> PyResult<T> {
         let outcome = transition(&mut self.pool, &mut self.effects);
         outcome.map_err(|error| Wrong::from(error).raise(py, given))
@@ -40,7 +41,7 @@ impl BlockPool {
     fn change_blocks(
         &mut self,
         blocks: BlocksArg<'_, '_>,
-        transition: impl FnOnce(&mut pool::BlockPool, &[i64], &mut Effects) -> Result<(), Error>,
+        transition: impl FnOnce(&mut block_pool::BlockPool, &[i64], &mut Effects) -> Result<(), Error>,
     ) -> PyResult<()> {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let ids = given.blocks(blocks)?;
@@ -55,7 +56,7 @@ impl BlockPool {
     #[pyo3(signature = (num_blocks, /, *, null_block = false, eviction = "lru"))]
     fn new(py: Python<'_>, num_blocks: u32, null_block: bool, eviction: &str) -> PyResult<Self> {
         let eviction = self::eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
-        let pool = pool::make_pool(num_blocks, null_block, eviction, false);
+        let pool = make_pool(num_blocks, null_block, eviction, false);
         Ok(BlockPool { pool, effects: Effects::new(false) })
     }
 
@@ -67,7 +68,7 @@ impl BlockPool {
         let outcome = self.change(py, &given, |pool, effects| {
             let invalid = Error::InvalidCount { name: "count", value: asked, least: 0 };
             let count = u32::try_from(asked).map_err(|_| invalid)?;
-            Ok(pool::take(pool, count, effects))
+            Ok(layer::take(pool, count, effects))
         })?;
         let numbers = |blocks: Vec<BlockId>| blocks.into_iter().map(|block| block.0).collect();
         values::taken(py, outcome.map(numbers))
@@ -76,13 +77,13 @@ impl BlockPool {
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
     #[pyo3(signature = (blocks, /))]
     fn touch(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
-        self.change_blocks(blocks, pool::touch)
+        self.change_blocks(blocks, layer::touch)
     }
 
     /// Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
     #[pyo3(signature = (blocks, /))]
     fn release(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
-        self.change_blocks(blocks, pool::release)
+        self.change_blocks(blocks, layer::release)
     }
 
     /// Make a block with an owner findable.
@@ -92,7 +93,7 @@ impl BlockPool {
     fn publish<'py>(&mut self, block: BlockArg<'_, 'py>, key: &[u8]) -> PyResult<()> {
         let (mut given, py) = (Given::default(), block.0.py());
         let (id, key) = (given.block(block.0)?, read_key(py, key)?);
-        self.change(py, &given, |pool, _| pool::publish(pool, id, key))
+        self.change(py, &given, |pool, _| layer::publish(pool, id, key))
     }
 
     /// Forget a block's key, if it has one. Raises UnknownBlock.
@@ -100,25 +101,25 @@ impl BlockPool {
     fn unpublish(&mut self, block: BlockArg<'_, '_>) -> PyResult<()> {
         let (mut given, py) = (Given::default(), block.0.py());
         let id = given.block(block.0)?;
-        self.change(py, &given, |pool, effects| pool::unpublish(pool, id, effects))
+        self.change(py, &given, |pool, effects| layer::unpublish(pool, id, effects))
     }
 
     /// The block that answers for a key. Changes nothing. Raises InvalidKey.
     #[pyo3(signature = (key, /))]
     fn lookup(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<u32>> {
-        Ok(pool::lookup(&self.pool, &read_key(py, key)?).map(|block| block.0))
+        Ok(layer::lookup(&self.pool, &read_key(py, key)?).map(|block| block.0))
     }
 
     /// Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock.
     #[pyo3(signature = (blocks, /))]
     fn pin(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
-        self.change_blocks(blocks, pool::pin)
+        self.change_blocks(blocks, layer::pin)
     }
 
     /// Undo `pin`. Raises UnknownBlock, NotPinned.
     #[pyo3(signature = (blocks, /))]
     fn unpin(&mut self, blocks: BlocksArg<'_, '_>) -> PyResult<()> {
-        self.change_blocks(blocks, pool::unpin)
+        self.change_blocks(blocks, layer::unpin)
     }
 
     /// Hand out the commands since the last call, as a batch of number 0.

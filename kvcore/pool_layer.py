@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+
+Rules: what is asked is checked first, so that a call which raises or is refused leaves the pool as
+it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+rust/src/pool_layer.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvcore.arguments import read_count, read_int, read_ints
+from kvcore.block_pool import BlockPool, PoolDraft, make_pool
+from kvcore.effects import Effects
+from kvcore.errors import AlreadyPublished, DoubleFree, InvalidKey, UnusedBlock
+from kvcore.hashing import KEY_SIZE
+from kvcore.values import Outcome, Reason, Refused
+
+__all__ = [
+    "BlockPool",
+    "lookup",
+    "make_pool",
+    "pin",
+    "publish",
+    "release",
+    "take",
+    "touch",
+    "unpin",
+    "unpublish",
+]
+
+T = TypeVar("T")
+
+
+def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
+    """Give so many blocks from the front of the free queue one owner each; refused as a whole.
+
+    Raises InvalidCount.
+    """
+    count = read_count("count", count)
+    if count > pool.num_free:
+        reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
+        return Outcome(pool, (), Refused(reason, count, pool.num_free))
+    return _change(pool, lambda draft: tuple(draft.take(count)))
+
+
+def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(ids)
+        for block in ids:
+            draft.touch(block)
+
+    return _change(pool, change)
+
+
+def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        for block, asked in draft.count_blocks(ids):
+            owners = draft.ref_counts[block] - draft.pins.get(block, 0)
+            if owners < asked:
+                raise DoubleFree(block=block, ref_count=owners, asked=asked)
+        draft.release(ids)
+
+    return _change(pool, change)
+
+
+def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
+    """Make a block with an owner findable.
+
+    Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    _check_key(key)
+    block = read_int(block)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        if draft.keys[block] is not None:
+            raise AlreadyPublished(block=block)
+        if draft.ref_counts[block] == 0:
+            raise UnusedBlock(block=block)
+        draft.publish(block, key)
+
+    return _change(pool, change)
+
+
+def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
+    """Forget a block's key, if it has one. Raises UnknownBlock."""
+    block = read_int(block)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        draft.unpublish(block)
+
+    return _change(pool, change)
+
+
+def lookup(pool: BlockPool, key: bytes) -> int | None:
+    """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
+    _check_key(key)
+    return pool.index.firsts.get(key)
+
+
+def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(ids)
+        for block in ids:
+            draft.pin(block)
+
+    return _change(pool, change)
+
+
+def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Undo `pin`. Raises UnknownBlock, NotPinned."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_unpins(ids, {})
+        for block in ids:
+            draft.unpin(block)
+
+    return _change(pool, change)
+
+
+def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
+    effects = Effects()
+    draft = PoolDraft(pool, effects)
+    value = change(draft)
+    return Outcome(draft.freeze(), tuple(effects.commands), value)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != KEY_SIZE:
+        raise InvalidKey(size=len(key), expected=KEY_SIZE)

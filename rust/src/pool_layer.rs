@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+//!
+//! Rules: what is asked is checked first, so that a call which fails or is refused leaves the pool
+//! as it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+//! kvcore/pool_layer.py.
+
+use crate::block_pool::{BlockPool, count_blocks};
+use crate::effects::Effects;
+use crate::errors::Error;
+use crate::hashing::Key;
+use crate::ids::BlockId;
+use crate::values::{Admitted, Reason, Refused};
+
+/// Give so many blocks from the front of the free queue one owner each; refused as a whole.
+pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
+    if count > pool.num_free() {
+        let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
+        return Err(Refused::new(reason, u64::from(count), pool.num_free()));
+    }
+    Ok(pool.take(count, effects).into_vec())
+}
+
+/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
+pub fn touch(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.touch(block, effects);
+    }
+    Ok(())
+}
+
+/// Take one owner from each block, in order. Fails with UnknownBlock, DoubleFree (pins stay).
+pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    let times = count_blocks(blocks);
+    let check = |&number: &i64| {
+        let block = pool.check_block(number)?;
+        let ref_count = i64::from(pool.ref_count(block)) - i64::from(pool.num_pins(block));
+        if ref_count < times[&number] {
+            return Err(Error::DoubleFree { block: number, ref_count, asked: times[&number] });
+        }
+        Ok(block)
+    };
+    let known: Vec<BlockId> = blocks.iter().map(check).collect::<Result<_, _>>()?;
+    pool.release(known, effects);
+    Ok(())
+}
+
+/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> {
+    let known = pool.check_block(block)?;
+    if pool.key(known).is_some() {
+        return Err(Error::AlreadyPublished { block });
+    }
+    if pool.ref_count(known) == 0 {
+        return Err(Error::UnusedBlock { block });
+    }
+    pool.publish(known, key);
+    Ok(())
+}
+
+/// Forget a block's key, if it has one. Fails with UnknownBlock.
+pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Result<(), Error> {
+    let known = pool.check_block(block)?;
+    pool.unpublish(known, effects);
+    Ok(())
+}
+
+/// The block that answers for a key. Does not modify the pool.
+#[must_use]
+pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
+    pool.index.first(key)
+}
+
+/// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.
+pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.pin(block, effects);
+    }
+    Ok(())
+}
+
+/// Undo `pin`. Fails with UnknownBlock, NotPinned.
+pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_unpins(blocks, |_| 0)? {
+        pool.unpin(block, effects);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
