@@ -41,7 +41,7 @@ impl BlockPool {
     fn change_blocks(
         &mut self,
         blocks: BlocksArg<'_, '_>,
-        transition: impl FnOnce(&mut block_pool::BlockPool, &[i64], &mut Effects) -> Result<(), Error>,
+        transition: fn(&mut block_pool::BlockPool, &[i64], &mut Effects) -> Result<(), Error>,
     ) -> PyResult<()> {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let ids = given.blocks(blocks)?;
