@@ -157,6 +157,8 @@ def _words(call: Call) -> list[str]:
             return [str(args[0]), "done" if args[1] else "failed"]
         case "add_drafts" | "add_tokens":
             return [name_of(args[0]), write_tokens(list(args[1]))]
+        case "add_block_hashes":
+            return [name_of(args[0]), _letters(args[1])]
         case "fork":
             return [name_of(each) for each in args]
         case _ if name in ON_IDS:
@@ -174,8 +176,13 @@ def _request_words(request: Request) -> list[str]:
     words += [f"media={','.join(items)}"] if request.media else []
     words += [f"salt={request.cache_salt}"] if request.cache_salt is not None else []
     hashes = request.block_hashes
-    words += [f"own={''.join(chr(each[0]) for each in hashes)}"] if hashes is not None else []
+    words += [f"own={_letters(hashes)}"] if hashes is not None else []
     return words + ["skip"] * request.skip_reading_prefix_cache
+
+
+def _letters(hashes: Sequence[bytes]) -> str:
+    """Hashes that are one letter over and over, as those of an engine's own are in traces."""
+    return "".join(chr(each[0]) for each in hashes)
 
 
 def _option_words(call: Call) -> list[str]:

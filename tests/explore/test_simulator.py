@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, KVCacheManager, _twin, trace
+from kvcore import Config, KVCacheManager, _twin, requests, trace
 from kvcore.backend import PythonBackend
 from kvcore.calls import TRANSITIONS
 from kvcore.check.mutants import MUTANTS, Patcher
@@ -19,6 +19,8 @@ from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
+from kvcore.extra_keys import MEDIA, ExtraKey, ExtraKeys
+from kvcore.state import Draft, RequestState
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Asked(num_blocks=12, num_requests=5)
@@ -26,16 +28,17 @@ NUM_SEEDS, NUM_STEPS = 6, 60
 REACHED = (
     *("append", "cancel", "complete", "fork", "load", "store", "swap_out", "swap_in", "truncate"),
     *("accept", "rewind", "refused later", "refused never", "complete_operation", "pin"),
+    "add_block_hashes",
 )
 FOUND = {
-    "m_no_cow": {"DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
+    "m_no_cow": {"CACHE-KEY", "DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
     "m_cow_no_copy": {"KV-READ"},
     "m_preempt_keeps_open_batch_keys": {"CACHE-KV", "KV-READ"},
     "m_publishes_the_key_before": {"CACHE-KEY", "CACHE-KV"},
     "m_hash_without_parent": {"REQ-HASH", "HASH-INJ"},
     "m_extra_ignored": {"HASH-INJ", "REQ-HASH"},
     "m_evict_keeps_index": {"IDX-SOUND"},
-    "m_touch_not_dequeued": {"PARTITION"},
+    "m_touch_not_dequeued": {"PARTITION", "REF"},
     "m_hits_cost_no_capacity": {"NOCRASH"},
     "m_free_forgets_a_block": {"REF", "DRAIN"},
     "m_free_not_told": {"OWNER-MIRROR"},
@@ -47,6 +50,8 @@ FOUND = {
     "m_failed_load_stays_findable": {"CACHE-KV", "KV-READ"},
     "m_operation_holds_no_block": {"OPERATIONS"},
     "m_no_table_delta": {"TABLE-MIRROR"},
+    "m_encoder_blocks_stay": {"CROSS"},
+    "m_encoder_blocks_cut_with_tokens": {"KV-READ"},
     "m_window_one_block_short": {"NULL-PREFIX", "KV-READ", "GROUP-AGREE"},
 }
 """Seeded bugs that so many short runs find, and by what."""
@@ -117,6 +122,33 @@ def test_short_runs_find_a_seeded_bug(name: str) -> None:
     assert run.failure.name in FOUND[name]
 
 
+def test_short_runs_find_keys_without_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_block = ExtraKeys.of_block
+
+    def without_media(self: ExtraKeys, *place: int) -> tuple[ExtraKey, ...]:
+        return tuple(each for each in of_block(self, *place) if each[0] != MEDIA)
+
+    monkeypatch.setattr(ExtraKeys, "of_block", without_media)
+    run = first_failure()
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name == "HASH-INJ"
+
+
+def test_short_runs_find_hashes_of_an_engine_that_are_mixed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reverse(draft: Draft, request: RequestState, hashes: list[bytes]) -> RequestState:
+        return extend_hashes(draft, request, hashes[::-1])
+
+    extend_hashes = requests.extend_hashes
+    monkeypatch.setattr(requests, "extend_hashes", reverse)
+    run = first_failure()
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name == "CACHE-KV"
+
+
 def test_a_failure_is_shrunk_to_a_trace_that_both_backends_read() -> None:
     mutant = next(each for each in MUTANTS if each.name == "m_preempt_keeps_open_batch_keys")
     managers = [("patched", patched)]
@@ -151,13 +183,14 @@ def test_the_command_tells_a_failure_with_its_trace_and_how_to_repeat_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     mutant = next(each for each in MUTANTS if each.name == "m_publishes_the_key_before")
-    arguments = ["--steps", "30", "--blocks", "12", "--requests", "5", "--backend", "python"]
+    arguments = ["--seed", "1", "--steps", "30", "--blocks", "12", "--requests", "5"]
+    arguments += ["--backend", "python"]
     with Patcher() as patcher:
         mutant.patch(patcher)
         code = command.main([*arguments, "--trace", str(tmp_path / "found.trace")])
     assert code == command.FAILED
     said = capsys.readouterr().out
-    assert "again: kvcore simulate --seed 0 --steps 30 --blocks 12 --requests 5" in said
+    assert "again: kvcore simulate --seed 1 --steps 30 --blocks 12 --requests 5" in said
     found = trace.read_trace(tmp_path / "found.trace")
     assert [call.verb for call in found.calls][:1] == ["add_request"]
 

@@ -31,6 +31,7 @@ class Pass:
     row: of the block tables. loaded: up to there the slots are filled from elsewhere, the queries
     stand behind. num_slots: up to there rubbish is written. nodes: the numbers of the prefixes, of
     at least `end` positions. failed: the first position that was not loaded, None where all were.
+    encoder: what cross-attention tables hold, filled by the pass that starts at 0.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Pass:
     num_slots: int
     nodes: Sequence[int]
     failed: int | None = None
+    encoder: Sequence[int] = ()
 
 
 @attrs.frozen

@@ -24,6 +24,8 @@ from kvcore.values import Appended, Reason, Refused, Status
 
 IDLE_LETS_GO, IDLE_STUCK = 8, 40
 MOST_WAITING_BATCHES = 4
+MOST_ENCODED = 20
+"""Encoder tokens of a request."""
 LETTERS = 3
 """How many answers can follow one prefix."""
 
@@ -41,6 +43,7 @@ class Engine:
         self._made = 0
         self._idle = 0
         self._done = 0
+        self._encodes = any(group.is_cross for group in setting.config.groups)
         self._running: list[str] = []
         self._histories: list[list[int]] = []
         self._recent: list[list[int]] = []
@@ -101,7 +104,7 @@ class Engine:
         for verb in ("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"):
             if self._roll(verb):
                 self._disturb(verb, self._random.choice(names))
-        for verb in ("cache", "fork", "extend", "guess"):
+        for verb in ("cache", "fork", "extend", "guess", "hashes"):
             if self._roll(verb):
                 self._disturb(verb, self._random.choice(names))
 
@@ -136,8 +139,8 @@ class Engine:
             case "swap":
                 others = random.sample(sorted(self._play.known), min(2, len(self._play.known)))
                 self._make("swap_out", list(dict.fromkeys([name, *others])))
-            case "trim":
-                self._make("trim", name)
+            case "trim" | "hashes":
+                self._make(verb, name)
             case "truncate":
                 self._make("truncate", name, random.randint(1, len(known.tokens)))
             case "cache":
@@ -245,6 +248,8 @@ class Engine:
         for option, rate in (("lookahead", "num_lookahead_tokens"), ("external", EXTERNAL)):
             if self._roll(option):
                 options[rate] = self._random.randint(1, 20)
+        if self._encodes:
+            options["num_encoder_tokens"] = self._random.randint(0, MOST_ENCODED)
         if self._roll("cache"):
             options["delay_cache_blocks"] = True
         if self._random.random() < 0.1:

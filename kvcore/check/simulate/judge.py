@@ -118,10 +118,11 @@ def _check_contents(play: Play, state: State, memory: Memory) -> None:
         known = play.known[name]
         nodes = known.nodes + play.prefixes.numbers(known, known.drafts)
         end = play.load_starts.get(name, request.num_computed)
+        seen = (request.num_accepted, end)
         if request.host_tables:
-            memory.check_host(name, request.host_tables, nodes, request.num_accepted, end)
+            memory.check_host(name, request.host_tables, nodes, seen, known.encoder)
         elif any(request.tables):
-            memory.check_request(name, request.row, nodes, request.num_accepted, end)
+            memory.check_request(name, request.row, nodes, seen, known.encoder)
     for key, blocks in state.device.index.items():
         for block in blocks:
             memory.check_key(block, key)

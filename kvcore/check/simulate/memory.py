@@ -41,6 +41,8 @@ from kvcore.hashing import HASH_SIZE, KEY_SIZE
 
 T = TypeVar("T")
 Tables = dict[tuple[int, int], list[int]]
+Seen = tuple[int, int]
+"""The first position, and the one behind the last."""
 
 
 @attrs.define
@@ -177,27 +179,47 @@ class Memory:
             self._spread(passes)
         for each in passes:
             if each.loaded < each.end:
-                self.check_request(each.request_id, each.row, each.nodes, each.loaded, each.end)
+                seen = (each.loaded, each.end)
+                self.check_request(each.request_id, each.row, each.nodes, seen, each.encoder)
         self._forgiving = False
 
     def check_request(
-        self, name: str, row: int, nodes: Sequence[int], query: int, end: int
+        self, name: str, row: int, nodes: Sequence[int], seen: Seen, encoder: Sequence[int]
     ) -> None:
         """Raise InvariantViolation (KV-READ) unless all that the queries from one on see, up to a
         position, is there.
         """
-        for index, group in enumerate(self._config.groups):
-            table = self.tables.get((row, index), [])
-            first = skipped_tokens(group, query)
-            self.check_table(name, index, table, nodes, (first, end), self._pages)
+        tables = [self.tables.get((row, index), []) for index in self._indices()]
+        self._check_tables(name, tables, nodes, seen, encoder, self._pages)
 
     def check_host(
-        self, name: str, tables: Sequence[Sequence[int]], nodes: Sequence[int], query: int, end: int
+        self,
+        name: str,
+        tables: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        seen: Seen,
+        encoder: Sequence[int],
     ) -> None:
         """The same of a request that is swapped out, whose tables name host blocks."""
+        self._check_tables(name, tables, nodes, seen, encoder, self._host)
+
+    def _check_tables(
+        self,
+        name: str,
+        tables: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        seen: Seen,
+        encoder: Sequence[int],
+        pages: list[Page],
+    ) -> None:
+        query, end = seen
         for index, group in enumerate(self._config.groups):
-            seen = (skipped_tokens(group, query), end)
-            self.check_table(name, index, tables[index], nodes, seen, self._host)
+            if group.is_cross:
+                place = (0, len(encoder) if end else 0)
+                self.check_table(name, index, tables[index], encoder, place, pages)
+            else:
+                place = (skipped_tokens(group, query), end)
+                self.check_table(name, index, tables[index], nodes, place, pages)
 
     def check_table(
         self,
@@ -205,7 +227,7 @@ class Memory:
         index: int,
         table: Sequence[int],
         nodes: Sequence[int],
-        seen: tuple[int, int],
+        seen: Seen,
         pages: list[Page],
     ) -> None:
         """Raise InvariantViolation (KV-READ) unless a table's blocks hold these positions."""
@@ -252,7 +274,10 @@ class Memory:
         content += [*each.nodes[each.loaded : each.end], *[RUBBISH] * rest]
         for index, group in enumerate(self._config.groups):
             table = self.tables.get((each.row, index), [])
-            self._fill(table, index, group, each.start, content)
+            if not group.is_cross:
+                self._fill(table, index, group, each.start, content)
+            elif not each.start:
+                self._fill(table, index, group, 0, list(each.encoder))
 
     def _fill(
         self, table: list[int], index: int, group: Group, start: int, content: list[int]
@@ -277,16 +302,17 @@ class Memory:
             for query in range(each.loaded, each.end):
                 if any(self._sees_spoilt(each.row, index, query) for index in self._indices()):
                     for index, group in enumerate(self._config.groups):
-                        table = self.tables[each.row, index]
-                        self._fill(table, index, group, query, [SPOILT])
+                        if not group.is_cross:
+                            table = self.tables[each.row, index]
+                            self._fill(table, index, group, query, [SPOILT])
 
     def _indices(self) -> range:
         return range(len(self._config.groups))
 
     def _sees_spoilt(self, row: int, index: int, query: int) -> bool:
-        group, table = self._config.groups[index], self.tables[row, index]
+        group, table = self._config.groups[index], self.tables.get((row, index), [])
         size = group.block_size
-        return any(
+        return not group.is_cross and any(
             self._pages[table[at // size]].slots[at % size] == SPOILT
             for at in range(skipped_tokens(group, query), query)
         )

@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 
 from kvcore.calls import Misuse
+from kvcore.check.simulate.batches import cancel, complete, execute, take
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.play import Move, Play, Transfer
-from kvcore.check.simulate.prefixes import Known, make_request
+from kvcore.check.simulate.prefixes import Known, make_request, media_end
 from kvcore.errors import InvariantViolation
 from kvcore.values import Appended, Hit, Refused, Status
 
@@ -32,13 +33,20 @@ def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> A
     """A new request arrives; goal: tokens at which it is done."""
     if name in play.known:
         return None
-    request = make_request(name, list(tokens), kind)
-    row = play.call("add_request", request)
+    known = Known(name, 0, make_request(name, list(tokens), kind), goal, own=kind == "own")
+    play.prefixes.grow(known, tokens)
+    if known.own:
+        known.request = attrs.evolve(known.request, block_hashes=play.prefixes.own(known))
+    row = play.call("add_request", known.request)
     if not isinstance(row, Misuse):
-        known = Known(name, row, request, goal)
-        play.known[name] = known
-        play.prefixes.grow(known, tokens)
+        play.known[name], known.row = known, row
     return row
+
+
+def hashes(play: Play, name: str) -> Any:
+    """A request that brought hashes of its own gets those of the blocks that filled since."""
+    more = play.prefixes.own(play.known[name]) if name in play.known else []
+    return play.call("add_block_hashes", name, more) if more else None
 
 
 def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
@@ -72,6 +80,8 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
         said["num_external_computed_tokens"] = external
     else:
         said.pop("num_external_computed_tokens", None)
+    if start:
+        said.pop("num_encoder_tokens", None)
     value = play.call("allocate_slots", name, count, *([hit] if hit else []), **said)
     if not isinstance(value, WELL):
         few = play.manager.num_free_blocks < play.config.watermark_blocks
@@ -82,6 +92,8 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
             detail = f"request {name!r} counts {play.manager.num_computed_tokens(name)}, not {end}"
             raise InvariantViolation("COMPUTED-RULE", detail)
         num_slots = min(end + options.get("num_lookahead_tokens", 0), limit)
+        if not start:
+            known.encoder = play.prefixes.encode(said.get("num_encoder_tokens", 0))
         play.schedule(known, start, start + external, end, num_slots)
     return value
 
@@ -162,17 +174,19 @@ def fork(play: Play, parent: str, child: str, goal: int) -> Any:
         made = Known(child, row, attrs.evolve(source.request, request_id=child), goal)
         made.tokens, made.nodes = list(source.tokens), list(source.nodes)
         made.num_hashed, made.last_hash = source.num_hashed, source.last_hash
+        made.own, made.encoder = source.own, source.encoder
         play.known[child] = made
     return row
 
 
 def truncate(play: Play, name: str, num_tokens: int) -> Any:
-    """A request keeps so many of its tokens."""
-    if name not in play.known or not 0 < num_tokens <= len(play.known[name].tokens):
+    """A request keeps so many of its tokens; an engine cuts no picture."""
+    known = play.known.get(name)
+    if known is None or not media_end(known) <= num_tokens <= len(known.tokens):
         return None
     value = play.call("truncate", name, num_tokens)
     if not isinstance(value, Misuse):
-        play.prefixes.cut(play.known[name], num_tokens)
+        play.prefixes.cut(known, num_tokens)
         play.leave([name])
     return value
 
@@ -302,44 +316,6 @@ def drain(play: Play) -> Any:
     return None
 
 
-def take(play: Play) -> Any:
-    """The open batch is closed and issued; where too many are unfinished, nothing happens."""
-    if play.most_in_flight and len(play.unfinished) == play.most_in_flight:
-        return None
-    batch = play.call("take_batch")
-    if isinstance(batch, Misuse):
-        raise InvariantViolation("NOCRASH", f"take_batch raises {batch}")
-    play.issue(batch)
-    return batch
-
-
-def execute(play: Play) -> Any:
-    """The device carries out the oldest batch that it has not."""
-    if play.waiting:
-        play.run(play.waiting.pop(0))
-
-
-def complete(play: Play) -> Any:
-    """The oldest unfinished batch is finished, if the device carried it out."""
-    if not play.unfinished or not play.unfinished[0].ran:
-        return None
-    value = play.call("complete", play.unfinished[0].number)
-    if not isinstance(value, Misuse):
-        play.unfinished.pop(0)
-    return value
-
-
-def cancel(play: Play, index: int) -> Any:
-    """An unfinished batch, and all behind it, are taken back."""
-    if not play.unfinished:
-        return None
-    first = play.unfinished[index % len(play.unfinished)].number
-    value = play.call("cancel", first)
-    if not isinstance(value, Misuse):
-        play.forget(first)
-    return value
-
-
 def fail(play: Play, name: str, offset: int) -> Any:
     """The batch is taken, a load of its forward pass fails, and what counts on it is taken back."""
     found = [
@@ -393,7 +369,7 @@ def _block(play: Play, name: str, group: int, position: int) -> int | None:
 MOVES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(add, extend, allocate, append, guess, accept, free, remove, fork, truncate),
+        *(add, extend, hashes, allocate, append, guess, accept, free, remove, fork, truncate),
         *(swap_out, swap_in, pin, unpin, evict, store, load, finish, cache, trim, reset, drain),
         *(take, execute, complete, cancel, fail),
     )

@@ -189,6 +189,7 @@ class Play:
                 end=end,
                 num_slots=num_slots,
                 nodes=nodes,
+                encoder=known.encoder,
             )
         )
 

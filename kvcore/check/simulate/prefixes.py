@@ -10,15 +10,19 @@ core. As `kvcore/check/prefixes.py`, at a cost of O(new tokens). Twin: none.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from string import ascii_letters, digits
 
 import attrs
 
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation
-from kvcore.extra_keys import LoRA, read_extra_keys
+from kvcore.extra_keys import LoRA, MediaItem, read_extra_keys
 from kvcore.hashing import HASH_SIZE, hash_blocks, root_hash
 from kvcore.values import Request
 
+OWN = ascii_letters + digits
+FIRST_ENCODER = -9
+"""Encoders have numbers below this one, prefixes above 0."""
 Nodes = list[int]
 """The number of the prefix that ends with each token."""
 
@@ -27,8 +31,9 @@ Nodes = list[int]
 class Known:
     """A request as the engine knows it.
 
-    nodes: of its tokens. drafts: behind them. num_hashed: hashes that were learnt, last_hash:
-    the last of them. goal: tokens at which it is done.
+    nodes: of its tokens. drafts: behind them. num_hashed: hashes that were learnt, or handed in
+    where it brings its own; last_hash: the last that was learnt. goal: tokens at which it is done.
+    encoder: what its cross-attention tables hold.
     """
 
     name: str
@@ -40,6 +45,8 @@ class Known:
     drafts: list[int] = attrs.field(factory=list)
     num_hashed: int = 0
     last_hash: bytes = b""
+    own: bool = False
+    encoder: Nodes = attrs.field(factory=list)
 
 
 class Prefixes:
@@ -51,6 +58,8 @@ class Prefixes:
         self._root = root_hash(config.hash_seed, config.hashing)
         self._numbers: dict[tuple[int, Hashable], int] = {}
         self._hashes: dict[bytes, tuple[Nodes, int]] = {}
+        self._own: dict[int, int] = {}
+        self._num_encoders = 0
 
     def grow(self, known: Known, tokens: Sequence[int]) -> None:
         """Put tokens behind a request's and learn the hashes of the blocks that they fill."""
@@ -64,16 +73,46 @@ class Prefixes:
         known.tokens = known.tokens[:num_tokens]
         known.nodes = known.nodes[:num_tokens]
         known.drafts = []
-        known.num_hashed, known.last_hash = 0, b""
+        known.num_hashed = min(known.num_hashed, num_tokens // self._size) if known.own else 0
+        known.last_hash = b""
         if self._config.enable_caching:
             self._learn(known)
+
+    def own(self, known: Known) -> list[bytes]:
+        """The engine's own hashes of blocks of a request that have none; none where it brings none.
+
+        One letter for each block's prefix, so that a trace can say it; there are OWN of them.
+        """
+        found = []
+        for end in range(self._size, len(known.nodes) + 1, self._size) if known.own else ():
+            number = self._own.setdefault(known.nodes[end - 1], len(self._own))
+            if number >= len(OWN):
+                break
+            block_hash = OWN[number].encode() * HASH_SIZE
+            self._hashes.setdefault(block_hash, (known.nodes, end))
+            found.append(block_hash)
+        more = found[known.num_hashed :]
+        known.num_hashed += len(more)
+        return more
+
+    def encode(self, num_tokens: int) -> Nodes:
+        """What one encoder's run gives: its number in the place of each of its tokens."""
+        self._num_encoders += 1
+        return [FIRST_ENCODER - self._num_encoders] * num_tokens
 
     def numbers(self, known: Known, tokens: Sequence[int]) -> Nodes:
         """The numbers of tokens that stand behind a request's."""
         node = known.nodes[-1] if known.nodes else self._start(known.request)
         found = []
-        for token in tokens:
-            node = self._numbers.setdefault((node, token), len(self._numbers) + 1)
+        media = known.request.media
+        for position, token in enumerate(tokens, len(known.nodes)):
+            seen = tuple(
+                (each.identifier, position - each.offset)
+                for each in media
+                if 0 <= position - each.offset < each.length
+            )
+            step = (token, seen) if seen else token
+            node = self._numbers.setdefault((node, step), len(self._numbers) + 1)
             found.append(node)
         return found
 
@@ -98,7 +137,7 @@ class Prefixes:
 
     def _learn(self, known: Known) -> None:
         start = known.num_hashed * self._size
-        if len(known.tokens) - start < self._size:
+        if known.own or len(known.tokens) - start < self._size:
             return
         extra = read_extra_keys(known.request, len(known.tokens), self._size)
         hashes = hash_blocks(
@@ -127,8 +166,16 @@ def make_request(name: str, tokens: list[int], kind: str) -> Request:
             return Request(name, tokens, cache_salt="one")
         case "skip":
             return Request(name, tokens, skip_reading_prefix_cache=True)
+        case "picture" | "sound" if len(tokens) > 2:
+            length = (len(tokens) + 1) // 3
+            return Request(name, tokens, media=(MediaItem(kind, length, length),))
     return Request(name, tokens)
 
 
-KINDS = ("plain",) * 12 + ("lora", "salt", "skip")
+def media_end(known: Known) -> int:
+    """The fewest tokens that a request can be cut to with its media whole."""
+    return max((each.offset + each.length for each in known.request.media), default=1)
+
+
+KINDS = ("plain",) * 10 + ("picture", "sound", "lora", "salt", "skip", "own")
 """Kinds of requests, the plain one the most likely."""

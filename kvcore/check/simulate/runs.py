@@ -87,7 +87,8 @@ def simulate(
     every: steps between two long looks. stop: asked before each step, to end early.
     """
     random = Random(seed)
-    setting = draw_setting(random, Asked() if asked is None else asked)
+    asked = Asked() if asked is None else asked
+    setting = draw_setting(random, attrs.evolve(asked, cross=asked.cross and not devices))
     play = _play(setting.config, backend, devices, setting)
     moves: list[Move] = []
     step: int | None = 0

@@ -18,6 +18,8 @@ from kvcore.errors import KvcoreError
 from kvcore.groups import Group, Kind
 
 KINDS: tuple[Kind, ...] = ("full_attention", "full_attention", "sliding_window", "chunked_local")
+CROSS = 0.1
+"""Chance of a group of encoder tokens beside the others; nothing is cached then."""
 TRIES = 100
 
 
@@ -26,12 +28,13 @@ class Asked:
     """What a caller fixed of a run; None is drawn.
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
-    configuration.
+    configuration. cross: whether a group of encoder tokens may be drawn.
     """
 
     num_blocks: int | None = None
     num_requests: int | None = None
     config: Config | None = None
+    cross: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -94,6 +97,7 @@ RATES = {
     "extend": 0.05,
     "fork": 0.05,
     "guess": 0.1,
+    "hashes": 0.2,
     "late": 0.2,
     "load": 0.05,
     "lookahead": 0.05,
@@ -112,15 +116,17 @@ RATES = {
 def _draw_config(random: Random, asked: Asked) -> Config:
     for _ in range(TRIES):
         try:
-            return Config(**_draw_options(random, asked.num_blocks))
+            return Config(**_draw_options(random, asked))
         except KvcoreError:
             continue
     return Config((asked.num_blocks or 64) + 1, block_size=4, hash_seed=b"simulate")
 
 
-def _draw_options(random: Random, num_blocks: int | None) -> dict[str, Any]:
-    usable = num_blocks or random.choice([8, 24, 100, 400, 1000, 4000])
+def _draw_options(random: Random, asked: Asked) -> dict[str, Any]:
+    usable = asked.num_blocks or random.choice([8, 24, 100, 400, 1000, 4000])
     groups = _draw_groups(random, usable)
+    if random.random() < CROSS and asked.cross:
+        groups = (*groups, Group(groups[0].block_size, kind="cross_attention"))
     windowed = any(group.is_windowed for group in groups)
     null_block = windowed or random.random() < 0.7
     host = random.choice([0, 0, usable // 2, 2 * usable])
@@ -130,7 +136,7 @@ def _draw_options(random: Random, num_blocks: int | None) -> dict[str, Any]:
         "groups": groups,
         "num_host_blocks": host,
         "max_num_batched_tokens": random.choice([None, None, 64]),
-        "enable_caching": random.random() < 0.9,
+        "enable_caching": random.random() < 0.9 and not groups[-1].is_cross,
         "null_block": null_block,
         "eviction": random.choice(["lru", "uncached_first"]),
         "duplicates": random.choice(["keep", "keep", "merge"]),
