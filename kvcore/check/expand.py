@@ -15,8 +15,10 @@ from typing import Any
 import attrs
 
 from kvcore.check.canonical import FINGERPRINT_BYTES, fingerprint
+from kvcore.check.fingerprints import Fingerprints
 from kvcore.check.judge import broken
 from kvcore.check.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.waiting import Squeezer
 
 Found = tuple[bytes, int, bytes]
 """A new node's name, the number of the edge that leads there, and the node as bytes."""
@@ -36,27 +38,28 @@ class Expander:
 
     def __init__(self, model: Model[Any], *, full_keys: bool = False) -> None:
         self.model = model
-        self.seen: set[bytes] = set()
+        self.seen = Fingerprints()
+        self.squeezer = Squeezer()
         self.full_keys = full_keys
 
     def first(self) -> tuple[Found | None, Broken | None]:
         """The start, judged."""
         start = self.model.start()
         name, wrong = self._take_in(start, ())
-        return (None if name is None else (name, 0, self.model.pack(start))), wrong
+        return (None if name is None else (name, 0, self._pack(start))), wrong
 
     def expand(self, packed: bytes) -> Expansion:
         """Try all edges of a node, or all up to the first that is wrong."""
         model, result = self.model, Expansion()
         try:
-            for place, edge in enumerate(model.edges(model.unpack(packed))):
+            for place, edge in enumerate(model.edges(self._unpack(packed))):
                 result.num_edges += 1
                 model.notes["move", edge.name] += 1
                 name, result.broken = self._take_in(edge.node, edge.steps)
                 if result.broken is not None:
                     return result
                 if name is not None:
-                    result.found.append((name, place, model.pack(edge.node)))
+                    result.found.append((name, place, self._pack(edge.node)))
         except Broken as wrong:
             result.broken = wrong
         except Exception as error:
@@ -74,7 +77,14 @@ class Expander:
             steps += edge.steps
         self.model.notes.clear()
         self.model.notes.update(notes)
-        return tuple(steps), self.model.pack(node)
+        return tuple(steps), self._pack(node)
+
+    def _pack(self, node: Any) -> bytes:
+        packed: bytes = self.squeezer.squeeze(self.model.pack(node))
+        return packed
+
+    def _unpack(self, packed: bytes) -> Any:
+        return self.model.unpack(self.squeezer.open(packed))
 
     def _take_in(self, node: Any, steps: tuple[Step, ...]) -> tuple[bytes | None, Broken | None]:
         """The name of a node that is new and right, or what it breaks."""

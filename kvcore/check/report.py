@@ -30,8 +30,10 @@ class Report:
     depths: new states at each distance from the start. notes: how often each thing happened, by
     kind ("move", "call", "command", "goal") and name. never: what the world could show and never
     did. num_waiting: states whose edges were not all tried and kept. memory_bytes: the most that
-    the process grew by. world: what was explored. symmetry: what was renamed. judged: the
-    properties that counted, by name; left_out: those that could have counted and did not.
+    was kept of states at a time, in all processes: names, links, waiting states. grown_bytes: what
+    the processes grew by, with all that they load and remember. world: what was explored. symmetry:
+    what was renamed. judged: the properties that counted, by name; left_out: those that could have
+    counted and did not.
     """
 
     backend: str = "python"
@@ -45,6 +47,7 @@ class Report:
     never: tuple[str, ...] = ()
     seconds: float = 0.0
     memory_bytes: int = 0
+    grown_bytes: int = 0
     violation: Violation | None = None
     world: Any = None
     symmetry: Symmetry = attrs.field(factory=Symmetry)
@@ -95,6 +98,7 @@ class Report:
             "never": list(self.never),
             "seconds": round(self.seconds, 3),
             "memory_bytes": self.memory_bytes,
+            "grown_bytes": self.grown_bytes,
             "violation": None if self.violation is None else self._violation(self.violation),
         }
 

@@ -10,6 +10,7 @@ its edges. A search that is stopped says what it has. Twin: rust/src/check/searc
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from array import array
 from collections import Counter
@@ -22,6 +23,7 @@ import attrs
 from kvcore.check.asked import judged_in
 from kvcore.check.core_model import CoreModel
 from kvcore.check.expand import Expander, Expansion
+from kvcore.check.fingerprints import Fingerprints
 from kvcore.check.flight_model import FlightModel
 from kvcore.check.judge import Watch
 from kvcore.check.memory import memory_bytes
@@ -33,6 +35,7 @@ from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
 from kvcore.check.schedulers import guarded
 from kvcore.check.twin_search import explore_twin
+from kvcore.check.waiting import bytes_of
 from kvcore.check.workers import Workers
 from kvcore.check.world import Symmetry, World
 
@@ -54,6 +57,8 @@ Progress = Callable[[Report], None]
 Chosen = Iterable[str | Property] | None
 FEW = 200
 """A level of fewer nodes is not worth several processes."""
+ALIKE = 32
+"""So many nodes show what the others will look like."""
 
 
 @attrs.frozen(kw_only=True)
@@ -164,8 +169,9 @@ class Search:
         self._num_workers = workers if _travels(make) else 1
         self._workers: Workers | None = None
         self._seen = self._expander.seen
-        self._parents = array("Q")
-        self._edges = array("L")
+        self._parents = array("I")
+        self._edges = array("I")
+        self._levels: tuple[list[bytes], ...] = ()
         self._began = 0.0
 
     def run(self) -> Report:
@@ -177,9 +183,10 @@ class Search:
         except KeyboardInterrupt:
             report.verdict = INTERRUPTED
         finally:
-            report.memory_bytes = max(0, memory_bytes() - memory)
+            self._weigh()
+            report.grown_bytes = max(0, memory_bytes() - memory)
             if self._workers is not None:
-                report.memory_bytes += self._workers.memory_bytes
+                report.grown_bytes += self._workers.grown_bytes
                 self._workers.close()
         self._note(self._expander.model.notes)
         self._count()
@@ -198,7 +205,10 @@ class Search:
             if limits.max_depth is not None and report.depth >= limits.max_depth:
                 report.num_waiting = len(level)
                 return "bounded by depth"
+            if len(level) >= ALIKE:
+                level = self._expander.squeezer.learn(level)
             following: list[bytes] = []
+            self._levels = (level, following)
             for place, expansion in enumerate(self._expanded(level)):
                 cut = self._merge(begins + place, expansion, following)
                 report.num_waiting = len(level) - place - 1 + len(following) + cut
@@ -212,13 +222,14 @@ class Search:
                 self._tell()
             begins += len(level)
             report.depths += [len(following)] if following else []
+            self._weigh()
             level = following
         return COMPLETE
 
     def _expanded(self, level: Sequence[bytes]) -> Iterator[Expansion]:
         """What the nodes of a level lead to, in their order."""
         if self._num_workers > 1 and self._workers is None and len(level) >= FEW:
-            self._workers = Workers(self._make, self._num_workers)
+            self._workers = Workers(self._make, self._expander.squeezer, self._num_workers)
             self._workers.learn(self._expander)
         if self._workers is None:
             yield from map(self._expander.expand, level)
@@ -232,10 +243,8 @@ class Search:
         most = self.limits.max_states
         self.report.num_edges += expansion.num_edges
         for name, place, packed in expansion.found:
-            if self._workers is not None:
-                if name in self._seen:
-                    continue
-                self._seen.add(name)
+            if self._workers is not None and not self._seen.add(name):
+                continue
             if most is not None and len(self._parents) >= most:
                 return True
             self._parents.append(number)
@@ -260,7 +269,7 @@ class Search:
         else:
             steps, node = expander.story(path)
             if not found.steps:
-                expander.seen = set()
+                expander.seen = Fingerprints()
                 found = expander.expand(node).broken or found
             steps = (*steps, *found.steps)
         self.report.violation = Violation(found.name, found.detail, steps)
@@ -282,6 +291,13 @@ class Search:
     def _count(self) -> None:
         self.report.num_states = len(self._parents)
         self.report.seconds = time.perf_counter() - self._began
+
+    def _weigh(self) -> None:
+        """Note what is kept of all nodes, where it is more than before."""
+        kept = self._seen.num_bytes + sum(map(bytes_of, self._levels))
+        kept += sys.getsizeof(self._parents) + sys.getsizeof(self._edges)
+        kept += 0 if self._workers is None else self._workers.kept_bytes
+        self.report.memory_bytes = max(self.report.memory_bytes, kept)
 
     def _tell(self) -> None:
         if self._progress is not None:

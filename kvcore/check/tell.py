@@ -28,8 +28,11 @@ def _lines(report: Report) -> Iterator[str]:
     size = report.memory_bytes / max(1, report.num_states)
     yield (
         f"{report.num_states:,} states, {report.num_edges:,} edges, depth {report.depth}; "
-        f"{report.seconds:.1f} s, {rate:,.0f} edges/s, {size:,.0f} bytes a state; {report.keys}; "
-        f"backend {report.backend}"
+        f"{report.seconds:.1f} s, {rate:,.0f} edges/s; {report.keys}; backend {report.backend}"
+    )
+    yield (
+        f"{size:,.0f} bytes a state for names, links and waiting states; "
+        f"{report.grown_bytes / 1e6:,.0f} MB more memory in all"
     )
     yield from _asked(report)
     for kind in ("move", "call", "command", "goal"):

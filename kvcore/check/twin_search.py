@@ -16,6 +16,7 @@ from kvcore import _twin
 from kvcore.calls import Call, perform
 from kvcore.check.core_model import TAKE_BATCH, closed
 from kvcore.check.flight_model import executed
+from kvcore.check.memory import memory_bytes as most_memory
 from kvcore.check.model import Step, Violation
 from kvcore.check.report import Report
 from kvcore.check.world import Symmetry, World
@@ -40,6 +41,7 @@ def explore_twin(
         report.seconds, report.memory_bytes = seconds, size
         progress(report)
 
+    begun = most_memory()
     found = _twin.check_world(
         world,
         symmetry=(symmetry.requests, symmetry.blocks, symmetry.tokens),
@@ -58,6 +60,7 @@ def explore_twin(
         notes=Counter(found["notes"]),
         seconds=found["seconds"],
         memory_bytes=found["num_bytes"],
+        grown_bytes=max(0, most_memory() - begun),
     )
     if found["violation"] is not None:
         name, detail, edges = found["violation"]

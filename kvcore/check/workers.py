@@ -21,6 +21,7 @@ from kvcore.check.expand import Expander, Expansion, taken_notes
 from kvcore.check.memory import memory_bytes
 from kvcore.check.model import Broken, Violation
 from kvcore.check.prefixes import Learnt
+from kvcore.check.waiting import Squeezer
 
 CHUNK = 16
 """Nodes that a process tries at a time."""
@@ -28,30 +29,36 @@ CHUNK = 16
 
 @attrs.frozen
 class Result:
-    """What became of a chunk: each node's edges, new hashes, notes, and the memory it took."""
+    """What became of a chunk: each node's edges, new hashes, notes.
+
+    grown_bytes: what the process has grown by. kept_bytes: of its names.
+    """
 
     expansions: list[Expansion]
     learnt: list[Learnt]
     notes: Any
-    memory_bytes: int
+    grown_bytes: int
+    kept_bytes: int
 
 
 class Workers:
-    """Processes that wait for nodes; make: makes an expander in each of them."""
+    """Processes that wait for nodes; make: makes an expander in each of them, squeezer: opens the
+    nodes.
+    """
 
-    def __init__(self, make: Callable[[], Expander], num_workers: int) -> None:
-        self.memory_bytes = 0
+    def __init__(self, make: Callable[[], Expander], squeezer: Squeezer, num_workers: int) -> None:
         context = get_context("spawn")
         self._ends: list[Connection] = []
         self._processes = []
         for _ in range(num_workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, make, squeezer), daemon=True)
             process.start()
             theirs.close()
             self._ends.append(mine)
             self._processes.append(process)
-        self._memory = [0] * num_workers
+        self._grown = [0] * num_workers
+        self._kept = [0] * num_workers
         self._learnt: list[Learnt] = []
         self._told = [0] * num_workers
 
@@ -80,11 +87,21 @@ class Workers:
                 done[busy.pop(worker)] = result
                 idle.append(worker)
                 self._learnt += result.learnt
-                self._memory[worker] = result.memory_bytes
-            self.memory_bytes = sum(self._memory)
+                self._grown[worker] = result.grown_bytes
+                self._kept[worker] = result.kept_bytes
             while given in done:
                 yield done.pop(given)
                 given += 1
+
+    @property
+    def grown_bytes(self) -> int:
+        """What all processes have grown by."""
+        return sum(self._grown)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the names that they keep take."""
+        return sum(self._kept)
 
     def close(self) -> None:
         """End all processes."""
@@ -95,10 +112,11 @@ class Workers:
             process.join()
 
 
-def _serve(end: Connection, make: Callable[[], Expander]) -> None:
+def _serve(end: Connection, make: Callable[[], Expander], squeezer: Squeezer) -> None:
     """Try the edges of what comes, until the other end is closed."""
     begun = memory_bytes()
     expander = make()
+    expander.squeezer = squeezer
     prefixes = getattr(expander.model, "prefixes", None)
     try:
         while True:
@@ -110,8 +128,8 @@ def _serve(end: Connection, make: Callable[[], Expander]) -> None:
                 if each.broken is not None:
                     each.broken = plain(each.broken)
             learnt = [] if prefixes is None else prefixes.news()
-            took = max(0, memory_bytes() - begun)
-            end.send(Result(expansions, learnt, taken_notes(expander.model), took))
+            notes, grown = taken_notes(expander.model), max(0, memory_bytes() - begun)
+            end.send(Result(expansions, learnt, notes, grown, expander.seen.num_bytes))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         os._exit(0)
 

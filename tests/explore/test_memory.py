@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search keeps of each state: names in rows of bytes, links, waiting states squeezed.
+
+Bytes are those that objects say of themselves, so they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from kvcore.check import check
+from kvcore.check.core_model import CoreModel
+from kvcore.check.fingerprints import FEW_ROWS, LONG_ROW, SIZE, Fingerprints
+from kvcore.check.profiles import PROFILES
+from kvcore.check.waiting import Squeezer
+
+AIM = 300
+"""Bytes a state; an object of 16 bytes in a set would take a third of them."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_keeps_few_bytes_of_each_state(workers: int) -> None:
+    report = check(PROFILES["3x2x4"].world, workers=workers)
+    assert report.verdict == "complete"
+    least = report.num_states * (SIZE + 2 * 4)
+    assert least < report.memory_bytes < report.num_states * AIM
+
+
+@pytest.mark.parametrize("name", ["4x3x4", "flight-fork"])
+def test_a_search_that_is_cut_off_counts_the_states_that_wait(name: str) -> None:
+    report = check(PROFILES[name].world, max_states=1000)
+    assert report.verdict == "bounded by states"
+    assert report.memory_bytes / report.num_states < AIM
+
+
+def test_names_are_found_as_in_a_set_however_many_there_are() -> None:
+    random, plain, names = Random(1), set[bytes](), Fingerprints()
+    for _ in range(3 * FEW_ROWS * LONG_ROW):
+        name = random.randbytes(SIZE)
+        assert name not in names
+        assert names.add(name)
+        plain.add(name)
+        again = random.choice([name, random.randbytes(SIZE)])
+        assert (again in names) == (again in plain)
+    assert not any(names.add(name) for name in plain)
+    assert len(names) == len(plain)
+    assert names.num_bytes / len(names) < 1.5 * SIZE
+
+
+def test_a_name_is_not_found_across_two_others() -> None:
+    first, second = bytes(range(SIZE)), bytes(range(100, 100 + SIZE))
+    names = Fingerprints()
+    for name in (first, second):
+        for row in range(100_000):  # all of them in one row, whatever its number
+            if names.add(name[:-3] + row.to_bytes(3, "big")) and len(names) >= 2 * LONG_ROW:
+                break
+    known = [bytes(row[at : at + SIZE]) for row in names._rows for at in range(0, len(row), SIZE)]
+    across = [one[3:] + other[:3] for one, other in pairwise(known)]
+    assert [name for name in across if name in names] == []
+
+
+def test_names_of_other_lengths_are_kept_apart() -> None:
+    names = Fingerprints()
+    assert names.add(b"short")
+    assert names.add(bytes(40))
+    assert not names.add(b"short")
+    assert (len(names), bytes(40) in names, bytes(16) in names) == (2, True, False)
+    assert names.num_bytes > 45
+
+
+def test_squeezed_states_are_small_and_come_back() -> None:
+    model = CoreModel(PROFILES["3x2x4"].world)
+    start = model.start()
+    nodes = [model.pack(edge.node) for edge in model.edges(start)]
+    nodes += [model.pack(edge.node) for node in nodes for edge in model.edges(model.unpack(node))]
+    squeezer = Squeezer()
+    assert [squeezer.squeeze(each) for each in nodes] == nodes
+    squeezed = squeezer.learn(nodes)
+    assert [squeezer.open(each) for each in squeezed] == nodes
+    assert sum(map(len, squeezed)) * 3 < sum(map(len, nodes))
+
+
+def test_nodes_that_are_no_bytes_stay_as_they_are() -> None:
+    squeezer, nodes = Squeezer(), [object(), object()]
+    assert squeezer.learn(nodes) == nodes
+    assert squeezer.open(squeezer.squeeze(nodes[0])) is nodes[0]
