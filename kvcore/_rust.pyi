@@ -10,7 +10,7 @@ from kvcore.event_log import Events
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["BlockPool", "Manager", "check_world", "hash_blocks", "judge_state", "judge_world", "root_hash"]
+__all__ = ["BlockPool", "FreeQueue", "Manager", "Tiers", "check_world", "hash_blocks", "judge_state", "judge_world", "root_hash"]
 
 @final
 class BlockPool:
@@ -20,6 +20,10 @@ class BlockPool:
     def __new__(cls, num_blocks: SupportsIndex, /, *, null_block: bool = False, eviction: str = "lru") -> BlockPool:
         """
         An empty pool, whose blocks are first taken lowest first.
+        """
+    def clear_index(self, /) -> None:
+        """
+        Forget every key.
         """
     def commands(self, /) -> Batch:
         """
@@ -43,6 +47,12 @@ class BlockPool:
 
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
+    def rank(self, blocks: Iterable[int], time: Any, length: Any, /) -> None:
+        """
+        Say when blocks were used, and how many tokens their chain has; None changes nothing.
+
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+        """
     def release(self, blocks: Iterable[int], /) -> None:
         """
         Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
@@ -62,6 +72,45 @@ class BlockPool:
     def unpublish(self, block: int, /) -> None:
         """
         Forget a block's key, if it has one. Raises UnknownBlock.
+        """
+
+@final
+class FreeQueue:
+    """
+    A queue of block ids. `kvcore.legacy.backing_queue` is the way to use it.
+    """
+    def __len__(self, /) -> int: ...
+    def __new__(cls, num_blocks: SupportsIndex, /) -> FreeQueue:
+        """
+        An empty queue over so many blocks.
+        """
+    def append(self, block: int, /) -> None:
+        """
+        Put a block at the back. Raises UnknownBlock, AlreadyQueued.
+        """
+    def blocks(self, /) -> tuple[int, ...]:
+        """
+        All blocks, front first.
+        """
+    def contains(self, block: int, /) -> bool:
+        """
+        Whether a block is in the queue. Raises UnknownBlock.
+        """
+    def front(self, /) -> int | None:
+        """
+        The block that leaves next.
+        """
+    def popleft(self, /) -> int | None:
+        """
+        Take out the block that leaves next, if there is one.
+        """
+    def prepend(self, block: int, /) -> None:
+        """
+        Put a block at the front. Raises UnknownBlock, AlreadyQueued.
+        """
+    def remove(self, block: int, /) -> None:
+        """
+        Take a block out, from wherever it is. Raises UnknownBlock, NotQueued.
         """
 
 @final
@@ -261,6 +310,94 @@ class Manager:
     def unpin(self, block_ids: Iterable[int], /) -> None:
         """
         Undo `pin`.
+        """
+
+@final
+class Tiers:
+    """
+    The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
+    """
+    def __new__(cls, num_blocks: SupportsIndex, num_host_blocks: SupportsIndex, /, *, null_block: bool, eviction: str, order: str) -> Tiers:
+        """
+        Empty tiers, which have one policy and one order in which blocks are first taken.
+        """
+    def clear_index(self, tier: str, /) -> None:
+        """
+        Forget every key.
+        """
+    def copy(self, block: int, /) -> int | Refused:
+        """
+        Copy a device block for one of its owners, which moves to the copy that is returned.
+
+        Raises UnknownBlock, NoOwner.
+        """
+    def copy_in(self, host_block: int, block: int, /) -> None:
+        """
+        Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner.
+        """
+    def copy_out(self, block: int, host_block: int, /) -> None:
+        """
+        Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
+        """
+    def dump(self, /) -> tuple[tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]]], tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]]] | None, Batch]:
+        """
+        The columns of the device's and the host's blocks, and the open batch.
+        """
+    def free_blocks(self, tier: str, /) -> tuple[int, ...]:
+        """
+        The free queue, front first.
+        """
+    def is_cached_free(self, block: int, tier: str, /) -> bool:
+        """
+        Whether a block has no owner and a key. Raises UnknownBlock.
+        """
+    def key_of(self, block: int, tier: str, /) -> bytes | None:
+        """
+        The key of a block. Raises UnknownBlock.
+        """
+    def lookup(self, key: bytes, tier: str, /) -> int | None:
+        """
+        The block that answers for a key. Raises InvalidKey.
+        """
+    def num_free(self, tier: str, /) -> int:
+        """
+        Blocks in the free queue.
+        """
+    def publish(self, block: int, key: bytes, tier: str, /) -> None:
+        """
+        Make a block with an owner findable.
+
+        Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+        """
+    def rank(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
+        """
+        Say when blocks were used, and how many tokens their chain has; None changes nothing.
+
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
+        """
+    def ref_count(self, block: int, tier: str, /) -> int:
+        """
+        Owners of a block. Raises UnknownBlock.
+        """
+    def release(self, blocks: Iterable[int], tier: str, /) -> None:
+        """
+        Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+        """
+    def take(self, count: int, tier: str, /) -> tuple[int, ...] | Refused:
+        """
+        Give so many free blocks one owner each; refused as a whole. Raises InvalidCount.
+        """
+    def take_batch(self, /) -> Batch:
+        """
+        Close and number the open batch: the commands since the last one.
+        """
+    def touch(self, blocks: Iterable[int], tier: str, /) -> None:
+        """
+        Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
+        """
+    def unpublish(self, block: int, tier: str, /) -> None:
+        """
+        Forget a block's key, if it has one. Raises UnknownBlock.
         """
 
 def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:

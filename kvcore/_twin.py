@@ -31,6 +31,20 @@ def make_backend(config: Config) -> Backend:
     return _rust.Manager(config)
 
 
+def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Any:
+    """The blocks of `kvcore/legacy/backing.py` over the twin. Raises BackendMissing,
+    InvalidConfig.
+    """
+    _check_there()
+    return _rust.Tiers(num_blocks, num_host_blocks, **options)
+
+
+def make_queue(num_blocks: int) -> Any:
+    """The queue of `kvcore/legacy/backing_queue.py` over the twin. Raises BackendMissing."""
+    _check_there()
+    return _rust.FreeQueue(num_blocks)
+
+
 def check_world(world: Any, **options: Any) -> dict[str, Any]:
     """The compiled search of the checker: `kvcore/check/twin_search.py`. Raises BackendMissing."""
     _check_there()

@@ -3,27 +3,32 @@
 
 Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-given, at the side that the eviction policy names. The pool layer's transitions are in
-pool_layer.py; the request layer works on a `PoolDraft`. Source: S000-34, 35, 38, 41, S001-82, 83.
-Twin: rust/src/block_pool.rs.
+given, at the side that the eviction policy names, or by rank (`ranked.py`). The pool layer's
+transitions are in pool_layer.py; the request layer works on a `PoolDraft`. Source: S000-34, 35, 38,
+41, S001-82, 83. Twin: rust/src/block_pool.rs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.commands import Allocate, Evict, EvictAll, Free, Touch
-from kvcore.config import Eviction
 from kvcore.effects import Effects
 from kvcore.errors import NotPinned, UnknownBlock, UnusedBlock
 from kvcore.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
 from kvcore.hash_index import HashIndex, HashIndexDraft
 from kvcore.quarantine import Quarantine, QuarantineDraft, make_quarantine
+
+PoolEviction = Literal["lru", "uncached_first", "ranked"]
+"""The policies of a `Config`, and by rank: for managers of the pool layer that say when a block was
+used.
+"""
 
 
 class BlockPool(Struct, frozen=True, gc=False):
@@ -31,17 +36,18 @@ class BlockPool(Struct, frozen=True, gc=False):
 
     first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
     included. keys: the key of each block. pins: block to its number of pins. quarantine:
-    None where no batch is ever unfinished.
+    None where no batch is ever unfinished. ranks: block to what was said of its use.
     """
 
     first_block: int
-    eviction: Eviction
+    eviction: PoolEviction
     ref_counts: PVector[int]
     keys: PVector[bytes | None]
     queue: FreeQueue
     index: HashIndex
     pins: Map[int, int]
     quarantine: Quarantine | None = None
+    ranks: Map[int, tuple[float, int]] = Map()
 
     @property
     def num_blocks(self) -> int:
@@ -68,7 +74,7 @@ def make_pool(
     num_blocks: int,
     *,
     null_block: bool = False,
-    eviction: Eviction = "lru",
+    eviction: PoolEviction = "lru",
     order: Sequence[int] | None = None,
     quarantine: bool = False,
 ) -> BlockPool:

@@ -3,7 +3,8 @@
 
 Rules: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`: the
 message names the thing and the numbers, `fields` holds them for programs, and the state is as it
-was before the call. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches
+was before the call. A field `tier` says of which tier the block is that the message names, where it
+is not the device. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches
 it. Twin: rust/src/errors.rs.
 """
 
@@ -19,7 +20,8 @@ class KvcoreError(ValueError):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        super().__init__(self.message.format(**fields))
+        text = self.message.format(**fields)
+        super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.fields))
@@ -296,6 +298,24 @@ class UnusedBlock(KvcoreError):
     """A block without owner and key holds nothing that could be kept."""
 
     message = "block {block} has neither owner nor key"
+
+
+class NoOwner(KvcoreError):
+    """What is copied or taken over is held by somebody."""
+
+    message = "block {block} has no owner"
+
+
+class NotQueued(KvcoreError):
+    """A block that has an owner is not in the free queue."""
+
+    message = "block {block} is not in the free queue"
+
+
+class AlreadyQueued(KvcoreError):
+    """A block is at most once in the free queue."""
+
+    message = "block {block} is in the free queue already"
 
 
 class AlreadyPublished(KvcoreError):

@@ -98,13 +98,14 @@ class FreeQueueDraft:
 
     def append(self, block: int) -> None:
         """Put a block at the back."""
-        self._insert(self.preceding[self.sentinel], block)
+        self.insert(self.preceding[self.sentinel], block)
 
     def prepend(self, block: int) -> None:
         """Put a block at the front."""
-        self._insert(self.sentinel, block)
+        self.insert(self.sentinel, block)
 
-    def _insert(self, before: int, block: int) -> None:
+    def insert(self, before: int, block: int) -> None:
+        """Put a block behind another one, or behind the sentinel, which is the front."""
         after = self.following[before]
         self.following[before] = block
         self.preceding[block] = before

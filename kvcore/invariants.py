@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Protocol
 
 from kvcore import request_invariants
 from kvcore.block_pool import BlockPool
@@ -20,6 +21,20 @@ from kvcore.state import Operation, State
 from kvcore.values import Status
 
 
+class Pools(Protocol):
+    """What has the pools of one or two tiers: a state, and `kvcore.tiers.Tiers`."""
+
+    @property
+    def device(self) -> BlockPool:
+        """The blocks of the device."""
+        ...
+
+    @property
+    def host(self) -> BlockPool | None:
+        """Those of the host, where it has any."""
+        ...
+
+
 def check(state: State) -> None:
     """Raise InvariantViolation with the first property that does not hold."""
     for name, holds in PROPERTIES.items():
@@ -27,7 +42,7 @@ def check(state: State) -> None:
             raise InvariantViolation(name, detail)
 
 
-def pools(state: State) -> list[tuple[str, BlockPool]]:
+def pools(state: Pools) -> list[tuple[str, BlockPool]]:
     """Each tier with its pool."""
     tiers = [("device", state.device)]
     return tiers if state.host is None else [*tiers, ("host", state.host)]
@@ -55,7 +70,7 @@ def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
     return held
 
 
-def partition(state: State) -> Iterator[str]:
+def partition(state: Pools) -> Iterator[str]:
     """PARTITION: a usable block is free or quarantined exactly if it has no owner."""
     for tier, pool in pools(state):
         free = {*pool.queue, *(pool.quarantine or ())}
@@ -65,7 +80,7 @@ def partition(state: State) -> Iterator[str]:
                 yield f"{tier} block {block} has {owners} owners, in a queue: {block in free}"
 
 
-def queue_unique(state: State) -> Iterator[str]:
+def queue_unique(state: Pools) -> Iterator[str]:
     """FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters."""
     for tier, pool in pools(state):
         seen: set[int] = set()
@@ -84,7 +99,7 @@ def queue_unique(state: State) -> Iterator[str]:
             seen.update(order)
 
 
-def null_block(state: State) -> Iterator[str]:
+def null_block(state: Pools) -> Iterator[str]:
     """NULL: the null block is not free, and has no key, no owner and no pin."""
     pool = state.device
     for block in range(pool.first_block):
@@ -96,7 +111,7 @@ def null_block(state: State) -> Iterator[str]:
             yield "the null block has an owner"
 
 
-def index_sound(state: State) -> Iterator[str]:
+def index_sound(state: Pools) -> Iterator[str]:
     """IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle."""
     for tier, pool in pools(state):
         index, num_linked = pool.index, 0
@@ -112,7 +127,7 @@ def index_sound(state: State) -> Iterator[str]:
             yield f"{tier} index links {len(index.following)} blocks, {num_linked} share a key"
 
 
-def index_complete(state: State) -> Iterator[str]:
+def index_complete(state: Pools) -> Iterator[str]:
     """IDX-COMPLETE: a block with a key is found under it, once."""
     for tier, pool in pools(state):
         found = Counter((key, block) for key, blocks in pool.index.items() for block in blocks)

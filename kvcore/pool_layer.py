@@ -2,28 +2,40 @@
 """The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
 
 Rules: what is asked is checked first, so that a call which raises or is refused leaves the pool as
-it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
 rust/src/pool_layer.rs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvcore.arguments import read_count, read_int, read_ints
 from kvcore.block_pool import BlockPool, PoolDraft, make_pool
+from kvcore.config import NO_LIMIT
 from kvcore.effects import Effects
-from kvcore.errors import AlreadyPublished, DoubleFree, InvalidKey, UnusedBlock
+from kvcore.errors import (
+    AlreadyPublished,
+    DoubleFree,
+    InvalidConfig,
+    InvalidKey,
+    UnusedBlock,
+    WrongArgument,
+)
 from kvcore.hashing import KEY_SIZE
+from kvcore.ranked import RankedDraft, make_draft
 from kvcore.values import Outcome, Reason, Refused
 
 __all__ = [
     "BlockPool",
+    "clear_index",
     "lookup",
     "make_pool",
     "pin",
     "publish",
+    "rank",
     "release",
     "take",
     "touch",
@@ -102,6 +114,35 @@ def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
     return _change(pool, change)
 
 
+def rank(
+    pool: BlockPool,
+    blocks: Sequence[int],
+    time: float | None = None,
+    length: int | None = None,
+) -> Outcome[BlockPool, None]:
+    """Say when blocks were used, and how many tokens their chain has; None leaves it as it was.
+
+    Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+    """
+    said, tokens = _read_time(time), _read_length(length)
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        if not isinstance(draft, RankedDraft):
+            reason = "blocks have ranks where it is 'ranked'"
+            raise InvalidConfig(field="eviction", value=repr(draft.eviction), reason=reason)
+        for block in ids:
+            draft.check_block(block)
+        draft.rank(ids, said, tokens)
+
+    return _change(pool, change)
+
+
+def clear_index(pool: BlockPool) -> Outcome[BlockPool, None]:
+    """Forget every key."""
+    return _change(pool, lambda draft: draft.clear_index())
+
+
 def lookup(pool: BlockPool, key: bytes) -> int | None:
     """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
     _check_key(key)
@@ -134,9 +175,31 @@ def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
 
 def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
     effects = Effects()
-    draft = PoolDraft(pool, effects)
+    draft = make_draft(pool, effects)
     value = change(draft)
     return Outcome(draft.freeze(), tuple(effects.commands), value)
+
+
+def _read_time(time: Any) -> float | None:
+    if time is None:
+        return None
+    try:
+        finite = math.isfinite(time)
+    except (TypeError, ValueError, OverflowError):
+        finite = False
+    if not finite:
+        raise WrongArgument(name="time", expected="a finite number", value=repr(time))
+    return float(time)
+
+
+def _read_length(length: Any) -> int | None:
+    if length is None:
+        return None
+    number = read_int(length)
+    if not isinstance(number, int) or not 0 <= number <= NO_LIMIT:
+        expected = f"an integer from 0 to {NO_LIMIT}"
+        raise WrongArgument(name="length", expected=expected, value=repr(length))
+    return number
 
 
 def _check_key(key: bytes) -> None:

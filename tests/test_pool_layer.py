@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import pool_layer
+from kvcore.block_pool import PoolEviction
 from kvcore.commands import Command
 from kvcore.errors import KvcoreError
 from kvcore.hashing import KEY_SIZE
@@ -30,6 +31,7 @@ def twin() -> None:
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(ids, max_size=3)
 keys = st.sampled_from(KEYS)
+times = st.none() | st.sampled_from([-1.0, 0.5, 2.0])
 names = st.sampled_from(["touch", "release", "pin", "unpin"])
 calls = st.one_of(
     st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1)),
@@ -38,6 +40,8 @@ calls = st.one_of(
     st.tuples(st.just("publish"), ids, keys),
     st.tuples(st.just("unpublish"), ids),
     st.tuples(st.just("lookup"), keys),
+    st.tuples(st.just("rank"), several, times, st.none() | st.integers(0, 2)),
+    st.just(("clear_index",)),
 )
 
 
@@ -66,11 +70,11 @@ class Pure:
 
 @given(
     null_block=st.booleans(),
-    eviction=st.sampled_from(["lru", "uncached_first"]),
+    eviction=st.sampled_from(get_args(PoolEviction)),
     story=st.lists(calls, max_size=40),
 )
 def test_both_pools_agree_call_by_call(
-    null_block: bool, eviction: Literal["lru", "uncached_first"], story: list[tuple[Any, ...]]
+    null_block: bool, eviction: PoolEviction, story: list[tuple[Any, ...]]
 ) -> None:
     pure = Pure(make_pool(NUM_BLOCKS, null_block=null_block, eviction=eviction))
     twin = importlib.import_module("kvcore._rust").BlockPool(

@@ -3,9 +3,9 @@
 //!
 //! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 //! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-//! given, at the side that the eviction policy names. Methods trust their arguments; the pool
-//! layer's transitions, in pool_layer.rs, check theirs. Source: S000-34, 35, 38, 41, S001-82, 83.
-//! Twin: kvcore/block_pool.py.
+//! given, at the side that the eviction policy names, or by rank (`ranked.rs`). Methods trust their
+//! arguments; the pool layer's transitions, in pool_layer.rs, check theirs. Source: S000-34, 35,
+//! 38, 41, S001-82, 83. Twin: kvcore/block_pool.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -21,6 +21,7 @@ use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
 use crate::quarantine::{Quarantine, make_quarantine};
+use crate::ranked::Rank;
 use crate::reuse::{clone_in_place, touched_zeros};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
@@ -40,9 +41,11 @@ pub struct BlockPool {
     pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
     /// None where no batch is ever unfinished.
     pub(crate) quarantine: Option<Quarantine>,
+    /// What was said of each block's use; None where the queue is not ordered by it.
+    pub(crate) ranks: Option<Vec<Rank>>,
 }
 
-clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine });
+clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine, ranks });
 
 /// One word says of a block all that is asked of it when it is written or released.
 const KEYED: u32 = 1 << 31;
@@ -66,6 +69,7 @@ pub fn make_pool(
         index: HashIndex::new(num_blocks),
         pins: HashMap::default(),
         quarantine: quarantine.then(make_quarantine),
+        ranks: None,
     }
 }
 
@@ -86,6 +90,12 @@ impl BlockPool {
     #[must_use]
     pub fn is_null(&self, block: BlockId) -> bool {
         block.0 < self.first_block
+    }
+
+    /// Which freed block leaves first, among those that have no rank.
+    #[must_use]
+    pub fn eviction(&self) -> Eviction {
+        self.eviction
     }
 
     /// Blocks in the free queue.

@@ -22,7 +22,7 @@ clone_in_place!(FreeQueue { following, preceding, length });
 
 impl FreeQueue {
     /// The id that closes the ring.
-    fn sentinel(&self) -> u32 {
+    pub(crate) fn sentinel(&self) -> u32 {
         (self.following.len() - 1) as u32
     }
 
@@ -104,7 +104,8 @@ impl FreeQueue {
         self.insert(self.sentinel(), block);
     }
 
-    fn insert(&mut self, before: u32, block: BlockId) {
+    /// Put a block behind another one, or behind the id that closes the ring, which is the front.
+    pub(crate) fn insert(&mut self, before: u32, block: BlockId) {
         debug_assert!(!self.contains(block), "FQ-UNIQ: block {block:?} is in the queue already");
         let after = self.following[before as usize];
         self.following[before as usize] = block.0;

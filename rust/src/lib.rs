@@ -45,7 +45,9 @@ pub mod plan;
 pub mod pool_layer;
 pub mod quarantine;
 pub mod queries;
+pub mod queue_layer;
 mod quiet;
+pub mod ranked;
 pub mod release;
 pub mod requests;
 mod reuse;
@@ -53,6 +55,7 @@ pub mod rewind;
 pub mod row_map;
 pub mod state;
 pub mod swap;
+pub mod tiers;
 #[cfg(test)]
 mod trace;
 #[cfg(test)]

@@ -2,14 +2,16 @@
 //! The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
 //!
 //! Rules: what is asked is checked first, so that a call which fails or is refused leaves the pool
-//! as it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83. Twin:
+//! as it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
 //! kvcore/pool_layer.py.
 
 use crate::block_pool::{BlockPool, count_blocks};
+use crate::config::Eviction;
 use crate::effects::Effects;
-use crate::errors::Error;
+use crate::errors::{Error, repr};
 use crate::hashing::Key;
 use crate::ids::BlockId;
+use crate::ranked;
 use crate::values::{Admitted, Reason, Refused};
 
 /// Give so many blocks from the front of the free queue one owner each; refused as a whole.
@@ -18,7 +20,7 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted
         let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
         return Err(Refused::new(reason, u64::from(count), pool.num_free()));
     }
-    Ok(pool.take(count, effects).into_vec())
+    Ok(ranked::take(pool, count, effects).into_vec())
 }
 
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
@@ -41,7 +43,7 @@ pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> R
         Ok(block)
     };
     let known: Vec<BlockId> = blocks.iter().map(check).collect::<Result<_, _>>()?;
-    pool.release(known, effects);
+    ranked::release(pool, &known, effects);
     Ok(())
 }
 
@@ -61,8 +63,35 @@ pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> 
 /// Forget a block's key, if it has one. Fails with UnknownBlock.
 pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Result<(), Error> {
     let known = pool.check_block(block)?;
-    pool.unpublish(known, effects);
+    ranked::unpublish(pool, known, effects);
     Ok(())
+}
+
+/// Say when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
+/// with UnknownBlock, and with InvalidConfig unless the pool is ranked.
+pub fn rank(
+    pool: &mut BlockPool,
+    blocks: &[i64],
+    time: Option<f64>,
+    length: Option<u32>,
+) -> Result<(), Error> {
+    if pool.ranks.is_none() {
+        let value = repr(match pool.eviction() {
+            Eviction::Lru => "lru",
+            Eviction::UncachedFirst => "uncached_first",
+        });
+        let reason = "blocks have ranks where it is 'ranked'".to_owned();
+        return Err(Error::InvalidConfig { field: "eviction", value, reason });
+    }
+    let known: Vec<BlockId> =
+        blocks.iter().map(|&block| pool.check_block(block)).collect::<Result<_, _>>()?;
+    ranked::rank(pool, &known, time, length);
+    Ok(())
+}
+
+/// Forget every key.
+pub fn clear_index(pool: &mut BlockPool, effects: &mut Effects) {
+    ranked::clear_index(pool, effects);
 }
 
 /// The block that answers for a key. Does not modify the pool.
@@ -82,7 +111,7 @@ pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Resul
 /// Undo `pin`. Fails with UnknownBlock, NotPinned.
 pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
     for block in pool.check_unpins(blocks, |_| 0)? {
-        pool.unpin(block, effects);
+        ranked::unpin(pool, block, effects);
     }
     Ok(())
 }

@@ -12,11 +12,13 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use smallvec::SmallVec;
 
 use crate::asked::{Asked, AskedHit};
-use crate::bindings::errors::raise;
+use crate::bindings::errors::{raise, wrong_argument};
 use crate::bindings::hashing::hashing;
-use crate::config::{Config, Duplicates, Eviction, Publish};
+use crate::commands::Tier;
+use crate::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::errors::Error;
 use crate::groups::{Group, KINDS};
+use crate::ranked::PoolEviction;
 use crate::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
@@ -69,6 +71,10 @@ arguments! {
     HitArg: MAYBE_HIT;
     /// Tokens, or rows: a list or a buffer.
     TokensArg: ANY;
+    /// "device" or "host".
+    TierArg: STR;
+    /// A number, or None.
+    NumberArg: ANY;
 }
 
 /// What a call was given that has no machine form.
@@ -280,6 +286,45 @@ pub(crate) fn eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<Eviction> {
         Ok("lru") => Ok(Eviction::Lru),
         Ok("uncached_first") => Ok(Eviction::UncachedFirst),
         _ => Err(unknown("eviction", name, "must be one of lru, uncached_first")),
+    }
+}
+
+/// The same where blocks can have ranks.
+pub(crate) fn pool_eviction(name: Borrowed<'_, '_, PyAny>) -> PyResult<PoolEviction> {
+    match name.extract() {
+        Ok("ranked") => Ok(PoolEviction::Ranked),
+        _ => eviction(name).map(PoolEviction::Of),
+    }
+}
+
+/// Where a block lives.
+pub(crate) fn tier(name: TierArg<'_, '_>) -> PyResult<Tier> {
+    match name.0.extract() {
+        Ok("device") => Ok(Tier::Device),
+        Ok("host") => Ok(Tier::Host),
+        _ => Err(wrong_argument("tier", "'device' or 'host'", name.0)),
+    }
+}
+
+/// When a block was used.
+pub(crate) fn time(time: NumberArg<'_, '_>) -> PyResult<Option<f64>> {
+    match time.0.extract() {
+        Ok(Some(number)) if !f64::is_finite(number) => {
+            Err(wrong_argument("time", "a finite number", time.0))
+        }
+        Ok(read) => Ok(read),
+        Err(_) => Err(wrong_argument("time", "a finite number", time.0)),
+    }
+}
+
+/// How many tokens a chain has.
+pub(crate) fn length(length: NumberArg<'_, '_>) -> PyResult<Option<u32>> {
+    match length.0.extract::<Option<u32>>() {
+        Ok(read) if read.is_none_or(|number| number <= NO_LIMIT) => Ok(read),
+        _ => {
+            let expected = format!("an integer from 0 to {NO_LIMIT}");
+            Err(wrong_argument("length", &expected, length.0))
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
+use crate::commands::Tier;
 use crate::errors::{Error, Field, repr};
+use crate::tiers::Misuse;
 
 /// What ends a call: an error of the twin, or one that an argument raised while it was read.
 pub(crate) enum Wrong {
@@ -32,7 +34,9 @@ impl Wrong {
     /// The exception; what stood in for an argument is replaced by the argument.
     pub(crate) fn raise<'py>(self, py: Python<'py>, given: &Given<'py>) -> PyErr {
         match self {
-            Wrong::Twin(error) => exception(py, &error, given).unwrap_or_else(|broken| broken),
+            Wrong::Twin(error) => fields(py, &error, given)
+                .and_then(|fields| exception(py, &error, &fields))
+                .unwrap_or_else(|broken| broken),
             Wrong::Python(error) => error,
         }
     }
@@ -41,6 +45,18 @@ impl Wrong {
 /// The exception for an error of which every field has a machine form.
 pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     Wrong::Twin(error).raise(py, &Given::default())
+}
+
+/// The exception for misuse of a tier's blocks; what names a block of the host says so.
+pub(crate) fn raise_in<'py>(py: Python<'py>, misuse: Misuse, given: &Given<'py>) -> PyErr {
+    let make = || {
+        let fields = fields(py, &misuse.error, given)?;
+        if misuse.tier == Tier::Host && fields.contains("block")? {
+            fields.set_item("tier", "host")?;
+        }
+        exception(py, &misuse.error, &fields)
+    };
+    make().unwrap_or_else(|broken| broken)
 }
 
 /// The exception for an argument that is of no kind that a call takes.
@@ -57,13 +73,17 @@ pub(crate) fn wrong_argument(name: &str, expected: &str, value: Borrowed<'_, '_,
     make().unwrap_or_else(|broken| broken)
 }
 
-fn exception<'py>(py: Python<'py>, error: &Error, given: &Given<'py>) -> PyResult<PyErr> {
+fn exception(py: Python<'_>, error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<PyErr> {
+    let class = Classes::get(py)?.errors.bind(py).getattr(error.name())?;
+    Ok(PyErr::from_value(class.call((), Some(fields))?))
+}
+
+fn fields<'py>(py: Python<'py>, error: &Error, given: &Given<'py>) -> PyResult<Bound<'py, PyDict>> {
     let fields = PyDict::new(py);
     for (name, field) in error.fields() {
         fields.set_item(name, value(py, &field, given)?)?;
     }
-    let class = Classes::get(py)?.errors.bind(py).getattr(error.name())?;
-    Ok(PyErr::from_value(class.call((), Some(&fields))?))
+    Ok(fields)
 }
 
 fn value<'py>(py: Python<'py>, field: &Field, given: &Given<'py>) -> PyResult<Bound<'py, PyAny>> {

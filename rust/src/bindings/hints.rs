@@ -36,6 +36,7 @@ pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.commands", 
 pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.event_log", "Events");
 pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
 pub(crate) const TAKEN: PyStaticExpr = type_hint_union!(NUMBERS, REFUSED);
+pub(crate) const COPIED: PyStaticExpr = type_hint_union!(INT, REFUSED);
 const BYTES: PyStaticExpr = type_hint_identifier!("builtins", "bytes");
 const KEYS_OF_GROUP: PyStaticExpr = type_hint_subscript!(TUPLE, BYTES, ELLIPSIS);
 pub(crate) const KEYS: PyStaticExpr = type_hint_subscript!(TUPLE, KEYS_OF_GROUP, ELLIPSIS);

@@ -19,7 +19,9 @@ mod manager;
 mod methods;
 mod pool_layer;
 mod questions;
+mod queue_layer;
 mod requests;
+mod tiers;
 mod tokens;
 mod values;
 
@@ -36,4 +38,8 @@ mod _rust {
     use super::manager::Manager;
     #[pymodule_export]
     use super::pool_layer::BlockPool;
+    #[pymodule_export]
+    use super::queue_layer::FreeQueue;
+    #[pymodule_export]
+    use super::tiers::Tiers;
 }

@@ -7,16 +7,19 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, eviction};
+use crate::bindings::arguments::{
+    BlockArg, BlocksArg, CountArg, Given, NumberArg, length, pool_eviction, time,
+};
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::values::{self, PyBatch, PyTaken};
-use crate::block_pool::{self, make_pool};
+use crate::block_pool;
 use crate::commands::close;
 use crate::effects::Effects;
 use crate::errors::Error;
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::BlockId;
 use crate::pool_layer as layer;
+use crate::ranked::make_pool;
 
 /// The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
 #[pyclass(module = "kvcore._rust")]
@@ -55,8 +58,8 @@ impl BlockPool {
     #[new]
     #[pyo3(signature = (num_blocks, /, *, null_block = false, eviction = "lru"))]
     fn new(py: Python<'_>, num_blocks: u32, null_block: bool, eviction: &str) -> PyResult<Self> {
-        let eviction = self::eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
-        let pool = make_pool(num_blocks, null_block, eviction, false);
+        let policy = pool_eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
+        let pool = make_pool(num_blocks, null_block, policy);
         Ok(BlockPool { pool, effects: Effects::new(false) })
     }
 
@@ -104,6 +107,27 @@ impl BlockPool {
         self.change(py, &given, |pool, effects| layer::unpublish(pool, id, effects))
     }
 
+    /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
+    ///
+    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+    #[pyo3(signature = (blocks, time, length, /))]
+    fn rank<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        time: NumberArg<'_, 'py>,
+        length: NumberArg<'_, 'py>,
+    ) -> PyResult<()> {
+        let (time, length) = (self::time(time)?, self::length(length)?);
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let ids = given.blocks(blocks)?;
+        self.change(py, &given, |pool, _| layer::rank(pool, &ids, time, length))
+    }
+
+    /// Forget every key.
+    fn clear_index(&mut self) {
+        layer::clear_index(&mut self.pool, &mut self.effects);
+    }
+
     /// The block that answers for a key. Changes nothing. Raises InvalidKey.
     #[pyo3(signature = (key, /))]
     fn lookup(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<u32>> {
@@ -144,7 +168,8 @@ impl BlockPool {
 
 type Columns<'py> = (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u32>);
 
-fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
+/// A key of the right size. Raises InvalidKey.
+pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
     let (size, expected) = (key.len() as i64, KEY_SIZE as i64);
     key.try_into().map(Key).map_err(|_| raise(py, Error::InvalidKey { size, expected }))
 }

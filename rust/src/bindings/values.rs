@@ -57,7 +57,9 @@ results! {
     PyEvents: EVENTS;
     /// A tuple of block ids or operations, or a `Refused`.
     PyTaken: TAKEN;
-    /// A tuple of numbers, of operations or batches.
+    /// A block id, or a `Refused`.
+    PyCopied: COPIED;
+    /// A tuple of numbers, of blocks, operations or batches.
     PyNumbers: NUMBERS;
     /// A tuple of keys a group.
     PyKeys: KEYS;
@@ -100,6 +102,14 @@ pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyM
 pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResult<PyTaken<'py>> {
     Ok(PyTaken(match outcome {
         Ok(numbers) => PyTuple::new(py, numbers)?.into_any(),
+        Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// A block of a pool, or a refusal.
+pub(crate) fn copied<'py>(py: Python<'py>, outcome: Admitted<BlockId>) -> PyResult<PyCopied<'py>> {
+    Ok(PyCopied(match outcome {
+        Ok(block) => block.0.into_pyobject(py)?.into_any(),
         Err(refusal) => refused(py, &refusal)?,
     }))
 }
@@ -170,7 +180,7 @@ pub(crate) fn keys<'py>(py: Python<'py>, groups: &[Vec<Key>]) -> PyResult<PyKeys
     Ok(PyKeys(PyTuple::new(py, tuples)?.into_any()))
 }
 
-/// The numbers of operations or batches.
+/// The numbers of blocks, operations or batches.
 pub(crate) fn numbers<'py, T>(py: Python<'py>, numbers: Vec<T>) -> PyResult<PyNumbers<'py>>
 where
     T: IntoPyObject<'py>,

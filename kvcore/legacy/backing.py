@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks behind a facade: the transitions of `kvcore.tiers`, over either backend.
+
+Rules: methods are those transitions without the state, which is held here; a facade asks nothing
+else of the core. They raise typed errors and leave all as it was; a refusal is a value. `state`
+gives the same value from both backends, for tests and for `check` (`backing_check.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from kvcore import _twin, tiers
+from kvcore.block_pool import PoolEviction
+from kvcore.commands import Batch, Tier
+from kvcore.errors import BackendMissing
+from kvcore.legacy.backing_check import check_tiers
+from kvcore.legacy.backing_state import from_columns
+from kvcore.tiers import Order, Tiers, check_options, make_tiers
+from kvcore.values import Outcome, Refused
+
+BackendName = Literal["python", "rust"]
+
+
+class Backing:
+    """Blocks of one or two tiers and an open batch, changed by each call."""
+
+    __slots__ = ("_blocks", "_eviction", "_first_block")
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        *,
+        null_block: bool = False,
+        eviction: PoolEviction = "lru",
+        order: Order = "ascending",
+        backend: BackendName = "python",
+    ) -> None:
+        """Raises InvalidConfig, BackendMissing."""
+        options: Any = {"null_block": null_block, "eviction": eviction, "order": order}
+        self._blocks = _make(backend, (num_blocks, num_host_blocks), options)
+        self._first_block = int(null_block)
+        self._eviction = eviction
+
+    def take(self, count: int, tier: Tier = "device") -> tuple[int, ...] | Refused:
+        """Give so many free blocks one owner each; refused as a whole. Raises InvalidCount."""
+        taken: tuple[int, ...] | Refused = self._blocks.take(count, tier)
+        return taken
+
+    def touch(self, blocks: Sequence[int], tier: Tier = "device") -> None:
+        """Add an owner to each block that has one, or has a key.
+
+        Raises UnknownBlock, UnusedBlock.
+        """
+        self._blocks.touch(blocks, tier)
+
+    def release(self, blocks: Sequence[int], tier: Tier = "device") -> None:
+        """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree."""
+        self._blocks.release(blocks, tier)
+
+    def publish(self, block: int, key: bytes, tier: Tier = "device") -> None:
+        """Make a block with an owner findable.
+
+        Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+        """
+        self._blocks.publish(block, key, tier)
+
+    def unpublish(self, block: int, tier: Tier = "device") -> None:
+        """Forget a block's key, if it has one. Raises UnknownBlock."""
+        self._blocks.unpublish(block, tier)
+
+    def rank(
+        self,
+        blocks: Sequence[int],
+        time: float | None = None,
+        length: int | None = None,
+        tier: Tier = "device",
+    ) -> None:
+        """Say when blocks were used, and how many tokens their chain has; None changes nothing.
+
+        Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
+        """
+        self._blocks.rank(blocks, time, length, tier)
+
+    def clear_index(self, tier: Tier = "device") -> None:
+        """Forget every key."""
+        self._blocks.clear_index(tier)
+
+    def copy(self, block: int) -> int | Refused:
+        """Copy a device block for one of its owners, which moves to the copy that is returned.
+
+        Raises UnknownBlock, NoOwner.
+        """
+        fresh: int | Refused = self._blocks.copy(block)
+        return fresh
+
+    def copy_out(self, block: int, host_block: int) -> None:
+        """Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner."""
+        self._blocks.copy_out(block, host_block)
+
+    def copy_in(self, host_block: int, block: int) -> None:
+        """Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner."""
+        self._blocks.copy_in(host_block, block)
+
+    def lookup(self, key: bytes, tier: Tier = "device") -> int | None:
+        """The block that answers for a key. Raises InvalidKey."""
+        found: int | None = self._blocks.lookup(key, tier)
+        return found
+
+    def num_free(self, tier: Tier = "device") -> int:
+        """Blocks in the free queue."""
+        count: int = self._blocks.num_free(tier)
+        return count
+
+    def ref_count(self, block: int, tier: Tier = "device") -> int:
+        """Owners of a block. Raises UnknownBlock."""
+        count: int = self._blocks.ref_count(block, tier)
+        return count
+
+    def key_of(self, block: int, tier: Tier = "device") -> bytes | None:
+        """The key of a block. Raises UnknownBlock."""
+        key: bytes | None = self._blocks.key_of(block, tier)
+        return key
+
+    def free_blocks(self, tier: Tier = "device") -> tuple[int, ...]:
+        """The free queue, front first. Cost: O(free blocks)."""
+        blocks: tuple[int, ...] = self._blocks.free_blocks(tier)
+        return blocks
+
+    def is_cached_free(self, block: int, tier: Tier = "device") -> bool:
+        """Whether a block has no owner and a key. Raises UnknownBlock."""
+        answer: bool = self._blocks.is_cached_free(block, tier)
+        return answer
+
+    def take_batch(self) -> Batch:
+        """Close and number the open batch: the commands since the last one."""
+        batch: Batch = self._blocks.take_batch()
+        return batch
+
+    def state(self) -> Tiers:
+        """The value that both backends have. Cost: O(pool) with the twin."""
+        if isinstance(self._blocks, PureBlocks):
+            return self._blocks.state
+        columns = self._blocks.dump()
+        return from_columns(*columns, first_block=self._first_block, eviction=self._eviction)
+
+    def check(
+        self, held: Iterable[int] | None = None, held_on_host: Iterable[int] | None = None
+    ) -> None:
+        """Raise InvariantViolation with the first property of pools that does not hold.
+
+        held, held_on_host: each block as often as the caller holds it; None: not compared.
+        """
+        check_tiers(self.state(), held, held_on_host)
+
+
+class PureBlocks:
+    """The functions of `kvcore.tiers` over one value; the twin's `Tiers` has the same methods."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: Tiers) -> None:
+        self.state = state
+
+    def __getattr__(self, name: str) -> Any:
+        """A transition or a question as a method."""
+        function = getattr(tiers, name)
+
+        def call(*args: Any) -> Any:
+            answer = function(self.state, *args)
+            if not isinstance(answer, Outcome):
+                return answer
+            self.state = answer.state
+            return answer.value
+
+        return call
+
+
+def _make(backend: Any, sizes: tuple[Any, Any], options: Any) -> Any:
+    if backend == "python":
+        return PureBlocks(make_tiers(*sizes, **options))
+    if backend != "rust":
+        reason = "there are 'python' and 'rust'"
+        raise BackendMissing(backend=repr(backend), reason=reason)
+    return _twin.make_tiers(*check_options(*sizes, *options.values()), **options)

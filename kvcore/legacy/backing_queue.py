@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core's free queue by itself, over either backend: for seed 001's `FreeKVCacheBlockQueue`.
+
+Rules: blocks are named by ids from 0 to num_blocks - 1 and stand in the queue once. A call that
+raises leaves the queue as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvcore import _twin, queue_layer
+from kvcore.arguments import read_count, read_ints
+from kvcore.errors import BackendMissing
+from kvcore.free_queue import FreeQueueDraft, make_free_queue
+from kvcore.legacy.backing import BackendName
+
+
+class BackingQueue:
+    """A queue of block ids, changed by each call."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(
+        self,
+        num_blocks: int,
+        order: Iterable[int] | None = None,
+        *,
+        backend: BackendName = "python",
+    ) -> None:
+        """Holds the blocks of `order`, front first; None: all, lowest first.
+
+        Raises InvalidCount, UnknownBlock, AlreadyQueued, BackendMissing.
+        """
+        size = read_count("num_blocks", num_blocks)
+        ids = range(size) if order is None else read_ints(order)
+        self._queue = _make(backend, size)
+        for block in ids:
+            self._queue.append(block)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __contains__(self, block: object) -> bool:
+        """Raises UnknownBlock."""
+        answer: bool = self._queue.contains(block)
+        return answer
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._queue.blocks())
+
+    def front(self) -> int | None:
+        """The block that leaves next; None where the queue is empty."""
+        block: int | None = self._queue.front()
+        return block
+
+    def popleft(self) -> int | None:
+        """Take out the block that leaves next; None where the queue is empty."""
+        block: int | None = self._queue.popleft()
+        return block
+
+    def remove(self, block: int) -> None:
+        """Take a block out, from wherever it is. Raises UnknownBlock, NotQueued."""
+        self._queue.remove(block)
+
+    def append(self, block: int) -> None:
+        """Put a block at the back. Raises UnknownBlock, AlreadyQueued."""
+        self._queue.append(block)
+
+    def prepend(self, block: int) -> None:
+        """Put a block at the front. Raises UnknownBlock, AlreadyQueued."""
+        self._queue.prepend(block)
+
+    def blocks(self) -> tuple[int, ...]:
+        """All blocks, front first. Cost: O(blocks)."""
+        blocks: tuple[int, ...] = self._queue.blocks()
+        return blocks
+
+
+class PureQueue:
+    """The core's queue in Python; the twin's `FreeQueue` has the same methods."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, num_blocks: int) -> None:
+        self._queue = FreeQueueDraft(make_free_queue(num_blocks, []))
+
+    def __len__(self) -> int:
+        return self._queue.length
+
+    def front(self) -> int | None:
+        """The block that leaves next."""
+        block = self._queue.front()
+        return None if block == self._queue.sentinel else block
+
+    def popleft(self) -> int | None:
+        """Take out the block that leaves next."""
+        return queue_layer.popleft(self._queue)
+
+    def remove(self, block: int) -> None:
+        """Take a block out."""
+        queue_layer.remove(self._queue, block)
+
+    def append(self, block: int) -> None:
+        """Put a block at the back."""
+        queue_layer.append(self._queue, block)
+
+    def prepend(self, block: int) -> None:
+        """Put a block at the front."""
+        queue_layer.prepend(self._queue, block)
+
+    def contains(self, block: int) -> bool:
+        """Whether a block is in the queue."""
+        return queue_layer.check_block(self._queue, block) in self._queue
+
+    def blocks(self) -> tuple[int, ...]:
+        """All blocks, front first."""
+        return tuple(self._queue)
+
+
+def _make(backend: Any, num_blocks: int) -> Any:
+    if backend == "python":
+        return PureQueue(num_blocks)
+    if backend != "rust":
+        raise BackendMissing(backend=repr(backend), reason="there are 'python' and 'rust'")
+    return _twin.make_queue(num_blocks)

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.FreeQueue`: the free queue by itself.
+//!
+//! Rules: as the functions of `kvcore.queue_layer`, with the same values and errors;
+//! `kvcore/legacy/backing_queue.py` holds one.
+
+use pyo3::prelude::*;
+
+use crate::bindings::arguments::{BlockArg, Given};
+use crate::bindings::errors::Wrong;
+use crate::bindings::values::{self, PyNumbers};
+use crate::errors::Error;
+use crate::free_queue::{self, make_free_queue};
+use crate::queue_layer as layer;
+
+/// A queue of block ids. `kvcore.legacy.backing_queue` is the way to use it.
+#[pyclass(module = "kvcore._rust")]
+pub(crate) struct FreeQueue(free_queue::FreeQueue);
+
+impl FreeQueue {
+    /// Run a transition of one block.
+    fn change(
+        &mut self,
+        block: BlockArg<'_, '_>,
+        transition: fn(&mut free_queue::FreeQueue, i64) -> Result<(), Error>,
+    ) -> PyResult<()> {
+        let mut given = Given::default();
+        let id = given.block(block.0)?;
+        transition(&mut self.0, id).map_err(|error| Wrong::from(error).raise(block.0.py(), &given))
+    }
+}
+
+#[pymethods]
+impl FreeQueue {
+    /// An empty queue over so many blocks.
+    #[new]
+    #[pyo3(signature = (num_blocks, /))]
+    fn new(num_blocks: u32) -> Self {
+        FreeQueue(make_free_queue(num_blocks, []))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len() as usize
+    }
+
+    /// The block that leaves next.
+    fn front(&self) -> Option<u32> {
+        self.0.front().map(|block| block.0)
+    }
+
+    /// Take out the block that leaves next, if there is one.
+    fn popleft(&mut self) -> Option<u32> {
+        layer::popleft(&mut self.0).map(|block| block.0)
+    }
+
+    /// Take a block out, from wherever it is. Raises UnknownBlock, NotQueued.
+    #[pyo3(signature = (block, /))]
+    fn remove(&mut self, block: BlockArg<'_, '_>) -> PyResult<()> {
+        self.change(block, layer::remove)
+    }
+
+    /// Put a block at the back. Raises UnknownBlock, AlreadyQueued.
+    #[pyo3(signature = (block, /))]
+    fn append(&mut self, block: BlockArg<'_, '_>) -> PyResult<()> {
+        self.change(block, layer::append)
+    }
+
+    /// Put a block at the front. Raises UnknownBlock, AlreadyQueued.
+    #[pyo3(signature = (block, /))]
+    fn prepend(&mut self, block: BlockArg<'_, '_>) -> PyResult<()> {
+        self.change(block, layer::prepend)
+    }
+
+    /// Whether a block is in the queue. Raises UnknownBlock.
+    #[pyo3(signature = (block, /))]
+    fn contains(&self, block: BlockArg<'_, '_>) -> PyResult<bool> {
+        let mut given = Given::default();
+        let id = given.block(block.0)?;
+        let known = layer::check_block(&self.0, id);
+        Ok(self.0.contains(known.map_err(|error| Wrong::from(error).raise(block.0.py(), &given))?))
+    }
+
+    /// All blocks, front first.
+    fn blocks<'py>(&self, py: Python<'py>) -> PyResult<PyNumbers<'py>> {
+        values::numbers(py, self.0.iter().map(|block| block.0).collect())
+    }
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kvcore._rust.Tiers`: the transitions of `kvcore.tiers` as methods of one value.
+//!
+//! Rules: as those functions, with the same values and errors; `kvcore/legacy/backing.py` holds
+//! one. The options were checked there.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bindings::arguments::{
+    BlockArg, BlocksArg, CountArg, Given, NumberArg, TierArg, length, pool_eviction, tier, time,
+};
+use crate::bindings::errors::raise_in;
+use crate::bindings::pool_layer::read_key;
+use crate::bindings::values::{self, PyBatch, PyCopied, PyNumbers, PyTaken};
+use crate::block_pool::BlockPool;
+use crate::commands::Tier;
+use crate::errors::Error;
+use crate::ids::BlockId;
+use crate::ranked::NO_RANK;
+use crate::tiers::{self, Misuse, make_tiers};
+
+/// The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
+#[pyclass(module = "kvcore._rust")]
+pub(crate) struct Tiers(tiers::Tiers);
+
+impl Tiers {
+    /// Run a transition of some blocks.
+    fn change_blocks(
+        &mut self,
+        blocks: BlocksArg<'_, '_>,
+        tier: TierArg<'_, '_>,
+        transition: impl FnOnce(&mut tiers::Tiers, &[i64], Tier) -> Result<(), Misuse>,
+    ) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let tier = self.tier(tier)?;
+        let ids = given.blocks(blocks)?;
+        transition(&mut self.0, &ids, tier).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// Ask a question about one block.
+    fn ask_of<'a, T>(
+        &'a self,
+        block: BlockArg<'_, '_>,
+        tier: TierArg<'_, '_>,
+        question: impl FnOnce(&'a tiers::Tiers, i64, Tier) -> Result<T, Misuse>,
+    ) -> PyResult<T> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let tier = self.tier(tier)?;
+        let id = given.block(block.0)?;
+        question(&self.0, id, tier).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// Run a transition of a pair of blocks.
+    fn change_pair<'py>(
+        &mut self,
+        first: BlockArg<'_, 'py>,
+        second: BlockArg<'_, 'py>,
+        transition: fn(&mut tiers::Tiers, i64, i64) -> Result<(), Misuse>,
+    ) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), first.0.py());
+        let (first, second) = (given.block(first.0)?, given.block(second.0)?);
+        transition(&mut self.0, first, second).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// A tier that is there. Raises WrongArgument, NoHostTier.
+    fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
+        let (tier, py) = (tier(name)?, name.0.py());
+        self.0.pool(tier).map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        Ok(tier)
+    }
+}
+
+#[pymethods]
+impl Tiers {
+    /// Empty tiers, which have one policy and one order in which blocks are first taken.
+    #[new]
+    #[pyo3(signature = (num_blocks, num_host_blocks, /, *, null_block, eviction, order))]
+    fn new(
+        py: Python<'_>,
+        num_blocks: u32,
+        num_host_blocks: u32,
+        null_block: bool,
+        eviction: &str,
+        order: &str,
+    ) -> PyResult<Self> {
+        let policy = pool_eviction(eviction.into_pyobject(py)?.as_any().as_borrowed())?;
+        let descending = order == "descending";
+        Ok(Tiers(make_tiers(num_blocks, num_host_blocks, null_block, policy, descending)))
+    }
+
+    /// Give so many free blocks one owner each; refused as a whole. Raises InvalidCount.
+    #[pyo3(signature = (count, tier, /))]
+    fn take<'py>(
+        &mut self,
+        count: CountArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<PyTaken<'py>> {
+        let (mut given, py) = (Given::default(), count.0.py());
+        let tier = self.tier(tier)?;
+        let asked = given.count(count)?;
+        let invalid = || Error::InvalidCount { name: "count", value: asked, least: 0 };
+        let outcome = u32::try_from(asked)
+            .map_err(|_| Misuse { error: invalid(), tier })
+            .and_then(|count| tiers::take(&mut self.0, count, tier))
+            .map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::taken(py, outcome.map(numbers))
+    }
+
+    /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, tier, /))]
+    fn touch(&mut self, blocks: BlocksArg<'_, '_>, tier: TierArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, tier, tiers::touch)
+    }
+
+    /// Take one owner from each block, in order. Raises UnknownBlock, DoubleFree.
+    #[pyo3(signature = (blocks, tier, /))]
+    fn release(&mut self, blocks: BlocksArg<'_, '_>, tier: TierArg<'_, '_>) -> PyResult<()> {
+        self.change_blocks(blocks, tier, tiers::release)
+    }
+
+    /// Make a block with an owner findable.
+    ///
+    /// Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    #[pyo3(signature = (block, key, tier, /))]
+    fn publish<'py>(
+        &mut self,
+        block: BlockArg<'_, 'py>,
+        key: &[u8],
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let tier = self.tier(tier)?;
+        let (key, id) = (read_key(py, key)?, given.block(block.0)?);
+        tiers::publish(&mut self.0, id, key, tier).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// Forget a block's key, if it has one. Raises UnknownBlock.
+    #[pyo3(signature = (block, tier, /))]
+    fn unpublish<'py>(&mut self, block: BlockArg<'_, 'py>, tier: TierArg<'_, 'py>) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let tier = self.tier(tier)?;
+        let id = given.block(block.0)?;
+        tiers::unpublish(&mut self.0, id, tier).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// Say when blocks were used, and how many tokens their chain has; None changes nothing.
+    ///
+    /// Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
+    #[pyo3(signature = (blocks, time, length, tier, /))]
+    fn rank<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        time: NumberArg<'_, 'py>,
+        length: NumberArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<()> {
+        self.tier(tier)?;
+        let (time, length) = (self::time(time)?, self::length(length)?);
+        self.change_blocks(blocks, tier, |tiers, ids, tier| {
+            tiers::rank(tiers, ids, time, length, tier)
+        })
+    }
+
+    /// Forget every key.
+    #[pyo3(signature = (tier, /))]
+    fn clear_index(&mut self, tier: TierArg<'_, '_>) -> PyResult<()> {
+        let (py, tier) = (tier.0.py(), self.tier(tier)?);
+        tiers::clear_index(&mut self.0, tier)
+            .map_err(|misuse| raise_in(py, misuse, &Given::default()))
+    }
+
+    /// Copy a device block for one of its owners, which moves to the copy that is returned.
+    ///
+    /// Raises UnknownBlock, NoOwner.
+    #[pyo3(signature = (block, /))]
+    fn copy<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let id = given.block(block.0)?;
+        let outcome =
+            tiers::copy(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::copied(py, outcome)
+    }
+
+    /// Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
+    #[pyo3(signature = (block, host_block, /))]
+    fn copy_out<'py>(
+        &mut self,
+        block: BlockArg<'_, 'py>,
+        host_block: BlockArg<'_, 'py>,
+    ) -> PyResult<()> {
+        self.change_pair(block, host_block, tiers::copy_out)
+    }
+
+    /// Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner.
+    #[pyo3(signature = (host_block, block, /))]
+    fn copy_in<'py>(
+        &mut self,
+        host_block: BlockArg<'_, 'py>,
+        block: BlockArg<'_, 'py>,
+    ) -> PyResult<()> {
+        self.change_pair(host_block, block, tiers::copy_in)
+    }
+
+    /// The block that answers for a key. Raises InvalidKey.
+    #[pyo3(signature = (key, tier, /))]
+    fn lookup(&self, key: &[u8], tier: TierArg<'_, '_>) -> PyResult<Option<u32>> {
+        let (py, tier) = (tier.0.py(), self.tier(tier)?);
+        let found = tiers::lookup(&self.0, &read_key(py, key)?, tier);
+        let block = found.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        Ok(block.map(|block| block.0))
+    }
+
+    /// Blocks in the free queue.
+    #[pyo3(signature = (tier, /))]
+    fn num_free(&self, tier: TierArg<'_, '_>) -> PyResult<u32> {
+        let (py, tier) = (tier.0.py(), self.tier(tier)?);
+        tiers::num_free(&self.0, tier).map_err(|misuse| raise_in(py, misuse, &Given::default()))
+    }
+
+    /// Owners of a block. Raises UnknownBlock.
+    #[pyo3(signature = (block, tier, /))]
+    fn ref_count<'py>(&self, block: BlockArg<'_, 'py>, tier: TierArg<'_, 'py>) -> PyResult<u32> {
+        self.ask_of(block, tier, tiers::ref_count)
+    }
+
+    /// The key of a block. Raises UnknownBlock.
+    #[pyo3(signature = (block, tier, /))]
+    fn key_of<'py>(
+        &self,
+        block: BlockArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let key = self.ask_of(block, tier, tiers::key_of)?;
+        Ok(key.map(|key| PyBytes::new(block.0.py(), &key.0)))
+    }
+
+    /// The free queue, front first.
+    #[pyo3(signature = (tier, /))]
+    fn free_blocks<'py>(&self, tier: TierArg<'_, 'py>) -> PyResult<PyNumbers<'py>> {
+        let (py, tier) = (tier.0.py(), self.tier(tier)?);
+        let blocks = tiers::free_blocks(&self.0, tier)
+            .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        values::numbers(py, numbers(blocks))
+    }
+
+    /// Whether a block has no owner and a key. Raises UnknownBlock.
+    #[pyo3(signature = (block, tier, /))]
+    fn is_cached_free<'py>(
+        &self,
+        block: BlockArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<bool> {
+        self.ask_of(block, tier, tiers::is_cached_free)
+    }
+
+    /// Close and number the open batch: the commands since the last one.
+    fn take_batch<'py>(&mut self, py: Python<'py>) -> PyResult<PyBatch<'py>> {
+        values::batch(py, &tiers::take_batch(&mut self.0))
+    }
+
+    /// The columns of the device's and the host's blocks, and the open batch.
+    fn dump<'py>(&self, py: Python<'py>) -> PyResult<Dump<'py>> {
+        let host = self.0.pool(Tier::Host).ok().map(|pool| columns(py, pool));
+        let device = self.0.pool(Tier::Device).map(|pool| columns(py, pool));
+        let device = device.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        Ok((device, host, values::batch(py, &self.0.open_batch())?))
+    }
+}
+
+type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
+
+/// The owners of each block, their keys, the free queue from its front, the place of each among
+/// those of its key, the ranks of those that have one.
+type Columns<'py> =
+    (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u32>, Vec<(u32, (f64, u32))>);
+
+fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
+    let ids = || (0..pool.num_blocks()).map(BlockId);
+    let key = |block| pool.key(block).map(|key| PyBytes::new(py, &key.0));
+    let ranks = (0..).zip(pool.ranks.iter().flatten()).filter(|(_, rank)| **rank != NO_RANK);
+    (
+        ids().map(|block| pool.ref_count(block)).collect(),
+        ids().map(key).collect(),
+        numbers(pool.queue.iter().collect()),
+        pool.index.ranks(),
+        ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
+    )
+}
+
+fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
+    blocks.into_iter().map(|block| block.0).collect()
+}

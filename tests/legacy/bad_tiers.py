@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of bad input for the blocks behind a facade: a call, and the error that it must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.errors import (
+    AlreadyPublished,
+    DoubleFree,
+    InvalidConfig,
+    InvalidCount,
+    InvalidKey,
+    KvcoreError,
+    NoOwner,
+    UnknownBlock,
+    UnusedBlock,
+    WrongArgument,
+)
+from kvcore.hashing import KEY_SIZE
+from kvcore.legacy.backing import Backing
+from tests.conftest import Backend
+
+KEY, OTHER = b"k" * KEY_SIZE, b"o" * KEY_SIZE
+Row = tuple[KvcoreError, str, tuple[Any, ...]]
+HOST = {"tier": "host"}
+TIER = "'device' or 'host'"
+
+
+def world(backend: Backend) -> Backing:
+    """In both tiers of four blocks 0 has two owners and a key, 1 has a key alone, 2 one owner."""
+    backing = Backing(4, 4, eviction="ranked", backend=backend)
+    for tier in ("device", "host"):
+        backing.take(3, tier)
+        backing.touch([0], tier)
+        backing.publish(0, KEY, tier)
+        backing.publish(1, OTHER, tier)
+        backing.release([1], tier)
+    return backing
+
+
+def _in_both(kind: type[KvcoreError], fields: dict[str, Any], name: str, *args: Any) -> list[Row]:
+    """The same misuse of either tier; what is misused on the host is named so."""
+    return [(kind(**fields), name, args), (kind(**fields, **HOST), name, (*args, "host"))]
+
+
+def _unknown(block: object) -> list[Row]:
+    """A row of each tier for each call that takes blocks; the good block before is untouched."""
+    fields = {"block": block, "first": 0, "last": 3}
+    rows = []
+    for name in ("touch", "release"):
+        rows += _in_both(UnknownBlock, fields, name, [2, block])
+    rows += _in_both(UnknownBlock, fields, "publish", block, KEY)
+    for name in ("unpublish", "ref_count", "key_of", "is_cached_free"):
+        rows += _in_both(UnknownBlock, fields, name, block)
+    rows.append((UnknownBlock(**fields), "rank", ([2, block], 1.0)))
+    rows.append((UnknownBlock(**fields, **HOST), "rank", ([2, block], 1.0, 2, "host")))
+    rows.append((UnknownBlock(**fields), "copy", (block,)))
+    for name, args in (("copy_out", (block, 2)), ("copy_in", (2, block))):
+        rows.append((UnknownBlock(**fields), name, args))
+        rows.append((UnknownBlock(**fields, **HOST), name, args[::-1]))
+    return rows
+
+
+OWNERS: list[Row] = [
+    *_in_both(DoubleFree, {"block": 2, "ref_count": 1, "asked": 2}, "release", [0, 2, 2]),
+    *_in_both(DoubleFree, {"block": 1, "ref_count": 0, "asked": 1}, "release", [0, 1]),
+    *_in_both(UnusedBlock, {"block": 3}, "touch", [0, 3]),
+    *_in_both(UnusedBlock, {"block": 3}, "publish", 3, KEY),
+    *_in_both(AlreadyPublished, {"block": 0}, "publish", 0, OTHER),
+    *_in_both(AlreadyPublished, {"block": 1}, "publish", 1, KEY),
+    (NoOwner(block=1), "copy", (1,)),
+    (NoOwner(block=3), "copy", (3,)),
+    (NoOwner(block=1), "copy_out", (1, 2)),
+    (NoOwner(block=3, **HOST), "copy_out", (2, 3)),
+    (NoOwner(block=1, **HOST), "copy_in", (1, 2)),
+    (NoOwner(block=3), "copy_in", (2, 3)),
+]
+
+VALUES: list[Row] = [
+    (InvalidCount(name="count", value=-1, least=0), "take", (-1,)),
+    (InvalidCount(name="count", value=-1, least=0), "take", (-1, "host")),
+    (InvalidCount(name="count", value="'2'", least=0), "take", ("2",)),
+    (InvalidKey(size=2, expected=KEY_SIZE), "publish", (2, b"no")),
+    (InvalidKey(size=0, expected=KEY_SIZE), "lookup", (b"", "host")),
+    *(
+        (WrongArgument(name="time", expected="a finite number", value=repr(time)), "rank", args)
+        for time in (float("nan"), float("inf"), "1", 10**400)
+        for args in (([2], time), ([9], time, -1, "host"))
+    ),
+    *(
+        (
+            WrongArgument(
+                name="length", expected="an integer from 0 to 2147483647", value=repr(length)
+            ),
+            "rank",
+            ([2], 1.0, length),
+        )
+        for length in (-1, 2**31, 10**30, 1.0, "1")
+    ),
+    *(
+        (WrongArgument(name="tier", expected=TIER, value=repr(tier)), name, (*args, tier))
+        for tier in ("gpu", None, 0)
+        for name, args in (
+            *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
+            *(("unpublish", (0,)), ("rank", ([0], 1.0, 1)), ("clear_index", ()), ("num_free", ())),
+            *(("ref_count", (0,)), ("key_of", (0,)), ("free_blocks", ()), ("lookup", (KEY,))),
+            ("is_cached_free", (0,)),
+        )
+    ),
+]
+
+BLOCKS = [row for block in (-1, 4, 2**31, 2**32, 10**30, "1", None) for row in _unknown(block)]
+
+UNRANKED = InvalidConfig(
+    field="eviction", value="'lru'", reason="blocks have ranks where it is 'ranked'"
+)
+
+ROWS = [*OWNERS, *VALUES, *BLOCKS]

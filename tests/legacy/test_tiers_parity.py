@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both backends of a facade's blocks agree call by call, and with a plain dictionary.
+
+After each call the values, errors, commands and whole states are compared, the properties hold,
+and owners and the order of free blocks are those that a model of lists and dictionaries has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.block_pool import PoolEviction
+from kvcore.errors import KvcoreError
+from kvcore.hashing import KEY_SIZE
+from kvcore.legacy.backing import Backing
+from kvcore.tiers import Order, Tiers
+from kvcore.values import Refused
+from tests.conftest import need_twin
+
+NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 3
+KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def twin() -> None:
+    """All of it is about the twin; without it CI fails, a developer skips."""
+    need_twin()
+
+
+ids = st.integers(-1, NUM_BLOCKS)
+several = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4)
+keys = st.sampled_from(KEYS)
+tiers = st.sampled_from(["device", "device", "host"])
+times = st.none() | st.sampled_from([-2.0, -1.0, 0.0, -0.0, 1, 2.5, 1e300])
+lengths = st.none() | st.integers(0, 3)
+one_of_tier = st.sampled_from(["unpublish", "ref_count", "key_of", "is_cached_free"])
+calls = st.one_of(
+    st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1), tiers),
+    st.tuples(st.sampled_from(["touch", "release", "release"]), several, tiers),
+    st.tuples(st.sampled_from(["touch", "release"]), ids.map(lambda block: [block]), tiers),
+    st.tuples(st.just("publish"), ids, keys, tiers),
+    st.tuples(one_of_tier, ids, tiers),
+    st.tuples(st.just("rank"), several, times, lengths, tiers),
+    st.tuples(st.sampled_from(["clear_index", "num_free", "free_blocks"]), tiers),
+    st.tuples(st.just("lookup"), keys, tiers),
+    st.tuples(st.just("copy"), ids),
+    st.tuples(st.sampled_from(["copy_out", "copy_in"]), ids, ids),
+    st.just(("take_batch",)),
+)
+
+
+def answer(call: Any, *args: Any) -> Any:
+    """The value of a call, or its error as class, fields and message."""
+    try:
+        value = call(*args)
+    except KvcoreError as error:
+        return type(error), error.fields, str(error)
+    return (value.number, list(value)) if type(value).__name__ == "Batch" else value
+
+
+class Holders:
+    """Who holds which block of which tier, as a facade would count it."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Counter[int]] = {"device": Counter(), "host": Counter()}
+
+    def note(self, name: str, args: tuple[Any, ...], value: Any) -> None:
+        """What a call that was not refused and did not raise has changed."""
+        tier = args[-1] if args and args[-1] in ("device", "host") else "device"
+        if name == "take":
+            self.held[tier].update(value)
+        elif name == "touch":
+            self.held[tier].update(args[0])
+        elif name == "release":
+            self.held[tier].subtract(args[0])
+        elif name == "copy":
+            self.held[tier].update([value])
+            self.held[tier].subtract([args[0]])
+
+
+@given(
+    null_block=st.booleans(),
+    num_host_blocks=st.sampled_from([0, NUM_HOST_BLOCKS]),
+    eviction=st.sampled_from(get_args(PoolEviction)),
+    order=st.sampled_from(get_args(Order)),
+    story=st.lists(calls, max_size=60),
+)
+def test_both_backends_agree_call_by_call(
+    null_block: bool,
+    num_host_blocks: int,
+    eviction: PoolEviction,
+    order: Order,
+    story: list[tuple[Any, ...]],
+) -> None:
+    options: dict[str, Any] = {"null_block": null_block, "eviction": eviction, "order": order}
+    pure = Backing(NUM_BLOCKS, num_host_blocks, **options)
+    twin = Backing(NUM_BLOCKS, num_host_blocks, **options, backend="rust")
+    holders = Holders()
+    for name, *args in story:
+        before = pure.state()
+        said = answer(getattr(pure, name), *args)
+        assert answer(getattr(twin, name), *args) == said
+        assert twin.state() == pure.state()
+        raised = isinstance(said, tuple) and said and isinstance(said[0], type)
+        if raised or isinstance(said, Refused):
+            assert pure.state() == before
+        else:
+            holders.note(name, tuple(args), said)
+        for backing in (pure, twin):
+            backing.check(holders.held["device"].elements(), holders.held["host"].elements())
+
+
+class Model:
+    """A ranked pool as a stack of blocks without key, and a dictionary that is sorted."""
+
+    def __init__(self) -> None:
+        self.uncached = list(range(NUM_BLOCKS))
+        self.cached: set[int] = set()
+        self.ranks: dict[int, tuple[float, int]] = {}
+
+    def free(self) -> list[int]:
+        """All free blocks, the next one first."""
+        return self.uncached + sorted(self.cached, key=self.place)
+
+    def place(self, block: int) -> tuple[float, int, int]:
+        """What is sorted by."""
+        time, length = self.ranks.get(block, (-1.0, 0))
+        return (time, -length, block)
+
+    def note(self, name: str, args: list[Any], before: Tiers, after: Tiers) -> None:
+        """What a call did, by owners and keys before and after."""
+        old, new = before.device, after.device
+        if name == "rank":
+            for block in args[0]:
+                time, length = self.ranks.get(block, (-1.0, 0))
+                time = time if args[1] is None else args[1]
+                self.ranks[block] = (time, length if args[2] is None else args[2])
+        lost = [each for each in self.free() if each in self.cached and new.keys[each] is None]
+        for block in range(NUM_BLOCKS):
+            if old.ref_counts[block] == 0 and new.ref_counts[block] > 0:
+                self.cached.discard(block)
+                self.uncached = [each for each in self.uncached if each != block]
+                if name in ("take", "copy"):
+                    self.ranks.pop(block, None)
+        for block in lost:
+            if new.ref_counts[block] == 0:
+                self.cached.discard(block)
+                self.uncached.insert(0, block)
+        freed = dict.fromkeys(args[0] if name == "release" else args[:1] if name == "copy" else [])
+        order = sorted(freed, key=lambda block: last_at(args[0], block))
+        for block in order:
+            if old.ref_counts[block] > 0 and new.ref_counts[block] == 0:
+                if new.keys[block] is None:
+                    self.uncached.insert(0, block)
+                else:
+                    self.cached.add(block)
+
+
+def last_at(blocks: Any, block: int) -> int:
+    """Where a block is named last: there it loses its last owner."""
+    named = blocks if isinstance(blocks, list) else [blocks]
+    return max(place for place, each in enumerate(named) if each == block)
+
+
+@given(story=st.lists(calls, max_size=60))
+def test_ranked_blocks_leave_in_the_order_of_a_sorted_dictionary(
+    story: list[tuple[Any, ...]],
+) -> None:
+    backing, model = Backing(NUM_BLOCKS, eviction="ranked", backend="rust"), Model()
+    for name, *args in story:
+        before = backing.state()
+        if "host" in args or isinstance(answer(getattr(backing, name), *args), Refused):
+            continue
+        after = backing.state()
+        if after != before:
+            model.note(name, args, before, after)
+        assert list(backing.free_blocks()) == model.free()
