@@ -18,6 +18,7 @@ from typing import TextIO
 
 import attrs
 
+from kvcore.check.asked import plain_property
 from kvcore.check.model import Violation
 from kvcore.check.options import (
     BadOptions,
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_profiles(as_json=options.json))
         return FINE
     if options.properties == ("list",) or options.properties == ["list"]:
-        print(list_properties())
+        print(list_properties(as_json=options.json))
         return FINE
     try:
         if options.mutants:
@@ -111,8 +112,10 @@ def _hunt(options: argparse.Namespace) -> int:
         return STOPPED
 
 
-def list_properties() -> str:
+def list_properties(*, as_json: bool) -> str:
     """Every property with its scope and severity, one a line."""
+    if as_json:
+        return json.dumps({each.name: plain_property(each) for each in PROPERTIES.values()})
     lines = []
     for each in PROPERTIES.values():
         seen = ", users see it" if each.observable else ""

@@ -111,7 +111,8 @@ def select(
     if names is not None:
         unknown = sorted(names - set(PROPERTIES))
         if unknown:
-            raise ValueError(f"there is no property {', '.join(unknown)}")
+            said = f"there is no property {', '.join(unknown)}"
+            raise ValueError(f"{said}; PROPERTIES has them all, and `--properties list` shows them")
         return {name: PROPERTIES[name] for name in PROPERTIES if name in names}
     lifted = set(closure.CLOSURE_JUDGES) if calls & closure.BREAKS_CLOSURE else set()
     return {

@@ -20,11 +20,13 @@ from typing import Any
 import attrs
 
 from kvcore.calls import Call, Misuse
+from kvcore.check.collisions import other_request
 from kvcore.check.manager_model import ManagerModel
 from kvcore.check.model import Step, Violation
 from kvcore.check.story import tell, with_last_outcome
 from kvcore.check.story_calls import config_words, name_of
 from kvcore.check.story_own import NotWritable, Parts, importable, parts_of
+from kvcore.check.world import World
 from kvcore.config import Config
 from kvcore.groups import Group
 from kvcore.values import Hit, Request
@@ -90,7 +92,8 @@ def pytest_text(violation: Violation, world: Any) -> str:
     parts, renamed = parts_of(violation, world), not callable(getattr(world, "moves", None))
     story = tell(violation, world)
     steps = with_last_outcome(violation.steps)
-    lines = [f"{INDENT}{line}" for step in steps for line in _test_lines(step, renamed=renamed)]
+    lines = [f"{INDENT}{line}" for line in _other_lines(violation, world)]
+    lines += [f"{INDENT}{line}" for step in steps for line in _test_lines(step, renamed=renamed)]
     config, calls = write_config(world.config), "\n".join(lines) or f"{INDENT}pass"
     return TEST.format(
         name=violation.name,
@@ -185,6 +188,14 @@ def write_config(config: Config) -> str:
     if len(line) <= LINE_MAX:
         return line
     return f"Config(\n{''.join(f'    {word},{chr(10)}' for word in words)})"
+
+
+def _other_lines(violation: Violation, world: World) -> Iterator[str]:
+    """The lines that make known what a hash stands for, where the story does not."""
+    other = other_request(violation, world)
+    if other is not None:
+        yield f"manager.add_request({_write(other, renamed=False)})"
+        yield f"manager.remove_request({_write(other.request_id, renamed=False)})"
 
 
 def _test_lines(step: Step, *, renamed: bool) -> Iterator[str]:

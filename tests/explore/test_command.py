@@ -15,6 +15,7 @@ from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.seeding import Patcher
 from kvcore.check.pipes import READER_GONE
 from kvcore.check.profiles import PROFILES
+from kvcore.check.properties import PROPERTIES
 from kvcore.check.report import Report
 from tests.conftest import need_twin
 
@@ -211,6 +212,15 @@ def test_nothing_is_said_where_the_reader_has_gone() -> None:
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", str(READER_GONE))
+
+
+def test_the_properties_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "--properties", "list")
+    assert (code, len(text.splitlines())) == (command.FINE, len(PROPERTIES))
+    code, text, _ = run(capsys, "--properties", "list", "--json")
+    listed = json.loads(text)
+    assert list(listed) == list(PROPERTIES)
+    assert {each["scope"] for each in listed.values()} == {"state", "transition", "batch", "run"}
 
 
 def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

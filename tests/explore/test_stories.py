@@ -34,6 +34,8 @@ TOLD = [
     ("m_cancel_keeps_keys", "KV-READ"),
     ("m_cancel_keeps_counts", "COMPUTED-RULE"),
     ("m_quarantine_never_ends", "DRAIN"),
+    ("m_extra_ignored", "KEY-SEP"),
+    ("m_hashes_collide", "HASH-INJ"),
 ]
 
 
