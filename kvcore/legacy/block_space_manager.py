@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first block manager: tables of sequences over two stacks of blocks, as seed 003 has it.
+
+Rules: a group's sequences share the blocks of their prompt; a write to a shared last block copies
+it. A window is a ring: a block is used again in place of the one that left the window. Each
+sequence owns each block of its table once, however often the ring repeats it, and a copy on write
+replaces all its places; so forks of windows lose nothing, and swaps move each block once. A shared
+prefix owns its blocks itself and stands before the ring. A call that raises has changed nothing.
+Blocks are given back tail first, so that freeing what was just allocated restores the stack.
+Source: S003-01 to S003-37; X-01, 05, 10, 11, 14. Twin: none.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+
+from kvcore.arguments import read_count, read_int
+from kvcore.commands import Batch
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.block_allocator import (
+    BlockAllocator,
+    BlockTable,
+    Device,
+    PhysicalTokenBlock,
+    make_backing,
+    make_table,
+)
+from kvcore.legacy.space_errors import (
+    EmptyTable,
+    NoWaitingSequence,
+    WrongWatermark,
+    WrongWindow,
+)
+from kvcore.legacy.space_sequences import (
+    LogicalTokenBlock,
+    Prefix,
+    PrefixPool,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
+from kvcore.legacy.space_tables import SequenceTables, check_device
+from kvcore.tiers import Tiers
+from kvcore.values import Refused
+
+__all__ = [
+    "AllocStatus",
+    "BlockAllocator",
+    "BlockSpaceManager",
+    "BlockTable",
+    "Device",
+    "LogicalTokenBlock",
+    "PhysicalTokenBlock",
+    "Prefix",
+    "PrefixPool",
+    "Sequence",
+    "SequenceGroup",
+    "SequenceStatus",
+]
+
+
+class AllocStatus(enum.Enum):
+    """What `can_allocate` says of a group."""
+
+    OK = enum.auto()
+    """It can be admitted now."""
+    LATER = enum.auto()
+    """Not now."""
+    NEVER = enum.auto()
+    """It would not fit into an empty pool less the watermark."""
+
+
+class BlockSpaceManager:
+    """Which block holds which tokens of a sequence, on two devices; touches no tensor.
+
+    watermark: share of the GPU's blocks that admission and swap-in leave free. sliding_window:
+    tokens that a query sees, None for all. copy_reused: whether a window's block that others hold
+    is copied before it is used again; the original lets the siblings of a fork write into it.
+    Raises WrongWindow, WrongWatermark, InvalidCount, BackendMissing.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        watermark: float = 0.01,
+        sliding_window: int | None = None,
+        *,
+        copy_reused: bool = False,
+        backend: BackendName = "python",
+    ) -> None:
+        self.block_size = read_count("block_size", block_size, 1)
+        self.num_total_gpu_blocks = read_count("num_gpu_blocks", num_gpu_blocks)
+        self.num_total_cpu_blocks = read_count("num_cpu_blocks", num_cpu_blocks)
+        self.block_sliding_window = _window_blocks(sliding_window, self.block_size)
+        if not (watermark >= 0.0 and math.isfinite(watermark)):
+            raise WrongWatermark(watermark=watermark)
+        self.watermark = watermark
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.copy_reused = copy_reused
+        self._backing = make_backing(num_gpu_blocks, num_cpu_blocks, backend=backend)
+        self.gpu_allocator = BlockAllocator(
+            Device.GPU, block_size, num_gpu_blocks, backing=self._backing
+        )
+        self.cpu_allocator = BlockAllocator(
+            Device.CPU, block_size, num_cpu_blocks, backing=self._backing
+        )
+        self._tables = SequenceTables(self._backing, self.gpu_allocator, self.cpu_allocator)
+        self.block_tables = self._tables.tables
+
+    def __repr__(self) -> str:
+        gpu, cpu = self.gpu_allocator, self.cpu_allocator
+        return f"<BlockSpaceManager of {len(self.block_tables)} sequences: {gpu!r}, {cpu!r}>"
+
+    def can_allocate(self, seq_group: SequenceGroup) -> AllocStatus:
+        """Whether the prompt of a group's first waiting sequence fits, the watermark left free.
+
+        Raises NoWaitingSequence, PrefixTooLong, UnknownPrefix.
+        """
+        needed = self._num_fresh(seq_group, _num_logical(seq_group))
+        if self.num_total_gpu_blocks - needed < self.watermark_blocks:
+            return AllocStatus.NEVER
+        if self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks:
+            return AllocStatus.OK
+        return AllocStatus.LATER
+
+    def allocate(self, seq_group: SequenceGroup) -> None:
+        """Give a group's waiting sequences the blocks of their prompt, which all share.
+
+        Each sequence of the group owns them, those that do not wait until they are freed. The
+        blocks of a new prefix are owned by it, too. Raises NoWaitingSequence, AlreadyAllocated,
+        PrefixTooLong, UnknownPrefix, OutOfMemory.
+        """
+        num_logical = _num_logical(seq_group)
+        num_fresh = self._num_fresh(seq_group, num_logical)
+        waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
+        self._tables.check_new(waiting)
+        prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
+        shared = [] if prefix is None else prefix.block_table or []
+        fresh = self.gpu_allocator.allocate_many(num_fresh, f"group {seq_group.request_id!r}")
+        table = make_table([*shared, *fresh], 0 if prefix is None else prefix.get_num_blocks())
+        held = fresh * (num_owners - 1) + shared * num_owners
+        if prefix is not None and not prefix.allocated:
+            own = table[: table.num_prefix]
+            self._tables.add_prefix(prefix, own)
+            held += own
+        self._tables.hold(held)
+        for each in seq_group.get_seqs():
+            if each.status is not SequenceStatus.WAITING:
+                self._tables.others.setdefault(each.seq_id, []).extend(table)
+        for _ in range(num_logical - len(table)):
+            table.append(self._ring_block(table))
+        for each in waiting:
+            self.block_tables[each.seq_id] = table.copy()
+
+    def can_append_slot(self, seq_group: SequenceGroup) -> bool:
+        """Whether each running sequence could have a block; the watermark does not matter."""
+        num_seqs = seq_group.num_seqs(status=SequenceStatus.RUNNING)
+        return num_seqs <= self.get_num_free_gpu_blocks()
+
+    def append_slot(self, seq: Sequence) -> tuple[int, int] | None:
+        """Make room for the newest token of a sequence; returns the copy that it takes, if any.
+
+        At most one block is added a call. The copy is (source, target), for the runtime to do
+        before it writes. Raises UnknownSequence, EmptyTable, OnOtherDevice, OutOfMemory.
+        """
+        table = self._tables.find(seq)
+        window = self.block_sliding_window
+        if table and table[-1].device is not Device.GPU:
+            check_device(seq, table, Device.GPU)
+        if len(table) >= len(seq.logical_token_blocks):
+            if not table:
+                raise EmptyTable(sequence=seq.seq_id)
+            return self._copy_if_shared(seq, table, table[-1])
+        if window is None or len(table) - table.num_prefix < window:
+            table += self.gpu_allocator.allocate_many(1, f"sequence {seq.seq_id}")
+            return None
+        reused = self._ring_block(table)
+        pair = self._copy_if_shared(seq, table, reused) if self.copy_reused else None
+        table.append(self._ring_block(table))
+        return pair
+
+    def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
+        """Give a child its parent's blocks; takes none.
+
+        Raises UnknownSequence, AlreadyAllocated.
+        """
+        table = self._tables.find(parent_seq)
+        self._tables.check_new([child_seq])
+        self._tables.hold(table.distinct())
+        self.block_tables[child_seq.seq_id] = table.copy()
+
+    def can_swap_in(self, seq_group: SequenceGroup) -> bool:
+        """Whether a group's blocks fit on the GPU with one more each, the watermark left free."""
+        needed = len(self._tables.find_unfinished(seq_group))
+        needed += seq_group.num_seqs(status=SequenceStatus.SWAPPED)
+        return self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks
+
+    def swap_in(self, seq_group: SequenceGroup) -> dict[int, int]:
+        """Move the blocks of a group's swapped sequences to the GPU, behind its prefix.
+
+        Returns CPU number to GPU number, in the order of their first use. Raises PrefixNotReady,
+        UnknownPrefix, UnknownSequence, OnOtherDevice, OutOfMemory.
+        """
+        shared = self._tables.ready_prefix(seq_group)
+        seqs = seq_group.get_seqs(status=SequenceStatus.SWAPPED)
+        tables = self._tables.find_all(seqs, Device.CPU)
+        used = [block for table in tables for block in table.distinct()]
+        sources = list(dict.fromkeys(used))
+        who = f"group {seq_group.request_id!r}"
+        targets = self.gpu_allocator.allocate_many(len(sources), who)
+        mapping = dict(zip(sources, targets, strict=True))
+        for source, target in mapping.items():
+            self._backing.copy_in(source.block_number, target.block_number)
+        self.gpu_allocator.hold(_further(used, mapping) + shared * len(seqs))
+        self.cpu_allocator.release(used)
+        for seq, table in zip(seqs, tables, strict=True):
+            moved = [*shared, *(mapping[block] for block in table)]
+            self.block_tables[seq.seq_id] = make_table(moved, len(shared))
+        return {source.block_number: target.block_number for source, target in mapping.items()}
+
+    def can_swap_out(self, seq_group: SequenceGroup) -> bool:
+        """Whether a group's blocks fit on the CPU; those of its prefix stay where they are."""
+        blocks = self._tables.find_unfinished(seq_group)
+        shared = _prefix_blocks(seq_group)
+        return sum(block not in shared for block in blocks) <= self.get_num_free_cpu_blocks()
+
+    def swap_out(self, seq_group: SequenceGroup) -> dict[int, int]:
+        """Move the blocks of a group's running sequences to the CPU; its prefix is let go only.
+
+        Returns GPU number to CPU number, in the order of their first use. Raises UnknownSequence,
+        OnOtherDevice, OutOfMemory.
+        """
+        shared = _prefix_blocks(seq_group)
+        seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
+        tables = self._tables.find_all(seqs, Device.GPU)
+        released = [block for table in tables for block in table.distinct()]
+        used = [block for block in released if block not in shared]
+        sources = list(dict.fromkeys(used))
+        who = f"group {seq_group.request_id!r}"
+        targets = self.cpu_allocator.allocate_many(len(sources), who)
+        mapping = dict(zip(sources, targets, strict=True))
+        for source, target in mapping.items():
+            self._backing.copy_out(source.block_number, target.block_number)
+        self.cpu_allocator.hold(_further(used, mapping))
+        self.gpu_allocator.release(released)
+        for seq, table in zip(seqs, tables, strict=True):
+            moved = [mapping[block] for block in table if block not in shared]
+            self.block_tables[seq.seq_id] = make_table(moved)
+        return {source.block_number: target.block_number for source, target in mapping.items()}
+
+    def free(self, seq: Sequence) -> None:
+        """Give back a sequence's blocks, tail first; one without blocks is left as it is."""
+        self._tables.give_back(seq.seq_id)
+
+    def reset(self) -> None:
+        """Give back the blocks of all sequences; prefixes keep theirs."""
+        self._tables.give_back_all()
+
+    def free_prefix(self, prefix: Prefix) -> None:
+        """Give back what a prefix owns; sequences keep what they share. Raises UnknownPrefix."""
+        self._tables.free_prefix(prefix)
+
+    def get_block_table(self, seq: Sequence) -> list[int]:
+        """The numbers of a sequence's blocks. Raises UnknownSequence."""
+        return [block.block_number for block in self._tables.find(seq)]
+
+    def get_num_free_gpu_blocks(self) -> int:
+        """Blocks without owner on the GPU."""
+        return self.gpu_allocator.get_num_free_blocks()
+
+    def get_num_free_cpu_blocks(self) -> int:
+        """Blocks without owner on the CPU."""
+        return self.cpu_allocator.get_num_free_blocks()
+
+    def take_batch(self) -> Batch:
+        """Close the open batch: the commands of the calls since the last one, for a runtime."""
+        return self._backing.take_batch()
+
+    def state(self) -> Tiers:
+        """The blocks as a value. Cost: O(pool) with the twin."""
+        return self._backing.state()
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless each block is owned by those who hold it, no more."""
+        self._tables.check()
+
+    def _num_fresh(self, seq_group: SequenceGroup, num_logical: int) -> int:
+        """Blocks that a group's prompt takes. Raises UnknownPrefix, PrefixTooLong."""
+        num_prefix = self._tables.size_prefix(seq_group, num_logical)
+        own = num_logical - num_prefix
+        if self.block_sliding_window is not None:
+            own = min(own, self.block_sliding_window)
+        prefix = seq_group.prefix
+        return own if prefix is None or prefix.allocated else own + num_prefix
+
+    def _ring_block(self, table: BlockTable) -> PhysicalTokenBlock:
+        assert self.block_sliding_window is not None
+        return table.ring_block(self.block_sliding_window)
+
+    def _copy_if_shared(
+        self, seq: Sequence, table: BlockTable, block: PhysicalTokenBlock
+    ) -> tuple[int, int] | None:
+        """Put a copy in place of a block that others own, too. Raises OutOfMemory."""
+        if self._backing.ref_count(block.block_number) == 1:
+            return None
+        target = self._backing.copy(block.block_number)
+        if isinstance(target, Refused):
+            raise self.gpu_allocator.out_of_memory(1, f"sequence {seq.seq_id}")
+        table.replace(block, self.gpu_allocator.block(target))
+        return block.block_number, target
+
+
+def _num_logical(seq_group: SequenceGroup) -> int:
+    """Blocks of tokens of a group's first waiting sequence. Raises NoWaitingSequence."""
+    waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
+    if not waiting:
+        raise NoWaitingSequence(group=repr(seq_group.request_id), num_seqs=seq_group.num_seqs())
+    return len(waiting[0].logical_token_blocks)
+
+
+def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:
+    if sliding_window is None:
+        return None
+    number = read_int(sliding_window)
+    if not isinstance(number, int) or number <= 0 or number % block_size:
+        raise WrongWindow(sliding_window=sliding_window, block_size=block_size)
+    return number // block_size
+
+
+def _prefix_blocks(seq_group: SequenceGroup) -> set[PhysicalTokenBlock]:
+    prefix = seq_group.prefix
+    return set() if prefix is None else set(prefix.block_table or ())
+
+
+def _further(
+    used: Iterable[PhysicalTokenBlock],
+    mapping: dict[PhysicalTokenBlock, PhysicalTokenBlock],
+) -> list[PhysicalTokenBlock]:
+    """The targets of all uses but the first of each block."""
+    first: set[PhysicalTokenBlock] = set()
+    more = []
+    for block in used:
+        if block in first:
+            more.append(mapping[block])
+        first.add(block)
+    return more
