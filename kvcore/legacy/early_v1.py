@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first manager with prefix caching over one queue, as PR 9972 brought it (seed 004).
+
+Rules: a request gets blocks with `allocate_slots`, once, and more with `append_slots`. Both may add
+empty blocks ahead, for which nobody is refused. There is no null block and no window; tables only
+grow, so two blocks may hold the same, and the older answers. A full block is findable at once; a
+look-up changes nothing and may find a prompt whole, which the engine then shortens. A call that
+raises or gives None has changed nothing. It stands on the pool and not on the core's requests,
+since these leave a token to compute, keep rows, and show no owners (docs/decisions.md). Source:
+S004-03 to S004-19; X-04, 12, 14. Twin: none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvcore.arguments import read_count
+from kvcore.commands import Batch
+from kvcore.errors import StaleHits
+from kvcore.hashing import HASH_SIZE, Hashing, hash_blocks, make_key, root_hash
+from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.early_errors import (
+    AlreadyAllocated,
+    HitsWithoutCaching,
+    NoTokensLeft,
+    TooFewTokens,
+    UnallocatedRequest,
+)
+from kvcore.tiers import Tiers
+from kvcore.tokens import read_tokens
+from kvcore.values import Refused
+
+_PROCESS_SEED = os.urandom(32).hex().encode()
+
+
+class EngineRequest(Protocol):
+    """What this manager reads of an engine's request.
+
+    all_token_ids: of prompt and answer. num_computed_tokens: of `append_slots`: the tokens before
+    those that get slots.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Tokens of prompt and answer."""
+        ...
+
+
+class Request:
+    """A request, for who has no class of their own."""
+
+    def __init__(self, request_id: str, prompt_token_ids: Sequence[int]) -> None:
+        self.request_id = request_id
+        self.num_computed_tokens = 0
+        self._token_ids = list(prompt_token_ids)
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Tokens of prompt and answer."""
+        return self._token_ids
+
+    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
+        """Add tokens of the answer."""
+        self._token_ids += [token_ids] if isinstance(token_ids, int) else token_ids
+
+
+class KVCacheBlock:
+    """One block: its number, and its owners and its key at the time of the question."""
+
+    __slots__ = ("_backing", "block_id")
+
+    def __init__(self, block_id: int, backing: Backing) -> None:
+        self.block_id = block_id
+        self._backing = backing
+
+    @property
+    def ref_cnt(self) -> int:
+        """Requests that have it in their table."""
+        return self._backing.ref_count(self.block_id)
+
+    @property
+    def block_hash(self) -> bytes | None:
+        """The key under which it is found, None unless it is full and cached."""
+        return self._backing.key_of(self.block_id)
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt})"
+
+
+class FreeBlockQueue:
+    """The blocks without owner, the next to be taken first."""
+
+    def __init__(self, blocks: Sequence[KVCacheBlock], backing: Backing) -> None:
+        self._blocks = blocks
+        self._backing = backing
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many there are."""
+        return self._backing.num_free()
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """All of them. Cost: O(free blocks)."""
+        return [self._blocks[number] for number in self._backing.free_blocks()]
+
+
+class KVCacheManager:
+    """Which block holds which tokens of a request; touches no tensor.
+
+    sliding_window: read by nobody, as in the original: what leaves a window stays. enable_caching:
+    whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
+    far as blocks are free. max_model_len: where that room ends, as a later release has it.
+    hash_seed: root of the keys, random per process unless given. Raises InvalidCount,
+    BackendMissing.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        sliding_window: int | None = None,
+        enable_caching: bool = True,
+        num_preallocate_tokens: int = 64,
+        *,
+        max_model_len: int | None = None,
+        hashing: Hashing = "sha256",
+        hash_seed: bytes | None = None,
+        backend: BackendName = "python",
+    ) -> None:
+        self.block_size = read_count("block_size", block_size, 1)
+        self.num_gpu_blocks = read_count("num_gpu_blocks", num_gpu_blocks)
+        self.sliding_window = sliding_window
+        self.enable_caching = enable_caching
+        self.num_preallocate_tokens = read_count("num_preallocate_tokens", num_preallocate_tokens)
+        self.num_preallocate_blocks = -(-num_preallocate_tokens // block_size)
+        self.max_model_len = max_model_len
+        if max_model_len is not None:
+            read_count("max_model_len", max_model_len, 1)
+        self._hashing: Hashing = hashing
+        self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
+        self._backing = Backing(num_gpu_blocks, backend=backend)
+        self.block_pool = tuple(
+            KVCacheBlock(number, self._backing) for number in range(num_gpu_blocks)
+        )
+        self.free_block_queue = FreeBlockQueue(self.block_pool, self._backing)
+        self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
+
+    def __repr__(self) -> str:
+        free = self.free_block_queue.num_free_blocks
+        return f"<early KVCacheManager: {free} of {self.num_gpu_blocks} blocks free>"
+
+    def get_computed_blocks(self, request: EngineRequest) -> list[KVCacheBlock]:
+        """The longest cached prefix of a request, its last block included; changes nothing.
+
+        A prompt that is found whole leaves nothing to compute: take the last block away then.
+        Raises InvalidToken.
+        """
+        found: list[KVCacheBlock] = []
+        if self.enable_caching:
+            for key in self._keys(self._root, read_tokens(request.all_token_ids)):
+                number = self._backing.lookup(key)
+                if number is None:
+                    break
+                found.append(self.block_pool[number])
+        return found
+
+    def allocate_slots(
+        self, request: EngineRequest, num_tokens: int, computed_blocks: list[KVCacheBlock]
+    ) -> list[KVCacheBlock] | None:
+        """Give a request its first blocks: the computed ones, and new ones for so many tokens.
+
+        computed_blocks: of `get_computed_blocks`. Returns the new blocks, room ahead included, or
+        None where they do not fit. Raises InvalidCount, AlreadyAllocated, HitsWithoutCaching,
+        StaleHits, NoTokensLeft, InvalidToken.
+        """
+        num_tokens = read_count("num_tokens", num_tokens, 1)
+        name = request.request_id
+        if name in self.req_to_blocks:
+            raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
+        hits = list(computed_blocks)
+        keys = self._check_hits(request, hits, num_tokens)
+        num_queued = sum(block.ref_cnt == 0 for block in hits)
+        num_free = self.free_block_queue.num_free_blocks - num_queued
+        needed = -(-num_tokens // self.block_size)
+        if needed > num_free:
+            return None
+        if hits:
+            self._backing.touch([block.block_id for block in hits])
+        fresh = self._take(needed, num_free, len(hits))
+        self._publish(fresh, keys)
+        self.req_to_blocks[name] = hits + fresh
+        return list(fresh)
+
+    def append_slots(self, request: EngineRequest, num_tokens: int) -> list[KVCacheBlock] | None:
+        """Give a request slots for more tokens, behind those that it counts as computed.
+
+        Blocks that these fill are cached. Returns the new blocks, room ahead included; none where
+        the present ones have room, and None where they do not fit. Raises InvalidCount,
+        UnallocatedRequest, TooFewTokens, InvalidToken.
+        """
+        num_tokens = read_count("num_tokens", num_tokens)
+        name = request.request_id
+        blocks = self.req_to_blocks.get(name)
+        if blocks is None:
+            raise UnallocatedRequest(request=repr(name), num_requests=len(self.req_to_blocks))
+        end = read_count("num_computed_tokens", request.num_computed_tokens) + num_tokens
+        needed = max(0, -(-end // self.block_size) - len(blocks))
+        num_free = self.free_block_queue.num_free_blocks
+        first, keys = self._keys_of_filled(request, blocks, end) if self.enable_caching else (0, [])
+        if needed > num_free:
+            return None
+        self._publish(blocks[first:], keys)
+        if not needed:
+            return []
+        fresh = self._take(needed, num_free, len(blocks))
+        self._publish(fresh, keys[len(blocks) - first :])
+        blocks += fresh
+        return fresh
+
+    def free(self, request: EngineRequest) -> None:
+        """Give back a request's blocks, tail first; one without blocks is left as it is."""
+        blocks = self.req_to_blocks.pop(request.request_id, [])
+        self._backing.release([block.block_id for block in reversed(blocks)])
+
+    def take_batch(self) -> Batch:
+        """Close the open batch: the commands of the calls since the last one, for a runtime."""
+        return self._backing.take_batch()
+
+    def state(self) -> Tiers:
+        """The blocks as a value. Cost: O(pool) with the twin."""
+        return self._backing.state()
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless each block has as many owners as tables name it."""
+        tables = self.req_to_blocks.values()
+        self._backing.check(block.block_id for table in tables for block in table)
+
+    def _keys(self, parent: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The keys of the full blocks of tokens behind a parent."""
+        for block_hash in hash_blocks(parent, tokens, self.block_size, hashing=self._hashing):
+            yield make_key(block_hash, 0)
+
+    def _check_hits(
+        self, request: EngineRequest, hits: list[KVCacheBlock], num_tokens: int
+    ) -> list[bytes]:
+        """The keys of the blocks that so many tokens behind the hits fill."""
+        name = repr(request.request_id)
+        if not self.enable_caching:
+            if hits:
+                raise HitsWithoutCaching(request=name, num_blocks=len(hits))
+            return []
+        tokens = read_tokens(request.all_token_ids)
+        num_computed = len(hits) * self.block_size
+        if len(tokens) <= num_computed:
+            raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
+        keys = list(self._keys(self._root, tokens[: num_computed + num_tokens]))
+        for place, (block, key) in enumerate(zip(hits, keys, strict=False)):
+            if not self._is_own(block) or block.block_hash != key:
+                number = getattr(block, "block_id", repr(block))
+                raise StaleHits(request=name, block=number, position=place)
+        return keys[len(hits) :]
+
+    def _keys_of_filled(
+        self, request: EngineRequest, blocks: list[KVCacheBlock], end: int
+    ) -> tuple[int, list[bytes]]:
+        """The first block without key, and the keys from there on up to so many tokens."""
+        num_tokens = len(request.all_token_ids)
+        if end > num_tokens:
+            name = repr(request.request_id)
+            raise TooFewTokens(request=name, num_tokens=num_tokens, asked=end)
+        parent, first = self._root, len(blocks)
+        while first and (key := blocks[first - 1].block_hash) is None:
+            first -= 1
+        if first and key is not None:
+            parent = key[:HASH_SIZE]
+        tokens = read_tokens(request.all_token_ids[first * self.block_size : end])
+        return first, list(self._keys(parent, tokens))
+
+    def _is_own(self, block: KVCacheBlock) -> bool:
+        number = getattr(block, "block_id", None)
+        known = isinstance(number, int) and 0 <= number < self.num_gpu_blocks
+        return known and self.block_pool[block.block_id] is block
+
+    def _take(self, needed: int, num_free: int, num_held: int) -> list[KVCacheBlock]:
+        """So many blocks and room ahead, of those that are free."""
+        ahead = self.num_preallocate_blocks
+        if self.max_model_len is not None:
+            most = -(-self.max_model_len // self.block_size) - num_held - needed
+            ahead = min(ahead, max(0, most))
+        taken = self._backing.take(min(needed + ahead, num_free))
+        assert not isinstance(taken, Refused)
+        return [self.block_pool[number] for number in taken]
+
+    def _publish(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
+        """Make the first blocks findable under as many keys."""
+        for block, key in zip(blocks, keys, strict=False):
+            self._backing.publish(block.block_id, key)
