@@ -29,7 +29,7 @@ DECISIONS = ROOT / "docs" / "decisions.md"
 
 NUMBERS = tuple(
     f"{seed}-{number:02d}"
-    for seed, last in (("S000", 61), ("S001", 85), ("S003", 37), ("S004", 22))
+    for seed, last in (("S000", 61), ("S001", 85), ("S002", 73), ("S003", 37), ("S004", 22))
     for number in range(1, last + 1)
 )
 CONFLICTS = tuple(f"X-{number:02d}" for number in range(1, 15))
@@ -38,7 +38,7 @@ MAX_NOT_APPLYING = 12
 BACKENDS = frozenset({"python", "rust"})
 
 WORDS_MAX = 72
-REFERENCE = re.compile(r"\b(?:S00\d-\d\d|X-\d\d)\b")
+REFERENCE = re.compile(r"\b(?:S00[0-4]-\d\d|X-\d\d)\b")
 LEGACY = re.compile(r"S001-\d\d|S004-(?:0[5-9]|10)")
 OLDER = re.compile(r"S00[14]-\d\d")
 

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager for sequences of V0 over both tiers: admission, growth, fork, swap, windows.
+
+Rules: a first allocation leaves `watermark_blocks` free, growth does not heed them. With a window a
+sequence counts for its last blocks alone when it is admitted, though its prompt takes all of them.
+Each call does all or nothing, and an error names the sequence. Source: S002-38 to 41, 63, 66 to 72.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvcore.commands import Batch
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.block_errors import (
+    NoFreeBlocksError,
+    UnknownName,
+    WrongValue,
+    for_sequence,
+    require,
+)
+from kvcore.legacy.block_table import BlockTable
+from kvcore.legacy.cpu_gpu_block_allocator import STAYS, CpuGpuBlockAllocator
+from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.null_block import NullBlock
+from kvcore.legacy.prefix_caching_allocator import read_time
+from kvcore.legacy.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
+from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
+from kvcore.legacy.tier_allocator import check_block_size
+
+
+class SelfAttnBlockSpaceManager:
+    """Blocks of sequences, by their numbers."""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        watermark: float = 0.01,
+        sliding_window: int | None = None,
+        enable_caching: bool = False,
+        *,
+        backend: BackendName = "python",
+    ) -> None:
+        """watermark: the share of GPU blocks that admission leaves free. sliding_window: in tokens.
+
+        Raises WrongCall for a negative watermark, WrongValue.
+        """
+        check_block_size(block_size)
+        require(watermark >= 0.0, "watermark {watermark} is below 0", watermark=watermark)
+        self.block_size = block_size
+        self.num_total_gpu_blocks = num_gpu_blocks
+        self.num_total_cpu_blocks = num_cpu_blocks
+        self.sliding_window = sliding_window
+        self.max_block_sliding_window = _blocks_of_window(sliding_window, block_size)
+        self.watermark = watermark
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.enable_caching = enable_caching
+        self.block_allocator = CpuGpuBlockAllocator.create(
+            "prefix_caching" if enable_caching else "naive",
+            num_gpu_blocks,
+            num_cpu_blocks,
+            block_size,
+            backend=backend,
+        )
+        self.block_tables: dict[int, BlockTable] = {}
+        self._computed_blocks_tracker = ComputedBlocksTracker(
+            self.block_allocator, block_size, enable_caching
+        )
+        self._last_access_blocks_tracker = LastAccessBlocksTracker(self.block_allocator)
+
+    def take_batch(self) -> Batch:
+        """Close and number the open batch: the commands since the last one."""
+        return self.block_allocator.take_batch()
+
+    def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Whether a waiting group's prompt can be given blocks."""
+        tokens = _waiting(seq_group)[0].get_token_ids()
+        needed = BlockTable.get_num_required_blocks(tokens, self.block_size, num_lookahead_slots)
+        if self.max_block_sliding_window is not None:
+            needed = min(needed, self.max_block_sliding_window)
+        if self.num_total_gpu_blocks - needed < self.watermark_blocks:
+            return AllocStatus.NEVER
+        if self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks:
+            return AllocStatus.OK
+        return AllocStatus.LATER
+
+    def allocate(self, seq_group: GroupLike) -> None:
+        """Give a waiting group's sequences the blocks of their prompt, which they share.
+
+        Raises WrongCall where one has blocks, NoFreeBlocksError.
+        """
+        waiting = _waiting(seq_group)
+        ids = [seq.seq_id for seq in waiting]
+        for seq_id in ids:
+            self._check_new(seq_id)
+        require(len(set(ids)) == len(ids), "sequences {ids} are not distinct", ids=ids)
+        first, table = waiting[0], self._empty_table()
+        tokens = first.get_token_ids()
+        if tokens:
+            with _told(first.seq_id):
+                table.allocate(tokens, extra_hash=first.extra_hash())
+        self._add(first.seq_id, table)
+        for seq_id in ids[1:]:
+            self._add(seq_id, table.fork() if tokens else self._empty_table())
+
+    def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int) -> bool:
+        """Whether a running group's new tokens fit, and slots behind them."""
+        touched = sum(
+            self._touched(seq, num_lookahead_slots)
+            for seq in seq_group.get_seqs(status=SequenceStatus.RUNNING)
+        )
+        return touched <= self.get_num_free_gpu_blocks()
+
+    def append_slots(
+        self, seq: SequenceLike, num_lookahead_slots: int
+    ) -> list[tuple[BlockId, BlockId]]:
+        """Give a sequence's new tokens slots; source and target of each block that was copied.
+
+        Raises UnknownName, WrongCall, NoFreeBlocksError.
+        """
+        table = self._table(seq.seq_id)
+        with _told(seq.seq_id):
+            table.append_token_ids(
+                table.get_unseen_token_ids(seq.get_token_ids()),
+                num_lookahead_slots,
+                seq.data.get_num_computed_tokens(),
+                seq.extra_hash(),
+            )
+        return self.block_allocator.clear_copy_on_writes()
+
+    def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
+        """Let a new sequence share all blocks; nothing where the parent has none.
+
+        Raises WrongCall where the child has blocks.
+        """
+        table = self.block_tables.get(parent_seq.seq_id)
+        if table is None:
+            return
+        self._check_new(child_seq.seq_id)
+        self._add(child_seq.seq_id, table.fork())
+
+    def free(self, seq: SequenceLike) -> None:
+        """Give a sequence's blocks back; nothing where it has none."""
+        seq_id = seq.seq_id
+        table = self.block_tables.get(seq_id)
+        if table is None:
+            return
+        ids = [block.block_id for block in table.blocks if block.block_id is not None]
+        self._last_access_blocks_tracker.update_seq_blocks_last_access(seq_id, ids)
+        self._last_access_blocks_tracker.remove_seq(seq_id)
+        self.remove_seq_from_computed_blocks_tracker(seq)
+        table.free()
+        del self.block_tables[seq_id]
+
+    def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
+        """Forget what was said of a sequence's cached tokens, if anything was."""
+        if self._computed_blocks_tracker.tracks(seq.seq_id):
+            self._computed_blocks_tracker.remove_seq(seq.seq_id)
+
+    def get_block_table(self, seq: SequenceLike) -> list[BlockId]:
+        """The ids of a sequence's blocks, as a live list. Raises UnknownName."""
+        return self._table(seq.seq_id).physical_block_ids
+
+    def access_all_blocks_in_seq(self, seq: SequenceLike, now: float) -> None:
+        """Note when a sequence was used. Raises WrongCall, WrongValue."""
+        if self.enable_caching:
+            read_time(now)
+            self._last_access_blocks_tracker.update_last_access(seq.seq_id, now)
+
+    def mark_blocks_as_computed(
+        self,
+        seq_group: GroupLike,  # noqa: ARG002 # all that was promoted is marked, whosesoever
+        token_chunk_size: int,  # noqa: ARG002
+    ) -> None:
+        """Count what was promoted since the last call as computed."""
+        self.block_allocator.mark_blocks_as_computed([])
+
+    def get_common_computed_block_ids(self, seqs: Sequence[SequenceLike]) -> list[BlockId]:
+        """What the cached parts of these sequences' tables begin with alike. Raises UnknownName."""
+        tables = [self._table(seq.seq_id).physical_block_ids for seq in seqs]
+        cached = [
+            table[: self.get_num_cached_tokens(seq) // self.block_size]
+            for table, seq in zip(tables, seqs, strict=True)
+        ]
+        return self.block_allocator.get_common_computed_block_ids(cached)
+
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
+        """Tokens in a sequence's leading blocks that are cached. Raises WrongCall."""
+        return self._computed_blocks_tracker.get_num_cached_tokens(seq)
+
+    def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int) -> AllocStatus:
+        """Whether a swapped group and its new tokens fit on the GPU."""
+        return self._can_swap(seq_group, Device.GPU, SequenceStatus.SWAPPED, num_lookahead_slots)
+
+    def swap_in(self, seq_group: GroupLike) -> list[tuple[BlockId, BlockId]]:
+        """Move a swapped group to the GPU; CPU and GPU place of each block, in each one's order.
+
+        Raises UnknownName, WrongCall, NoFreeBlocksError.
+        """
+        return self._swap(seq_group, SequenceStatus.SWAPPED, Device.CPU, Device.GPU)
+
+    def can_swap_out(self, seq_group: GroupLike) -> bool:
+        """Whether a running group fits on the CPU."""
+        status = self._can_swap(seq_group, Device.CPU, SequenceStatus.RUNNING, 0)
+        return status is AllocStatus.OK
+
+    def swap_out(self, seq_group: GroupLike) -> list[tuple[BlockId, BlockId]]:
+        """Move a running group to the CPU; GPU and CPU place of each block, in each one's order.
+
+        Raises UnknownName, WrongCall, NoFreeBlocksError.
+        """
+        return self._swap(seq_group, SequenceStatus.RUNNING, Device.GPU, Device.CPU)
+
+    def get_num_free_gpu_blocks(self) -> int:
+        """Blocks of the GPU without owner."""
+        return self.block_allocator.get_num_free_blocks(Device.GPU)
+
+    def get_num_free_cpu_blocks(self) -> int:
+        """Blocks of the CPU without owner."""
+        return self.block_allocator.get_num_free_blocks(Device.CPU)
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Share of look-ups that hit on a device; -1 without caching."""
+        return self.block_allocator.get_prefix_cache_hit_rate(device)
+
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
+        """Forget all content of a device, or of both, unless a block is used there."""
+        return self.block_allocator.reset_prefix_cache(device)
+
+    def _table(self, seq_id: int) -> BlockTable:
+        table = self.block_tables.get(seq_id)
+        if table is None:
+            known = f"{len(self.block_tables)} have blocks"
+            raise UnknownName(name="sequence", value=seq_id, known=known, sequence=seq_id)
+        return table
+
+    def _empty_table(self) -> BlockTable:
+        window = self.max_block_sliding_window
+        return BlockTable(self.block_size, self.block_allocator, max_block_sliding_window=window)
+
+    def _check_new(self, seq_id: int) -> None:
+        reason = "block table already exists: sequence {sequence} holds {num} blocks"
+        table = self.block_tables.get(seq_id)
+        num = 0 if table is None else len(table.blocks)
+        require(table is None, reason, sequence=seq_id, num=num)
+
+    def _add(self, seq_id: int, table: BlockTable) -> None:
+        self.block_tables[seq_id] = table
+        self._last_access_blocks_tracker.add_seq(seq_id)
+
+    def _touched(self, seq: SequenceLike, num_lookahead_slots: int) -> int:
+        table = self._table(seq.seq_id)
+        unseen = table.get_unseen_token_ids(seq.get_token_ids())
+        return table.get_num_blocks_touched_by_append_slots(unseen, num_lookahead_slots)
+
+    def _can_swap(
+        self,
+        seq_group: GroupLike,
+        device: Device,
+        status: SequenceStatus,
+        num_lookahead_slots: int,
+    ) -> AllocStatus:
+        touched = 0
+        blocks: list[Block] = []
+        for seq in seq_group.get_seqs(status=status):
+            table = self._table(seq.seq_id)
+            moved = [each for each in table.blocks if not isinstance(each, NullBlock)]
+            not_full = sum(not block.is_full for block in moved)
+            touched += max(self._touched(seq, num_lookahead_slots), not_full)
+            blocks += moved
+        touched += self.block_allocator.get_num_full_blocks_touched(blocks, device)
+        watermark_blocks = self.watermark_blocks if device is Device.GPU else 0
+        if self.block_allocator.get_num_total_blocks(device) < touched:
+            return AllocStatus.NEVER
+        if self.block_allocator.get_num_free_blocks(device) - touched >= watermark_blocks:
+            return AllocStatus.OK
+        return AllocStatus.LATER
+
+    def _swap(
+        self, seq_group: GroupLike, status: SequenceStatus, source: Device, target: Device
+    ) -> list[tuple[BlockId, BlockId]]:
+        seqs = seq_group.get_seqs(status=status)
+        tables = [self._table(seq.seq_id) for seq in seqs]
+        blocks = [block for table in tables for block in table.blocks]
+        with _told(", ".join(str(seq.seq_id) for seq in seqs)):
+            pairs = iter(self.block_allocator.swap_pairs(blocks, source, target))
+        place = self.block_allocator.get_physical_block_id
+        mapping: list[tuple[BlockId, BlockId]] = []
+        for table in tables:
+            moved = dict(
+                pair for _, pair in zip(table.blocks, pairs, strict=False) if pair is not STAYS
+            )
+            mapping += [(place(source, old), place(target, new)) for old, new in moved.items()]
+            table.update(list(table.blocks))
+        return mapping
+
+
+BlockSpaceManager = SelfAttnBlockSpaceManager
+
+
+def _blocks_of_window(sliding_window: int | None, block_size: int) -> int | None:
+    """Blocks that a window lies in at most, and one more that is being filled."""
+    if sliding_window is None:
+        return None
+    if sliding_window < 1:
+        raise WrongValue(reason=f"sliding_window is {sliding_window}, must be at least 1")
+    return sliding_window // block_size + 2
+
+
+def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:
+    """A group's waiting sequences. Raises WrongCall where there are none."""
+    waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
+    request, num = seq_group.request_id, len(waiting)
+    reason = "request {request!r} has {num} waiting sequences"
+    require(num > 0, reason, request=request, num=num)
+    return waiting
+
+
+@contextmanager
+def _told(sequence: object) -> Iterator[None]:
+    """Let a shortage name the sequence that it hit."""
+    try:
+        yield
+    except NoFreeBlocksError as error:
+        raise for_sequence(error, sequence) from None

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small records of the V0 block manager: use of a block, owners as a view, copies, hits, objects.
+
+Rules: owners are counted by the core alone; `RefCounter` asks it. `ObjectPool` keeps spare Python
+objects, not blocks: which object is spare says nothing about which block is free. Source: S002-01
+to 03, 05, 34, 49, 73.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.block_errors import WrongValue, require
+from kvcore.legacy.interfaces import Block, BlockId
+from kvcore.legacy.tier_blocks import TierBlocks
+
+NEVER_ACCESSED = -1
+HIT_RATE_BATCH = 1000
+
+
+class BlockTracker:
+    """How one physical block is used inside a prefix-caching allocator."""
+
+    __slots__ = ("active", "computed", "last_accessed")
+
+    def __init__(self) -> None:
+        self.active = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget access and computation."""
+        self.last_accessed: float = NEVER_ACCESSED
+        self.computed = False
+
+    def enable(self) -> None:
+        """Begin to track. Raises WrongCall where that was begun."""
+        require(not self.active, "the block is tracked already")
+        self.active = True
+        self.reset()
+
+    def disable(self) -> None:
+        """End to track. Raises WrongCall where that was not begun."""
+        require(self.active, "the block is not tracked")
+        self.active = False
+        self.reset()
+
+
+class RefCounter:
+    """How many own each block: a view on the core, or on blocks of its own."""
+
+    def __init__(
+        self,
+        all_block_indices: Iterable[BlockId],
+        *,
+        blocks: TierBlocks | None = None,
+        backend: BackendName = "python",
+    ) -> None:
+        """blocks: of an allocator; None: new ones of these ids."""
+        if blocks is None:
+            ids = tuple(all_block_indices)
+            backing = Backing(len(ids), eviction="ranked", backend=backend)
+            blocks = TierBlocks(backing, "device", ids)
+        self._blocks = blocks
+
+    def incr(self, block_id: BlockId) -> int:
+        """Add an owner; its new count. Raises WrongCall for an unknown block."""
+        self._known(block_id)
+        blocks = self._blocks
+        if blocks.ref_count(block_id) == 0 and not blocks.has_key(block_id):
+            blocks.take_this(block_id)
+        else:
+            blocks.touch([block_id])
+        return blocks.ref_count(block_id)
+
+    def decr(self, block_id: BlockId) -> int:
+        """Take an owner; its new count. Raises WrongCall for an unknown or a free block."""
+        count = self.get(block_id)
+        require(count > 0, "block {block} has {count} owners", block=block_id, count=count)
+        self._blocks.release(block_id)
+        return count - 1
+
+    def get(self, block_id: BlockId) -> int:
+        """Owners of a block. Raises WrongCall for an unknown block."""
+        self._known(block_id)
+        return self._blocks.ref_count(block_id)
+
+    def as_readonly(self) -> ReadOnlyRefCounter:
+        """A view that changes nothing."""
+        return ReadOnlyRefCounter(self)
+
+    def _known(self, block_id: BlockId) -> None:
+        require(block_id in self._blocks.ids, "block {block} is not known", block=block_id)
+
+
+class ReadOnlyRefCounter:
+    """How many own each block, to look at."""
+
+    def __init__(self, refcounter: RefCounter) -> None:
+        self._refcounter = refcounter
+
+    def incr(self, block_id: BlockId) -> int:
+        """Raises WrongValue."""
+        raise WrongValue(reason=f"a read-only view cannot add an owner to block {block_id}")
+
+    def decr(self, block_id: BlockId) -> int:
+        """Raises WrongValue."""
+        raise WrongValue(reason=f"a read-only view cannot take an owner from block {block_id}")
+
+    def get(self, block_id: BlockId) -> int:
+        """Owners of a block."""
+        return self._refcounter.get(block_id)
+
+
+class CopyOnWriteTracker:
+    """Copies that were made, until they are asked for."""
+
+    def __init__(self, refcounter: ReadOnlyRefCounter) -> None:
+        self._refcounter = refcounter
+        self._copies: list[tuple[BlockId, BlockId]] = []
+
+    def is_appendable(self, block: Block) -> bool:
+        """Whether nobody else would see what is appended."""
+        return block.block_id is None or self._refcounter.get(block.block_id) <= 1
+
+    def record_cow(self, src_block_id: BlockId, trg_block_id: BlockId) -> None:
+        """Note a copy."""
+        self._copies.append((src_block_id, trg_block_id))
+
+    def clear_cows(self) -> list[tuple[BlockId, BlockId]]:
+        """Hand out source and target of each copy, in order, and forget them."""
+        copies, self._copies = self._copies, []
+        return copies
+
+
+class CacheMetricData:
+    """Share of look-ups that hit, over completed batches of `block_size` and the current one."""
+
+    def __init__(self, block_size: int = HIT_RATE_BATCH) -> None:
+        self.block_size = block_size
+        self._queries = 0
+        self._hits = 0
+
+    @property
+    def num_completed_blocks(self) -> int:
+        """Completed batches."""
+        return self._queries // self.block_size
+
+    @property
+    def num_incompleted_block_queries(self) -> int:
+        """Look-ups of the current batch."""
+        return self._queries % self.block_size
+
+    def query(self, hit: bool) -> None:
+        """Count a look-up."""
+        self._queries += 1
+        self._hits += hit
+
+    def get_hit_rate(self) -> float:
+        """Batches weighted by their sizes, which is hits by look-ups; 0.0 without any."""
+        return self._hits / self._queries if self._queries else 0.0
+
+
+class ObjectPool:
+    """Block objects that are used again, last one in first out."""
+
+    def __init__(self, create: Callable[[], Block], pool_size: int) -> None:
+        """create: a new object, which `init` fills."""
+        self._create = create
+        self._spare: list[Block] = []
+        self._num_made = 0
+        self.pool_size = pool_size
+
+    def get(self) -> Block:
+        """An object to fill; twice as many may exist once all are used."""
+        if self._spare:
+            return self._spare.pop()
+        if self._num_made == self.pool_size:
+            self.pool_size = max(2 * self.pool_size, 1)
+        block = self._create()
+        block.pool_id = self._num_made
+        self._num_made += 1
+        return block
+
+    def put(self, block: Block) -> None:
+        """Take an object back that is used no more."""
+        if block.pool_id is not None:
+            self._spare.append(block)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block of a prefix-caching allocator: tokens, and a hash of all tokens up to its end.
+
+Rules: a block has a hash once it is full and the block before has one; it keeps it. A full block is
+promoted: another block of the same content may take its place, so its id may change. The hash is
+Python's own, with its value: hash((is_first, previous, *tokens, extra)), where the first block's
+previous is hash('None'). Source: S002-51 to 58, X-12.
+"""
+
+from __future__ import annotations
+
+from kvcore.legacy.block_errors import require
+from kvcore.legacy.block_tracker import NEVER_ACCESSED
+from kvcore.legacy.interfaces import Block, BlockId
+from kvcore.legacy.naive_block import NaiveBlock
+from kvcore.legacy.tier_allocator import TierAllocator, check_tokens
+
+NONE_HASH = hash("None")
+
+
+class ContentAllocator(TierAllocator):
+    """Allocators that blocks with a hash may belong to."""
+
+
+class PrefixCachingBlock(NaiveBlock):
+    """Tokens of one physical block, and their hash."""
+
+    def __init__(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_size: int,
+        allocator: TierAllocator,
+        block_id: BlockId | None = None,
+        computed: bool = False,
+        extra_hash: int | None = None,
+    ) -> None:
+        """Raises WrongCall for another kind of block or allocator, or too many tokens."""
+        kind = type(allocator).__name__
+        require(isinstance(allocator, ContentAllocator), "a {kind} caches no prefixes", kind=kind)
+        check_previous(prev_block)
+        super().__init__(prev_block, token_ids, block_size, allocator, block_id)
+        self._extra_hash = extra_hash
+        self._content_hash: int | None = None
+        self.computed = computed
+        self.last_accessed: float = NEVER_ACCESSED
+        self._count_total()
+
+    def append_token_ids(self, token_ids: list[int]) -> None:
+        """Add tokens; a block that is full then is promoted, which may change its id.
+
+        Raises WrongCall, NoFreeBlocksError.
+        """
+        fields = {"block": self._block_id, "num": len(token_ids)}
+        reason = "block {block} has a content hash: {num} tokens cannot be added"
+        require(self.content_hash is None, reason, **fields)
+        reason = "block {block} is computed: {num} tokens cannot be added"
+        require(not self.computed, reason, **fields)
+        check_tokens(token_ids, self.num_empty_slots, self._block_id)
+        if not token_ids:
+            return
+        content_hash = None
+        if len(token_ids) == self.num_empty_slots:
+            content_hash = self._hash_of([*self._token_ids, *token_ids])
+        super().append_token_ids(token_ids)
+        self._count_total()
+        self._content_hash = content_hash
+        if content_hash is not None and self._block_id is not None:
+            self._block_id = self._allocator.promote_to_immutable_block(self)
+
+    @property
+    def content_hash(self) -> int | None:
+        """The hash of all tokens up to its end; None until it is full and follows a hash."""
+        if self._content_hash is None and self.is_full:
+            self._content_hash = self._hash_of(self._token_ids)
+        return self._content_hash
+
+    @property
+    def extra_hash(self) -> int | None:
+        """What else its content hangs on, an adapter for one."""
+        return self._extra_hash
+
+    @property
+    def num_tokens_total(self) -> int:
+        """Tokens of the sequence up to its end."""
+        return self._num_tokens_total
+
+    @property
+    def computed(self) -> bool:
+        """Whether it was found computed."""
+        return self._computed
+
+    @computed.setter
+    def computed(self, value: bool) -> None:
+        self._computed = value
+
+    @classmethod
+    def hash_block_tokens(
+        cls,
+        is_first_block: bool,
+        prev_block_hash: int | None,
+        cur_block_token_ids: list[int],
+        extra_hash: int | None = None,
+    ) -> int:
+        """The hash of a full block behind a block of that hash."""
+        if is_first_block and prev_block_hash is None:
+            prev_block_hash = NONE_HASH
+        return hash((is_first_block, prev_block_hash, *cur_block_token_ids, extra_hash))
+
+    def know_hash(self, content_hash: int | None) -> None:
+        """Take a hash that was worked out already."""
+        self._content_hash = content_hash
+
+    def _hash_of(self, token_ids: list[int]) -> int | None:
+        before = None if self._prev_block is None else self._prev_block.content_hash
+        if self._prev_block is not None and before is None:
+            return None
+        return self.hash_block_tokens(self._prev_block is None, before, token_ids, self._extra_hash)
+
+    def _count_total(self) -> None:
+        before = 0 if self._prev_block is None else self._prev_block.num_tokens_total
+        self._num_tokens_total = before + len(self._token_ids)
+
+
+def check_previous(prev_block: Block | None) -> None:
+    """Raise WrongCall unless a block can stand before one with a hash."""
+    kind = type(prev_block).__name__
+    holds = prev_block is None or isinstance(prev_block, PrefixCachingBlock)
+    require(holds, "a {kind} cannot stand before a block with a content hash", kind=kind)

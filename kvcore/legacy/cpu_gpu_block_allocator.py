@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two allocators as one, for the GPU and the CPU, and swapping between them.
+
+Rules: ids of the GPU come first. Which allocator frees a block follows from its id. Both work on
+one backing, the GPU's blocks its device tier, the CPU's its host tier. Swapped blocks are copied
+before they are given back; a block whose content is there already is not copied. The null block is
+a GPU block that is taken when it is first asked for, and never given back. Source: S002-50, 65, 69
+to 71.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore.commands import Batch
+from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.block_errors import NotSupported, UnknownName, WrongValue, require
+from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.naive_block import NaiveBlockAllocator
+from kvcore.legacy.null_block import NullBlock
+from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
+from kvcore.legacy.tier_blocks import TierBlocks
+
+Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
+STAYS: tuple[BlockId, BlockId] = (0, 0)
+"""What the null block's swap is: none."""
+
+KINDS: dict[str, type[Allocator]] = {
+    "naive": NaiveBlockAllocator,
+    "prefix_caching": PrefixCachingBlockAllocator,
+}
+
+
+class CpuGpuBlockAllocator:
+    """Blocks of the GPU and of the CPU."""
+
+    @staticmethod
+    def create(
+        allocator_type: str,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        *,
+        backend: BackendName = "python",
+    ) -> CpuGpuBlockAllocator:
+        """Fresh allocators. Raises WrongValue for an unknown type."""
+        kind = KINDS.get(allocator_type)
+        if kind is None:
+            known = " and ".join(KINDS)
+            raise WrongValue(reason=f"unknown allocator type {allocator_type!r}: there are {known}")
+        ids = range(num_gpu_blocks + num_cpu_blocks)
+        gpu_ids, cpu_ids = ids[:num_gpu_blocks], ids[num_gpu_blocks:]
+        on_gpu = kind(num_gpu_blocks, block_size, gpu_ids, backend=backend)
+        on_cpu = kind(num_cpu_blocks, block_size, cpu_ids, backend=backend)
+        return CpuGpuBlockAllocator(on_cpu, on_gpu)
+
+    def __init__(self, cpu_block_allocator: Allocator, gpu_block_allocator: Allocator) -> None:
+        """Takes allocators over, none of whose blocks is used. Raises WrongCall else, and where
+        they share ids.
+        """
+        on_cpu, on_gpu = cpu_block_allocator, gpu_block_allocator
+        shared = sorted(on_cpu.all_block_ids & on_gpu.all_block_ids)
+        require(not shared, "blocks {blocks} are the CPU's and the GPU's", blocks=shared)
+        for allocator in (on_cpu, on_gpu):
+            free, total = allocator.get_num_free_blocks(), allocator.get_num_total_blocks()
+            require(free == total, "{free} of {total} blocks are free", free=free, total=total)
+        backing = Backing(
+            on_gpu.get_num_total_blocks(),
+            on_cpu.get_num_total_blocks(),
+            eviction="ranked",
+            backend=on_gpu.backend,
+        )
+        on_gpu.rebind(TierBlocks(backing, "device", on_gpu.order))
+        on_cpu.rebind(TierBlocks(backing, "host", on_cpu.order))
+        self._backing = backing
+        self._allocators: dict[Device, Any] = {Device.CPU: on_cpu, Device.GPU: on_gpu}
+        self._swap_mapping: dict[BlockId, BlockId] = {}
+        self._null_block: NullBlock | None = None
+
+    @property
+    def backing(self) -> Backing:
+        """The blocks of both in the core."""
+        return self._backing
+
+    @property
+    def all_block_ids(self) -> frozenset[BlockId]:
+        """Every id."""
+        ids: frozenset[BlockId] = frozenset().union(
+            *(each.all_block_ids for each in self._allocators.values())
+        )
+        return ids
+
+    @property
+    def has_null_block(self) -> bool:
+        """Whether the null block was taken."""
+        return self._null_block is not None
+
+    def take_batch(self) -> Batch:
+        """Close and number the open batch: the commands since the last one."""
+        return self._backing.take_batch()
+
+    def allocator(self, device: Device) -> Any:
+        """The allocator of a device. Raises WrongValue."""
+        if device not in self._allocators:
+            raise WrongValue(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
+        return self._allocators[device]
+
+    def owner(self, block: Block) -> Any:
+        """The allocator of a block. Raises WrongCall where it has no id, UnknownName."""
+        block_id, num = block.block_id, len(block.token_ids)
+        reason = "Freeing unallocated block is undefined: it has no id, and {num} tokens"
+        require(block_id is not None, reason, num=num)
+        assert block_id is not None
+        return self._allocators[self._device(block_id)]
+
+    def allocate_or_get_null_block(self) -> NullBlock:
+        """The block that stands for none. Raises NoFreeBlocksError."""
+        if self._null_block is None:
+            self._null_block = NullBlock(self.allocate_mutable_block(None, Device.GPU))
+        return self._null_block
+
+    def allocate_mutable_block(
+        self, prev_block: Block | None, device: Device, extra_hash: int | None = None
+    ) -> Block:
+        """An empty block. Raises WrongValue, NoFreeBlocksError."""
+        block: Block = self.allocator(device).allocate_mutable_block(prev_block, extra_hash)
+        return block
+
+    def allocate_immutable_blocks(
+        self,
+        prev_block: Block | None,
+        block_token_ids: list[list[int]],
+        device: Device,
+        extra_hash: int | None = None,
+    ) -> list[Block]:
+        """Full blocks, all or none. Raises WrongCall, WrongValue, NoFreeBlocksError."""
+        blocks: list[Block] = self.allocator(device).allocate_immutable_blocks(
+            prev_block, block_token_ids, extra_hash
+        )
+        return blocks
+
+    def allocate_immutable_block(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        device: Device,
+        extra_hash: int | None = None,
+    ) -> Block:
+        """A full block. Raises WrongCall, WrongValue, NoFreeBlocksError."""
+        return self.allocate_immutable_blocks(prev_block, [token_ids], device, extra_hash)[0]
+
+    def free(self, block: Block, keep_block_object: bool = False) -> None:
+        """Give a block back to who owns it; the null block stays. Raises WrongCall."""
+        if not isinstance(block, NullBlock):
+            self.owner(block).free(block, keep_block_object)
+
+    def fork(self, last_block: Block) -> list[Block]:
+        """Another chain over the same blocks. Raises WrongCall."""
+        reason = "the null block {block} is forked"
+        require(not isinstance(last_block, NullBlock), reason, block=last_block.block_id)
+        forked: list[Block] = self.owner(last_block).fork(last_block)
+        return forked
+
+    def get_num_free_blocks(self, device: Device) -> int:
+        """Blocks of a device without owner."""
+        free: int = self.allocator(device).get_num_free_blocks()
+        return free
+
+    def get_num_total_blocks(self, device: Device) -> int:
+        """All blocks of a device."""
+        total: int = self.allocator(device).get_num_total_blocks()
+        return total
+
+    def get_physical_block_id(self, device: Device, absolute_id: BlockId) -> int:
+        """The place of an id among a device's. Raises WrongValue."""
+        place: int = self.allocator(device).get_physical_block_id(absolute_id)
+        return place
+
+    def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
+        """How many blocks of a device these would take, full ones alone."""
+        real = [block for block in blocks if not isinstance(block, NullBlock)]
+        touched: int = self.allocator(device).get_num_full_blocks_touched(real)
+        return touched
+
+    def swap(
+        self, blocks: Sequence[Block], src_device: Device, dst_device: Device
+    ) -> dict[BlockId, BlockId]:
+        """Move blocks to the other device; old to new id. Raises WrongCall, NoFreeBlocksError."""
+        pairs = self.swap_pairs(blocks, src_device, dst_device)
+        return dict(pair for pair in pairs if pair is not STAYS)
+
+    def swap_pairs(
+        self, blocks: Sequence[Block], src_device: Device, dst_device: Device
+    ) -> list[tuple[BlockId, BlockId]]:
+        """The same, as old and new id of each block; `STAYS` for the null block."""
+        source, target = self.allocator(src_device), self.allocator(dst_device)
+        device = src_device.name
+        require(source is not target, "blocks are swapped from {device} to itself", device=device)
+        moved = [block for block in blocks if not isinstance(block, NullBlock)]
+        old = source.check_held(moved)
+        placed = target.place_blocks(moved)
+        written: set[BlockId] = set()
+        for block, old_id, (new_id, is_there) in zip(moved, old, placed, strict=True):
+            if block.token_ids and not is_there and new_id not in written:
+                self._copy(dst_device, source.get_physical_block_id(old_id), new_id)
+                written.add(new_id)
+        if dst_device is Device.CPU:
+            target.note_written(written)
+        source.drop_all(moved)
+        for block, (new_id, _) in zip(moved, placed, strict=True):
+            block.block_id = new_id
+        mapping = {old_id: new_id for old_id, (new_id, _) in zip(old, placed, strict=True)}
+        self._swap_mapping.update(mapping)
+        new = iter(zip(old, (new_id for new_id, _ in placed), strict=True))
+        return [STAYS if isinstance(each, NullBlock) else next(new) for each in blocks]
+
+    def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
+        """Old and new id of what was swapped since the last call."""
+        swaps, self._swap_mapping = list(self._swap_mapping.items()), {}
+        return swaps
+
+    def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
+        """Source and target of each copy on the GPU since the last call, in order."""
+        copies: list[tuple[BlockId, BlockId]] = self._allocators[Device.GPU].clear_copy_on_writes()
+        return copies
+
+    def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
+        """Say when blocks were used, each to its owner. Raises WrongValue, UnknownName."""
+        devices = [self._device(each) for each in block_ids]
+        for device in dict.fromkeys(devices):
+            mine = [each for each, its in zip(block_ids, devices, strict=True) if its is device]
+            self._allocators[device].mark_blocks_as_accessed(mine, now)
+
+    def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
+        """Count what was promoted on the GPU since the last call as computed."""
+        self._allocators[Device.GPU].mark_blocks_as_computed(block_ids)
+
+    def get_common_computed_block_ids(
+        self, computed_seq_block_ids: list[list[BlockId]]
+    ) -> list[BlockId]:
+        """What these lists begin with alike."""
+        ids: list[BlockId] = self._allocators[Device.GPU].get_common_computed_block_ids(
+            computed_seq_block_ids
+        )
+        return ids
+
+    def find_cached_blocks_prefix(
+        self, block_hashes: list[int], device: Device = Device.GPU
+    ) -> list[int]:
+        """The hashes up to the first that is not cached and computed."""
+        found: list[int] = self.allocator(device).find_cached_blocks_prefix(block_hashes)
+        return found
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Share of look-ups that hit on a device."""
+        rate: float = self.allocator(device).get_prefix_cache_hit_rate()
+        return rate
+
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
+        """Forget all content of a device, or of both, unless a block is used there."""
+        chosen = list(self._allocators.values()) if device is None else [self.allocator(device)]
+        if not all(each.get_num_free_blocks() == each.get_num_total_blocks() for each in chosen):
+            return all(isinstance(each, NaiveBlockAllocator) for each in chosen)
+        return all(each.reset_prefix_cache() for each in chosen)
+
+    def cow_block_if_not_appendable(self, block: Block) -> BlockId:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {block.block_id}: its own allocator copies it")
+
+    def promote_to_immutable_block(self, block: Block) -> BlockId:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {block.block_id}: its own allocator promotes it")
+
+    def _device(self, block_id: BlockId) -> Device:
+        for device, allocator in self._allocators.items():
+            if block_id in allocator.all_block_ids:
+                return device
+        known = f"there are {len(self.all_block_ids)} of both devices"
+        raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
+
+    def _copy(self, dst_device: Device, source: int, new_id: BlockId) -> None:
+        target = self._allocators[dst_device].get_physical_block_id(new_id)
+        if dst_device is Device.CPU:
+            self._backing.copy_out(source, target)
+        else:
+            self._backing.copy_in(source, target)

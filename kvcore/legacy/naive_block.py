@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks without content hashes, and their allocator: V0 without prefix caching.
+
+Rules: a block that others hold too is copied before it is written. There are no hits, and nothing
+is promoted. Source: S002-06, 16, 24, 26, 33, 42, 50, 66, 68, 71.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvcore.legacy.block_errors import NotSupported
+from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.tier_allocator import (
+    TierAllocator,
+    check_block_size,
+    check_no_device,
+    check_tokens,
+)
+
+NO_HIT_RATE = -1
+
+
+class NaiveBlock(Block):
+    """Tokens of one physical block."""
+
+    def __init__(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_size: int,
+        allocator: TierAllocator,
+        block_id: BlockId | None = None,
+        extra_hash: int | None = None,  # noqa: ARG002 # the original takes it and has no use for it
+    ) -> None:
+        check_block_size(block_size)
+        check_tokens(token_ids, block_size, block_id)
+        self._prev_block = prev_block
+        self._token_ids = list(token_ids)
+        self._block_size = block_size
+        self._allocator = allocator
+        self._block_id = block_id
+
+    def append_token_ids(self, token_ids: list[int]) -> None:
+        """Add tokens, to a copy where others hold it. Raises WrongCall, NoFreeBlocksError."""
+        check_tokens(token_ids, self.num_empty_slots, self._block_id)
+        if not token_ids:
+            return
+        if self._block_id is not None:
+            self._block_id = self._allocator.cow_block_if_not_appendable(self)
+        self._token_ids.extend(token_ids)
+
+    @property
+    def block_id(self) -> BlockId | None:
+        """The physical block."""
+        return self._block_id
+
+    @block_id.setter
+    def block_id(self, value: BlockId | None) -> None:
+        self._block_id = value
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that a block has room for."""
+        return self._block_size
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens."""
+        return self._token_ids
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Tokens that still fit."""
+        return self._block_size - len(self._token_ids)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no token fits any more."""
+        return len(self._token_ids) == self._block_size
+
+    @property
+    def prev_block(self) -> Block | None:
+        """The block before."""
+        return self._prev_block
+
+    @property
+    def content_hash(self) -> int | None:
+        """None: there are no hashes."""
+        return None
+
+    @property
+    def extra_hash(self) -> int | None:
+        """None: there are no hashes."""
+        return None
+
+    @property
+    def num_tokens_total(self) -> int:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {self._block_id} does not count its sequence's tokens")
+
+    @property
+    def computed(self) -> bool:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {self._block_id} does not know whether it is computed")
+
+    @computed.setter
+    def computed(self, value: bool) -> None:
+        reason = f"block {self._block_id} cannot note that it is computed: {value}"
+        raise NotSupported(reason=reason)
+
+
+class NaiveBlockAllocator(TierAllocator):
+    """Blocks for sequences that share nothing but what was forked."""
+
+    def allocate_mutable_block(
+        self,
+        prev_block: Block | None,
+        extra_hash: int | None = None,
+        device: Device | None = None,
+    ) -> Block:
+        """An empty block. Raises NoFreeBlocksError."""
+        check_no_device(device)
+        return self._make(prev_block, [], self._take(), extra_hash)
+
+    def allocate_immutable_blocks(
+        self,
+        prev_block: Block | None,
+        block_token_ids: list[list[int]],
+        extra_hash: int | None = None,
+        device: Device | None = None,
+    ) -> list[Block]:
+        """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
+        check_no_device(device)
+        return self.allocate_chunks(prev_block, block_token_ids, extra_hash)
+
+    def allocate_chunks(
+        self,
+        prev_block: Block | None,
+        chunks: Sequence[list[int]],
+        extra_hash: int | None = None,
+    ) -> list[Block]:
+        """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
+        for chunk in chunks:
+            check_tokens(chunk, self._block_size, None)
+        self.check_fits(len(chunks), f"{len(chunks)} blocks")
+        made: list[Block] = []
+        for chunk in chunks:
+            before = made[-1] if made else prev_block
+            made.append(self._make(before, chunk, self._take(), extra_hash))
+        return made
+
+    def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
+        """A new block for each object, all or none. Raises NoFreeBlocksError."""
+        self.check_fits(len(blocks), f"swap in of {len(blocks)} blocks")
+        return [(self._take(), False) for _ in blocks]
+
+    def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
+        """Full blocks among them, each object once."""
+        return len({id(block) for block in blocks if block.is_full})
+
+    def promote_to_immutable_block(self, block: Block) -> BlockId:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {block.block_id} is of a naive allocator: no promotion")
+
+    def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
+        """Does nothing: no block is evicted."""
+
+    def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
+        """Does nothing: no block is hit."""
+
+    def note_written(self, block_ids: Iterable[BlockId]) -> None:
+        """Does nothing: no block is hit."""
+
+    def get_common_computed_block_ids(
+        self,
+        computed_seq_block_ids: list[list[BlockId]],  # noqa: ARG002 # nothing is hit
+    ) -> list[BlockId]:
+        """None."""
+        return []
+
+    def find_cached_blocks_prefix(
+        self,
+        block_hashes: list[int],  # noqa: ARG002 # nothing is hit
+    ) -> list[int]:
+        """None."""
+        return []
+
+    def get_prefix_cache_hit_rate(self) -> float:
+        """-1: there are no look-ups."""
+        return NO_HIT_RATE
+
+    def reset_prefix_cache(self) -> bool:
+        """True: there is nothing to forget."""
+        return True
+
+    def _new_object(self) -> Block:
+        return NaiveBlock.__new__(NaiveBlock)
+
+    def _fill(
+        self,
+        block: Block,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_id: BlockId | None,
+        extra_hash: int | None,
+    ) -> None:
+        assert isinstance(block, NaiveBlock)
+        size = self._block_size
+        NaiveBlock.__init__(block, prev_block, token_ids, size, self, block_id, extra_hash)
+
+    def _drop(self, block: Block) -> None:
+        assert block.block_id is not None
+        self._blocks.release(block.block_id)
+        block.block_id = None
