@@ -20,6 +20,7 @@ use crate::hash_index::HashIndex;
 use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
+use crate::prefetch::prefetch;
 use crate::quarantine::{Quarantine, make_quarantine};
 use crate::ranked::Rank;
 use crate::reuse::{clone_in_place, touched_zeros};
@@ -49,6 +50,8 @@ clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, q
 
 /// One word says of a block all that is asked of it when it is written or released.
 const KEYED: u32 = 1 << 31;
+/// Blocks to look ahead, so that what is read of one is there when it comes.
+pub(crate) const AHEAD: usize = 16;
 
 /// An empty pool, whose blocks are first taken lowest first.
 ///
@@ -157,7 +160,14 @@ impl BlockPool {
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let blocks: Taken = self.queue.take_front(count).collect();
-        for &block in &blocks {
+        blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
+        for (place, &block) in blocks.iter().enumerate() {
+            if let Some(&ahead) = blocks.get(place + AHEAD) {
+                self.prefetch(ahead);
+            }
+            if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
+                self.index.prefetch_bucket(key.head());
+            }
             self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
@@ -195,6 +205,13 @@ impl BlockPool {
             let cached = self.owners[block.index()] == KEYED;
             effects.emit(Command::Free { block, cached });
         }
+    }
+
+    /// Ask for what is read of a block when it is taken.
+    #[inline]
+    fn prefetch(&self, block: BlockId) {
+        prefetch(&self.owners, block.index());
+        self.index.prefetch_key(block);
     }
 
     /// Put a block without owner at the side of the free queue that the policy names.
@@ -242,14 +259,16 @@ impl BlockPool {
     /// Forget the key of a block, if it has one; its place in the free queue stays.
     #[inline]
     pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
-        let Some(&key) = self.key(block) else { return };
+        if self.key(block).is_none() {
+            return;
+        }
         self.owners[block.index()] &= !KEYED;
-        effects.emit(Command::Evict { block, key });
+        effects.emit(Command::Evict { block, key: *self.index.key(block) });
         if seeded(Mutant::EvictKeepsIndex) {
             return;
         }
-        if self.index.remove(&key, block) {
-            effects.announce_removed(&key);
+        if self.index.remove(block) {
+            effects.announce_removed(self.index.key(block));
         }
     }
 

@@ -10,11 +10,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::block_pool::BlockPool;
+use crate::block_pool::{AHEAD, BlockPool};
 use crate::config::{Config, Duplicates, Publish};
 use crate::effects::Effects;
 use crate::errors::Error;
 use crate::events::{News, Stored};
+use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, Published, RequestState, State, request_mut};
@@ -106,6 +107,10 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
     let mut first = positions.start;
     let start = batch.published.len() as u32;
     for position in positions.clone() {
+        let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
+        if let Some(ahead) = request.block_hashes.get(ahead) {
+            device.index.prefetch_bucket(Key::head_of(ahead, group));
+        }
         let block = request.tables[group as usize][position as usize];
         let mut publishes = !device.is_null(block) && device.key(block).is_none();
         if publishes {

@@ -172,7 +172,7 @@ pub struct Batch {
     /// Batches are numbered from 0 without gaps.
     pub number: u64,
     /// int32 little-endian, C order, shape [6, n], rows as in `COLUMNS`.
-    pub buffer: Vec<u8>,
+    pub buffer: Vec<[u8; 4]>,
     /// Keys of `KEY_SIZE` bytes; key fields in the columns are indices into them.
     pub keys: Vec<u8>,
 }
@@ -181,7 +181,7 @@ impl Batch {
     /// Commands of the batch.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.buffer.len() / (4 * COLUMNS.len())
+        self.buffer.len() / COLUMNS.len()
     }
 
     /// Whether the batch has no command.
@@ -192,12 +192,9 @@ impl Batch {
 
     /// The values of one column, by its place in `COLUMNS`.
     pub fn column(&self, column: usize) -> impl Iterator<Item = i32> + '_ {
-        let size = 4 * self.len();
-        self.buffer[column * size..(column + 1) * size].chunks_exact(4).map(|bytes| {
-            let mut value = [0; 4];
-            value.copy_from_slice(bytes);
-            i32::from_le_bytes(value)
-        })
+        let count = self.len();
+        let values = self.buffer[column * count..(column + 1) * count].iter();
+        values.map(|bytes| i32::from_le_bytes(*bytes))
     }
 
     /// The commands, in order; None where a row is of no known kind.
@@ -308,25 +305,17 @@ pub fn close(number: u64, commands: &Commands) -> Batch {
 pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
     keys.clone_from(&commands.keys);
-    let size = 4 * commands.len();
     buffer.clear();
-    buffer.resize(size * COLUMNS.len(), 0);
-    let (kinds, rest) = buffer.split_at_mut(size);
-    let (numbers, values) = rest.split_at_mut(size);
-    fill(kinds, commands.rows.iter().map(|row| row[0]));
+    buffer.reserve(commands.len() * COLUMNS.len());
+    let column = |number: usize| commands.rows.iter().map(move |row| row[number].to_le_bytes());
+    buffer.extend(column(0));
     if commands.moves_content {
-        fill(numbers, segments(commands).into_iter());
+        buffer.extend(segments(commands).into_iter().map(i32::to_le_bytes));
+    } else {
+        buffer.resize(2 * commands.len(), [0; 4]);
     }
-    for (column, values) in (1..).zip(values.chunks_exact_mut(size.max(1))) {
-        fill(values, commands.rows.iter().map(|row| row[column]));
-    }
+    (1..COLUMNS.len() - 1).for_each(|number| buffer.extend(column(number)));
     batch.number = number;
-}
-
-fn fill(column: &mut [u8], values: impl Iterator<Item = i32>) {
-    for (place, value) in column.as_chunks_mut().0.iter_mut().zip(values) {
-        *place = value.to_le_bytes();
-    }
 }
 
 #[cfg(test)]
@@ -372,7 +361,7 @@ mod tests {
         let batch = close(0, &commands.into_iter().collect());
         let values: Vec<i32> = (0..6).flat_map(|column| batch.column(column)).collect();
         assert_eq!(values, [1, 5, 0, 0, 1, 3, 0, 1, 0, 0, 0, 0]);
-        assert_eq!(batch.buffer[..8], [1, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(batch.buffer[..2], [[1, 0, 0, 0], [5, 0, 0, 0]]);
     }
 
     #[test]

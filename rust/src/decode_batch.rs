@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::commands::{Batch, Commands, close};
+use crate::commands::{Batch, COLUMNS, Commands, close};
 use crate::decode::Reader;
 use crate::errors::Error;
 use crate::hashing::KEY_SIZE;
@@ -112,11 +112,11 @@ fn read_given(source: &mut Reader<'_>, state: &State) -> Result<Vec<Given>, Erro
 }
 
 fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
-    let (buffer, keys) = (source.sized()?.to_vec(), source.sized()?.to_vec());
-    if buffer.len() % 24 != 0 || keys.len() % KEY_SIZE != 0 {
+    let (values, keys) = (source.sized()?, source.sized()?.to_vec());
+    if values.len() % (4 * COLUMNS.len()) != 0 || keys.len() % KEY_SIZE != 0 {
         return Err(source.damaged("commands are cut off"));
     }
-    let batch = Batch { number, buffer, keys };
+    let batch = Batch { number, buffer: values.as_chunks().0.to_vec(), keys };
     let commands = batch.commands();
     let commands = commands.ok_or_else(|| source.damaged("a command has no known kind"))?;
     let commands = commands.into_iter().collect();

@@ -242,7 +242,7 @@ fn write_batch(out: &mut Writer, state: &State) {
     let batch = &state.batch;
     let closed = close(batch.number, &state.effects.commands);
     out.u64(batch.number);
-    out.sized(&closed.buffer);
+    out.sized(closed.buffer.as_flattened());
     out.sized(&closed.keys);
     let mut rows: Vec<Row> = batch.records.keys().collect();
     rows.sort_unstable();

@@ -10,20 +10,33 @@ use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
 use crate::reuse::clone_in_place;
 
-/// The queue: two columns of links and the number of blocks in it.
+/// The queue: a column of links and the number of blocks in it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FreeQueue {
-    following: Vec<u32>,
-    preceding: Vec<u32>,
+    links: Vec<Links>,
     length: u32,
 }
 
-clone_in_place!(FreeQueue { following, preceding, length });
+/// What stands before and behind a block: together, since who reads one needs the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Links {
+    before: u32,
+    after: u32,
+}
+
+clone_in_place!(FreeQueue { links, length });
+
+impl Links {
+    /// Those of a block outside the queue.
+    fn to_itself(block: u32) -> Self {
+        Links { before: block, after: block }
+    }
+}
 
 impl FreeQueue {
     /// The id that closes the ring.
     pub(crate) fn sentinel(&self) -> u32 {
-        (self.following.len() - 1) as u32
+        (self.links.len() - 1) as u32
     }
 
     /// Blocks in the queue.
@@ -41,77 +54,81 @@ impl FreeQueue {
     /// The blocks, front first.
     pub fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
         let step = |block: u32| (block != self.sentinel()).then_some(block);
-        let first = step(self.following[self.sentinel() as usize]);
-        std::iter::successors(first, move |&block| step(self.following[block as usize]))
+        let first = step(self.links[self.sentinel() as usize].after);
+        std::iter::successors(first, move |&block| step(self.links[block as usize].after))
             .map(BlockId)
     }
 
     /// Whether a block is in the queue.
     #[must_use]
     pub fn contains(&self, block: BlockId) -> bool {
-        self.following[block.index()] != block.0
+        self.links[block.index()].after != block.0
     }
 
     /// What stands before and behind a block, or behind the last one and before the first for the
     /// id that closes the ring.
     pub(crate) fn links(&self, block: u32) -> (u32, u32) {
-        (self.preceding[block as usize], self.following[block as usize])
+        let Links { before, after } = self.links[block as usize];
+        (before, after)
     }
 
     /// The block that leaves next.
     #[must_use]
     pub fn front(&self) -> Option<BlockId> {
-        let block = self.following[self.sentinel() as usize];
+        let block = self.links[self.sentinel() as usize].after;
         (block != self.sentinel()).then_some(BlockId(block))
     }
 
     /// Take a block out, from wherever it is.
     pub fn remove(&mut self, block: BlockId) {
         debug_assert!(self.contains(block), "FQ-UNIQ: block {block:?} is not in the queue");
-        let (before, after) = (self.preceding[block.index()], self.following[block.index()]);
-        self.following[before as usize] = after;
-        self.preceding[after as usize] = before;
-        self.following[block.index()] = block.0;
-        self.preceding[block.index()] = block.0;
+        let Links { before, after } = self.links[block.index()];
+        self.links[before as usize].after = after;
+        self.links[after as usize].before = before;
+        self.links[block.index()] = Links::to_itself(block.0);
         self.length -= u32::from(!seeded(Mutant::CounterDrifts));
     }
 
     /// Take so many blocks from the front.
     pub(crate) fn take_front(&mut self, count: u32) -> impl Iterator<Item = BlockId> {
         let sentinel = self.sentinel();
-        let mut block = self.following[sentinel as usize];
+        let mut block = self.links[sentinel as usize].after;
         self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count.min(self.length) };
         (0..count).map_while(move |_| {
-            let after = self.following[block as usize];
+            let after = self.links[block as usize].after;
             if block == sentinel {
                 return None;
             }
-            self.following[block as usize] = block;
-            self.preceding[block as usize] = block;
-            self.following[sentinel as usize] = after;
-            self.preceding[after as usize] = sentinel;
+            self.links[block as usize] = Links::to_itself(block);
+            self.links[sentinel as usize].after = after;
+            self.links[after as usize].before = sentinel;
             Some(BlockId(std::mem::replace(&mut block, after)))
         })
     }
 
     /// Put a block at the back.
     pub fn append(&mut self, block: BlockId) {
-        self.insert(self.preceding[self.sentinel() as usize], block);
+        let sentinel = self.sentinel();
+        self.link(self.links[sentinel as usize].before, block, sentinel);
     }
 
     /// Put a block at the front.
     pub fn prepend(&mut self, block: BlockId) {
-        self.insert(self.sentinel(), block);
+        let sentinel = self.sentinel();
+        self.link(sentinel, block, self.links[sentinel as usize].after);
     }
 
     /// Put a block behind another one, or behind the id that closes the ring, which is the front.
     pub(crate) fn insert(&mut self, before: u32, block: BlockId) {
+        self.link(before, block, self.links[before as usize].after);
+    }
+
+    /// Put a block between two that stand one behind the other.
+    fn link(&mut self, before: u32, block: BlockId, after: u32) {
         debug_assert!(!self.contains(block), "FQ-UNIQ: block {block:?} is in the queue already");
-        let after = self.following[before as usize];
-        self.following[before as usize] = block.0;
-        self.preceding[block.index()] = before;
-        self.following[block.index()] = after;
-        self.preceding[after as usize] = block.0;
+        self.links[before as usize].after = block.0;
+        self.links[block.index()] = Links { before, after };
+        self.links[after as usize].before = block.0;
         self.length += 1;
     }
 }
@@ -119,8 +136,8 @@ impl FreeQueue {
 /// A queue over blocks 0 to num_blocks - 1 that holds those of `order`, front first.
 #[must_use]
 pub fn make_free_queue(num_blocks: u32, order: impl IntoIterator<Item = BlockId>) -> FreeQueue {
-    let links: Vec<u32> = (0..=num_blocks).collect();
-    let mut queue = FreeQueue { following: links.clone(), preceding: links, length: 0 };
+    let mut queue =
+        FreeQueue { links: (0..=num_blocks).map(Links::to_itself).collect(), length: 0 };
     for block in order {
         queue.append(block);
     }

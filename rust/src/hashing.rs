@@ -44,7 +44,8 @@ use std::hash::{Hash, Hasher};
 use twox_hash::XxHash3_128;
 
 use crate::extra_keys::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
-use crate::message::Message;
+use crate::message::{Message, USUAL_TOKENS, xxh3_chain};
+use crate::values::room_for;
 
 /// Bytes of a block hash.
 pub const HASH_SIZE: usize = 32;
@@ -87,6 +88,14 @@ impl Key {
         let mut head = [0; 8];
         head.copy_from_slice(&self.0[..8]);
         u64::from_le_bytes(head) ^ u64::from(self.group())
+    }
+
+    /// The head of the key of a block hash and a group.
+    #[inline]
+    pub(crate) fn head_of(block_hash: &BlockHash, group: u32) -> u64 {
+        let mut head = [0; 8];
+        head.copy_from_slice(&block_hash[..8]);
+        u64::from_le_bytes(head) ^ u64::from(group)
     }
 }
 
@@ -174,6 +183,25 @@ pub fn hash_blocks<'a>(
     })
 }
 
+/// Add the hashes of `hash_blocks` to those that a request has.
+pub(crate) fn extend_chain(
+    hashes: &mut Vec<BlockHash>,
+    parent: BlockHash,
+    tokens: &[u32],
+    (block_size, start): (u32, u32),
+    extra_keys: &ExtraKeys,
+    hashing: Hashing,
+) {
+    let num_blocks = tokens.len() / block_size as usize;
+    hashes.reserve(if hashes.is_empty() { room_for(num_blocks) } else { num_blocks });
+    let is_usual = block_size as usize == USUAL_TOKENS && extra_keys.is_empty();
+    if hashing == Hashing::Xxh3 && is_usual {
+        let found = |digest| hashes.push(xxh3_hash(digest));
+        return xxh3_chain(xxh3_digest(&parent), tokens.as_chunks().0, found);
+    }
+    hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing));
+}
+
 /// The key under which a block of this content and group is found.
 #[must_use]
 pub fn make_key(block_hash: &BlockHash, group: u32) -> Key {
@@ -204,10 +232,7 @@ fn hash_message(
         Hashing::Sha256 => message.push_plain(parent, tokens, extra_keys),
         Hashing::Sha256Cbor => message.push_cbor(parent, tokens, extra_keys),
         Hashing::Xxh3 => {
-            let mut digest = [0; 2 * XXH3_HALF];
-            digest[..XXH3_HALF].copy_from_slice(&parent[..XXH3_HALF]);
-            digest[XXH3_HALF..].copy_from_slice(&parent[HASH_SIZE - XXH3_HALF..]);
-            message.push_plain(&digest, tokens, extra_keys);
+            message.push_plain(&xxh3_digest(parent), tokens, extra_keys);
         }
     }
     digest(message, hashing)
@@ -216,15 +241,27 @@ fn hash_message(
 fn digest(message: &mut Message, hashing: Hashing) -> BlockHash {
     match hashing {
         Hashing::Sha256 | Hashing::Sha256Cbor => message.sha256(),
-        Hashing::Xxh3 => {
-            let digest = XxHash3_128::oneshot(message.as_bytes()).to_be_bytes();
-            let mut hash = [0; HASH_SIZE];
-            hash[..XXH3_HALF].copy_from_slice(&digest[..XXH3_HALF]);
-            hash[XXH3_HALF..HASH_SIZE - XXH3_HALF].copy_from_slice(XXH3_MARK);
-            hash[HASH_SIZE - XXH3_HALF..].copy_from_slice(&digest[XXH3_HALF..]);
-            hash
-        }
+        Hashing::Xxh3 => xxh3_hash(XxHash3_128::oneshot(message.as_bytes()).to_be_bytes()),
     }
+}
+
+/// The block hash of a digest.
+#[inline]
+fn xxh3_hash(digest: [u8; 2 * XXH3_HALF]) -> BlockHash {
+    let mut hash = [0; HASH_SIZE];
+    hash[..XXH3_HALF].copy_from_slice(&digest[..XXH3_HALF]);
+    hash[XXH3_HALF..HASH_SIZE - XXH3_HALF].copy_from_slice(XXH3_MARK);
+    hash[HASH_SIZE - XXH3_HALF..].copy_from_slice(&digest[XXH3_HALF..]);
+    hash
+}
+
+/// The digest in a block hash.
+#[inline]
+fn xxh3_digest(hash: &BlockHash) -> [u8; 2 * XXH3_HALF] {
+    let mut digest = [0; 2 * XXH3_HALF];
+    digest[..XXH3_HALF].copy_from_slice(&hash[..XXH3_HALF]);
+    digest[XXH3_HALF..].copy_from_slice(&hash[HASH_SIZE - XXH3_HALF..]);
+    digest
 }
 
 /// Add a key whose value comes in parts, and count it in the first byte.
@@ -297,6 +334,26 @@ mod tests {
         let expected = "ae9e440d51b85b23f45c385ed801ffbd6b9ceb347ec9f3b760b06739c9947826";
         assert_eq!(hex(&hash), expected);
         assert_eq!(external_hash(&hash), 0x60b0_6739_c994_7826);
+    }
+
+    #[test]
+    fn the_chain_of_a_request_is_that_of_its_blocks() {
+        let tokens: Vec<u32> = (0_u32..150).map(|each| each.wrapping_mul(0x9e37_79b9)).collect();
+        let none = ExtraKeys::default();
+        for hashing in HASHINGS {
+            let root = root_hash(b"seed", hashing);
+            for (size, num_tokens) in [(16, 15), (16, 16), (16, 150), (3, 8), (64, 150), (70, 150)]
+            {
+                let tokens = &tokens[..num_tokens];
+                let mut hashes = vec![root];
+                extend_chain(&mut hashes, root, tokens, (size, 0), &none, hashing);
+                let mut expected = vec![root];
+                for block in tokens.chunks_exact(size as usize) {
+                    expected.push(hash_block(&expected[expected.len() - 1], block, &[], hashing));
+                }
+                assert_eq!(hashes, expected);
+            }
+        }
     }
 
     #[test]

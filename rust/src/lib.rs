@@ -43,6 +43,7 @@ pub mod operations;
 pub mod pins;
 pub mod plan;
 pub mod pool_layer;
+mod prefetch;
 pub mod quarantine;
 pub mod queries;
 pub mod queue_layer;

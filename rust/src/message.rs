@@ -8,6 +8,7 @@
 use sha2::compress256;
 use sha2::digest::generic_array::GenericArray;
 use smallvec::SmallVec;
+use twox_hash::XxHash3_128;
 
 use crate::extra_keys::{CACHE_SALT, LORA, MEDIA};
 
@@ -185,6 +186,39 @@ impl Message {
         let mut digest = [0; 32];
         digest.copy_from_slice(state.map(u32::to_be_bytes).as_flattened());
         digest
+    }
+}
+
+/// Tokens of a block of the usual size, and the bytes of its default encoding behind a digest.
+pub(crate) const USUAL_TOKENS: usize = 16;
+const USUAL_BYTES: usize = 16 + 4 + 4 * USUAL_TOKENS + 1;
+
+/// Call with the XXH3-128 digest of each block of the usual size without extra keys, in order.
+///
+/// The same digests as those of the default encoding. The size is known when it is compiled, and
+/// the next block is laid out before the last one's digest is there: its bytes are stored by then.
+pub(crate) fn xxh3_chain(
+    mut digest: [u8; 16],
+    tokens: &[[u32; USUAL_TOKENS]],
+    mut found: impl FnMut([u8; 16]),
+) {
+    let mut room = [[0; USUAL_BYTES]; 2];
+    room.iter_mut().for_each(|message| message[16..20].copy_from_slice(&16_u32.to_le_bytes()));
+    let lay_out = |message: &mut [u8; USUAL_BYTES], tokens: &[u32; USUAL_TOKENS]| {
+        for (place, token) in message[20..].as_chunks_mut().0.iter_mut().zip(tokens) {
+            *place = token.to_le_bytes();
+        }
+    };
+    let Some(first) = tokens.first() else { return };
+    lay_out(&mut room[0], first);
+    for (number, _) in tokens.iter().enumerate() {
+        if let Some(next) = tokens.get(number + 1) {
+            lay_out(&mut room[(number + 1) % 2], next);
+        }
+        let message = &mut room[number % 2];
+        message[..16].copy_from_slice(&digest);
+        digest = XxHash3_128::oneshot(message).to_be_bytes();
+        found(digest);
     }
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The keys that the open batch published, by request.
 //!
-//! Rules: they lie in one column, so that noting one costs no allocation, and each names the next
-//! one of its request. Those of a request that left stay until the batch is taken, out of reach.
+//! Rules: they lie in one column, so that noting one costs no allocation. What a request publishes
+//! at once lies together, and the last one there names the first one of what it published next.
+//! Those of a request that left stay until the batch is taken, out of reach.
 
 use hashbrown::HashSet;
 
@@ -37,12 +38,8 @@ impl OpenBatch {
     pub(crate) fn chain_published(&mut self, row: Row, start: u32) {
         let end = self.published.len() as u32;
         let Some(record) = self.records.get_mut(row).filter(|_| start < end) else { return };
-        let next = |place| (!seeded(Mutant::ChainLosesKeys)).then_some(place);
         if let Some((_, last)) = record.published {
-            self.published[last as usize].next = next(start);
-        }
-        for (item, after) in self.published[start as usize..].iter_mut().zip(start + 1..end) {
-            item.next = next(after);
+            self.published[last as usize].next = Some(start);
         }
         record.published = Some((record.published.map_or(start, |(first, _)| first), end - 1));
     }
@@ -52,9 +49,12 @@ impl OpenBatch {
         &self,
         record: &BatchRecord,
     ) -> impl Iterator<Item = &Published> + use<'_> {
-        let at = |place: u32| &self.published[place as usize];
-        let first = record.published.map(|(first, _)| at(first));
-        std::iter::successors(first, move |item| item.next.map(at))
+        let (first, last) = record.published.unzip();
+        let follows = move |&place: &u32| {
+            let left = Some(place) != last && !seeded(Mutant::ChainLosesKeys);
+            left.then(|| self.published[place as usize].next.unwrap_or(place + 1))
+        };
+        std::iter::successors(first, follows).map(|place| &self.published[place as usize])
     }
 
     /// The blocks whose content the batch writes and that it published.

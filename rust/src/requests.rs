@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::errors::{Error, repr};
 use crate::extra_keys::read_extra_keys;
-use crate::hashing::{HASH_SIZE, hash_blocks};
+use crate::hashing::{HASH_SIZE, extend_chain};
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
 use crate::state::{NO_EXTRA_KEYS, RequestState, State, Table};
@@ -200,8 +200,8 @@ fn hash_new_blocks(state: &mut State, row: Row) {
     let parent = request.block_hashes.last().copied().unwrap_or(root);
     let tokens = &request.tokens[start..];
     let extra_keys = request.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS);
-    let hashes = hash_blocks(parent, tokens, size, start as u32, extra_keys, hashing);
-    request.block_hashes.extend(hashes);
+    let hashes = &mut request.block_hashes;
+    extend_chain(hashes, parent, tokens, (size, start as u32), extra_keys, hashing);
 }
 
 /// Add more of the engine's hashes. Fails with WrongBlockHashes.
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::extra_keys::ExtraKeys;
-    use crate::hashing::{Hashing, hash_block, root_hash};
+    use crate::hashing::{Hashing, hash_block, hash_blocks, root_hash};
     use crate::state::make_state;
 
     fn state() -> State {

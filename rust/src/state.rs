@@ -124,7 +124,7 @@ pub struct Published {
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
-    /// The place of the next one of the same request.
+    /// The place of the next one of the same request, where that is not the one behind.
     pub(crate) next: Option<u32>,
 }
 

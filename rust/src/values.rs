@@ -70,8 +70,21 @@ impl<'a> Request<'a> {
     /// A request of these tokens and nothing else.
     #[must_use]
     pub fn new(request_id: &'a str, tokens: &[u32]) -> Self {
-        Request { request_id, tokens: tokens.to_vec(), ..Request::default() }
+        Request { request_id, tokens: with_room(tokens), ..Request::default() }
     }
+}
+
+/// Room for so many tokens and for an answer: else the first decoded one would move the prompt.
+#[must_use]
+pub(crate) fn room_for(num_tokens: usize) -> usize {
+    num_tokens + num_tokens / 8 + 16
+}
+
+/// A copy of tokens with room behind them.
+fn with_room(tokens: &[u32]) -> Vec<u32> {
+    let mut column = Vec::with_capacity(room_for(tokens.len()));
+    column.extend_from_slice(tokens);
+    column
 }
 
 /// Block hashes as an engine hands them in: None for what is no hash.

@@ -153,7 +153,7 @@ pub(crate) fn status(py: Python<'_>, status: Status) -> PyResult<PyStatus<'_>> {
 
 /// A closed batch.
 pub(crate) fn batch<'py>(py: Python<'py>, batch: &Batch) -> PyResult<PyBatch<'py>> {
-    let buffer = PyByteArray::new(py, &batch.buffer);
+    let buffer = PyByteArray::new(py, batch.buffer.as_flattened());
     let keys = PyBytes::new(py, &batch.keys);
     Ok(PyBatch(Classes::get(py)?.batch.bind(py).call1((batch.number, buffer, keys))?))
 }
