@@ -88,6 +88,10 @@ class FreeQueue:
         """
         Put a block at the back. Raises UnknownBlock, AlreadyQueued.
         """
+    def back(self, /) -> int | None:
+        """
+        The block that leaves last.
+        """
     def blocks(self, /) -> tuple[int, ...]:
         """
         All blocks, front first.
@@ -99,6 +103,10 @@ class FreeQueue:
     def front(self, /) -> int | None:
         """
         The block that leaves next.
+        """
+    def neighbours(self, block: int, /) -> tuple[int | None, int | None]:
+        """
+        What leaves just before and just after a block. Raises UnknownBlock.
         """
     def popleft(self, /) -> int | None:
         """

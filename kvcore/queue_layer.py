@@ -42,6 +42,23 @@ def prepend(queue: FreeQueueDraft, block: int) -> None:
     queue.prepend(_check_outside(queue, block))
 
 
+def back(queue: FreeQueueDraft) -> int | None:
+    """The block that leaves last, if there is one. Does not modify the queue."""
+    block = queue.preceding[queue.sentinel]
+    return None if block == queue.sentinel else block
+
+
+def neighbours(queue: FreeQueueDraft, block: int) -> tuple[int | None, int | None]:
+    """What leaves just before and just after a block; none where it is not in the queue.
+
+    Does not modify the queue. Raises UnknownBlock.
+    """
+    known = check_block(queue, block)
+    nothing = (known, queue.sentinel)
+    before, after = queue.preceding[known], queue.following[known]
+    return None if before in nothing else before, None if after in nothing else after
+
+
 def check_block(queue: FreeQueueDraft, block: Any) -> int:
     """The block of this number. Raises UnknownBlock."""
     number, last = read_int(block), queue.sentinel - 1

@@ -55,6 +55,19 @@ class BackingQueue:
         block: int | None = self._queue.front()
         return block
 
+    def back(self) -> int | None:
+        """The block that leaves last; None where the queue is empty."""
+        block: int | None = self._queue.back()
+        return block
+
+    def neighbours(self, block: int) -> tuple[int | None, int | None]:
+        """What leaves just before and just after a block; None for none, and where it is outside.
+
+        Raises UnknownBlock.
+        """
+        around: tuple[int | None, int | None] = self._queue.neighbours(block)
+        return around
+
     def popleft(self) -> int | None:
         """Take out the block that leaves next; None where the queue is empty."""
         block: int | None = self._queue.popleft()
@@ -93,6 +106,14 @@ class PureQueue:
         """The block that leaves next."""
         block = self._queue.front()
         return None if block == self._queue.sentinel else block
+
+    def back(self) -> int | None:
+        """The block that leaves last."""
+        return queue_layer.back(self._queue)
+
+    def neighbours(self, block: int) -> tuple[int | None, int | None]:
+        """What leaves just before and just after a block."""
+        return queue_layer.neighbours(self._queue, block)
 
     def popleft(self) -> int | None:
         """Take out the block that leaves next."""

@@ -39,6 +39,22 @@ pub fn prepend(queue: &mut FreeQueue, block: i64) -> Result<(), Error> {
     Ok(())
 }
 
+/// The block that leaves last, if there is one. Does not modify the queue.
+#[must_use]
+pub fn back(queue: &FreeQueue) -> Option<BlockId> {
+    let sentinel = queue.sentinel();
+    Some(queue.links(sentinel).0).filter(|&block| block != sentinel).map(BlockId)
+}
+
+/// What leaves just before and just after a block; none where it is not in the queue. Does not
+/// modify the queue. Fails with UnknownBlock.
+pub fn neighbours(queue: &FreeQueue, block: i64) -> Result<[Option<BlockId>; 2], Error> {
+    let known = check_block(queue, block)?;
+    let (before, after) = queue.links(known.0);
+    let other = |block: u32| (block != known.0 && block != queue.sentinel()).then_some(block);
+    Ok([before, after].map(|block| other(block).map(BlockId)))
+}
+
 /// The block of this number. Fails with UnknownBlock.
 pub fn check_block(queue: &FreeQueue, block: i64) -> Result<BlockId, Error> {
     let last = i64::from(queue.sentinel()) - 1;
@@ -72,6 +88,8 @@ mod tests {
         prepend(&mut queue, 0).unwrap();
         remove(&mut queue, 1).unwrap();
         append(&mut queue, 1).unwrap();
+        let around = [Some(BlockId(0)), Some(BlockId(1))];
+        assert_eq!((back(&queue), neighbours(&queue, 2)), (Some(BlockId(1)), Ok(around)));
         let left: Vec<_> = std::iter::from_fn(|| popleft(&mut queue)).collect();
         assert_eq!(left, [0, 2, 1].map(BlockId));
         assert!(queue.is_empty());

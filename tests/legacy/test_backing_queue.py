@@ -16,10 +16,10 @@ from tests.unit.misuse import check_error
 
 NUM_BLOCKS = 4
 ids = st.integers(-1, NUM_BLOCKS)
-names = st.sampled_from(["remove", "append", "prepend", "__contains__"])
+names = st.sampled_from(["remove", "append", "prepend", "__contains__", "neighbours"])
 calls = st.one_of(
     st.tuples(names, ids),
-    st.sampled_from([("popleft",), ("front",), ("blocks",), ("__len__",)]),
+    st.sampled_from([("popleft",), ("front",), ("back",), ("blocks",), ("__len__",)]),
 )
 
 
@@ -47,7 +47,7 @@ def test_an_empty_queue_has_no_front(backend: Backend) -> None:
         (AlreadyQueued(block=0), "prepend", 0),
         *(
             (UnknownBlock(block=block, first=0, last=2), name, block)
-            for name in ("remove", "append", "prepend", "__contains__")
+            for name in ("remove", "append", "prepend", "__contains__", "neighbours")
             for block in (-1, 3, 10**30, "1", None)
         ),
     ],
@@ -90,6 +90,12 @@ def test_both_queues_are_a_list(story: list[tuple[Any, ...]]) -> None:
             else:
                 listed.insert(len(listed) if name == "append" else 0, block)
         assert list(pure) == list(twin) == listed
+        assert pure.back() == (listed[-1] if listed else None)
+        for block in range(NUM_BLOCKS):
+            around = [None, *listed, None]
+            place = around.index(block) if block in listed else 0
+            expected = (around[place - 1], around[place + 1]) if place else (None, None)
+            assert pure.neighbours(block) == expected
 
 
 def answer(call: Any, *args: Any) -> Any:

@@ -28,6 +28,17 @@ impl FreeQueue {
         let id = given.block(block.0)?;
         transition(&mut self.0, id).map_err(|error| Wrong::from(error).raise(block.0.py(), &given))
     }
+
+    /// Ask a question about one block.
+    fn ask<T>(
+        &self,
+        block: BlockArg<'_, '_>,
+        question: fn(&free_queue::FreeQueue, i64) -> Result<T, Error>,
+    ) -> PyResult<T> {
+        let mut given = Given::default();
+        let id = given.block(block.0)?;
+        question(&self.0, id).map_err(|error| Wrong::from(error).raise(block.0.py(), &given))
+    }
 }
 
 #[pymethods]
@@ -46,6 +57,11 @@ impl FreeQueue {
     /// The block that leaves next.
     fn front(&self) -> Option<u32> {
         self.0.front().map(|block| block.0)
+    }
+
+    /// The block that leaves last.
+    fn back(&self) -> Option<u32> {
+        layer::back(&self.0).map(|block| block.0)
     }
 
     /// Take out the block that leaves next, if there is one.
@@ -74,10 +90,15 @@ impl FreeQueue {
     /// Whether a block is in the queue. Raises UnknownBlock.
     #[pyo3(signature = (block, /))]
     fn contains(&self, block: BlockArg<'_, '_>) -> PyResult<bool> {
-        let mut given = Given::default();
-        let id = given.block(block.0)?;
-        let known = layer::check_block(&self.0, id);
-        Ok(self.0.contains(known.map_err(|error| Wrong::from(error).raise(block.0.py(), &given))?))
+        self.ask(block, |queue, id| Ok(queue.contains(layer::check_block(queue, id)?)))
+    }
+
+    /// What leaves just before and just after a block. Raises UnknownBlock.
+    #[pyo3(signature = (block, /))]
+    fn neighbours(&self, block: BlockArg<'_, '_>) -> PyResult<(Option<u32>, Option<u32>)> {
+        let around = self.ask(block, layer::neighbours)?;
+        let [before, after] = around.map(|block| block.map(|block| block.0));
+        Ok((before, after))
     }
 
     /// All blocks, front first.
