@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of block hashes and their extra keys, as seed 001 makes them.
+
+Rules: a record is hash number, tokens and extra keys, and all three are the key; the chain goes by
+the number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
+alone, and one that ends where a block starts counts still: so engines of that release that share a
+hash seed share their keys. The core knows a record by `content_key`, the SHA-256 of a canonical
+form in which equal records, and no others, are the same bytes. Source: S001-01 to 05, 27 to 44.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kvcore.arguments import read_count
+from kvcore.errors import CountMismatch, WrongArgument
+from kvcore.hashing import make_key
+from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash
+
+HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
+
+_GROUP = 0
+
+
+class _Record(NamedTuple):
+    hash_value: int
+    token_ids: tuple[int, ...]
+    extra_keys: Any = None
+
+
+class BlockHashType(_Record):
+    """What a full block is found by.
+
+    hash_value: of its tokens and all before. token_ids: its own. extra_keys: what its content hangs
+    on besides.
+    """
+
+    @cached_property
+    def core_key(self) -> bytes:
+        """The key by which the core knows it. Raises WrongArgument where it is of other kinds."""
+        try:
+            return content_key(self)
+        except (TypeError, ValueError, AttributeError):
+            expected = "a number, tokens and extra keys"
+            raise WrongArgument(name="a block hash", expected=expected, value=repr(self)) from None
+
+
+def sha256(value: object) -> int:
+    """The SHA-256 of a value's pickle, as a big-endian number."""
+    pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return int.from_bytes(hashlib.sha256(pickled).digest(), "big")
+
+
+def make_none_hash(seed: str | None) -> int:
+    """The parent of first blocks: of a seed, or random."""
+    return int.from_bytes(os.urandom(32), "big") if seed is None else sha256(seed)
+
+
+NONE_HASH = make_none_hash(os.environ.get("PYTHONHASHSEED"))
+
+
+def need_extra_keys(request: Any) -> bool:
+    """Whether a request's blocks hang on more than their tokens: on media, or on an adapter."""
+    return bool(request.mm_positions) or request.lora_request is not None
+
+
+def _gen_mm_extra_hash_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[list[Any], int]:
+    """The hashes of the media in the block of these tokens, and the index to go on from.
+
+    start_mm_idx: the first item to look at, from the end where it is negative. Items are sorted by
+    position. Raises CountMismatch, BeyondMedia, NoMediaHash.
+    """
+    positions, hashes = request.mm_positions, request.mm_hashes
+    if not positions:
+        return [], start_mm_idx
+    count = len(positions)
+    if len(hashes or ()) != count:
+        raise CountMismatch(
+            request=repr(getattr(request, "request_id", None)),
+            given=len(hashes or ()),
+            name="multi-modal hashes",
+            expected=f"{count}, one for each position (is their cache switched off?)",
+        )
+    if _span(positions[-1])[1] < start_token_idx:
+        return [], start_mm_idx
+    if start_mm_idx < -count:
+        raise BeyondMedia(index=start_mm_idx, num_items=count)
+    index = start_mm_idx if start_mm_idx >= 0 else count + start_mm_idx
+    keys: list[Any] = []
+    while index < count:
+        if hashes[index] is None:
+            raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
+        first, end = _span(positions[index])
+        if first >= end_token_idx:
+            break
+        if end >= start_token_idx:
+            keys.append(hashes[index])
+            if end > end_token_idx:
+                break
+        index += 1
+    return keys, index
+
+
+def _gen_lora_extra_hash_keys(request: Any) -> list[int]:
+    """The number of a request's adapter, if it has one."""
+    return [request.lora_request.lora_int_id] if request.lora_request else []
+
+
+def generate_block_hash_extra_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """The extra keys of the block of these tokens, None without any, and the next media index.
+
+    Adapter first, then media. Raises what `_gen_mm_extra_hash_keys` raises.
+    """
+    media, next_mm_idx = _gen_mm_extra_hash_keys(
+        request, start_token_idx, end_token_idx, start_mm_idx
+    )
+    keys = (*_gen_lora_extra_hash_keys(request), *media)
+    return keys or None, next_mm_idx
+
+
+def hash_block_tokens(
+    hash_function: HashFunction,
+    parent_block_hash: int | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: tuple[Any, ...] | None = None,
+) -> BlockHashType:
+    """The record of one full block. parent_block_hash: None where it is the first."""
+    parent = NONE_HASH if parent_block_hash is None else parent_block_hash
+    tokens = tuple(curr_block_token_ids)
+    return BlockHashType(hash_function((parent, tokens, extra_keys)), tokens, extra_keys)
+
+
+def hash_request_tokens(
+    hash_function: HashFunction, block_size: int, request: Any
+) -> list[BlockHashType]:
+    """The records of a request's full blocks, over prompt and generated tokens.
+
+    Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
+    """
+    size = read_count("block_size", block_size, 1)
+    tokens = request.all_token_ids
+    marked = need_extra_keys(request)
+    records: list[BlockHashType] = []
+    parent: int | None = None
+    keys: tuple[Any, ...] | None = None
+    next_mm_idx = 0
+    for start in range(0, len(tokens) - size + 1, size):
+        end = start + size
+        if marked:
+            keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, next_mm_idx)
+        record = hash_block_tokens(hash_function, parent, tokens[start:end], keys)
+        records.append(record)
+        parent = record.hash_value
+    return records
+
+
+def content_key(record: _Record) -> bytes:
+    """The key by which the core knows a record."""
+    number, tokens, extra = record
+    try:
+        packed = _sized(b"q", struct.pack(f"<{len(tokens)}Q", *tokens))
+    except struct.error:
+        packed = _encode(tuple(tokens))
+    form = _encode(number) + packed + _encode(extra)
+    return make_key(hashlib.sha256(form).digest(), _GROUP)
+
+
+def _span(position: Any) -> tuple[int, int]:
+    """First token of a media item and the one behind its last, of an object or a mapping."""
+    if isinstance(position, Mapping):
+        return position["offset"], position["offset"] + position["length"]
+    return position.offset, position.offset + position.length
+
+
+def _encode(value: Any) -> bytes:
+    """Kind, size and content; equal values have equal kinds where they are ints in any form."""
+    if value is None:
+        return b"n"
+    if isinstance(value, tuple):
+        parts = [_encode(each) for each in value]
+        return _sized(b"t", b"".join(parts))
+    if isinstance(value, str):
+        return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _sized(b"b", value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return _sized(b"p", pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    return _sized(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+
+
+def _sized(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<Q", len(content)) + content

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seed 001's sizing functions, over `kvcore.sizing`.
+
+Rules: what the originals change in place is changed in place here (`unify_hybrid_kv_cache_specs`,
+`unify_kv_cache_configs`), and only by a call that succeeds; nothing else changes an argument. All
+sizes, bounds and searches are those of `kvcore.sizing`. Source: S001-45 to 70. Twin: none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+from kvcore import sizing
+from kvcore.legacy.kv_cache_errors import (
+    LayersDiffer,
+    MixedLayers,
+    NoGroupLayer,
+    PagesDiffer,
+    RankGroupsDiffer,
+    RankLayersDiffer,
+    RanksDiffer,
+)
+from kvcore.legacy.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    read_limits,
+    read_spec,
+    read_specs,
+)
+from kvcore.sizing.errors import (
+    EmptyGroup,
+    GroupCountDiffers,
+    GroupKindDiffers,
+    GroupLayersDiffer,
+    SpecsDiffer,
+)
+
+Layers = Mapping[str, Any]
+"""The specs of a model's layers by name."""
+
+logger = logging.getLogger(__name__)
+
+
+def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
+    """The longest request that fits, at most the configured length; 0 if not even one token.
+
+    Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB.
+    """
+    limits = read_limits(vllm_config)
+    return sizing.estimate_max_model_len(read_specs(kv_cache_spec), available_memory, limits)
+
+
+def check_enough_kv_cache_memory(
+    vllm_config: Any, kv_cache_spec: Layers, available_memory: int
+) -> None:
+    """Raise NoCacheMemory or NotEnoughMemory unless one request of full length fits.
+
+    Raises NoLayers, WrongArgument, InvalidMemory besides.
+    """
+    limits = read_limits(vllm_config)
+    sizing.check_enough_kv_cache_memory(read_specs(kv_cache_spec), available_memory, limits)
+
+
+def create_kv_cache_group_specs(
+    kv_cache_spec: Layers, grouped_layer_names: Sequence[Sequence[str]]
+) -> list[KVCacheGroupSpec]:
+    """One group for each list of layer names, in order.
+
+    Raises LayersDiffer, NoGroupLayer, UnknownLayer.
+    """
+    try:
+        sizing.create_kv_cache_group_specs(read_specs(kv_cache_spec), grouped_layer_names)
+    except SpecsDiffer as error:
+        raise LayersDiffer(**error.fields) from None
+    except EmptyGroup as error:
+        raise NoGroupLayer(**error.fields) from None
+    return [KVCacheGroupSpec(list(names), kv_cache_spec[names[0]]) for names in grouped_layer_names]
+
+
+def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
+    """Whether blocks of all layers are alike; False without layers."""
+    return sizing.is_kv_cache_type_uniform(read_specs(kv_cache_spec))
+
+
+def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None:
+    """Make windows full attention where the model has full attention too; in place."""
+    kv_cache_spec.update(_unified(kv_cache_spec))
+
+
+def get_kv_cache_config(
+    vllm_config: Any, kv_cache_spec: MutableMapping[str, Any], available_memory: int
+) -> KVCacheConfig:
+    """One group of all layers, windows beside full attention made full in place.
+
+    A request must fit as its layers will be kept. Raises MixedLayers, and what
+    `check_enough_kv_cache_memory` raises; the specs are then as they were.
+    """
+    unified = {**kv_cache_spec, **_unified(kv_cache_spec)}
+    check_enough_kv_cache_memory(vllm_config, unified, available_memory)
+    if not is_kv_cache_type_uniform(unified):
+        kinds = sorted({spec.type_id for spec in read_specs(unified).values()})
+        raise MixedLayers(count=len(kinds), type_ids=", ".join(kinds))
+    config = _get_kv_cache_config_uniform_type(vllm_config, unified, available_memory)
+    kv_cache_spec.update(unified)
+    return config
+
+
+def _get_kv_cache_config_uniform_type(
+    vllm_config: Any, kv_cache_spec: Layers, available_memory: int
+) -> KVCacheConfig:
+    """One group and one tensor for each layer, as many blocks as fit or as the config says.
+
+    Raises PagesDiffer, NoLayers, WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory.
+    """
+    specs, limits = read_specs(kv_cache_spec), read_limits(vllm_config)
+    names = list(kv_cache_spec)
+    for name in names:
+        if specs[name].page_bytes != specs[names[0]].page_bytes:
+            raise PagesDiffer(
+                group=0,
+                layer=name,
+                spec=str(specs[name]),
+                first_layer=names[0],
+                first=str(specs[names[0]]),
+            )
+    if isinstance(available_memory, int):
+        available_memory = max(available_memory, 0)
+    try:
+        layout = sizing.make_uniform_config(specs, available_memory, limits)
+    except SpecsDiffer as error:
+        raise LayersDiffer(**error.fields) from None
+    tokens, requests = (
+        sizing.num_cache_tokens(layout, limits),
+        sizing.max_concurrency(layout, limits),
+    )
+    logger.info(
+        "GPU KV cache: %d tokens; %.2f requests of %d tokens fit at once",
+        *(tokens, requests, limits.max_model_len),
+    )
+    tensors = {
+        name: KVCacheTensor(tensor.size_bytes)
+        for tensor in layout.tensors
+        for name in tensor.shared_by
+    }
+    groups = create_kv_cache_group_specs(kv_cache_spec, [names])
+    return KVCacheConfig(layout.num_blocks, tensors, groups)
+
+
+def unify_kv_cache_configs(
+    kv_cache_configs: MutableSequence[KVCacheConfig], *, same_layers: bool = False
+) -> MutableSequence[KVCacheConfig]:
+    """Give all workers groups in one order and the fewest blocks of all; in place, same list.
+
+    Tensors keep their sizes. same_layers: whether groups must have the same layers too, which the
+    stages of a pipeline have not. Raises RankGroupsDiffer, RanksDiffer, RankLayersDiffer.
+    """
+    read = [_read_config(config) for config in kv_cache_configs]
+    try:
+        unified = sizing.unify_kv_cache_configs(read, same_layers=same_layers)
+    except GroupCountDiffers as error:
+        raise RankGroupsDiffer(**error.fields) from None
+    except GroupKindDiffers as error:
+        raise RanksDiffer(**error.fields) from None
+    except GroupLayersDiffer as error:
+        raise RankLayersDiffer(**error.fields) from None
+    for config, made in zip(kv_cache_configs, unified, strict=True):
+        config.kv_cache_groups.sort(key=lambda group: read_spec(group.kv_cache_spec).type_id)
+        config.num_blocks = made.num_blocks
+    return kv_cache_configs
+
+
+def _unified(kv_cache_spec: Layers) -> dict[str, Any]:
+    """The layers that `kvcore.sizing` keeps in another way than they say."""
+    read = read_specs(kv_cache_spec)
+    changed: dict[str, Any] = {}
+    for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
+        if kept is not read[name]:
+            spec = kv_cache_spec[name]
+            shape = (spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
+            changed[name] = FullAttentionSpec(*shape, kept.use_mla)
+    return changed
+
+
+def _read_config(config: KVCacheConfig) -> sizing.KVCacheConfig:
+    groups = tuple(
+        sizing.KVCacheGroupSpec(tuple(group.layer_names), read_spec(group.kv_cache_spec))
+        for group in config.kv_cache_groups
+    )
+    return sizing.KVCacheConfig(config.num_blocks, (), groups)

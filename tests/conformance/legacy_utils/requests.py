@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request object with the attributes that vLLM 0.8.5 reads, and short words to make one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SIZE = 4
+"""Tokens a block."""
+
+
+class RequestStatus(enum.Enum):
+    """Where an engine has a request."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+
+
+@dataclass
+class Span:
+    """Where a media item's tokens stand."""
+
+    offset: int
+    length: int
+
+
+@dataclass
+class Lora:
+    """An adapter."""
+
+    lora_int_id: int
+
+
+@dataclass
+class SamplingParams:
+    """What a request asks of the sampler."""
+
+    prompt_logprobs: int | None = None
+
+
+@dataclass
+class EngineRequest:
+    """What an engine knows of a request."""
+
+    request_id: str
+    all_token_ids: list[int]
+    num_computed_tokens: int = 0
+    spec_token_ids: list[int] = field(default_factory=list)
+    mm_positions: list[Span] = field(default_factory=list)
+    mm_hashes: list[str | None] = field(default_factory=list)
+    lora_request: Lora | None = None
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    status: RequestStatus = RequestStatus.WAITING
+
+    def __post_init__(self) -> None:
+        self.all_token_ids = list(self.all_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and accepted tokens."""
+        return len(self.all_token_ids)
+
+
+def with_media(
+    num_tokens: int, *items: tuple[str | None, int, int], lora: int | None = None
+) -> EngineRequest:
+    """A request with media: hash, first token and number of tokens each."""
+    return EngineRequest(
+        "r",
+        list(range(num_tokens)),
+        mm_positions=[Span(offset, length) for _, offset, length in items],
+        mm_hashes=[name for name, _, _ in items],
+        lora_request=None if lora is None else Lora(lora),
+    )
+
+
+def full_blocks(tokens: Sequence[int], size: int = SIZE) -> list[tuple[int, ...]]:
+    """The tokens of the full blocks."""
+    return [tuple(tokens[first : first + size]) for first in range(0, len(tokens) - size + 1, size)]
