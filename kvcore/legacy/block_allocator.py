@@ -9,7 +9,8 @@ Source: S003-01 to S003-03. Twin: none.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import overload
 
 from kvcore.arguments import read_count
 from kvcore.commands import Batch, Tier
@@ -54,34 +55,75 @@ class PhysicalTokenBlock:
         )
 
 
-class BlockTable(list[PhysicalTokenBlock]):
-    """The blocks of a sequence by position; the first num_prefix are no part of a window's ring."""
+class BlockTable(Sequence[PhysicalTokenBlock]):
+    """The blocks of a sequence by position, all on one device; it reads as a list of them.
 
-    num_prefix = 0
+    numbers: of the blocks. num_prefix: how many of the first are no part of a window's ring.
+    is_ring: whether blocks have more than one place.
+    """
+
+    __slots__ = ("allocator", "is_ring", "num_prefix", "numbers")
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        numbers: list[int],
+        num_prefix: int = 0,
+        is_ring: bool = False,
+    ) -> None:
+        self.allocator = allocator
+        self.numbers = numbers
+        self.num_prefix = num_prefix
+        self.is_ring = is_ring
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> PhysicalTokenBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PhysicalTokenBlock]: ...
+    def __getitem__(self, index: int | slice) -> PhysicalTokenBlock | list[PhysicalTokenBlock]:
+        if isinstance(index, slice):
+            return [self.allocator.block(number) for number in self.numbers[index]]
+        return self.allocator.block(self.numbers[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockTable | list) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment] # as a list
+
+    def __repr__(self) -> str:
+        return f"BlockTable({self.allocator.device.name}, {self.numbers}, {self.num_prefix})"
 
     def copy(self) -> BlockTable:
         """The same blocks in another table."""
-        return make_table(self, self.num_prefix)
+        return BlockTable(self.allocator, self.numbers.copy(), self.num_prefix, self.is_ring)
 
-    def ring_block(self, window: int) -> PhysicalTokenBlock:
+    def distinct(self) -> list[int]:
+        """The number of each block once, by its first position; not to be changed."""
+        return list(dict.fromkeys(self.numbers)) if self.is_ring else self.numbers
+
+    def next_of_ring(self, window: int) -> int:
         """The block that a window of so many blocks, all here, uses again behind the last one."""
-        return self[self.num_prefix + (len(self) - self.num_prefix) % window]
+        return self.numbers[self.num_prefix + (len(self.numbers) - self.num_prefix) % window]
 
-    def replace(self, block: PhysicalTokenBlock, target: PhysicalTokenBlock) -> None:
+    def reuse(self, window: int) -> None:
+        """Put that block behind the last one."""
+        self.numbers.append(self.next_of_ring(window))
+        self.is_ring = True
+
+    def replace(self, number: int, target: int) -> None:
         """Put another block in all places of a block; from the first one on all is the ring's."""
-        self.num_prefix = min(self.num_prefix, self.index(block))
-        self[:] = [target if each is block else each for each in self]
-
-    def distinct(self) -> list[PhysicalTokenBlock]:
-        """Each block once, by its first position."""
-        return list(dict.fromkeys(self))
-
-
-def make_table(blocks: Iterable[PhysicalTokenBlock], num_prefix: int = 0) -> BlockTable:
-    """A table of these blocks."""
-    table = BlockTable(blocks)
-    table.num_prefix = num_prefix
-    return table
+        if self.is_ring:
+            self.num_prefix = min(self.num_prefix, self.numbers.index(number))
+            self.numbers = [target if each == number else each for each in self.numbers]
+        else:
+            place = len(self.numbers) - 1
+            if self.numbers[place] != number:
+                place = self.numbers.index(number)
+            self.num_prefix = min(self.num_prefix, place)
+            self.numbers[place] = target
 
 
 class BlockAllocator:
@@ -117,21 +159,24 @@ class BlockAllocator:
 
     def allocate(self) -> PhysicalTokenBlock:
         """A block with one owner. Raises OutOfMemory."""
-        return self.allocate_many(1, "the call")[0]
+        return self._blocks[self.take(1, "the call", None)[0]]
 
-    def allocate_many(self, count: int, who: str) -> list[PhysicalTokenBlock]:
-        """So many blocks with one owner each, or none. who: for the message of OutOfMemory."""
+    def take(self, count: int, kind: str, name: object) -> tuple[int, ...]:
+        """The numbers of so many blocks with one owner each. kind, name: who asks.
+
+        Raises OutOfMemory, with none taken.
+        """
         if not count:
-            return []
+            return ()
         taken = self.backing.take(count, self.tier) if self.num_blocks else None
         if taken is None or isinstance(taken, Refused):
-            raise self.out_of_memory(count, who)
-        return [self._blocks[number] for number in taken]
+            raise self.out_of_memory(count, kind, name)
+        return taken
 
-    def out_of_memory(self, count: int, who: str) -> OutOfMemory:
+    def out_of_memory(self, count: int, kind: str, name: object) -> OutOfMemory:
         """The error of who needs so many blocks."""
         return OutOfMemory(
-            who=who,
+            who=kind if name is None else f"{kind} {name!r}",
             needed=count,
             available=self.get_num_free_blocks(),
             num_blocks=self.num_blocks,
@@ -143,17 +188,17 @@ class BlockAllocator:
         self.check_own(block)
         if block.ref_count == 0:
             raise AlreadyFreed(block=repr(block), ref_count=0, asked=1)
-        self.release([block])
+        self.release([block.block_number])
 
-    def hold(self, blocks: list[PhysicalTokenBlock]) -> None:
+    def hold(self, numbers: Sequence[int]) -> None:
         """Add one owner to each block, as often as it is named."""
-        if blocks:
-            self.backing.touch([block.block_number for block in blocks], self.tier)
+        if numbers:
+            self.backing.touch(numbers, self.tier)
 
-    def release(self, blocks: list[PhysicalTokenBlock]) -> None:
+    def release(self, numbers: Sequence[int]) -> None:
         """Take one owner from each block, in order, as often as it is named."""
-        if blocks:
-            self.backing.release([block.block_number for block in blocks], self.tier)
+        if numbers:
+            self.backing.release(numbers, self.tier)
 
     def check_own(self, block: PhysicalTokenBlock) -> None:
         """Raise ForeignBlock unless a block is one of these."""

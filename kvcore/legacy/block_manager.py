@@ -112,6 +112,8 @@ class SelfAttnBlockSpaceManager:
             self._touched(seq, num_lookahead_slots)
             for seq in seq_group.get_seqs(status=SequenceStatus.RUNNING)
         )
+        if self.max_block_sliding_window is not None:
+            touched += not self.block_allocator.has_null_block
         return touched <= self.get_num_free_gpu_blocks()
 
     def append_slots(

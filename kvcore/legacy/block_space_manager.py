@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections import Counter
 
 from kvcore.arguments import read_count, read_int
 from kvcore.commands import Batch
@@ -25,7 +25,6 @@ from kvcore.legacy.block_allocator import (
     Device,
     PhysicalTokenBlock,
     make_backing,
-    make_table,
 )
 from kvcore.legacy.space_errors import (
     EmptyTable,
@@ -41,7 +40,7 @@ from kvcore.legacy.space_sequences import (
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.legacy.space_tables import SequenceTables, check_device
+from kvcore.legacy.space_tables import SequenceTables, on_other_device
 from kvcore.tiers import Tiers
 from kvcore.values import Refused
 
@@ -108,7 +107,7 @@ class BlockSpaceManager:
         self.cpu_allocator = BlockAllocator(
             Device.CPU, block_size, num_cpu_blocks, backing=self._backing
         )
-        self._tables = SequenceTables(self._backing, self.gpu_allocator, self.cpu_allocator)
+        self._tables = SequenceTables(self._backing, self.gpu_allocator)
         self.block_tables = self._tables.tables
 
     def __repr__(self) -> str:
@@ -139,20 +138,21 @@ class BlockSpaceManager:
         waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
         self._tables.check_new(waiting)
         prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
-        shared = [] if prefix is None else prefix.block_table or []
-        fresh = self.gpu_allocator.allocate_many(num_fresh, f"group {seq_group.request_id!r}")
-        table = make_table([*shared, *fresh], 0 if prefix is None else prefix.get_num_blocks())
+        shared = [] if prefix is None else prefix.get_block_numbers()
+        fresh = [*self.gpu_allocator.take(num_fresh, "group", seq_group.request_id)]
+        num_prefix = 0 if prefix is None else prefix.get_num_blocks()
+        table = BlockTable(self.gpu_allocator, shared + fresh, num_prefix)
         held = fresh * (num_owners - 1) + shared * num_owners
         if prefix is not None and not prefix.allocated:
-            own = table[: table.num_prefix]
-            self._tables.add_prefix(prefix, own)
-            held += own
-        self._tables.hold(held)
-        for each in seq_group.get_seqs():
-            if each.status is not SequenceStatus.WAITING:
-                self._tables.others.setdefault(each.seq_id, []).extend(table)
+            self._tables.add_prefix(prefix, table)
+            held += table.numbers[:num_prefix]
+        self.gpu_allocator.hold(held)
+        if len(waiting) < num_owners:
+            for each in seq_group.get_seqs():
+                if each.status is not SequenceStatus.WAITING:
+                    self._tables.others.setdefault(each.seq_id, []).extend(table.numbers)
         for _ in range(num_logical - len(table)):
-            table.append(self._ring_block(table))
+            table.reuse(self.block_sliding_window or 0)
         for each in waiting:
             self.block_tables[each.seq_id] = table.copy()
 
@@ -168,19 +168,20 @@ class BlockSpaceManager:
         before it writes. Raises UnknownSequence, EmptyTable, OnOtherDevice, OutOfMemory.
         """
         table = self._tables.find(seq)
-        window = self.block_sliding_window
-        if table and table[-1].device is not Device.GPU:
-            check_device(seq, table, Device.GPU)
-        if len(table) >= len(seq.logical_token_blocks):
-            if not table:
+        numbers, window = table.numbers, self.block_sliding_window
+        if table.allocator is not self.gpu_allocator:
+            raise on_other_device(seq, table, Device.GPU)
+        if len(numbers) >= len(seq.logical_token_blocks):
+            if not numbers:
                 raise EmptyTable(sequence=seq.seq_id)
-            return self._copy_if_shared(seq, table, table[-1])
-        if window is None or len(table) - table.num_prefix < window:
-            table += self.gpu_allocator.allocate_many(1, f"sequence {seq.seq_id}")
+            return self._copy_if_shared(seq, table, numbers[-1])
+        if window is None or len(numbers) - table.num_prefix < window:
+            numbers += self.gpu_allocator.take(1, "sequence", seq.seq_id)
             return None
-        reused = self._ring_block(table)
-        pair = self._copy_if_shared(seq, table, reused) if self.copy_reused else None
-        table.append(self._ring_block(table))
+        pair = None
+        if self.copy_reused:
+            pair = self._copy_if_shared(seq, table, table.next_of_ring(window))
+        table.reuse(window)
         return pair
 
     def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
@@ -190,13 +191,13 @@ class BlockSpaceManager:
         """
         table = self._tables.find(parent_seq)
         self._tables.check_new([child_seq])
-        self._tables.hold(table.distinct())
+        table.allocator.hold(table.distinct())
         self.block_tables[child_seq.seq_id] = table.copy()
 
     def can_swap_in(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the GPU with one more each, the watermark left free."""
-        needed = len(self._tables.find_unfinished(seq_group))
-        needed += seq_group.num_seqs(status=SequenceStatus.SWAPPED)
+        on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
+        needed = len(on_gpu) + len(on_cpu) + seq_group.num_seqs(status=SequenceStatus.SWAPPED)
         return self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks
 
     def swap_in(self, seq_group: SequenceGroup) -> dict[int, int]:
@@ -208,25 +209,25 @@ class BlockSpaceManager:
         shared = self._tables.ready_prefix(seq_group)
         seqs = seq_group.get_seqs(status=SequenceStatus.SWAPPED)
         tables = self._tables.find_all(seqs, Device.CPU)
-        used = [block for table in tables for block in table.distinct()]
-        sources = list(dict.fromkeys(used))
-        who = f"group {seq_group.request_id!r}"
-        targets = self.gpu_allocator.allocate_many(len(sources), who)
-        mapping = dict(zip(sources, targets, strict=True))
+        used = [number for table in tables for number in table.distinct()]
+        uses = Counter(used)
+        targets = self.gpu_allocator.take(len(uses), "group", seq_group.request_id)
+        mapping = dict(zip(uses, targets, strict=True))
         for source, target in mapping.items():
-            self._backing.copy_in(source.block_number, target.block_number)
-        self.gpu_allocator.hold(_further(used, mapping) + shared * len(seqs))
+            self._backing.copy_in(source, target)
+        self.gpu_allocator.hold(_further(uses, mapping) + shared * len(seqs))
         self.cpu_allocator.release(used)
         for seq, table in zip(seqs, tables, strict=True):
-            moved = [*shared, *(mapping[block] for block in table)]
-            self.block_tables[seq.seq_id] = make_table(moved, len(shared))
-        return {source.block_number: target.block_number for source, target in mapping.items()}
+            numbers = shared + [mapping[number] for number in table.numbers]
+            moved = BlockTable(self.gpu_allocator, numbers, len(shared), table.is_ring)
+            self.block_tables[seq.seq_id] = moved
+        return mapping
 
     def can_swap_out(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the CPU; those of its prefix stay where they are."""
-        blocks = self._tables.find_unfinished(seq_group)
-        shared = _prefix_blocks(seq_group)
-        return sum(block not in shared for block in blocks) <= self.get_num_free_cpu_blocks()
+        on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
+        needed = len(on_gpu - _prefix_numbers(seq_group)) + len(on_cpu)
+        return needed <= self.get_num_free_cpu_blocks()
 
     def swap_out(self, seq_group: SequenceGroup) -> dict[int, int]:
         """Move the blocks of a group's running sequences to the CPU; its prefix is let go only.
@@ -234,23 +235,24 @@ class BlockSpaceManager:
         Returns GPU number to CPU number, in the order of their first use. Raises UnknownSequence,
         OnOtherDevice, OutOfMemory.
         """
-        shared = _prefix_blocks(seq_group)
+        shared = _prefix_numbers(seq_group)
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         tables = self._tables.find_all(seqs, Device.GPU)
-        released = [block for table in tables for block in table.distinct()]
-        used = [block for block in released if block not in shared]
-        sources = list(dict.fromkeys(used))
-        who = f"group {seq_group.request_id!r}"
-        targets = self.cpu_allocator.allocate_many(len(sources), who)
-        mapping = dict(zip(sources, targets, strict=True))
+        released = [number for table in tables for number in table.distinct()]
+        used = [number for number in released if number not in shared] if shared else released
+        uses = Counter(used)
+        targets = self.cpu_allocator.take(len(uses), "group", seq_group.request_id)
+        mapping = dict(zip(uses, targets, strict=True))
         for source, target in mapping.items():
-            self._backing.copy_out(source.block_number, target.block_number)
-        self.cpu_allocator.hold(_further(used, mapping))
+            self._backing.copy_out(source, target)
+        self.cpu_allocator.hold(_further(uses, mapping))
         self.gpu_allocator.release(released)
         for seq, table in zip(seqs, tables, strict=True):
-            moved = [mapping[block] for block in table if block not in shared]
-            self.block_tables[seq.seq_id] = make_table(moved)
-        return {source.block_number: target.block_number for source, target in mapping.items()}
+            numbers = [mapping[number] for number in table.numbers if number not in shared]
+            self.block_tables[seq.seq_id] = BlockTable(
+                self.cpu_allocator, numbers, is_ring=table.is_ring
+            )
+        return mapping
 
     def free(self, seq: Sequence) -> None:
         """Give back a sequence's blocks, tail first; one without blocks is left as it is."""
@@ -266,7 +268,7 @@ class BlockSpaceManager:
 
     def get_block_table(self, seq: Sequence) -> list[int]:
         """The numbers of a sequence's blocks. Raises UnknownSequence."""
-        return [block.block_number for block in self._tables.find(seq)]
+        return self._tables.find(seq).numbers.copy()
 
     def get_num_free_gpu_blocks(self) -> int:
         """Blocks without owner on the GPU."""
@@ -297,21 +299,17 @@ class BlockSpaceManager:
         prefix = seq_group.prefix
         return own if prefix is None or prefix.allocated else own + num_prefix
 
-    def _ring_block(self, table: BlockTable) -> PhysicalTokenBlock:
-        assert self.block_sliding_window is not None
-        return table.ring_block(self.block_sliding_window)
-
     def _copy_if_shared(
-        self, seq: Sequence, table: BlockTable, block: PhysicalTokenBlock
+        self, seq: Sequence, table: BlockTable, number: int
     ) -> tuple[int, int] | None:
         """Put a copy in place of a block that others own, too. Raises OutOfMemory."""
-        if self._backing.ref_count(block.block_number) == 1:
+        if self._backing.ref_count(number) == 1:
             return None
-        target = self._backing.copy(block.block_number)
+        target = self._backing.copy(number)
         if isinstance(target, Refused):
-            raise self.gpu_allocator.out_of_memory(1, f"sequence {seq.seq_id}")
-        table.replace(block, self.gpu_allocator.block(target))
-        return block.block_number, target
+            raise self.gpu_allocator.out_of_memory(1, "sequence", seq.seq_id)
+        table.replace(number, target)
+        return number, target
 
 
 def _num_logical(seq_group: SequenceGroup) -> int:
@@ -331,20 +329,11 @@ def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:
     return number // block_size
 
 
-def _prefix_blocks(seq_group: SequenceGroup) -> set[PhysicalTokenBlock]:
+def _prefix_numbers(seq_group: SequenceGroup) -> set[int]:
     prefix = seq_group.prefix
-    return set() if prefix is None else set(prefix.block_table or ())
+    return set() if prefix is None else set(prefix.get_block_numbers())
 
 
-def _further(
-    used: Iterable[PhysicalTokenBlock],
-    mapping: dict[PhysicalTokenBlock, PhysicalTokenBlock],
-) -> list[PhysicalTokenBlock]:
+def _further(uses: Counter[int], mapping: dict[int, int]) -> list[int]:
     """The targets of all uses but the first of each block."""
-    first: set[PhysicalTokenBlock] = set()
-    more = []
-    for block in used:
-        if block in first:
-            more.append(mapping[block])
-        first.add(block)
-    return more
+    return [mapping[number] for number, count in uses.items() for _ in range(count - 1)]

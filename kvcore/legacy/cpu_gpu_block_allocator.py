@@ -209,7 +209,7 @@ class CpuGpuBlockAllocator:
             target.note_written(written)
         source.drop_all(moved)
         for block, (new_id, _) in zip(moved, placed, strict=True):
-            block.block_id = new_id
+            target.adopt(block, new_id)
         mapping = {old_id: new_id for old_id, (new_id, _) in zip(old, placed, strict=True)}
         self._swap_mapping.update(mapping)
         new = iter(zip(old, (new_id for new_id, _ in placed), strict=True))

@@ -50,6 +50,10 @@ class NaiveBlock(Block):
             self._block_id = self._allocator.cow_block_if_not_appendable(self)
         self._token_ids.extend(token_ids)
 
+    def move_to(self, allocator: TierAllocator) -> None:
+        """Belong to another allocator."""
+        self._allocator = allocator
+
     @property
     def block_id(self) -> BlockId | None:
         """The physical block."""
@@ -193,6 +197,12 @@ class NaiveBlockAllocator(TierAllocator):
     def reset_prefix_cache(self) -> bool:
         """True: there is nothing to forget."""
         return True
+
+    def adopt(self, block: Block, block_id: BlockId) -> None:
+        """Make an object one of this allocator's, which then copies and promotes it."""
+        assert isinstance(block, NaiveBlock)
+        block.block_id = block_id
+        block.move_to(self)
 
     def _new_object(self) -> Block:
         return NaiveBlock.__new__(NaiveBlock)

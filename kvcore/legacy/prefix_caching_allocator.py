@@ -19,7 +19,7 @@ from kvcore.legacy.block_tracker import BlockTracker, CacheMetricData
 from kvcore.legacy.content_block import ContentAllocator, PrefixCachingBlock, check_previous
 from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
 from kvcore.legacy.interfaces import Block, BlockId, Device
-from kvcore.legacy.naive_block import NaiveBlockAllocator
+from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.tier_allocator import check_no_device, check_tokens
 from kvcore.legacy.tier_blocks import TierBlocks
 
@@ -281,6 +281,12 @@ class PrefixCachingBlockAllocator(ContentAllocator):
             tracker.disable()
         self._blocks.release(block_id)
         block.block_id = None
+
+    def adopt(self, block: Block, block_id: BlockId) -> None:
+        """Make an object one of this allocator's, which then copies and promotes it."""
+        assert isinstance(block, NaiveBlock)
+        block.block_id = block_id
+        block.move_to(self)
 
     def _new_object(self) -> Block:
         return PrefixCachingBlock.__new__(PrefixCachingBlock)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.legacy.backing import Backing
-from kvcore.legacy.block_allocator import BlockAllocator, BlockTable, Device, PhysicalTokenBlock
+from kvcore.legacy.block_allocator import BlockAllocator, BlockTable, Device
 from kvcore.legacy.space_errors import (
     AlreadyAllocated,
     OnOtherDevice,
@@ -30,11 +30,11 @@ class SequenceTables:
     others: blocks of sequences that did not wait when their group was admitted.
     """
 
-    def __init__(self, backing: Backing, gpu: BlockAllocator, cpu: BlockAllocator) -> None:
+    def __init__(self, backing: Backing, gpu: BlockAllocator) -> None:
         self._backing = backing
-        self._allocators = (gpu, cpu)
+        self._gpu = gpu
         self.tables: dict[int, BlockTable] = {}
-        self.others: dict[int, list[PhysicalTokenBlock]] = {}
+        self.others: dict[int, list[int]] = {}
         self.prefixes: dict[Prefix, None] = {}
 
     def find(self, seq: Sequence) -> BlockTable:
@@ -51,14 +51,24 @@ class SequenceTables:
         """
         tables = []
         for seq in seqs:
-            tables.append(self.find(seq))
-            check_device(seq, tables[-1], device)
+            table = self.find(seq)
+            if table.numbers and table.allocator.device is not device:
+                raise on_other_device(seq, table, device)
+            tables.append(table)
         return tables
 
-    def find_unfinished(self, seq_group: SequenceGroup) -> set[PhysicalTokenBlock]:
-        """The blocks of a group's unfinished sequences. Raises UnknownSequence."""
-        seqs = (seq for seq in seq_group.get_seqs() if not seq.is_finished())
-        return {block for seq in seqs for block in self.find(seq)}
+    def find_unfinished(self, seq_group: SequenceGroup) -> tuple[set[int], set[int]]:
+        """The blocks of a group's unfinished sequences, on the GPU and on the CPU.
+
+        Raises UnknownSequence.
+        """
+        on_gpu: set[int] = set()
+        on_cpu: set[int] = set()
+        for seq in seq_group.get_seqs():
+            if not seq.is_finished():
+                table = self.find(seq)
+                (on_gpu if table.allocator is self._gpu else on_cpu).update(table.numbers)
+        return on_gpu, on_cpu
 
     def check_new(self, seqs: Iterable[Sequence]) -> None:
         """Raise AlreadyAllocated unless no sequence has a table."""
@@ -67,28 +77,23 @@ class SequenceTables:
             if table is not None:
                 raise AlreadyAllocated(sequence=seq.seq_id, num_blocks=len(table))
 
-    def hold(self, blocks: Iterable[PhysicalTokenBlock]) -> None:
-        """Add an owner to each block."""
-        for allocator, own in self._by_device(blocks):
-            allocator.hold(own)
-
     def give_back(self, seq_id: int) -> None:
         """Give back what a sequence owns, and forget it."""
-        blocks = self.others.pop(seq_id, [])[::-1]
+        others = self.others.pop(seq_id, None)
+        if others is not None:
+            self._gpu.release(others[::-1])
         table = self.tables.pop(seq_id, None)
         if table is not None:
-            blocks += table.distinct()[::-1]
-        for allocator, own in self._by_device(blocks):
-            allocator.release(own)
+            table.allocator.release(table.distinct()[::-1])
 
     def give_back_all(self) -> None:
         """Give back what all sequences own, and forget them."""
         for seq_id in dict.fromkeys((*self.tables, *self.others)):
             self.give_back(seq_id)
 
-    def add_prefix(self, prefix: Prefix, blocks: list[PhysicalTokenBlock]) -> None:
-        """Note that a prefix holds blocks, besides those who use it."""
-        prefix.set_block_table(blocks)
+    def add_prefix(self, prefix: Prefix, table: BlockTable) -> None:
+        """Note that a prefix holds the first blocks of a table, besides those who use them."""
+        prefix.set_block_table(table[: table.num_prefix])
         self.prefixes[prefix] = None
 
     def check_prefix(self, prefix: Prefix) -> None:
@@ -100,7 +105,7 @@ class SequenceTables:
         """Give back what a prefix owns. Raises UnknownPrefix."""
         self.check_prefix(prefix)
         del self.prefixes[prefix]
-        self._allocators[0].release((prefix.block_table or [])[::-1])
+        self._gpu.release(prefix.get_block_numbers()[::-1])
         prefix.block_table = None
         prefix.computed = False
 
@@ -120,8 +125,8 @@ class SequenceTables:
             raise PrefixTooLong(group=who, num_blocks=num_blocks, num_prefix=num_prefix)
         return num_prefix
 
-    def ready_prefix(self, seq_group: SequenceGroup) -> list[PhysicalTokenBlock]:
-        """The blocks of a group's prefix, none without one.
+    def ready_prefix(self, seq_group: SequenceGroup) -> list[int]:
+        """The numbers of a group's prefix's blocks, none without one.
 
         Raises PrefixNotReady, UnknownPrefix.
         """
@@ -135,30 +140,23 @@ class SequenceTables:
                 computed=prefix.computed,
             )
         self.check_prefix(prefix)
-        return prefix.block_table
+        return prefix.get_block_numbers()
 
     def check(self) -> None:
         """Raise InvariantViolation unless each block has the owners that are named here."""
-        held = [block for table in self.tables.values() for block in table.distinct()]
-        for more in (*self.others.values(), *(each.block_table or () for each in self.prefixes)):
-            held += more
-        gpu, cpu = ([block.block_number for block in own] for _, own in self._by_device(held))
-        self._backing.check(gpu, cpu)
-
-    def _by_device(
-        self, blocks: Iterable[PhysicalTokenBlock]
-    ) -> list[tuple[BlockAllocator, list[PhysicalTokenBlock]]]:
-        every = list(blocks)
-        return [(each, [b for b in every if b.device is each.device]) for each in self._allocators]
+        held: dict[bool, list[int]] = {True: [], False: []}
+        for table in self.tables.values():
+            held[table.allocator is self._gpu] += table.distinct()
+        for more in (*self.others.values(), *(each.get_block_numbers() for each in self.prefixes)):
+            held[True] += more
+        self._backing.check(held[True], held[False])
 
 
-def check_device(seq: Sequence, blocks: Iterable[PhysicalTokenBlock], device: Device) -> None:
-    """Raise OnOtherDevice unless all these blocks of a sequence are on a device."""
-    for block in blocks:
-        if block.device is not device:
-            raise OnOtherDevice(
-                block=block.block_number,
-                sequence=seq.seq_id,
-                device=block.device.name,
-                expected=device.name,
-            )
+def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:
+    """The error that a sequence's blocks are not on a device."""
+    return OnOtherDevice(
+        block=table.numbers[-1] if table.numbers else "none",
+        sequence=seq.seq_id,
+        device=table.allocator.device.name,
+        expected=device.name,
+    )

@@ -174,9 +174,8 @@ class TierAllocator(BlockAllocator):
         for block in blocks:
             reason = "block {block} is still held: swap it out first"
             require(block.block_id is None, reason, block=block.block_id)
-        placed = self.place_blocks(blocks)
-        for block, (block_id, _) in zip(blocks, placed, strict=True):
-            block.block_id = block_id
+        for block, (block_id, _) in zip(blocks, self.place_blocks(blocks), strict=True):
+            self.adopt(block, block_id)
 
     @abstractmethod
     def allocate_chunks(
@@ -217,6 +216,10 @@ class TierAllocator(BlockAllocator):
             reason = "block {block} has {count} owners, {asked} are asked for"
             require(count >= asked, reason, block=block_id, count=count, asked=asked)
         return ids
+
+    @abstractmethod
+    def adopt(self, block: Block, block_id: BlockId) -> None:
+        """Make an object one of this allocator's, which then copies and promotes it."""
 
     def drop_all(self, blocks: Sequence[Block]) -> None:
         """Take one owner from each of these, which were checked."""

@@ -2,9 +2,14 @@
 """The blocks of one tier under the ids and hashes that the V0 block manager has for them.
 
 Rules: an id is any int of a given set; its place among them in rising order is the block in the
-core. A content hash is an int of Python's `hash`; its key is the int as 32 bytes, big-endian and
-signed, and a group of 0, so that no two of these ints have one key. An int that needs more bytes
-has no key and no block. Source: S002-04, 16, 43, 54.
+core. A content hash is an int of Python's `hash`; an int that needs more than 32 bytes has no key
+and no block. Its key is the int as 32 bytes, signed and big-endian, mixed so that both ends of the
+key are digest, which is all that an index and events read:
+
+    low, high = the int's last 8 bytes, its first 24
+    key       = low, high XOR low, a group of 0
+
+so no two ints have one key. Source: S002-04, 16, 43, 54.
 """
 
 from __future__ import annotations
@@ -18,15 +23,26 @@ from kvcore.legacy.backing import Backing
 from kvcore.legacy.block_errors import UnknownName, require
 from kvcore.values import Refused
 
+_LOW_BITS = 64
+_HIGH_BITS = 8 * HASH_SIZE - _LOW_BITS
+_LOW = 2**_LOW_BITS - 1
+_HIGH = 2**_HIGH_BITS - 1
+_LIMIT = 2 ** (8 * HASH_SIZE - 1)
 
 def key_of_hash(content_hash: int) -> bytes:
     """The key of a content hash. Raises OverflowError where it needs more than 32 bytes."""
-    return make_key(content_hash.to_bytes(HASH_SIZE, "big", signed=True), 0)
+    if not -_LIMIT <= content_hash < _LIMIT:
+        raise OverflowError(f"a content hash of {content_hash.bit_length()} bits")
+    low, high = content_hash & _LOW, content_hash >> _LOW_BITS & _HIGH
+    return make_key((low << _HIGH_BITS | high ^ low).to_bytes(HASH_SIZE, "big"), 0)
 
 
 def hash_of_key(key: bytes) -> int:
     """The content hash of a key; undoes `key_of_hash`."""
-    return int.from_bytes(key[:HASH_SIZE], "big", signed=True)
+    mixed = int.from_bytes(key[:HASH_SIZE], "big")
+    low = mixed >> _HIGH_BITS
+    content_hash = ((mixed & _HIGH) ^ low) << _LOW_BITS | low
+    return content_hash - 2 * _LIMIT if content_hash >= _LIMIT else content_hash
 
 
 class TierBlocks:
@@ -112,7 +128,7 @@ class TierBlocks:
         """The block of a content hash."""
         try:
             key = key_of_hash(content_hash)
-        except (AttributeError, OverflowError):
+        except (TypeError, OverflowError):
             return None
         found = self.backing.lookup(key, self.tier) if self._sorted else None
         return None if found is None else self.name(found)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block pool under vLLM 0.8.5's V1 manager, as a view of the core's pool.
+
+Rules: block 0 is the null block: it stands for what a window skips, has no owners that count, and
+is never in the queue. The block that was published first answers for a hash, after its eviction the
+next. The queue moves with the blocks' owners and cannot be changed by hand. Source: S001-82 to 84.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from kvcore.arguments import read_count
+from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.block_hashes import BlockHashType
+from kvcore.legacy.kv_cache_errors import ForeignBlock, NotByHand, TooFewFreeBlocks
+from kvcore.legacy.live_blocks import KVCacheBlock, read_record
+from kvcore.values import Refused
+
+
+class NullBlock(KVCacheBlock):
+    """Stands for a block that no query sees. Owners come and go without being counted."""
+
+    __slots__ = ()
+
+    @property
+    def ref_cnt(self) -> int:
+        """Always 0."""
+        return 0
+
+    def incr_ref(self) -> None:
+        """Nothing."""
+
+    def decr_ref(self) -> None:
+        """Nothing."""
+
+
+class PoolQueue:
+    """The free queue of a pool, to look at."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"PoolQueue({[block.block_id for block in self.get_all_free_blocks()]})"
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks in the queue."""
+        return self._pool.get_num_free_blocks()
+
+    @property
+    def free_list_head(self) -> KVCacheBlock | None:
+        """The block that leaves next; None where the queue is empty. Cost: O(free blocks)."""
+        return next(iter(self.get_all_free_blocks()), None)
+
+    @property
+    def free_list_tail(self) -> KVCacheBlock | None:
+        """The block that leaves last; None where the queue is empty. Cost: O(free blocks)."""
+        return next(reversed(self.get_all_free_blocks()), None)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """The blocks from head to tail. Cost: O(free blocks)."""
+        return [self._pool.blocks[place] for place in self._pool.backing.free_blocks()]
+
+    def popleft(self) -> NoReturn:
+        """Raises NotByHand."""
+        raise NotByHand(block=None, calls="get_new_blocks")
+
+    def remove(self, block: KVCacheBlock) -> NoReturn:
+        """Raises NotByHand."""
+        raise NotByHand(block=block.block_id, calls="get_new_blocks and touch")
+
+    def append(self, block: KVCacheBlock) -> NoReturn:
+        """Raises NotByHand."""
+        raise NotByHand(block=block.block_id, calls="free_blocks")
+
+    def holds(self, block: KVCacheBlock) -> bool:  # noqa: ARG002 - whichever of its blocks it is
+        """Whether a block can join no other queue: always."""
+        return True
+
+    def neighbours(self, block: KVCacheBlock) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
+        """The blocks before and behind one. Cost: O(free blocks)."""
+        if block.block_id == 0 or block.ref_cnt:
+            return None, None
+        order: list[KVCacheBlock | None] = [None, *self.get_all_free_blocks(), None]
+        place = next(place for place, each in enumerate(order) if each is block)
+        return order[place - 1], order[place + 1]
+
+
+class CachedBlocks(Mapping[BlockHashType, dict[int, KVCacheBlock]]):
+    """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def __getitem__(self, block_hash: BlockHashType) -> dict[int, KVCacheBlock]:
+        places = self._pool.backing.state().device.index[read_record(block_hash).core_key]
+        return {place: self._pool.blocks[place] for place in places}
+
+    def __iter__(self) -> Iterator[BlockHashType]:
+        firsts = self._pool.backing.state().device.index.firsts
+        records = (self._pool.blocks[place].block_hash for place in firsts.values())
+        return iter([record for record in records if record is not None])
+
+    def __len__(self) -> int:
+        return len(self._pool.backing.state().device.index)
+
+
+class BlockPool:
+    """Blocks with owners, hashes and a free queue. num_gpu_blocks: with the null block."""
+
+    def __init__(
+        self, num_gpu_blocks: int, enable_caching: bool, *, backend: BackendName = "python"
+    ) -> None:
+        """Raises InvalidConfig, BackendMissing."""
+        self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
+        self.num_gpu_blocks = num_gpu_blocks
+        self.enable_caching = enable_caching
+        self.free_block_queue = PoolQueue(self)
+        self.null_block: KVCacheBlock = NullBlock(0)
+        queue, places = self.free_block_queue, range(1, num_gpu_blocks)
+        views = (KVCacheBlock.in_pool(self.backing, place, queue) for place in places)
+        self.blocks = [self.null_block, *views]
+        self.cached_block_hash_to_block = CachedBlocks(self)
+
+    def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
+        """The block that answers for a hash. Raises WrongArgument."""
+        place = self.backing.lookup(read_record(block_hash).core_key)
+        return None if place is None else self.blocks[place]
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Give so many free blocks one owner each; they lose their hashes.
+
+        Raises InvalidCount, TooFewFreeBlocks.
+        """
+        taken = self.backing.take(read_count("num_blocks", num_blocks))
+        if isinstance(taken, Refused):
+            raise TooFewFreeBlocks(
+                asked=taken.needed, available=taken.available, num_blocks=self.num_gpu_blocks
+            )
+        return [self.blocks[place] for place in taken]
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Add an owner to each; those without one leave the queue.
+
+        Raises ForeignBlock, and UnusedBlock where one has neither owner nor hash.
+        """
+        self.backing.touch(self.places(blocks))
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Take an owner from each; those left without join the queue in this order.
+
+        Raises ForeignBlock, DoubleFree.
+        """
+        self.backing.release(self.places(ordered_blocks))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every hash; False, and nothing happens, while any block is used."""
+        if self.get_num_free_blocks() < self.num_gpu_blocks - 1:
+            return False
+        self.backing.clear_index()
+        return True
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks in the queue."""
+        return self.backing.num_free()
+
+    def get_usage(self) -> float:
+        """Share of all blocks that are not in the queue: the null block counts as used."""
+        return 1.0 - self.get_num_free_blocks() / self.num_gpu_blocks
+
+    def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
+        """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
+        listed = list(blocks)
+        self.check_own(listed)
+        return [block.block_id for block in listed if block is not self.null_block]
+
+    def check_own(self, blocks: Sequence[Any]) -> None:
+        """Raise ForeignBlock unless all are blocks of this pool."""
+        for block in blocks:
+            place = getattr(block, "block_id", None)
+            if (
+                not isinstance(place, int)
+                or not 0 <= place < self.num_gpu_blocks
+                or self.blocks[place] is not block
+            ):
+                raise ForeignBlock(block=repr(block), num_blocks=self.num_gpu_blocks)

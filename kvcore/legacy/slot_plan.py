@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an allocation of vLLM 0.8.5's V1 manager will do, before anything changes.
+
+Rules: all that can raise is here. A request that holds nothing brings hits, each of which must
+still have the request's hash at its place; null blocks stand where no query sees. Free are the
+blocks of the queue, and those that the window's trim brings back, less the hits that are in the
+queue. Drafts are given slots and are never full. Hashes that are missing are made along the whole
+chain, so that every media item counts. Source: S001-71 to 75. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kvcore.arguments import read_count
+from kvcore.groups import skipped_blocks
+from kvcore.legacy.block_hashes import (
+    BlockHashType,
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+    need_extra_keys,
+)
+from kvcore.legacy.kv_cache_errors import (
+    HitsWhileRunning,
+    HitsWithoutCaching,
+    StaleHit,
+    TokensMissing,
+    TooLong,
+)
+from kvcore.legacy.live_blocks import KVCacheBlock
+
+if TYPE_CHECKING:
+    from kvcore.legacy.kv_cache_manager import KVCacheManager
+
+
+@attrs.frozen
+class SlotPlan:
+    """What an allocation does.
+
+    num_new: blocks to take. first_uncached, num_full: places to publish. new_hashes: of the places
+    behind those that have one.
+    """
+
+    fits: bool
+    hits: tuple[KVCacheBlock, ...] = ()
+    num_new: int = 0
+    first_uncached: int = 0
+    num_full: int = 0
+    new_hashes: list[BlockHashType] = attrs.field(factory=list)
+
+
+def plan_slots(
+    manager: KVCacheManager,
+    request: Any,
+    num_tokens: int,
+    new_computed_blocks: Sequence[KVCacheBlock] | None,
+    num_lookahead_tokens: int,
+) -> SlotPlan:
+    """Plan an allocation; the arguments are those of `allocate_slots`. Changes nothing."""
+    asked = read_count("num_tokens", num_tokens, 1)
+    lookahead = read_count("num_lookahead_tokens", num_lookahead_tokens)
+    counted = read_count("num_computed_tokens", request.num_computed_tokens)
+    hits = tuple(new_computed_blocks or ())
+    if hits:
+        check_hits(manager, request, hits)
+    size, table = manager.block_size, manager.req_to_blocks[request.request_id]
+    held = len(table) + len(hits)
+    end = counted + len(hits) * size + asked
+    needed = max(0, -(-(end + lookahead) // size) - held)
+    if needed and needed > num_available(manager, table, counted, hits):
+        return SlotPlan(fits=False)
+    room = manager.max_num_blocks_per_req - held
+    if needed and room <= 0:
+        raise TooLong(
+            request=repr(request.request_id),
+            held=len(table),
+            num_hits=len(hits),
+            asked=needed,
+            max_model_len=manager.max_model_len,
+            most=manager.max_num_blocks_per_req,
+        )
+    num_new = min(needed, room)
+    if not manager.enable_caching:
+        return SlotPlan(True, hits, num_new)
+    first = manager.num_cached_block.get(request.request_id, len(hits))
+    num_drafts = len(getattr(request, "spec_token_ids", None) or ())
+    num_full = min((end - num_drafts) // size, held + num_new)
+    hashes = make_hashes(manager, request, num_full) if num_full > first else []
+    return SlotPlan(True, hits, num_new, first, num_full, hashes)
+
+
+def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> None:
+    """Raise unless a request can be given these blocks as its first."""
+    name = repr(request.request_id)
+    if not manager.enable_caching:
+        raise HitsWithoutCaching(request=name, num_blocks=len(hits))
+    manager.block_pool.check_own(hits)
+    if manager.req_to_blocks[request.request_id]:
+        raise HitsWhileRunning(request=name, num_blocks=len(hits))
+    hashes = [
+        *manager.req_to_block_hashes[request.request_id],
+        *make_hashes(manager, request, min(len(hits), request.num_tokens // manager.block_size)),
+    ]
+    group = manager.specialized_manager.group
+    num_unseen = skipped_blocks(group, len(hits) * manager.block_size)
+    for place, block in enumerate(hits):
+        unseen = place < num_unseen and block is manager.block_pool.null_block
+        known = place < len(hashes)
+        if not known or (not unseen and block.block_hash != hashes[place]):
+            raise StaleHit(request=name, block=block.block_id, position=place)
+
+
+def num_available(
+    manager: KVCacheManager,
+    table: Sequence[KVCacheBlock],
+    counted: int,
+    hits: Sequence[KVCacheBlock],
+) -> int:
+    """Blocks that can be taken once the window is trimmed and the hits are touched."""
+    null = manager.block_pool.null_block
+    skipped = manager.specialized_manager.skipped_places(table, counted)
+    coming = sum(table[place].ref_cnt == 1 for place in skipped)
+    going = sum(block is not null and block.ref_cnt == 0 for block in hits)
+    return manager.block_pool.get_num_free_blocks() + coming - going
+
+
+def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
+    """The hashes of a request's first blocks behind those that it has. Raises TokensMissing."""
+    known, size = manager.req_to_block_hashes[request.request_id], manager.block_size
+    if num_full <= len(known):
+        return []
+    tokens = request.all_token_ids
+    if len(tokens) < num_full * size:
+        raise TokensMissing(
+            request=repr(request.request_id), num_tokens=len(tokens), asked=num_full * size
+        )
+    made: list[BlockHashType] = []
+    parent = known[-1].hash_value if known else None
+    marked = need_extra_keys(request)
+    for start in range(len(known) * size, num_full * size, size):
+        keys = None
+        if marked:
+            keys, _ = generate_block_hash_extra_keys(request, start, start + size, 0)
+        record = hash_block_tokens(
+            manager.caching_hash_fn, parent, tokens[start : start + size], keys
+        )
+        made.append(record)
+        parent = record.hash_value
+    return made

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers' kind decides in vLLM 0.8.5's V1 manager: hits, and what a window skips.
+
+Rules: full attention hits from the left up to the first miss, and keeps everything. A sliding
+window looks from the right for as many blocks in a row as its next query sees before itself; the
+null block stands for what is left of them; fewer count only from block 0 on. What is skipped is the
+core's rule (`kvcore.groups.skipped_blocks`). Source: S001-79 to 81. Twin: none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore.groups import Group, skipped_blocks
+from kvcore.legacy.block_hashes import BlockHashType
+from kvcore.legacy.kv_block_pool import BlockPool
+from kvcore.legacy.kv_cache_interface import read_spec
+from kvcore.legacy.live_blocks import KVCacheBlock
+
+
+class SpecializedManager(ABC):
+    """Hits and trims of layers of one kind. group: as the core has them."""
+
+    def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
+        spec = read_spec(kv_cache_spec)
+        self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
+        self.block_size = spec.block_size
+        self.kv_cache_spec = kv_cache_spec
+        self.block_pool = block_pool
+
+    @abstractmethod
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """The blocks of the longest hit of a chain. num_dropped: last ones that are not used."""
+
+    def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
+        """Places whose blocks no later query sees, highest first, down to the first null."""
+        end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
+        places: list[int] = []
+        for place in range(end - 1, -1, -1):
+            if blocks[place] is self.block_pool.null_block:
+                break
+            places.append(place)
+        return places
+
+    def remove_skipped_blocks(
+        self, blocks: list[KVCacheBlock], num_computed_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Put the null block in the places of what no later query sees; in place.
+
+        Returns what stood there, highest first. They keep their owners.
+        """
+        places = self.skipped_places(blocks, num_computed_tokens)
+        removed = [blocks[place] for place in places]
+        for place in places:
+            blocks[place] = self.block_pool.null_block
+        return removed
+
+
+class FullAttentionManager(SpecializedManager):
+    """Every query sees all tokens before it."""
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """From the left up to the first miss, less what is dropped."""
+        hit: list[KVCacheBlock] = []
+        for block_hash in block_hashes:
+            block = self.block_pool.get_cached_block(block_hash)
+            if block is None:
+                break
+            hit.append(block)
+        return hit[: max(0, len(hit) - num_dropped)]
+
+
+class SlidingWindowManager(SpecializedManager):
+    """A query sees a window of tokens."""
+
+    def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
+        super().__init__(kv_cache_spec, block_pool)
+        self.sliding_window = self.group.window or 1
+        self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """The last run of enough blocks, less what is dropped behind it; null before it."""
+        needed = self.sliding_window_contiguous_blocks + num_dropped
+        run: list[KVCacheBlock] = []
+        for place in range(len(block_hashes) - 1, -1, -1):
+            block = self.block_pool.get_cached_block(block_hashes[place])
+            if block is None:
+                run.clear()
+                continue
+            run.append(block)
+            if len(run) >= needed:
+                nulls = [self.block_pool.null_block] * place
+                return (nulls + run[::-1])[: place + len(run) - num_dropped]
+        return run[::-1][: max(0, len(run) - num_dropped)]
+
+
+def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:
+    """The manager of such layers."""
+    windowed = read_spec(kv_cache_spec).window is not None
+    return (SlidingWindowManager if windowed else FullAttentionManager)(kv_cache_spec, block_pool)
