@@ -154,7 +154,11 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
     written = draft.config.enable_caching and (publishes or asked.loads)
     mark(draft, request.request_id, before, before, publishes=written)
     request = apply_trims(draft, request, plan.trims)
-    tables = [attach_hits(draft, request, group, hits) for group, hits in enumerate(plan.hits)]
+    tables, num_cached = list(request.tables), list(request.num_cached)
+    for group, hits in enumerate(plan.hits):
+        if hits:
+            tables[group] = attach_hits(draft, request, group, hits)
+            num_cached[group] = len(hits)
     num_fresh = 0
     for rewrite in plan.rewrites:
         num_fresh += rewrite.shared
@@ -169,21 +173,17 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
             blocks = [NULL_BLOCK] * growth.nulls + list(islice(fresh, growth.external))
             num_filled = len(blocks) if asked.loads else growth.nulls
             tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
-    grown = []
+    grown: list[tuple[int, ...]] = [()] * len(tables)
     for group, growth in enumerate(plan.growth):
-        blocks = list(islice(fresh, growth.grown))
-        if blocks:
+        if growth.grown:
+            blocks = list(islice(fresh, growth.grown))
             tables[group] = grow(draft, request, group, tables[group], blocks, 0)
-        grown.append(tuple(blocks))
-    num_cached = tuple(
-        len(hits) if hits else cached
-        for hits, cached in zip(plan.hits, request.num_cached, strict=True)
-    )
+            grown[group] = tuple(blocks)
     request = evolve(
         request,
         tables=tuple(tables),
         num_computed=plan.num_scheduled,
-        num_cached=num_cached,
+        num_cached=tuple(num_cached),
     )
     draft.store(request)
     if publishes and draft.config.publish == "scheduled":

@@ -8,10 +8,12 @@ rust/src/asked.rs.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.arguments import read_count, read_hit
+from kvcore.arguments import all_counts, read_count, read_hit
 from kvcore.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -56,11 +58,15 @@ COUNTS = (
     "num_encoder_tokens",
     "reserved_blocks",
 )
+_get_counts = attrgetter(*COUNTS)
 
 
 def read_asked(asked: Asked) -> Asked:
     """The same with ints for counts and ids. Raises InvalidCount."""
-    counts = {name: read_count(name, getattr(asked, name)) for name in COUNTS}
+    given = _get_counts(asked)
+    if all_counts(given):
+        return asked if asked.hit is None else evolve(asked, hit=read_hit(asked.hit))
+    counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
     return evolve(asked, hit=read_hit(asked.hit), **counts)
 
 

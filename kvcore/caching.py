@@ -80,21 +80,24 @@ def publish_blocks(
 
     final: their content is there, so no cancel withdraws the keys.
     """
-    num_cached = []
+    num_cached = list(request.num_cached)
     for index, group in enumerate(draft.config.groups):
-        cached = request.num_cached[index]
+        cached = num_cached[index]
         num_full = min(num_tokens // group.block_size, request.num_hashed(draft.config, index))
+        if num_full <= cached:
+            continue
         run: list[int] = []
         for position in range(cached, num_full):
             if _publish_block(draft, request, index, position, final):
                 run.append(position)
             elif run:
-                _announce_stored(draft, request, index, run)
+                _note_run(draft, request, index, run)
                 run = []
         if run:
-            _announce_stored(draft, request, index, run)
-        num_cached.append(max(cached, num_full))
-    draft.store(evolve(request, num_cached=tuple(num_cached)))
+            _note_run(draft, request, index, run)
+        num_cached[index] = num_full
+    if num_cached != list(request.num_cached):
+        draft.store(evolve(request, num_cached=tuple(num_cached)))
 
 
 def _publish_block(
@@ -112,16 +115,22 @@ def _publish_block(
     draft.device.publish(block, key)
     if not final:
         note_given(draft, block, key)
-    record = draft.records.get(request.request_id)
-    written = (position + 1) * draft.config.groups[group].block_size
-    if record is not None and written > record.num_computed_before:
-        published = record.published.append(Published(group, position, block, key))
-        record = BatchRecord(record.num_computed_before, published)
-        draft.records = draft.records.set(request.request_id, record)
     return True
 
 
-def _announce_stored(draft: Draft, request: RequestState, group: int, run: list[int]) -> None:
+def _note_run(draft: Draft, request: RequestState, group: int, run: list[int]) -> None:
+    """Remember published blocks that the open batch writes, and announce all of them."""
+    record = draft.records.get(request.request_id)
+    if record is not None:
+        before = record.num_computed_before
+        size, table = draft.config.groups[group].block_size, request.tables[group]
+        written = []
+        for position in run:
+            key = draft.device.keys[table[position]]
+            if (position + 1) * size > before and key is not None:
+                written.append(Published(group, position, table[position], key))
+        record = BatchRecord(before, record.published.extend(written))
+        draft.records = draft.records.set(request.request_id, record)
     if draft.effects.events_enabled:
         draft.effects.announce(stored(draft, request, group, run[0], run[-1] + 1))
 

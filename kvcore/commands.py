@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import ClassVar, Literal
 
 from msgspec import Struct
@@ -271,10 +270,10 @@ def segments(commands: Sequence[Command]) -> list[int]:
 def close(number: int, commands: Sequence[Command]) -> Batch:
     """The batch of these commands, as columns with segments."""
     keys = bytearray()
-    rows = [
-        (command.kind, segment, *to_row(command, keys))
-        for command, segment in zip(commands, segments(commands), strict=True)
-    ]
-    size = len(COLUMNS) * len(rows)
-    columns = struct.pack(f"<{size}i", *chain.from_iterable(zip(*rows, strict=True)))
+    # One list of ints: a tuple a row would set off the garbage collector, which walks the state.
+    rows: list[int] = []
+    for command, segment in zip(commands, segments(commands), strict=True):
+        rows += (command.kind, segment, *to_row(command, keys))
+    width, form = len(COLUMNS), f"<{len(commands)}i"
+    columns = b"".join(struct.pack(form, *rows[column::width]) for column in range(width))
     return Batch(number, bytearray(columns), bytes(keys))

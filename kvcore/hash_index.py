@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 import attrs
 from immutables import Map
 
+from kvcore.key_map import KeyMap
+
 
 @attrs.frozen
 class HashIndex(Mapping[bytes, tuple[int, ...]]):
@@ -26,7 +28,7 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
     that has several, in order of publication; the first one follows the last.
     """
 
-    firsts: Map[bytes, int] = attrs.field(factory=Map)
+    firsts: KeyMap = attrs.field(factory=KeyMap)
     following: Map[int, int] = attrs.field(factory=Map)
     preceding: Map[int, int] = attrs.field(factory=Map)
 

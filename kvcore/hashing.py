@@ -38,6 +38,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Literal, get_args
 
 from kvcore.extra_keys import MAX_EXTRA_KEYS, NO_EXTRA_KEYS, ExtraKey, ExtraKeys, vllm_key
@@ -120,10 +121,19 @@ def external_hash(block_hash: bytes) -> int:
 
 
 def _encode(tokens: Sequence[int], extra_keys: Sequence[ExtraKey]) -> bytes:
-    parts = [struct.pack(f"<I{len(tokens)}I", len(tokens), *tokens), bytes([len(extra_keys)])]
+    size = len(tokens)
+    if not extra_keys:
+        return _form(size).pack(size, *tokens, 0)
+    parts = [_form(size).pack(size, *tokens, len(extra_keys))]
     for tag, value in extra_keys:
         parts.append(struct.pack("<BI", tag, len(value)) + value)
     return b"".join(parts)
+
+
+@cache
+def _form(num_tokens: int) -> struct.Struct:
+    """What stands before the extra keys."""
+    return struct.Struct(f"<{num_tokens + 1}IB")
 
 
 # Compiled libraries are loaded where their hashing is asked for: the default needs neither.

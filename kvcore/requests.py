@@ -205,7 +205,7 @@ def extend(draft: Draft, request: RequestState, tokens: Sequence[int]) -> Reques
         return evolve(request, tokens=longer)
     hashes = hash_blocks(
         draft.parent_hash(request, hashed),
-        longer[start:],
+        list(longer[start:]),
         size,
         start=start,
         extra_keys=request.extra_keys,

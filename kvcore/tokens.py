@@ -40,6 +40,8 @@ def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
 
 def check_tokens(values: Sequence[Any]) -> list[int]:
     """The ints that the values stand for. Raises InvalidToken at the first that is no token id."""
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN:
+        return list(values)
     checked = []
     for position, value in enumerate(values):
         number = value if type(value) is int else read_int(value)
