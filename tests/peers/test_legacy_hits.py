@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facade of vLLM 0.8.5's V1 manager hits what the original hits, look-up by look-up.
+
+`hits.json` is what the original said; the facade is driven as the original was (`vllm085.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import record
+from benches.peers import work
+from benches.peers.replay import run
+from benches.peers.work import Decode, Work
+from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from kvcore.legacy.kv_cache_manager import KVCacheManager
+from tests.conformance.legacy_utils.requests import EngineRequest
+from tests.conftest import Backend
+
+LISTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hits.json").read_text())
+
+
+class Facade:
+    """What vLLM's scheduler calls, in its order, without the scheduler."""
+
+    def __init__(self, made: Work, hashing: Any, backend: Backend) -> None:
+        spec = FullAttentionSpec(made.block_size, num_kv_heads=1, head_size=1, dtype="float32")
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        self.manager = KVCacheManager(
+            KVCacheConfig(made.num_blocks, {}, groups),
+            max_model_len=made.num_tokens_max,
+            caching_hash_algo=hashing,
+            backend=backend,
+        )
+        self.requests: dict[int, EngineRequest] = {}
+        self.hits: list[int] = []
+
+    def add(self, request: int, prompt: Any) -> None:
+        self.requests[request] = EngineRequest(str(request), prompt)
+
+    def prefill(self, request: int, end: int) -> None:
+        known = self.requests[request]
+        computed = known.num_computed_tokens
+        if computed:
+            if end > computed:
+                assert self.manager.allocate_slots(known, end - computed) is not None
+                known.num_computed_tokens = end
+            return
+        blocks, num_hit = self.manager.get_computed_blocks(known)
+        self.hits.append(num_hit)
+        end = max(end, num_hit + 1)
+        assert self.manager.allocate_slots(known, end - num_hit, blocks) is not None
+        known.num_computed_tokens = end
+
+    def decode(self, decode: Decode) -> None:
+        for request, token in zip(decode.requests, decode.tokens, strict=True):
+            known = self.requests[request]
+            known.all_token_ids.append(token)
+            assert self.manager.allocate_slots(known, 1) is not None
+            known.num_computed_tokens += 1
+
+    def preempt(self, request: int) -> None:
+        known = self.requests[request]
+        self.manager.free(known)
+        known.num_computed_tokens = 0
+
+    def finish(self, request: int) -> None:
+        known = self.requests.pop(request)
+        self.manager.free(known)
+        self.manager.free_block_hashes(known)
+
+    def end_step(self) -> None:
+        self.manager.take_batch()
+
+
+@pytest.mark.seed("S001-41", "S001-72", "S001-77", "S001-82")
+@pytest.mark.parametrize("made", LISTS, ids=lambda made: " ".join(made["record"][:6]))
+@pytest.mark.parametrize("hashing", ["builtin", "sha256"])
+def test_each_look_up_hits_what_the_original_hits(
+    made: dict[str, Any], hashing: str, backend: Backend, tmp_path: Path
+) -> None:
+    file = tmp_path / "made.ops"
+    record.main([*made["record"], "--out", str(file)])
+    read = work.read(file)
+    facade = Facade(read, hashing, backend)
+    run(facade, read, [prompt.tolist() for prompt in read.prompts])
+    assert facade.hits == made["vllm085"]
+    assert any(facade.hits)
+    facade.manager.check()
