@@ -151,8 +151,9 @@ class BlockSpaceManager:
             for each in seq_group.get_seqs():
                 if each.status is not SequenceStatus.WAITING:
                     self._tables.others.setdefault(each.seq_id, []).extend(table.numbers)
-        for _ in range(num_logical - len(table)):
-            table.reuse(self.block_sliding_window or 0)
+        window = self.block_sliding_window
+        while window is not None and len(table) < num_logical:
+            table.reuse(window)
         for each in waiting:
             self.block_tables[each.seq_id] = table.copy()
 
@@ -190,7 +191,8 @@ class BlockSpaceManager:
         Raises UnknownSequence, AlreadyAllocated.
         """
         table = self._tables.find(parent_seq)
-        self._tables.check_new([child_seq])
+        if child_seq.seq_id in self.block_tables:
+            self._tables.check_new([child_seq])
         table.allocator.hold(table.distinct())
         self.block_tables[child_seq.seq_id] = table.copy()
 

@@ -130,7 +130,7 @@ def snapshot(manager: BlockSpaceManager) -> bytes:
     tables = manager._tables
     parts = (
         columns(manager.state()),
-        {seq_id: (list(each), each.num_prefix) for seq_id, each in tables.tables.items()},
+        {seq_id: repr(each) for seq_id, each in tables.tables.items()},
         tables.others,
         list(tables.prefixes),
     )

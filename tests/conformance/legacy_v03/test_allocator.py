@@ -58,7 +58,7 @@ def test_without_a_free_block_allocation_says_so(backend: Backend, device: Devic
 def test_the_last_owner_puts_a_block_on_top_of_the_stack(backend: Backend, device: Device) -> None:
     allocator = BlockAllocator(device, 16, 4, backend=backend)
     third, second = allocator.allocate(), allocator.allocate()
-    allocator.hold([third])
+    allocator.hold([third.block_number])
     allocator.free(third)
     assert (third.ref_count, free_numbers(allocator)) == (1, [0, 1])
     allocator.free(third)
@@ -88,7 +88,7 @@ def test_a_kept_block_shows_its_owners_as_they_come_and_go(backend: Backend) -> 
     assert kept.ref_count == 0
     assert allocator.allocate() is kept
     assert kept.ref_count == 1
-    allocator.hold([kept, kept])
+    allocator.hold([kept.block_number] * 2)
     assert kept.ref_count == 3
     assert repr(kept) == "PhysicalTokenBlock(device=Device.GPU, block_number=1, ref_count=3)"
 

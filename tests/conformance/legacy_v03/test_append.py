@@ -7,7 +7,7 @@ import pytest
 
 from kvcore.commands import Allocate, CopyOnWrite
 from kvcore.errors import KvcoreError
-from kvcore.legacy.block_space_manager import Sequence, SequenceStatus
+from kvcore.legacy.block_space_manager import Prefix, Sequence, SequenceStatus
 from kvcore.legacy.space_errors import (
     AlreadyAllocated,
     EmptyTable,
@@ -25,6 +25,7 @@ from tests.conformance.legacy_v03.stories import (
     make,
     owners,
     stack,
+    swap_in,
     swap_out,
     table,
     unchanged,
@@ -147,12 +148,27 @@ def test_slots_are_for_sequences_on_the_gpu(backend: Backend) -> None:
     swap_out(manager, admitted)
     seq = admitted.find(1)
     for _ in range(2):  # within its block, and past it
-        text = "block 3 of sequence 1 is on the CPU, must be on the GPU"
+        text = "block 2 of sequence 1 is on the CPU, must be on the GPU"
         with unchanged(manager), pytest.raises(AssertionError, match=text) as caught:
             manager.append_slot(seq)
         assert isinstance(caught.value, OnOtherDevice)
         seq.append_token_id(1)
         seq.append_token_id(2)
+
+
+@pytest.mark.seed("X-14")
+def test_who_left_only_a_prefix_behind_is_on_the_cpu_too(backend: Backend) -> None:
+    manager = make(backend)
+    prefix = Prefix(range(4), SIZE)
+    admitted = admit(manager, 1, prefix=prefix)
+    assert swap_out(manager, admitted) == {}
+    admitted.find(1).append_token_id(1)
+    with unchanged(manager), pytest.raises(OnOtherDevice, match="block none of sequence 1"):
+        manager.append_slot(admitted.find(1))
+    prefix.computed = True
+    assert swap_in(manager, admitted) == {}
+    assert append(manager, admitted.find(1)) == [None]
+    assert table(manager, admitted, 1) == [7, 6, 5]
 
 
 @pytest.mark.seed("S003-21")
@@ -227,6 +243,7 @@ def test_a_fork_of_a_swapped_sequence_shares_on_the_cpu(backend: Backend) -> Non
     swap_out(manager, admitted)
     fork(manager, admitted, 1, 2)
     blocks = manager.block_tables[2]
+    assert blocks == list(manager.block_tables[1])
     assert [(b.block_number, b.device.name, b.ref_count) for b in blocks] == [
         (3, "CPU", 2),
         (2, "CPU", 2),

@@ -183,7 +183,7 @@ def test_a_window_s_blocks_are_swapped_once(backend: Backend) -> None:
     assert table(manager, admitted, 1) == [7, 6, 7, 6, 7]
     assert swap_out(manager, admitted) == {7: 3, 6: 2}
     assert table(manager, admitted, 1) == [3, 2, 3, 2, 3]
-    assert [block.ref_count for block in manager.block_tables[1].distinct()] == [2, 2]
+    assert [block.ref_count for block in manager.block_tables[1][:2]] == [2, 2]
     assert manager.get_num_free_gpu_blocks() == 8
     assert swap_in(manager, admitted) == {3: 6, 2: 7}
     assert table(manager, admitted, 2) == [6, 7, 6, 7, 6]

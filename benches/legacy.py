@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a facade's call costs beside the core's transitions that it makes.
+
+Run: python -m benches.legacy [--rounds 15] [--backend rust]. A story is played on a facade once to
+note which transitions each of its phases makes; then the story and those transitions alone are
+timed in turn, in CPU time of this thread, and the least of the rounds is kept. Only the ratios mean
+something; `MOST` is what a facade may cost. A phase is some hundred calls, so that the clock does
+not count. Each facade brings its stories: `STORIES` of `benches/legacy_*.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvcore.legacy.backing import BackendName, Backing
+
+MOST = 3.0
+BACKENDS: tuple[BackendName, ...] = ("rust", "python")
+Work = Callable[..., object]
+Calls = list[tuple[str, tuple[Any, ...]]]
+
+
+class Story(Protocol):
+    """A facade and what is done with it."""
+
+    backing: Backing
+    """The blocks behind the facade, fresh."""
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """Names and work, to be done in order before the next one is asked for."""
+        ...
+
+
+class Noting:
+    """Blocks that note each call that reaches them."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks = blocks
+        self.calls: Calls = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._blocks, name)
+
+        def call(*args: Any) -> Any:
+            self.calls.append((name, args))
+            return method(*args)
+
+        return call
+
+
+def note(story: Story) -> dict[str, Calls]:
+    """The transitions of each phase of a story, which is played."""
+    noting = Noting(story.backing._blocks)
+    story.backing._blocks = noting
+    found: dict[str, Calls] = {}
+    for name, work in story.phases():
+        noting.calls = []
+        work()
+        found[name] = noting.calls
+        noting.calls = []
+    return found
+
+
+def time_story(story: Story) -> dict[str, float]:
+    """Seconds of each phase of a story."""
+    return {name: seconds(work) for name, work in story.phases()}
+
+
+def time_calls(backing: Backing, noted: dict[str, Calls]) -> dict[str, float]:
+    """Seconds of the same transitions on fresh blocks."""
+    found = {}
+    for name, calls in noted.items():
+        bound = [(getattr(backing._blocks, method), args) for method, args in calls]
+        found[name] = seconds(partial(call_all, bound))
+    return found
+
+
+def call_all(bound: list[tuple[Work, tuple[Any, ...]]]) -> None:
+    """Make calls, one after the other."""
+    for method, args in bound:
+        method(*args)
+
+
+def seconds(work: Work) -> float:
+    """CPU seconds of this thread that some work takes."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: int) -> None:
+    """Print a line for each phase of a story."""
+    noted = note(make(backend))
+    facade = dict.fromkeys(noted, float("inf"))
+    beneath = dict(facade)
+    for _ in range(rounds):
+        for least, times in (
+            (facade, time_story(make(backend))),
+            (beneath, time_calls(make(backend).backing, noted)),
+        ):
+            for name, value in times.items():
+                least[name] = min(least[name], value)
+    for name, calls in noted.items():
+        ratio = facade[name] / beneath[name] if calls else float("nan")
+        mark = "" if ratio <= MOST else f"  more than {MOST}"
+        print(
+            f"{make.__name__:24} {backend:7} {name:34} {len(calls):6} transitions"
+            f" {1e6 * facade[name]:9.0f} us {ratio:6.2f} times{mark}"
+        )
+
+
+def main() -> None:
+    """Measure the stories of all facades."""
+    parser = argparse.ArgumentParser(description="What a facade's call costs.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--backend", choices=BACKENDS)
+    options = parser.parse_args()
+    gc.disable()
+    for path in sorted(Path(__file__).parent.glob("legacy_*.py")):
+        for make in importlib.import_module(f"benches.{path.stem}").STORIES:
+            for backend in (options.backend,) if options.backend else BACKENDS:
+                measure(make, backend, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stories of the first block manager and of the first manager with prefix caching.
+
+Run by benches/legacy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from benches.legacy import Story, Work
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.block_space_manager import (
+    BlockSpaceManager,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
+from kvcore.legacy.early_v1 import KVCacheManager, Request
+
+SIZE = 16
+PROMPT = 512
+NUM_GROUPS = 64
+NUM_BLOCKS = 8192
+
+
+def for_each(call: Callable[..., object], *columns: Iterable[object]) -> Work:
+    """Work that calls something with each row of arguments."""
+    rows = list(zip(*columns, strict=True))
+
+    def work() -> None:
+        for row in rows:
+            call(*row)
+
+    return work
+
+
+class Space:
+    """Groups of two sequences that are admitted, decode, fork, swap and end."""
+
+    def __init__(self, backend: BackendName) -> None:
+        self.manager = BlockSpaceManager(SIZE, NUM_BLOCKS, NUM_BLOCKS, backend=backend)
+        self.backing = self.manager._backing
+        self.groups = []
+        for number in range(NUM_GROUPS):
+            seqs = [Sequence(2 * number + each, "", range(PROMPT), SIZE) for each in (0, 1)]
+            self.groups.append(SequenceGroup(str(number), seqs))
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """The life of all groups."""
+        manager, groups = self.manager, self.groups
+        seqs = [seq for group in groups for seq in group.get_seqs()]
+        yield "can_allocate", for_each(manager.can_allocate, groups)
+        yield "allocate, 32 blocks", for_each(manager.allocate, groups)
+        self._turn(SequenceStatus.RUNNING)
+        yield "can_append_slot", for_each(manager.can_append_slot, groups)
+        for name in ("append_slot, a new block", "append_slot, in place"):
+            for seq in seqs:
+                seq.append_token_id(1)
+            yield name, for_each(manager.append_slot, seqs)
+        parents = seqs[::2]
+        children = [seq.fork(10_000 + seq.seq_id) for seq in parents]
+        yield "fork", for_each(manager.fork, parents, children)
+        for group, child in zip(groups, children, strict=True):
+            group.add(child)
+            child.append_token_id(1)
+        yield "append_slot, a copy", for_each(manager.append_slot, children)
+        yield "can_swap_out", for_each(manager.can_swap_out, groups)
+        yield "swap_out, 35 blocks", for_each(manager.swap_out, groups)
+        self._turn(SequenceStatus.SWAPPED)
+        yield "can_swap_in", for_each(manager.can_swap_in, groups)
+        yield "swap_in, 35 blocks", for_each(manager.swap_in, groups)
+        yield "take_batch", manager.take_batch
+        every = [seq for group in groups for seq in group.get_seqs()]
+        yield "free", for_each(manager.free, every)
+
+    def _turn(self, status: SequenceStatus) -> None:
+        for group in self.groups:
+            for seq in group.get_seqs():
+                seq.status = status
+
+
+class Early:
+    """Requests that share half of their prompt, decode and end."""
+
+    def __init__(self, backend: BackendName) -> None:
+        self.manager = KVCacheManager(SIZE, NUM_BLOCKS, backend=backend)
+        self.backing = self.manager._backing
+        shared = list(range(PROMPT // 2))
+        self.requests = [
+            Request(str(number), shared + [number] * (PROMPT // 2)) for number in range(NUM_GROUPS)
+        ]
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """The life of all requests."""
+        manager, requests = self.manager, self.requests
+        first, *others = requests
+        yield "allocate_slots, 32 new", lambda: manager.allocate_slots(first, PROMPT, [])
+        hits = [manager.get_computed_blocks(request) for request in others]
+        yield "get_computed_blocks, 16 hits", for_each(manager.get_computed_blocks, others)
+        counts = [PROMPT // 2] * len(others)
+        yield "allocate_slots, 16 of 32 new", for_each(manager.allocate_slots, others, counts, hits)
+        for name in ("append_slots, room ahead", "append_slots, again"):
+            for request in requests:
+                request.num_computed_tokens = len(request.all_token_ids)
+                request.append_output_token_ids(1)
+            yield name, for_each(manager.append_slots, requests, [1] * len(requests))
+        yield "take_batch", manager.take_batch
+        yield "free", for_each(manager.free, requests)
+
+
+STORIES: tuple[Callable[[BackendName], Story], ...] = (Space, Early)
