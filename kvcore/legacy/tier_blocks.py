@@ -29,6 +29,7 @@ _LOW = 2**_LOW_BITS - 1
 _HIGH = 2**_HIGH_BITS - 1
 _LIMIT = 2 ** (8 * HASH_SIZE - 1)
 
+
 def key_of_hash(content_hash: int) -> bytes:
     """The key of a content hash. Raises OverflowError where it needs more than 32 bytes."""
     if not -_LIMIT <= content_hash < _LIMIT:

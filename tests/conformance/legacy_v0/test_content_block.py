@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvcore.hashing import KEY_SIZE
 from kvcore.legacy.block_tracker import RefCounter
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.prefix_caching_block import PrefixCachingBlock, PrefixCachingBlockAllocator
+from kvcore.legacy.tier_blocks import hash_of_key, key_of_hash
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import allocator, full, ids, unchanged
 
@@ -164,3 +166,23 @@ def test_owners_are_counted_for_known_blocks_and_never_below_none(backend: Backe
     block = blocks.allocate_mutable_block(None)
     blocks.fork(block)
     assert blocks.refcounter.get(0) == 2
+
+
+@pytest.mark.parametrize(
+    "content_hash", [0, 1, -1, 2**63 - 1, -(2**63), 2**64, 2**192 + 5, 2**255 - 1, -(2**255)]
+)
+def test_a_key_has_its_hash_at_both_ends_and_gives_it_back(content_hash: int) -> None:
+    key = key_of_hash(content_hash)
+    assert (len(key), key[-4:]) == (KEY_SIZE, bytes(4))
+    assert hash_of_key(key) == content_hash
+    low = content_hash % 2**64
+    assert int.from_bytes(key[:8], "big") == low
+    if -(2**63) <= content_hash < 2**63:
+        end = int.from_bytes(key[24:32], "big")
+        assert end == (low if content_hash >= 0 else low ^ (2**64 - 1))
+
+
+@pytest.mark.parametrize("content_hash", [2**255, -(2**255) - 1, 2**600])
+def test_an_int_of_more_bytes_has_no_key(content_hash: int) -> None:
+    with pytest.raises(OverflowError):
+        key_of_hash(content_hash)

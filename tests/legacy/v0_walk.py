@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random lives of V0's managers and allocators on both backends at once, from a seed.
+
+Rules: both are told the same. What they answer, the errors that they raise and their batches are
+compared, and after each call the blocks behind them; a call that raises leaves these as they were.
+What a `can_` call promised comes true at once. Every now and then the owners are counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from kvcore.errors import KvcoreError
+from kvcore.legacy.backing import Backing
+from kvcore.legacy.block_manager import BlockSpaceManager
+from kvcore.legacy.null_block import NullBlock
+from kvcore.legacy.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
+from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+
+RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
+SIZE = 2
+CHECK_EVERY = 20
+MAX_GROUPS = 5
+
+
+class Refusal(Exception):
+    """Both backends raised the same error."""
+
+
+class Twins:
+    """Two of a facade, one a backend, that answer alike."""
+
+    def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
+        self.pair = pair
+        self.backings = backings
+        self.seen: set[str] = set()
+        self.must: str | None = None
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """What both answer. Raises Refusal where both raise the same."""
+        return self.each(lambda facade: getattr(facade, name)(*args, **options))
+
+    def each(self, call: Callable[[Any], Any]) -> Any:
+        """The same for any call on one of them; blocks are compared by their ids."""
+        before = self.backings[0].state()
+        answers = [_answer(call, facade) for facade in self.pair]
+        after = [backing.state() for backing in self.backings]
+        told = [_told(answer) for answer in answers]
+        assert told[0] == told[1], told
+        assert after[0] == after[1]
+        if isinstance(answers[0], KvcoreError):
+            assert after[0] == before, answers[0]
+            assert self.must is None, (self.must, answers[0])
+            raise Refusal(str(answers[0]))
+        return answers
+
+    def batch(self) -> None:
+        """Both hand out the same batch."""
+        self.seen |= {type(command).__name__ for command in self.call("take_batch")[0]}
+
+
+class ManagerWalk:
+    """A life of two managers."""
+
+    def __init__(self, seed: int, *, caching: bool, window: int | None) -> None:
+        self.random = random.Random(seed)
+        options = {"watermark": 0.1, "sliding_window": window, "enable_caching": caching}
+        num_gpu, num_cpu = self.random.randint(4, 14), self.random.randint(0, 10)
+        pair = [
+            BlockSpaceManager(SIZE, num_gpu, num_cpu, **options, backend=backend)  # type: ignore[arg-type] # as named
+            for backend in ("python", "rust")
+        ]
+        self.window = window
+        self.twins = Twins(pair, [each.block_allocator.backing for each in pair])
+        self.groups: list[SequenceGroup] = []
+        self.next_id = 0
+        self.clock = 0.0
+        self.refused = 0
+
+    def run(self, num_calls: int) -> None:
+        """So many calls, then the end of all sequences."""
+        actions = [self.admit, self.append, self.append, self.append, self.fork, self.free]
+        actions += [self.swap, self.mark, self.ask, self.misuse, self.twins.batch, self.reset]
+        for number in range(num_calls):
+            try:
+                self.random.choice(actions)()
+            except Refusal:
+                self.refused += 1
+            if number % CHECK_EVERY == 0:
+                self.check()
+        for group in self.groups:
+            for seq in group.seqs:
+                self.twins.call("free", seq)
+        self.groups = []
+        self.check()
+
+    def check(self) -> None:
+        """Owners are those of the tables and the null block."""
+        for manager in self.twins.pair:
+            allocator = manager.block_allocator
+            blocks = [each for table in manager.block_tables.values() for each in table.blocks]
+            if allocator.has_null_block:
+                blocks.append(allocator.allocate_or_get_null_block()._proxy)
+            held: dict[Device, list[int]] = {Device.GPU: [], Device.CPU: []}
+            for block in blocks:
+                if not isinstance(block, NullBlock):
+                    device = allocator._device(block.block_id)
+                    held[device].append(allocator.get_physical_block_id(device, block.block_id))
+            allocator.backing.check(held[Device.GPU], held[Device.CPU])
+
+    def admit(self) -> None:
+        """A new group of one or two."""
+        if len(self.groups) >= MAX_GROUPS:
+            return
+        tokens = [self.random.randrange(2) for _ in range(self.random.randint(1, 9))]
+        extra = self.random.choice([None, None, 5])
+        seqs = [self.new_seq(tokens, extra) for _ in range(self.random.choice([1, 1, 2]))]
+        group = SequenceGroup(f"r{seqs[0].seq_id}", seqs)
+        status = self.twins.call("can_allocate", group)[0]
+        self.promised(status is AllocStatus.OK and self.window is None, "allocate", group)
+        for seq in seqs:
+            seq.status = RUNNING
+        self.groups.append(group)
+
+    def append(self) -> None:
+        """Tokens for all running sequences of a group, if they fit or not."""
+        group, ahead = self.pick(), self.random.choice([0, 0, 1, 4])
+        seqs = list(group.get_seqs(RUNNING))
+        for seq in seqs:
+            seq.data.num_computed_tokens = self.slots_of(seq)
+            for _ in range(self.random.choice([1, 1, 3])):
+                seq.append_token_id(self.random.randrange(2))
+        fits = self.twins.call("can_append_slots", group, ahead)[0]
+        for seq in seqs:
+            self.promised(fits, "append_slots", seq, ahead)
+            seq.data.num_computed_tokens = self.slots_of(seq)
+
+    def fork(self) -> None:
+        """A running sequence goes on as two."""
+        group = self.pick()
+        seq = self.random.choice(group.get_seqs())
+        child = seq.fork(self.fresh_id())
+        self.twins.call("fork", seq, child)
+        group.seqs.append(child)
+
+    def free(self) -> None:
+        """A sequence ends."""
+        group = self.pick()
+        seq = self.random.choice(group.seqs)
+        self.twins.call("free", seq)
+        group.seqs.remove(seq)
+        if not group.seqs:
+            self.groups.remove(group)
+
+    def swap(self) -> None:
+        """A group goes to the other device, if it fits or not."""
+        group = self.pick()
+        if group.get_seqs(SWAPPED):
+            status = self.twins.call("can_swap_in", group, 0)[0]
+            self.promised(status is AllocStatus.OK, "swap_in", group)
+            turned = RUNNING
+        else:
+            self.promised(self.twins.call("can_swap_out", group)[0], "swap_out", group)
+            turned = SWAPPED
+        for seq in group.seqs:
+            seq.status = turned
+
+    def mark(self) -> None:
+        """A step ends: what was promoted is computed, what ran was accessed."""
+        self.clock += self.random.choice([0.0, 1.0])
+        group = self.pick()
+        self.twins.call("mark_blocks_as_computed", group, 1)
+        for seq in group.seqs:
+            self.twins.call("access_all_blocks_in_seq", seq, self.clock)
+
+    def ask(self) -> None:
+        """What changes nothing."""
+        group = self.pick()
+        seq = self.random.choice(group.seqs)
+        self.twins.call("get_num_cached_tokens", seq)
+        self.twins.call("get_common_computed_block_ids", group.seqs)
+        self.twins.call("get_block_table", seq)
+        self.twins.call("get_num_free_gpu_blocks")
+        self.twins.call("get_num_free_cpu_blocks")
+        self.twins.call("get_prefix_cache_hit_rate", Device.GPU)
+
+    def misuse(self) -> None:
+        """Calls that are wrong."""
+        group = self.pick()
+        seq = self.random.choice(group.seqs)
+        wrong: list[tuple[Any, ...]] = [
+            ("fork", seq, seq),
+            ("append_slots", Sequence(-1, [1]), 0),
+            ("access_all_blocks_in_seq", seq, float("inf")),
+            ("allocate", SequenceGroup("none", [])),
+        ]
+        self.twins.call(*self.random.choice(wrong))
+
+    def reset(self) -> None:
+        """Forget all content, if nothing is used."""
+        self.twins.call("reset_prefix_cache", self.random.choice([None, Device.CPU]))
+
+    def promised(self, comes_true: bool, name: str, *args: Any) -> Any:
+        """A call that may be refused unless it was promised."""
+        if comes_true:
+            self.twins.must = name
+        try:
+            return self.twins.call(name, *args)
+        finally:
+            self.twins.must = None
+
+    def slots_of(self, seq: Sequence) -> int:
+        """Tokens of a sequence that have slots."""
+        slots: int = self.twins.pair[0].block_tables[seq.seq_id].num_full_slots
+        return slots
+
+    def pick(self) -> SequenceGroup:
+        if not self.groups:
+            raise Refusal
+        return self.random.choice(self.groups)
+
+    def fresh_id(self) -> int:
+        self.next_id += 1
+        return self.next_id
+
+    def new_seq(self, tokens: list[int], extra: int | None) -> Sequence:
+        return Sequence(self.fresh_id(), tokens, extra_hash=extra)
+
+
+class AllocatorWalk:
+    """A life of two allocators; sequences are chains of block objects, one list a backend."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        num_blocks = self.random.randint(1, 8)
+        ids = self.random.sample(range(20), num_blocks)
+        pair = [
+            PrefixCachingBlockAllocator(num_blocks, SIZE, ids, backend=backend)
+            for backend in ("python", "rust")
+        ]
+        self.twins = Twins(pair, [each.blocks.backing for each in pair])
+        self.chains: list[list[list[Block]]] = []
+        self.clock = 0.0
+        self.refused = 0
+
+    def run(self, num_calls: int) -> None:
+        """So many calls, then the end of all chains."""
+        actions = [self.begin, self.grow, self.grow, self.fill, self.fill, self.fork, self.drop]
+        actions += [self.mark, self.ask, self.twins.batch, self.reset, self.out_and_in]
+        for number in range(num_calls):
+            try:
+                self.random.choice(actions)()
+            except Refusal:
+                self.refused += 1
+            self.check_shared()
+            if number % CHECK_EVERY == 0:
+                self.check()
+        while self.chains:
+            self.drop()
+        self.check()
+
+    def check(self) -> None:
+        """Owners are the objects of the chains."""
+        for at, allocator in enumerate(self.twins.pair):
+            held = [block.block_id for chain in self.chains for block in chain[at]]
+            place = allocator.get_physical_block_id
+            allocator.blocks.backing.check([place(each) for each in held])
+
+    def check_shared(self) -> None:
+        """Objects of one block have the same tokens; a key is the hash of who holds the block."""
+        allocator = self.twins.pair[0]
+        tokens: dict[int | None, list[int]] = {}
+        for chain in self.chains:
+            for block in chain[0]:
+                assert tokens.setdefault(block.block_id, block.token_ids) == block.token_ids
+                assert allocator.blocks.content_hash(block.block_id) == block.content_hash
+        free = set(allocator.all_block_ids) - set(tokens)
+        assert len(free) == allocator.get_num_free_blocks()
+
+    def begin(self) -> None:
+        """A chain of full blocks."""
+        blocks = [[self.random.randrange(2)] * SIZE for _ in range(self.random.randint(1, 3))]
+        extra = self.random.choice([None, None, 3])
+        self.chains.append(self.twins.call("allocate_immutable_blocks", None, blocks, extra))
+
+    def grow(self) -> None:
+        """An open block behind a full one, or the first of a chain."""
+        if not self.chains or self.random.random() < 0.3:
+            answers = self.twins.call("allocate_mutable_block", None)
+            self.chains.append([[answer] for answer in answers])
+            return
+        chain = self.random.choice(self.chains)
+        if not chain[0][-1].is_full:
+            return
+        lasts = iter([each[-1] for each in chain])
+        answers = self.twins.each(lambda facade: facade.allocate_mutable_block(next(lasts)))
+        for mine, answer in zip(chain, answers, strict=True):
+            mine.append(answer)
+
+    def fill(self) -> None:
+        """Tokens for the last block of a chain, if they fit or not."""
+        chain = self.pick()
+        tokens = [self.random.randrange(2) for _ in range(self.random.randint(0, SIZE))]
+        lasts = iter([each[-1] for each in chain])
+        self.twins.each(lambda _: next(lasts).append_token_ids(tokens))
+
+    def fork(self) -> None:
+        """A chain goes on as two."""
+        lasts = iter([each[-1] for each in self.pick()])
+        self.chains.append(self.twins.each(lambda facade: facade.fork(next(lasts))))
+
+    def drop(self) -> None:
+        """A chain ends, from either side."""
+        chain = self.pick()
+        self.chains.remove(chain)
+        step = self.random.choice([1, -1])
+        lists = iter([each[::step] for each in chain])
+        self.twins.each(lambda facade: [facade.free(block) for block in next(lists)])
+
+    def out_and_in(self) -> None:
+        """A chain is swapped out, and in again if it fits; else it ends."""
+        chain = self.pick()
+        self.chains.remove(chain)
+        lists = iter(chain)
+        self.twins.each(lambda facade: facade.swap_out(next(lists)))
+        again = iter(chain)
+        self.twins.each(lambda facade: facade.swap_in(next(again)))
+        self.chains.append(chain)
+
+    def mark(self) -> None:
+        """Computation and access, of blocks that are there or not."""
+        self.twins.call("mark_blocks_as_computed", [])
+        self.clock += self.random.choice([0.0, 1.0])
+        self.twins.call("mark_blocks_as_accessed", [self.random.randrange(20)], self.clock)
+
+    def ask(self) -> None:
+        """What changes nothing."""
+        chain = self.pick()
+        hashes = [block.content_hash for block in chain[0] if block.content_hash is not None]
+        self.twins.call("find_cached_blocks_prefix", hashes)
+        self.twins.call("get_num_full_blocks_touched", chain[0])
+        self.twins.call("get_prefix_cache_hit_rate")
+        self.twins.call("clear_copy_on_writes")
+        self.twins.call("block_is_computed", self.random.randrange(20))
+
+    def reset(self) -> None:
+        """Forget all content, if nothing is used."""
+        self.twins.call("reset_prefix_cache")
+
+    def pick(self) -> list[list[Block]]:
+        if not self.chains:
+            raise Refusal
+        return self.random.choice(self.chains)
+
+
+def _answer(call: Callable[[Any], Any], facade: Any) -> Any:
+    try:
+        return call(facade)
+    except KvcoreError as error:
+        return error
+
+
+def _told(answer: Any) -> Any:
+    """An answer in a form that two backends have alike."""
+    if isinstance(answer, KvcoreError):
+        return type(answer), str(answer)
+    if isinstance(answer, Block):
+        return answer.block_id, answer.token_ids, answer.content_hash, answer.computed
+    if isinstance(answer, list):
+        return [_told(each) for each in answer]
+    if hasattr(answer, "buffer"):
+        return answer.number, bytes(answer.buffer), answer.keys
+    return answer
