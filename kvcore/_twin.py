@@ -6,11 +6,14 @@ Rules: nothing is decided here. Where the extension is missing, asking for it sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvcore.backend import Backend
 from kvcore.config import Config
 from kvcore.errors import BackendMissing
+from kvcore.hashing import Hashing
+from kvcore.values import Request
 
 try:
     from kvcore import _rust
@@ -43,6 +46,18 @@ def make_queue(num_blocks: int) -> Any:
     """The queue of `kvcore/legacy/backing_queue.py` over the twin. Raises BackendMissing."""
     _check_there()
     return _rust.FreeQueue(num_blocks)
+
+
+def hash_blocks(
+    tokens: Sequence[int], parent: bytes, block_size: int, hashing: Hashing
+) -> list[bytes]:
+    """The hashes of the full blocks of tokens behind a parent, by the twin. Raises BackendMissing,
+    InvalidToken.
+    """
+    _check_there()
+    request = Request("hashed", tokens)
+    hashes: list[bytes] = _rust.hash_blocks(request, parent, block_size, hashing=hashing)
+    return hashes
 
 
 def check_world(world: Any, **options: Any) -> dict[str, Any]:

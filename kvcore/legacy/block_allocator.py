@@ -8,22 +8,15 @@ Source: S003-01 to S003-03. Twin: none.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import overload
 
 from kvcore.arguments import read_count
 from kvcore.commands import Batch, Tier
 from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.interfaces import Device
 from kvcore.legacy.space_errors import AlreadyFreed, ForeignBlock, OutOfMemory
 from kvcore.values import Refused
-
-
-class Device(enum.Enum):
-    """Where a block lies."""
-
-    GPU = enum.auto()
-    CPU = enum.auto()
 
 
 class PhysicalTokenBlock:

@@ -22,10 +22,10 @@ from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_allocator import (
     BlockAllocator,
     BlockTable,
-    Device,
     PhysicalTokenBlock,
     make_backing,
 )
+from kvcore.legacy.interfaces import Device
 from kvcore.legacy.space_errors import (
     EmptyTable,
     NoWaitingSequence,

@@ -13,13 +13,14 @@ S004-03 to S004-19; X-04, 12, 14. Twin: none.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from kvcore import _twin
 from kvcore.arguments import read_count
 from kvcore.commands import Batch
-from kvcore.errors import StaleHits
-from kvcore.hashing import HASH_SIZE, Hashing, hash_blocks, make_key, root_hash
+from kvcore.errors import InvalidConfig, StaleHits
+from kvcore.hashing import HASH_SIZE, HASHINGS, Hashing, hash_blocks, make_key, root_hash
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.early_errors import (
     AlreadyAllocated,
@@ -116,7 +117,7 @@ class KVCacheManager:
     whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
     far as blocks are free. max_model_len: where that room ends, as a later release has it.
     hash_seed: root of the keys, random per process unless given. Raises InvalidCount,
-    BackendMissing.
+    InvalidConfig, BackendMissing.
     """
 
     def __init__(
@@ -141,6 +142,11 @@ class KVCacheManager:
         self.max_model_len = max_model_len
         if max_model_len is not None:
             read_count("max_model_len", max_model_len, 1)
+        if hashing not in HASHINGS:
+            raise InvalidConfig(field="hashing", value=repr(hashing), reason=f"one of {HASHINGS}")
+        if not isinstance(hash_seed, bytes | None):
+            raise InvalidConfig(field="hash_seed", value=repr(hash_seed), reason="must be bytes")
+        self._backend = backend
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
@@ -162,7 +168,7 @@ class KVCacheManager:
         """
         found: list[KVCacheBlock] = []
         if self.enable_caching:
-            for key in self._keys(self._root, read_tokens(request.all_token_ids)):
+            for key in self._keys(self._root, request.all_token_ids):
                 number = self._backing.lookup(key)
                 if number is None:
                     break
@@ -184,13 +190,13 @@ class KVCacheManager:
             raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
         hits = list(computed_blocks)
         keys = self._check_hits(request, hits, num_tokens)
-        num_queued = sum(block.ref_cnt == 0 for block in hits)
-        num_free = self.free_block_queue.num_free_blocks - num_queued
+        numbers = [block.block_id for block in hits]
+        num_free = self._backing.num_free() - list(map(self._backing.ref_count, numbers)).count(0)
         needed = -(-num_tokens // self.block_size)
         if needed > num_free:
             return None
         if hits:
-            self._backing.touch([block.block_id for block in hits])
+            self._backing.touch(numbers)
         fresh = self._take(needed, num_free, len(hits))
         self._publish(fresh, keys)
         self.req_to_blocks[name] = hits + fresh
@@ -209,13 +215,14 @@ class KVCacheManager:
         if blocks is None:
             raise UnallocatedRequest(request=repr(name), num_requests=len(self.req_to_blocks))
         end = read_count("num_computed_tokens", request.num_computed_tokens) + num_tokens
-        needed = max(0, -(-end // self.block_size) - len(blocks))
-        num_free = self.free_block_queue.num_free_blocks
+        needed = -(-end // self.block_size) - len(blocks)
+        num_free = self._backing.num_free() if needed > 0 else 0
         first, keys = self._keys_of_filled(request, blocks, end) if self.enable_caching else (0, [])
-        if needed > num_free:
+        if needed > 0 and needed > num_free:
             return None
-        self._publish(blocks[first:], keys)
-        if not needed:
+        if keys:
+            self._publish(blocks[first:], keys)
+        if needed <= 0:
             return []
         fresh = self._take(needed, num_free, len(blocks))
         self._publish(fresh, keys[len(blocks) - first :])
@@ -241,9 +248,14 @@ class KVCacheManager:
         self._backing.check(block.block_id for table in tables for block in table)
 
     def _keys(self, parent: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
-        """The keys of the full blocks of tokens behind a parent."""
-        for block_hash in hash_blocks(parent, tokens, self.block_size, hashing=self._hashing):
-            yield make_key(block_hash, 0)
+        """The keys of the full blocks of tokens behind a parent. Raises InvalidToken."""
+        size, hashing = self.block_size, self._hashing
+        hashes: Iterable[bytes]
+        if self._backend == "rust":
+            hashes = _twin.hash_blocks(tokens, parent, size, hashing)
+        else:
+            hashes = hash_blocks(parent, read_tokens(tokens), size, hashing=hashing)
+        return (make_key(each, 0) for each in hashes)
 
     def _check_hits(
         self, request: EngineRequest, hits: list[KVCacheBlock], num_tokens: int
@@ -254,13 +266,12 @@ class KVCacheManager:
             if hits:
                 raise HitsWithoutCaching(request=name, num_blocks=len(hits))
             return []
-        tokens = read_tokens(request.all_token_ids)
-        num_computed = len(hits) * self.block_size
+        tokens, num_computed = request.all_token_ids, len(hits) * self.block_size
         if len(tokens) <= num_computed:
             raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
         keys = list(self._keys(self._root, tokens[: num_computed + num_tokens]))
         for place, (block, key) in enumerate(zip(hits, keys, strict=False)):
-            if not self._is_own(block) or block.block_hash != key:
+            if not self._is_own(block) or self._backing.key_of(block.block_id) != key:
                 number = getattr(block, "block_id", repr(block))
                 raise StaleHits(request=name, block=number, position=place)
         return keys[len(hits) :]
@@ -273,13 +284,15 @@ class KVCacheManager:
         if end > num_tokens:
             name = repr(request.request_id)
             raise TooFewTokens(request=name, num_tokens=num_tokens, asked=end)
-        parent, first = self._root, len(blocks)
-        while first and (key := blocks[first - 1].block_hash) is None:
+        full = end // self.block_size
+        first = min(full, len(blocks))
+        key = None
+        while first and (key := self._backing.key_of(blocks[first - 1].block_id)) is None:
             first -= 1
-        if first and key is not None:
-            parent = key[:HASH_SIZE]
-        tokens = read_tokens(request.all_token_ids[first * self.block_size : end])
-        return first, list(self._keys(parent, tokens))
+        if first == full:
+            return first, []
+        tokens = request.all_token_ids[first * self.block_size : full * self.block_size]
+        return first, list(self._keys(self._root if key is None else key[:HASH_SIZE], tokens))
 
     def _is_own(self, block: KVCacheBlock) -> bool:
         number = getattr(block, "block_id", None)

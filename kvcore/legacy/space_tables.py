@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.legacy.backing import Backing
-from kvcore.legacy.block_allocator import BlockAllocator, BlockTable, Device
+from kvcore.legacy.block_allocator import BlockAllocator, BlockTable
+from kvcore.legacy.interfaces import Device
 from kvcore.legacy.space_errors import (
     AlreadyAllocated,
     OnOtherDevice,

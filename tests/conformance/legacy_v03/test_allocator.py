@@ -7,7 +7,8 @@ import pytest
 
 from kvcore.commands import Allocate, Free
 from kvcore.errors import DoubleFree, InvalidCount, KvcoreError
-from kvcore.legacy.block_allocator import BlockAllocator, Device, PhysicalTokenBlock
+from kvcore.legacy.block_allocator import BlockAllocator, PhysicalTokenBlock
+from kvcore.legacy.interfaces import Device
 from kvcore.legacy.space_errors import AlreadyFreed, ForeignBlock, OutOfMemory
 from tests.conftest import Backend
 

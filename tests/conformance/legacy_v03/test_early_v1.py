@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kvcore.commands import Allocate, Evict, Free, Touch
-from kvcore.errors import InvalidCount, InvalidToken, KvcoreError, StaleHits
+from kvcore.config import Config
+from kvcore.errors import InvalidConfig, InvalidCount, InvalidToken, KvcoreError, StaleHits
 from kvcore.legacy.early_errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
@@ -19,6 +20,8 @@ from kvcore.legacy.early_errors import (
     UnallocatedRequest,
 )
 from kvcore.legacy.early_v1 import KVCacheBlock, KVCacheManager, Request
+from kvcore.manager import KVCacheManager as Core
+from kvcore.values import Request as CoreRequest
 from tests.conformance.legacy_v03.stories import columns
 from tests.conftest import Backend
 
@@ -366,3 +369,21 @@ def test_sizes_that_are_none_are_refused(backend: Backend, sizes: Any) -> None:
     for options in ({"num_preallocate_tokens": -1}, {"max_model_len": 0}):
         with pytest.raises(InvalidCount):
             make(backend, **options)
+    for other in ({"hashing": "md5"}, {"hash_seed": "text"}):
+        with pytest.raises(InvalidConfig):
+            KVCacheManager(2, 4, backend=backend, **other)  # type: ignore[arg-type] # bad
+
+
+@pytest.mark.seed("S004-13", "X-12")
+@pytest.mark.parametrize("hashing", ["sha256", "sha256_cbor", "xxh3"])
+def test_keys_are_the_core_s_and_have_one_root_a_process(backend: Backend, hashing: Any) -> None:
+    seeded = {"hash_seed": b"shared", "hashing": hashing, "backend": backend}
+    managers = [KVCacheManager(2, 4, **seeded) for _ in range(2)]
+    managers += [KVCacheManager(2, 4, hashing=hashing, backend=backend) for _ in range(2)]
+    for manager in managers:
+        admit(manager, "a", range(3))
+    keys = [manager.block_pool[0].block_hash for manager in managers]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    core = Core(Config(5, 2, **{name: seeded[name] for name in ("hash_seed", "hashing")}), backend)
+    core.add_request(CoreRequest("a", range(3)))
+    assert core.get_block_keys("a") == ((keys[0],),)
