@@ -39,7 +39,6 @@ BACKENDS = frozenset({"python", "rust"})
 
 WORDS_MAX = 72
 REFERENCE = re.compile(r"\b(?:S00[0-4]-\d\d|X-\d\d)\b")
-LEGACY = re.compile(r"S001-\d\d|S004-(?:0[5-9]|10)")
 OLDER = re.compile(r"S00[14]-\d\d")
 
 
@@ -48,14 +47,12 @@ class Facts:
     """What `facts.toml` says.
 
     words: each fact in a few words. conflicts: likewise what was decided where seeds differ.
-    legacy: facts of an older release's form, and what takes its place. does_not_apply: with the
-    reason. once: facts of code that exists in one language, with the part that holds it. quirks:
-    facts about a quirk or defect of the original.
+    does_not_apply: with the reason. once: facts of code that exists in one language, with the part
+    that holds it. quirks: facts about a quirk or defect of the original.
     """
 
     words: Mapping[str, str]
     conflicts: Mapping[str, str] = attrs.field(factory=dict)
-    legacy: Mapping[str, str] = attrs.field(factory=dict)
     does_not_apply: Mapping[str, str] = attrs.field(factory=dict)
     once: Mapping[str, str] = attrs.field(factory=dict)
     quirks: Sequence[str] = ()
@@ -101,18 +98,13 @@ def complaints(facts: Facts, decisions: str) -> list[str]:
     found = [
         f"{each} is not in facts.toml" for each in (*NUMBERS, *CONFLICTS) if each not in worded
     ]
-    named = {*facts.words, *facts.legacy, *facts.does_not_apply, *facts.once, *facts.quirks}
+    named = {*facts.words, *facts.does_not_apply, *facts.once, *facts.quirks}
     unknown = (named - set(NUMBERS)) | (set(facts.conflicts) - set(CONFLICTS))
     found += [f"{each} in facts.toml is no fact" for each in sorted(unknown)]
     found += [
         f"{number} has {len(words)} characters, at most {WORDS_MAX} are a few words"
         for number, words in worded.items()
         if not 0 < len(words) <= WORDS_MAX
-    ]
-    found += [
-        f"{each} cannot be legacy: it is no fact of an older release's form"
-        for each in facts.legacy
-        if not LEGACY.fullmatch(each)
     ]
     found += [
         f"{number} cannot be said not to apply: nothing newer is named that supersedes it"
@@ -168,8 +160,6 @@ def _verdict(facts: Facts, number: str, results: Sequence[Result]) -> tuple[str,
     lacking = BACKENDS - {each.backend for each in passed}
     if lacking and number not in facts.once:
         return f"missing on {' and '.join(sorted(lacking))}", True
-    if number in facts.legacy:
-        return f"legacy: {facts.legacy[number]}", False
     return "pass", False
 
 

@@ -106,20 +106,6 @@ def test_a_number_that_is_no_fact_is_a_line_of_its_own() -> None:
     assert table(lines).endswith("293 numbers: 14 decided, 278 pass, 1 unknown; 1 to mend")
 
 
-def test_legacy_needs_its_test_all_the_same() -> None:
-    facts = Facts(WORDS, DECIDED, legacy={"S001-09": "columns"})
-    assert verdict(facts, PASSED, "S001-09") == ("legacy: columns", False)
-    assert verdict(facts, without("S001-09"), "S001-09") == ("missing", True)
-
-
-def test_legacy_is_open_only_to_the_form_of_older_releases() -> None:
-    open_to = {"S001-09": "x", "S004-05": "x", "S004-10": "x"}
-    assert complaints(Facts(WORDS, DECIDED, legacy=open_to), SETTLED) == []
-    for number in ("S000-09", "S004-04", "S004-11"):
-        (found,) = complaints(Facts(WORDS, DECIDED, legacy={number: "x"}), SETTLED)
-        assert number in found
-
-
 def test_what_does_not_apply_needs_no_test_and_may_have_none() -> None:
     facts = Facts(WORDS, DECIDED, does_not_apply={"S004-20": "other figures"})
     assert verdict(facts, without("S004-20"), "S004-20") == ("does not apply: other figures", False)

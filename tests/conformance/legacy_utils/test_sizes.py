@@ -120,6 +120,27 @@ def test_the_estimate_leaves_the_configuration_as_it_was() -> None:
     assert estimate_max_model_len(engine(64), {"a": full()}, PAGE) == 16
 
 
+@pytest.mark.seed("S001-50")
+@pytest.mark.parametrize("num_pages", [0, 1, 3, 4, 5, 8, 9, 100])
+def test_the_estimate_is_the_last_length_that_fits(num_pages: int) -> None:
+    specs = {"a": full(), "b": sliding(20)}
+
+    def fits(length: int) -> bool:
+        need = sum(spec.max_memory_usage_bytes(engine(length)) for spec in specs.values())
+        return need <= num_pages * PAGE
+
+    longest = max((length for length in range(1, 71) if fits(length)), default=0)
+    assert estimate_max_model_len(engine(70), specs, num_pages * PAGE) == longest
+
+
+@pytest.mark.seed("S001-56")
+def test_a_length_of_0_adds_no_text() -> None:
+    with pytest.raises(NotEnoughMemory) as caught:
+        check_enough_kv_cache_memory(engine(64), {"a": full()}, PAGE - 1)
+    assert "longest" not in str(caught.value)
+    assert caught.value.fields["longest_model_len"] == 0
+
+
 @pytest.mark.seed("S001-53", "S001-54", "S001-55")
 def test_too_little_memory_is_told_with_the_longest_length() -> None:
     specs = {"a": full(), "b": full()}
