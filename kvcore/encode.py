@@ -9,7 +9,8 @@ among the blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inver
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from kvcore.block_pool import BlockPool
 from kvcore.commands import close
@@ -28,6 +29,10 @@ PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 STORED, REMOVED, CLEARED = 0, 1, 2
 NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
+
+
+Write = Callable[["Writer", Any], None]
+Part = Callable[[Write, Any], bytes]
 
 
 class Writer:
@@ -65,18 +70,21 @@ class Writer:
         self.data += value
 
 
-def encode(state: State) -> bytes:
-    """The canonical bytes of a state."""
-    out = Writer()
-    _write_config(out, state.config)
+def encode(state: State, part: Part | None = None) -> bytes:
+    """The canonical bytes of a state.
+
+    part: gives the bytes of a config, pool or request, for callers that remember them.
+    """
+    part, out = part or _part_bytes, Writer()
+    out.data += part(_write_config, state.config)
     for pool in (state.device, state.host):
         if pool is not None:
-            _write_pool(out, pool)
+            out.data += part(_write_pool, pool)
     out.u32(len(state.rows))
     for request_id in state.rows:
         out.u8(request_id is not None)
         if request_id is not None:
-            _write_request(out, state.requests[request_id])
+            out.data += part(_write_request, state.requests[request_id])
     out.numbers(state.free_rows)
     _write_batch(out, state, state.batch)
     out.u32(len(state.unfinished))
@@ -94,6 +102,13 @@ def encode(state: State) -> bytes:
     for blocks in state.new_blocks:
         out.numbers(blocks)
     _write_operations(out, state)
+    return bytes(out.data)
+
+
+def _part_bytes(write: Write, value: Any) -> bytes:
+    """The bytes of one part of a state."""
+    out = Writer(b"")
+    write(out, value)
     return bytes(out.data)
 
 
