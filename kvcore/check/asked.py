@@ -32,14 +32,30 @@ def judged_in(
     everything = select(None, what.calls)
     if parity:
         everything |= select(frozenset({"REFINE"}), what.calls)
+    beyond = out_of_reach(what, parity=parity)
+    everything = {n: each for n, each in everything.items() if n not in (*beyond, "POLICY")}
     if chosen is None:
         return everything, ()
     given = list(chosen)
+    for name in beyond.keys() & {each for each in given if isinstance(each, str)}:
+        raise ValueError(f"{name} is not judged here: {beyond[name]}")
     named = select(frozenset(each for each in given if isinstance(each, str)), what.calls)
     own = [each for each in given if isinstance(each, Property) and each not in named.values()]
     _check_own(own)
     judged = named | {each.name: each for each in given if isinstance(each, Property)}
     return judged, tuple(name for name in everything if name not in judged)
+
+
+def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
+    """The properties that an exploration of a world cannot judge, and why."""
+    found = {"MANAGER": "a world has kvcore's own manager"}
+    if not callable(world.moves):
+        found["SCHEDULER"] = "the moves are kvcore's own"
+    if not parity:
+        found["REFINE"] = "it compares both languages, so explore with the backend both"
+    if world.config.max_in_flight:
+        found["OWNER-MIRROR"] = "with batches in flight a cancel drops what says who owns a block"
+    return found
 
 
 def _check_own(own: list[Property]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kvcore.check.profiles import PROFILES
 from kvcore.check.world import BASIC_CALLS, Symmetry, World
@@ -32,9 +32,17 @@ class BadOptions(ValueError):
     """Options that do not go together, in one sentence."""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with what is wrong."""
+        self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kvcore check",
         description="Explore every state of a small world, judged at every step.",
         epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong.",
@@ -168,6 +176,8 @@ def check_options(options: argparse.Namespace) -> None:
             raise BadOptions(f"{option(name)} {path}: there is no such folder")
     if options.backend == "rust" and options.full_keys:
         raise BadOptions("the twin keeps fingerprints: leave --full-keys or --backend rust out")
+    if "POLICY" in (options.properties or ()):
+        raise BadOptions("POLICY judges a policy of your own: see kvcore.check.policies in Python")
     if (options.write_test or options.write_trace) and options.json:
         raise BadOptions(
             "--json prints a violation's calls: leave --write-test and --write-trace out"

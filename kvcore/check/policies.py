@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import attrs
 
 from kvcore.block_pool import PoolDraft
+from kvcore.check.asked import out_of_reach
 from kvcore.check.properties import select
 from kvcore.check.report import Report
 from kvcore.check.search import check
@@ -26,7 +27,7 @@ from kvcore.errors import InvariantViolation
 from kvcore.hashing import HASH_SIZE
 
 NAME = "POLICY"
-WITHOUT = frozenset({"LRU", "REFINE"})
+WITHOUT = frozenset({"LRU"})
 """Properties that say what the built-in policies do."""
 
 
@@ -68,7 +69,8 @@ def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
         raise ValueError("a policy of your own is Python's alone: leave backend out")
     if limits.get("workers", 1) != 1:
         raise ValueError("a policy of your own is put into this process alone: leave workers out")
-    limits.setdefault("properties", sorted(set(select(None, world.calls)) - WITHOUT))
+    names = set(select(None, world.calls)) - WITHOUT - set(out_of_reach(world))
+    limits.setdefault("properties", sorted(names))
     with installed(policy):
         report = check(world, **limits)
     if report.violation is not None:

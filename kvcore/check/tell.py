@@ -42,7 +42,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield "new states by distance from the start:"
     most = max(report.depths, default=1)
     for depth, count in enumerate(report.depths):
-        yield f"  {depth:>3}  {count:>9,}  {'#' * round(BAR * count / most)}"
+        yield f"  {depth:>3}  {count:>9,}  {'#' * round(BAR * count / most)}".rstrip()
     if report.never and report.violation is None:
         yield from _wrapped("never taken: ", report.never)
 

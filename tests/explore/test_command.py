@@ -158,6 +158,14 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--write-test", "/no/such/folder/test.py"), "there is no such folder"),
         ((*SMALL, "--no-symmetry", "rows"), "only requests, blocks, tokens are renamed"),
         ((*SMALL, "--properties", "NONE"), "there is no property NONE"),
+        ((*SMALL, "--properties", "REFINE"), "REFINE is not judged here: it compares both"),
+        ((*SMALL, "--properties", "MANAGER"), "MANAGER is not judged here: a world has kvcore's"),
+        ((*SMALL, "--properties", "SCHEDULER"), "SCHEDULER is not judged here: the moves are"),
+        ((*SMALL, "--properties", "POLICY"), "POLICY judges a policy of your own"),
+        (
+            (*SMALL, "--max-in-flight", "1", "--properties", "OWNER-MIRROR"),
+            "OWNER-MIRROR is not judged here: with batches in flight",
+        ),
         ((*SMALL, "--watermark", "2"), "one request needs 1 block"),
     ],
 )
@@ -212,6 +220,32 @@ def test_nothing_is_said_where_the_reader_has_gone() -> None:
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", str(READER_GONE))
+
+
+def test_a_report_names_no_property_that_was_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, backend, without in (
+        ((), "python", {"REFINE", "POLICY", "SCHEDULER", "MANAGER"}),
+        ((), "both", {"POLICY", "SCHEDULER", "MANAGER"}),
+        (("--max-in-flight", "1"), "rust", {"REFINE", "OWNER-MIRROR"}),
+    ):
+        if backend != "python":
+            need_twin()
+        _, text, _ = run(capsys, *SMALL, *words, "--backend", backend, "--depth", "2", "--json")
+        judged = {each["name"] for each in json.loads(text)["properties"]}
+        assert not judged & without
+        assert {"KV-READ", "NOCRASH", "DEADLOCK-FREE"} <= judged
+        assert ("REFINE" in judged) == (backend == "both")
+
+
+def test_a_value_that_cannot_be_read_is_told_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([*SMALL, "--time", "0"])
+    assert ended.value.code == command.USAGE_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("kvcore check: argument --time: must be a number of seconds")
 
 
 def test_the_properties_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

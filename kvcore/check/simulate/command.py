@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from kvcore import _twin
+from kvcore.check.options import Parser
 from kvcore.check.pipes import quiet
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.device import Device, Plan, find_device
@@ -240,7 +241,7 @@ def _check(options: argparse.Namespace) -> list[Callable[[Plan], Device]]:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kvcore simulate",
         description="Random engines at real sizes over the core: scheduler, late device, failures.",
         epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
