@@ -17,7 +17,6 @@ import os
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from kvcore.arguments import read_count
@@ -28,6 +27,8 @@ from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash
 HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
 
 _GROUP = 0
+_NUMBER_SIZE = 33
+"""Bytes of a SHA-256 as a number with a sign."""
 
 
 class _Record(NamedTuple):
@@ -43,12 +44,18 @@ class BlockHashType(_Record):
     on besides.
     """
 
-    @cached_property
+    _key = b""
+
+    @property
     def core_key(self) -> bytes:
         """The key by which the core knows it. Raises WrongArgument where it is of other kinds."""
+        return self._key or self._make_key()
+
+    def _make_key(self) -> bytes:
         try:
-            return content_key(self)
-        except (TypeError, ValueError, AttributeError):
+            self._key = content_key(self)
+            return self._key
+        except (TypeError, ValueError, AttributeError, pickle.PickleError):
             expected = "a number, tokens and extra keys"
             raise WrongArgument(name="a block hash", expected=expected, value=repr(self)) from None
 
@@ -166,14 +173,22 @@ def hash_request_tokens(
     return records
 
 
+def with_keys(records: list[BlockHashType]) -> list[BlockHashType]:
+    """The same records, their keys made. Raises WrongArgument."""
+    for record in records:
+        assert record.core_key
+    return records
+
+
 def content_key(record: _Record) -> bytes:
     """The key by which the core knows a record."""
     number, tokens, extra = record
     try:
-        packed = _sized(b"q", struct.pack(f"<{len(tokens)}Q", *tokens))
-    except struct.error:
-        packed = _encode(tuple(tokens))
-    form = _encode(number) + packed + _encode(extra)
+        packed = struct.pack(f"<{len(tokens)}Q", *tokens)
+        head = number.to_bytes(_NUMBER_SIZE, "big", signed=True)
+        form = b"".join((b"q", struct.pack("<I", len(tokens)), head, packed, _encode(extra)))
+    except (struct.error, OverflowError, AttributeError):
+        form = b"".join((b"g", _encode(number), _encode(tuple(tokens)), _encode(extra)))
     return make_key(hashlib.sha256(form).digest(), _GROUP)
 
 

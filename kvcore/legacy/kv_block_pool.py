@@ -120,7 +120,7 @@ class BlockPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
         self.free_block_queue = PoolQueue(self)
-        self.null_block: KVCacheBlock = NullBlock(0)
+        self.null_block: KVCacheBlock = NullBlock.in_pool(self.backing, 0, self.free_block_queue)
         queue, places = self.free_block_queue, range(1, num_gpu_blocks)
         views = (KVCacheBlock.in_pool(self.backing, place, queue) for place in places)
         self.blocks = [self.null_block, *views]
@@ -130,6 +130,15 @@ class BlockPool:
         """The block that answers for a hash. Raises WrongArgument."""
         place = self.backing.lookup(read_record(block_hash).core_key)
         return None if place is None else self.blocks[place]
+
+    def publish(self, block: KVCacheBlock, block_hash: BlockHashType) -> None:
+        """Make a block with an owner findable. Raises UnusedBlock, AlreadyPublished."""
+        self.backing.publish(block.block_id, block_hash.core_key)
+        block.note(block_hash)
+
+    def can_publish(self, block: KVCacheBlock) -> bool:
+        """Whether a block with an owner has no hash; the null block never gets one."""
+        return block is not self.null_block and self.backing.key_of(block.block_id) is None
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Give so many free blocks one owner each; they lose their hashes.
@@ -180,11 +189,7 @@ class BlockPool:
 
     def check_own(self, blocks: Sequence[Any]) -> None:
         """Raise ForeignBlock unless all are blocks of this pool."""
+        own = self.blocks
         for block in blocks:
-            place = getattr(block, "block_id", None)
-            if (
-                not isinstance(place, int)
-                or not 0 <= place < self.num_gpu_blocks
-                or self.blocks[place] is not block
-            ):
-                raise ForeignBlock(block=repr(block), num_blocks=self.num_gpu_blocks)
+            if not isinstance(block, KVCacheBlock) or block.pool is not self.backing:
+                raise ForeignBlock(block=repr(block), num_blocks=len(own))

@@ -19,7 +19,13 @@ from kvcore.arguments import read_count
 from kvcore.commands import Batch
 from kvcore.errors import WrongArgument
 from kvcore.legacy.backing import BackendName
-from kvcore.legacy.block_hashes import BlockHashType, HashFunction, hash_request_tokens, sha256
+from kvcore.legacy.block_hashes import (
+    BlockHashType,
+    HashFunction,
+    hash_request_tokens,
+    sha256,
+    with_keys,
+)
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_errors import NotOneGroup, NotRunningRequest
 from kvcore.legacy.live_blocks import KVCacheBlock
@@ -110,7 +116,7 @@ class KVCacheManager:
         hashes = self.req_to_block_hashes.get(request.request_id)
         if not hashes:
             found = hash_request_tokens(self.caching_hash_fn, self.block_size, request)
-            hashes = self._keep_hashes(request.request_id, found)
+            hashes = self._keep_hashes(request.request_id, with_keys(found))
         if self._wants_prompt_logprobs(request):
             self._count(requests=1)
             return [], 0
@@ -196,15 +202,17 @@ class KVCacheManager:
             pool.touch(plan.hits)
         new_blocks = pool.get_new_blocks(plan.num_new) if plan.num_new else []
         table = self.req_to_blocks.setdefault(request_id, [])
+        num_old = len(table)
         table += plan.hits
         table += new_blocks
         if self.enable_caching:
-            hashes = self._keep_hashes(request_id, plan.new_hashes)
-            for place in range(plan.first_uncached, plan.num_full):
+            for place, record in enumerate(plan.full, plan.first_uncached):
                 block = table[place]
-                if block is not pool.null_block and block.block_hash is None:
-                    block.publish(hashes[place])
-            self.num_cached_block[request_id] = max(plan.first_uncached, plan.num_full)
+                if place >= num_old or pool.can_publish(block):
+                    pool.publish(block, record)
+            if plan.new_hashes:
+                self._keep_hashes(request_id, list(plan.new_hashes))
+            self.num_cached_block[request_id] = plan.first_uncached + len(plan.full)
         return new_blocks
 
     def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:

@@ -70,6 +70,11 @@ class KVCacheBlock:
         return block
 
     @property
+    def pool(self) -> Backing | None:
+        """The pool whose place it shows; None of a block by itself that nobody used yet."""
+        return self._pool
+
+    @property
     def ref_cnt(self) -> int:
         """Owners of the block."""
         return 0 if self._pool is None else self._pool.ref_count(self._place)
@@ -127,6 +132,10 @@ class KVCacheBlock:
             pool.publish(self._place, key)
             if unowned:
                 pool.release([self._place])
+        self._record = record
+
+    def note(self, record: BlockHashType) -> None:
+        """Keep the record that the block's key stands for."""
         self._record = record
 
     @property

@@ -22,6 +22,7 @@ from kvcore.legacy.block_hashes import (
     generate_block_hash_extra_keys,
     hash_block_tokens,
     need_extra_keys,
+    with_keys,
 )
 from kvcore.legacy.kv_cache_errors import (
     HitsWhileRunning,
@@ -30,7 +31,7 @@ from kvcore.legacy.kv_cache_errors import (
     TokensMissing,
     TooLong,
 )
-from kvcore.legacy.live_blocks import KVCacheBlock
+from kvcore.legacy.live_blocks import KVCacheBlock, read_record
 
 if TYPE_CHECKING:
     from kvcore.legacy.kv_cache_manager import KVCacheManager
@@ -40,16 +41,16 @@ if TYPE_CHECKING:
 class SlotPlan:
     """What an allocation does.
 
-    num_new: blocks to take. first_uncached, num_full: places to publish. new_hashes: of the places
-    behind those that have one.
+    num_new: blocks to take. full: records of the places to publish, from first_uncached on.
+    new_hashes: those of them, and before them, that the request has not yet.
     """
 
     fits: bool
     hits: tuple[KVCacheBlock, ...] = ()
     num_new: int = 0
     first_uncached: int = 0
-    num_full: int = 0
-    new_hashes: list[BlockHashType] = attrs.field(factory=list)
+    full: Sequence[BlockHashType] = ()
+    new_hashes: Sequence[BlockHashType] = ()
 
 
 def plan_slots(
@@ -88,8 +89,13 @@ def plan_slots(
     first = manager.num_cached_block.get(request.request_id, len(hits))
     num_drafts = len(getattr(request, "spec_token_ids", None) or ())
     num_full = min((end - num_drafts) // size, held + num_new)
-    hashes = make_hashes(manager, request, num_full) if num_full > first else []
-    return SlotPlan(True, hits, num_new, first, num_full, hashes)
+    if num_full <= first:
+        return SlotPlan(True, hits, num_new, first)
+    made = make_hashes(manager, request, num_full)
+    known = manager.req_to_block_hashes[request.request_id]
+    full = [*known[first:num_full], *made[max(0, first - len(known)) :]]
+    full = with_keys([read_record(record) for record in full])
+    return SlotPlan(True, hits, num_new, first, full, made)
 
 
 def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> None:
@@ -104,12 +110,16 @@ def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBloc
         *manager.req_to_block_hashes[request.request_id],
         *make_hashes(manager, request, min(len(hits), request.num_tokens // manager.block_size)),
     ]
-    group = manager.specialized_manager.group
+    group, pool = manager.specialized_manager.group, manager.block_pool
     num_unseen = skipped_blocks(group, len(hits) * manager.block_size)
+    null, key_of = pool.null_block, pool.backing.key_of
     for place, block in enumerate(hits):
-        unseen = place < num_unseen and block is manager.block_pool.null_block
-        known = place < len(hashes)
-        if not known or (not unseen and block.block_hash != hashes[place]):
+        if block is null:
+            is_good = place < num_unseen
+        else:
+            key = key_of(block.block_id)
+            is_good = place < len(hashes) and key == hashes[place].core_key
+        if not is_good:
             raise StaleHit(request=name, block=block.block_id, position=place)
 
 
@@ -120,11 +130,14 @@ def num_available(
     hits: Sequence[KVCacheBlock],
 ) -> int:
     """Blocks that can be taken once the window is trimmed and the hits are touched."""
-    null = manager.block_pool.null_block
-    skipped = manager.specialized_manager.skipped_places(table, counted)
-    coming = sum(table[place].ref_cnt == 1 for place in skipped)
-    going = sum(block is not null and block.ref_cnt == 0 for block in hits)
-    return manager.block_pool.get_num_free_blocks() + coming - going
+    pool = manager.block_pool
+    null, ref_count = pool.null_block, pool.backing.ref_count
+    coming = going = 0
+    for place in manager.specialized_manager.skipped_places(table, counted):
+        coming += ref_count(table[place].block_id) == 1
+    for block in hits:
+        going += block is not null and ref_count(block.block_id) == 0
+    return pool.get_num_free_blocks() + coming - going
 
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:

@@ -17,7 +17,7 @@ from kvcore.groups import Group, skipped_blocks
 from kvcore.legacy.block_hashes import BlockHashType
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_interface import read_spec
-from kvcore.legacy.live_blocks import KVCacheBlock
+from kvcore.legacy.live_blocks import KVCacheBlock, read_record
 
 
 class SpecializedManager(ABC):
@@ -68,12 +68,17 @@ class FullAttentionManager(SpecializedManager):
     ) -> list[KVCacheBlock]:
         """From the left up to the first miss, less what is dropped."""
         hit: list[KVCacheBlock] = []
+        lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
         for block_hash in block_hashes:
-            block = self.block_pool.get_cached_block(block_hash)
-            if block is None:
+            place = lookup(read_record(block_hash).core_key)
+            if place is None:
                 break
-            hit.append(block)
+            hit.append(blocks[place])
         return hit[: max(0, len(hit) - num_dropped)]
+
+    def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:  # noqa: ARG002 - nothing is ever skipped
+        """None: every query sees all."""
+        return []
 
 
 class SlidingWindowManager(SpecializedManager):

@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, KvcoreError, WrongArgument
+from kvcore.errors import InvalidCount, KvcoreError
 from kvcore.legacy.block_hashes import sha256
 from kvcore.legacy.kv_cache_errors import (
-    ForeignBlock,
-    HitsWhileRunning,
     HitsWithoutCaching,
-    NotOneGroup,
     NotRunningRequest,
-    StaleHit,
-    TokensMissing,
     TooLong,
 )
-from kvcore.legacy.kv_cache_interface import KVCacheConfig
-from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import KVCacheBlock, hash_block_tokens, hash_request_tokens
+from kvcore.legacy.kv_cache_utils import (
+    hash_block_tokens,
+    hash_request_tokens,
+)
 from kvcore.values import PrefixCacheStats
 from tests.conformance.legacy_utils.requests import (
     EngineRequest,
@@ -256,49 +252,6 @@ def test_eagle_drops_the_last_hit_block(backend: Backend) -> None:
     assert manager.get_computed_blocks(EngineRequest("3", [0, 1, 2, 3, 9])) == ([], 0)
 
 
-@pytest.mark.seed("S001-82")
-def test_of_duplicates_the_first_answers_then_the_next(backend: Backend) -> None:
-    manager = make(backend, 4)
-    first = EngineRequest("0", [1, 2, 3, 4])
-    second = EngineRequest("1", [1, 2, 3, 4])
-    third = EngineRequest("2", [1, 2, 3, 4, 5])
-    for request in (first, second):
-        assert manager.allocate_slots(request, 4) is not None
-    cached = manager.block_pool.cached_block_hash_to_block
-    (record,) = cached
-    assert (len(cached), list(cached[record])) == (1, [1, 2])
-    assert cached[record][1] is manager.block_pool.blocks[1]
-    assert ids(manager.get_computed_blocks(third)[0]) == [1]
-    finish(manager, first)
-    assert free(manager) == [3, 1]
-    assert ids(manager.block_pool.get_new_blocks(2)) == [3, 1]
-    assert ids(manager.get_computed_blocks(third)[0]) == [2]
-    assert list(cached[record]) == [2]
-    manager.free(second)
-    manager.block_pool.get_new_blocks(1)
-    assert (manager.get_computed_blocks(third), len(cached)) == (([], 0), 0)
-
-
-@pytest.mark.seed("S001-83")
-def test_a_hit_adds_an_owner_and_leaves_the_queue(backend: Backend) -> None:
-    manager = make(backend)
-    first = admit(manager, "0", PROMPT)
-    admit(manager, "1", PROMPT)
-    blocks = manager.block_pool.blocks
-    assert [block.ref_cnt for block in blocks[1:5]] == [2, 2, 1, 1]
-    finish(manager, first)
-    assert [block.ref_cnt for block in blocks[1:5]] == [1, 1, 0, 1]
-    assert free(manager) == [5, 6, 7, 8, 9, 10, 3]
-    for request in ("1",):
-        manager.free(EngineRequest(request, PROMPT))
-    assert free(manager) == [5, 6, 7, 8, 9, 10, 3, 4, 2, 1]
-    manager.block_pool.touch([blocks[2], blocks[0]])
-    assert free(manager) == [5, 6, 7, 8, 9, 10, 3, 4, 1]
-    assert [block.ref_cnt for block in blocks[:3]] == [0, 0, 1]
-    manager.block_pool.free_blocks([blocks[0], blocks[2]])
-    assert free(manager) == [5, 6, 7, 8, 9, 10, 3, 4, 1, 2]
-
-
 @pytest.mark.seed("S001-84")
 def test_usage_reset_and_statistics(backend: Backend) -> None:
     manager = make(backend, log_stats=True)
@@ -351,63 +304,3 @@ def test_without_caching_nothing_is_hashed_and_tails_are_freed_first(backend: Ba
         manager.allocate_slots(request, 3, manager.block_pool.blocks[1:3])
     assert isinstance(caught.value, AssertionError)
     assert all_of(manager) == before
-
-
-def test_freeing_or_asking_for_who_is_not_known_changes_nothing(backend: Backend) -> None:
-    manager = make(backend)
-    admit(manager, "0", PROMPT)
-    before = all_of(manager)
-    manager.free(EngineRequest("7", [1]))
-    manager.free_block_hashes(EngineRequest("7", [1]))
-    assert manager.req_to_blocks["7"] == []
-    assert manager.req_to_block_hashes["7"] == []
-    assert all_of(manager) == before
-
-
-def test_wrong_hits_are_refused_before_anything_changes(backend: Backend) -> None:
-    manager, other = make(backend), make(backend)
-    running = admit(manager, "0", range(12))
-    request = EngineRequest("1", list(range(13)))
-    hits, _ = manager.get_computed_blocks(request)
-    blocks = manager.block_pool.blocks
-    wrong: list[tuple[type[KvcoreError], EngineRequest, list[Any]]] = [
-        (ForeignBlock, request, [other.block_pool.blocks[1]]),
-        (ForeignBlock, request, [KVCacheBlock(1, backend=backend)]),
-        (ForeignBlock, request, [1]),
-        (StaleHit, request, [hits[1]]),
-        (StaleHit, request, [blocks[0], hits[1]]),
-        (StaleHit, request, [*hits, blocks[9]]),
-        (StaleHit, EngineRequest("2", [9] * 12), hits),
-        (HitsWhileRunning, running, hits),
-        (TokensMissing, EngineRequest("3", [1, 2, 3]), []),
-    ]
-    before = all_of(manager)
-    for error, asker, given in wrong:
-        with pytest.raises(error, match=r"\d"):
-            manager.allocate_slots(asker, 5, given)
-        assert all_of(manager) == before
-
-
-def test_a_hash_function_that_raises_has_changed_nothing(backend: Backend) -> None:
-    manager = make(backend)
-    request = EngineRequest("0", PROMPT, mm_positions=[Span(0, 2)], mm_hashes=[])
-    before = all_of(manager)
-    for call in (
-        lambda: manager.get_computed_blocks(request),
-        lambda: manager.allocate_slots(request, 11),
-    ):
-        with pytest.raises(KvcoreError, match="multi-modal hashes"):
-            call()
-        assert all_of(manager) == before
-
-
-def test_a_manager_serves_one_group(backend: Backend) -> None:
-    with pytest.raises(NotOneGroup) as caught:
-        KVCacheManager(KVCacheConfig(5, {}, []), 10, backend=backend)
-    assert isinstance(caught.value, AssertionError)
-    with pytest.raises(WrongArgument, match="caching_hash_algo"):
-        make(backend, caching_hash_algo="md5")
-    with pytest.raises(InvalidCount):
-        make(backend, max_model_len=0)
-    with pytest.raises(KvcoreError, match="num_blocks"):
-        make(backend, 0)

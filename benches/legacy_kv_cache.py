@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A story of vLLM 0.8.5's V1 manager: prompts of 512 tokens, hits, decoding, preemption.
+
+Run by benches/legacy.py. Hashes and their keys are made before look-ups are timed: that is done by
+the engine's hash function, once a block, and no transition of the core stands beneath it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from benches.legacy import Work
+from benches.legacy_v03 import for_each
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from kvcore.legacy.kv_cache_manager import KVCacheManager
+
+SIZE = 16
+PROMPT = 512
+NUM_REQUESTS = 128
+NUM_BLOCKS = 8192
+
+
+@dataclass
+class Request:
+    """What the manager reads of a request."""
+
+    request_id: str
+    all_token_ids: list[int]
+    num_computed_tokens: int = 0
+    spec_token_ids: list[int] = field(default_factory=list)
+    mm_positions: None = None
+    lora_request: None = None
+    status: str = "RUNNING"
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.all_token_ids)
+
+
+class V1:
+    """Requests of their own, then as many that hit all of them, decode and end."""
+
+    def __init__(self, backend: BackendName) -> None:
+        spec = FullAttentionSpec(SIZE, num_kv_heads=1, head_size=1, dtype="float16")
+        config = KVCacheConfig(NUM_BLOCKS, {}, [KVCacheGroupSpec(["layer"], spec)])
+        self.manager = KVCacheManager(config, 4096, log_stats=True, backend=backend)
+        self.backing = self.manager.block_pool.backing
+        tokens = [list(range(number, number + PROMPT)) for number in range(NUM_REQUESTS)]
+        self.first = [Request(f"a{number}", list(each)) for number, each in enumerate(tokens)]
+        self.second = [Request(f"b{number}", [*each, 1]) for number, each in enumerate(tokens)]
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """The life of all requests."""
+        manager, first, second = self.manager, self.first, self.second
+        allocate = manager.allocate_slots
+        for request in (*first, *second):
+            manager.get_computed_blocks(request)
+        yield "look-up, a miss", for_each(manager.get_computed_blocks, first)
+        yield "allocate, 32 blocks", for_each(allocate, first, [PROMPT] * NUM_REQUESTS)
+        yield "look-up, 32 hits", for_each(manager.get_computed_blocks, second)
+        hits = [manager.get_computed_blocks(request)[0] for request in second]
+        yield "allocate, 32 hits", for_each(allocate, second, [1] * NUM_REQUESTS, hits)
+        self._compute(first, PROMPT)
+        yield "decode, a new block", for_each(allocate, first, [1] * NUM_REQUESTS)
+        self._compute(first, PROMPT + SIZE - 1)
+        yield "decode, a full block", for_each(allocate, first, [1] * NUM_REQUESTS)
+        common = manager.get_num_common_prefix_blocks
+        yield "common prefix", for_each(common, second, [2] * NUM_REQUESTS)
+        yield "free", for_each(manager.free, (*first, *second))
+        yield "take_batch", manager.take_batch
+
+    def _compute(self, requests: list[Request], num_computed: int) -> None:
+        """So many tokens are computed, and one is new."""
+        for request in requests:
+            request.num_computed_tokens = num_computed
+            request.all_token_ids += [3] * (num_computed + 1 - request.num_tokens)
+
+
+STORIES = (V1,)
