@@ -37,6 +37,8 @@ LINE_BYTES_MAX = 2**26
 LENGTH_MAX = 2**62
 NUM_EXAMPLES = 10
 STDIN = "-"
+COMPRESSED = {b"\x1f\x8b": "zcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"\xfd7zXZ": "xzcat"}
+"""How compressed files begin, and what reads them."""
 _SHOWN = 40
 
 
@@ -123,6 +125,8 @@ class TraceReader:
         while line := file.readline(LINE_BYTES_MAX):
             self.num_lines += 1
             self.position += len(line)
+            if self.num_lines == 1:
+                self._check_plain(line)
             if len(line) == LINE_BYTES_MAX and not line.endswith(b"\n"):
                 rest = file.readline(LINE_BYTES_MAX)
                 too_long = bool(rest.strip())
@@ -135,6 +139,12 @@ class TraceReader:
                     continue
             if not line.isspace():
                 yield line
+
+    def _check_plain(self, line: bytes) -> None:
+        for start, program in COMPRESSED.items():
+            if line.startswith(start):
+                reason = f"it is compressed; `{program}` reads it into a pipe, which is read as `-`"
+                raise UnreadableTrace(file=self.name, reason=reason)
 
     def _decode(self, decoder: msgspec.json.Decoder[Row], line: bytes | None) -> Row:
         if line is None:

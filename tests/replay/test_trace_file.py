@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from pathlib import Path
@@ -148,6 +149,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         list(TraceReader(path))
     with pytest.raises(UnreadableTrace, match="cannot be read"):
         list(TraceReader(tmp_path))
+
+
+@pytest.mark.parametrize("module", ["gzip", "lzma"])
+def test_a_compressed_file_is_named_as_such_even_where_bad_lines_are_skipped(module: str) -> None:
+    packed = importlib.import_module(module).compress(line() + b"\n")
+    with pytest.raises(UnreadableTrace, match=r"is compressed; `(z|xz)cat` reads it"):
+        read(packed, skip_bad=True)
+    assert len(read(line(), b"\x1f\x8b", skip_bad=True)) == 1
 
 
 def test_a_file_can_be_read_twice_and_tells_how_far_it_was_read(tmp_path: Path) -> None:
