@@ -2,8 +2,9 @@
 """Compare block managers side by side on recorded lists of operations.
 
 Run: python -m benches.peers [--quick] [--cases 16k,d1024] [--peers vllm033,kvcore-rust]. Installs
-what is missing first (benches/peers/install.py). Ends with status 1 where hit tokens differ that
-are to be the same.
+what is missing first (benches/peers/install.py). Without --peers all of them run where the pool has
+16,384 blocks, and the main ones elsewhere. Ends with status 1 where hit tokens differ that are to
+be the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ BASE = "vllm033"
 QUICK_CASES = ("16k",)
 QUICK_PEERS = (BASE, "kvcore-rust", "kvcore-calls", "kvcore-batched")
 NULLS = ("null", "null-rust")
+EVERY_PEER = tuple(name for name in PEERS if name not in NULLS)
+FULL_CASE = "16k"
+MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-sha",
+              "kvcore-rust-xxh3", "kvcore-calls", "kvcore-batched")  # fmt: skip
 
 
 def read_names(text: str) -> list[str]:
@@ -43,11 +48,10 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
             + [f"  {name:<20}{peer.says}" for name, peer in PEERS.items() if name not in NULLS]
         ),
     )
-    every = [name for name in PEERS if name not in NULLS]
     parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
-    parser.add_argument("--peers", type=read_names, default=every, metavar="NAME,...")
+    parser.add_argument("--peers", type=read_names, metavar="NAME,...")
     parser.add_argument("--quick", action="store_true", help="one case, four peers, two rounds")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=300, help="of the trace")
     parser.add_argument("--trace", type=Path, help="Mooncake's JSONL; else a made-up one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
@@ -56,12 +60,17 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if asked.quick:
         asked.cases, asked.peers, asked.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
     for kind, known in (("cases", CASES), ("peers", PEERS)):
-        unknown = set(getattr(asked, kind)) - set(known)
+        unknown = set(getattr(asked, kind) or ()) - set(known)
         if unknown:
             parser.error(f"no {kind} are called {', '.join(sorted(unknown))}")
     if asked.trace is None and TRACE.exists():
         asked.trace = TRACE
     return asked
+
+
+def peers_of(case: str, asked: Sequence[str] | None) -> Sequence[str]:
+    """The peers that run a case: those that were asked for, else all or the main ones."""
+    return asked or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
 
 
 def print_table(
@@ -145,14 +154,16 @@ def tell(line: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, compare, print."""
     asked = read_options(arguments)
-    install.install({PEERS[name].family for name in asked.peers})
+    every = {name for case in asked.cases for name in peers_of(case, asked.peers)}
+    install.install({PEERS[name].family for name in every})
     sides: dict[str, Side] = {}
     differing = []
     for name in asked.cases:
         file = recorded(name, asked.trace, asked.requests)
-        side = compare(asked.peers, file, work.read(file), asked.rounds, tell)
+        peers = peers_of(name, asked.peers)
+        side = compare(peers, file, work.read(file), asked.rounds, tell)
         tell("")
-        print_case(name, side, asked.peers, markdown=asked.markdown)
+        print_case(name, side, peers, markdown=asked.markdown)
         differing += differing_hits(name, side)
         sides[name] = side
     found = list(numbers.rows(sides))
