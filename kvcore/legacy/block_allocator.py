@@ -107,9 +107,8 @@ class BlockTable(Sequence[PhysicalTokenBlock]):
         self.is_ring = True
 
     def replace(self, number: int, target: int) -> None:
-        """Put another block in all places of a block; from the first one on all is the ring's."""
+        """Put another block in all places of a block; one of the prefix becomes the ring's."""
         if self.is_ring:
-            self.num_prefix = min(self.num_prefix, self.numbers.index(number))
             self.numbers = [target if each == number else each for each in self.numbers]
         else:
             place = len(self.numbers) - 1

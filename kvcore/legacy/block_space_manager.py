@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
+from itertools import chain
 
 from kvcore.arguments import read_count, read_int
 from kvcore.commands import Batch
@@ -119,7 +120,7 @@ class BlockSpaceManager:
 
         Raises NoWaitingSequence, PrefixTooLong, UnknownPrefix.
         """
-        needed = self._num_fresh(seq_group, _num_logical(seq_group))
+        needed = self._num_fresh(seq_group, len(_waiting(seq_group)[0].logical_token_blocks))
         if self.num_total_gpu_blocks - needed < self.watermark_blocks:
             return AllocStatus.NEVER
         if self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks:
@@ -133,9 +134,9 @@ class BlockSpaceManager:
         blocks of a new prefix are owned by it, too. Raises NoWaitingSequence, AlreadyAllocated,
         PrefixTooLong, UnknownPrefix, OutOfMemory.
         """
-        num_logical = _num_logical(seq_group)
+        waiting = _waiting(seq_group)
+        num_logical = len(waiting[0].logical_token_blocks)
         num_fresh = self._num_fresh(seq_group, num_logical)
-        waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
         self._tables.check_new(waiting)
         prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
         shared = [] if prefix is None else prefix.get_block_numbers()
@@ -211,7 +212,7 @@ class BlockSpaceManager:
         shared = self._tables.ready_prefix(seq_group)
         seqs = seq_group.get_seqs(status=SequenceStatus.SWAPPED)
         tables = self._tables.find_all(seqs, Device.CPU)
-        used = [number for table in tables for number in table.distinct()]
+        used = list(chain.from_iterable(table.distinct() for table in tables))
         uses = Counter(used)
         targets = self.gpu_allocator.take(len(uses), "group", seq_group.request_id)
         mapping = dict(zip(uses, targets, strict=True))
@@ -220,7 +221,7 @@ class BlockSpaceManager:
         self.gpu_allocator.hold(_further(uses, mapping) + shared * len(seqs))
         self.cpu_allocator.release(used)
         for seq, table in zip(seqs, tables, strict=True):
-            numbers = shared + [mapping[number] for number in table.numbers]
+            numbers = [*shared, *map(mapping.__getitem__, table.numbers)]
             moved = BlockTable(self.gpu_allocator, numbers, len(shared), table.is_ring)
             self.block_tables[seq.seq_id] = moved
         return mapping
@@ -240,7 +241,7 @@ class BlockSpaceManager:
         shared = _prefix_numbers(seq_group)
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         tables = self._tables.find_all(seqs, Device.GPU)
-        released = [number for table in tables for number in table.distinct()]
+        released = list(chain.from_iterable(table.distinct() for table in tables))
         used = [number for number in released if number not in shared] if shared else released
         uses = Counter(used)
         targets = self.cpu_allocator.take(len(uses), "group", seq_group.request_id)
@@ -250,7 +251,10 @@ class BlockSpaceManager:
         self.cpu_allocator.hold(_further(uses, mapping))
         self.gpu_allocator.release(released)
         for seq, table in zip(seqs, tables, strict=True):
-            numbers = [mapping[number] for number in table.numbers if number not in shared]
+            own = table.numbers
+            if shared:
+                own = [number for number in own if number not in shared]
+            numbers = list(map(mapping.__getitem__, own))
             self.block_tables[seq.seq_id] = BlockTable(
                 self.cpu_allocator, numbers, is_ring=table.is_ring
             )
@@ -314,12 +318,12 @@ class BlockSpaceManager:
         return number, target
 
 
-def _num_logical(seq_group: SequenceGroup) -> int:
-    """Blocks of tokens of a group's first waiting sequence. Raises NoWaitingSequence."""
+def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
+    """A group's waiting sequences. Raises NoWaitingSequence."""
     waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
     if not waiting:
         raise NoWaitingSequence(group=repr(seq_group.request_id), num_seqs=seq_group.num_seqs())
-    return len(waiting[0].logical_token_blocks)
+    return waiting
 
 
 def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:
@@ -338,4 +342,8 @@ def _prefix_numbers(seq_group: SequenceGroup) -> set[int]:
 
 def _further(uses: Counter[int], mapping: dict[int, int]) -> list[int]:
     """The targets of all uses but the first of each block."""
-    return [mapping[number] for number, count in uses.items() for _ in range(count - 1)]
+    more: list[int] = []
+    for number, count in uses.items():
+        if count > 1:
+            more += [mapping[number]] * (count - 1)
+    return more

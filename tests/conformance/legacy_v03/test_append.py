@@ -171,6 +171,19 @@ def test_who_left_only_a_prefix_behind_is_on_the_cpu_too(backend: Backend) -> No
     assert table(manager, admitted, 1) == [7, 6, 5]
 
 
+@pytest.mark.seed("S003-14", "S003-20")
+def test_a_copy_of_the_prefix_s_last_block_is_the_ring_s_first(backend: Backend) -> None:
+    manager = make(backend, sliding_window=4)
+    admitted = admit(manager, 1, prefix=Prefix(range(4), SIZE))
+    seq = admitted.find(1)
+    # No token came: what is written next is the prefix's last block, which the prefix holds too.
+    assert manager.append_slot(seq) == (6, 5)
+    manager.check()
+    assert append(manager, seq, 4) == [None] * 4
+    assert table(manager, admitted, 1) == [7, 5, 4, 5]
+    assert owners(manager, 7, 6, 5, 4) == [2, 1, 1, 1]
+
+
 @pytest.mark.seed("S003-21")
 def test_a_copy_needs_a_block_beside_the_one_that_it_replaces(backend: Backend) -> None:
     manager = make(backend, 2)

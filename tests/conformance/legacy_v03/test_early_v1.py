@@ -207,7 +207,8 @@ def test_a_look_up_changes_nothing_and_may_find_all(backend: Backend) -> None:
 @pytest.mark.seed("S004-13")
 def test_without_caching_nothing_is_found(backend: Backend) -> None:
     manager = make(backend, enable_caching=False)
-    admit(manager, "a", range(6))
+    request = admit(manager, "a", range(6))
+    assert [decode(manager, request, token) for token in (6, 7)] == [[3], []]
     assert manager.get_computed_blocks(Request("b", range(6))) == []
     assert [block.block_hash for block in manager.block_pool] == [None] * 10
 
