@@ -8,8 +8,7 @@ Each call does all or nothing, and an error names the sequence. Source: S002-38 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from kvcore.commands import Batch
 from kvcore.legacy.backing import BackendName
@@ -23,7 +22,6 @@ from kvcore.legacy.block_errors import (
 from kvcore.legacy.block_table import BlockTable
 from kvcore.legacy.cpu_gpu_block_allocator import STAYS, CpuGpuBlockAllocator
 from kvcore.legacy.interfaces import Block, BlockId, Device
-from kvcore.legacy.null_block import NullBlock
 from kvcore.legacy.prefix_caching_allocator import read_time
 from kvcore.legacy.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
@@ -100,8 +98,10 @@ class SelfAttnBlockSpaceManager:
         first, table = waiting[0], self._empty_table()
         tokens = first.get_token_ids()
         if tokens:
-            with _told(first.seq_id):
+            try:
                 table.allocate(tokens, extra_hash=first.extra_hash())
+            except NoFreeBlocksError as error:
+                raise for_sequence(error, first.seq_id) from None
         self._add(first.seq_id, table)
         for seq_id in ids[1:]:
             self._add(seq_id, table.fork() if tokens else self._empty_table())
@@ -124,13 +124,15 @@ class SelfAttnBlockSpaceManager:
         Raises UnknownName, WrongCall, NoFreeBlocksError.
         """
         table = self._table(seq.seq_id)
-        with _told(seq.seq_id):
+        try:
             table.append_token_ids(
                 table.get_unseen_token_ids(seq.get_token_ids()),
                 num_lookahead_slots,
                 seq.data.get_num_computed_tokens(),
                 seq.extra_hash(),
             )
+        except NoFreeBlocksError as error:
+            raise for_sequence(error, seq.seq_id) from None
         return self.block_allocator.clear_copy_on_writes()
 
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
@@ -269,10 +271,10 @@ class SelfAttnBlockSpaceManager:
         blocks: list[Block] = []
         for seq in seq_group.get_seqs(status=status):
             table = self._table(seq.seq_id)
-            moved = [each for each in table.blocks if not isinstance(each, NullBlock)]
-            not_full = sum(not block.is_full for block in moved)
+            full = [block for block in table.blocks if block.is_full]
+            not_full = len(table.blocks) - len(full) - table.num_null_blocks
             touched += max(self._touched(seq, num_lookahead_slots), not_full)
-            blocks += moved
+            blocks += full
         touched += self.block_allocator.get_num_full_blocks_touched(blocks, device)
         watermark_blocks = self.watermark_blocks if device is Device.GPU else 0
         if self.block_allocator.get_num_total_blocks(device) < touched:
@@ -287,8 +289,10 @@ class SelfAttnBlockSpaceManager:
         seqs = seq_group.get_seqs(status=status)
         tables = [self._table(seq.seq_id) for seq in seqs]
         blocks = [block for table in tables for block in table.blocks]
-        with _told(", ".join(str(seq.seq_id) for seq in seqs)):
+        try:
             pairs = iter(self.block_allocator.swap_pairs(blocks, source, target))
+        except NoFreeBlocksError as error:
+            raise for_sequence(error, ", ".join(str(seq.seq_id) for seq in seqs)) from None
         place = self.block_allocator.get_physical_block_id
         mapping: list[tuple[BlockId, BlockId]] = []
         for table in tables:
@@ -319,12 +323,3 @@ def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:
     reason = "request {request!r} has {num} waiting sequences"
     require(num > 0, reason, request=request, num=num)
     return waiting
-
-
-@contextmanager
-def _told(sequence: object) -> Iterator[None]:
-    """Let a shortage name the sequence that it hit."""
-    try:
-        yield
-    except NoFreeBlocksError as error:
-        raise for_sequence(error, sequence) from None

@@ -53,6 +53,13 @@ class BlockTable:
         return self._block_ids
 
     @property
+    def num_null_blocks(self) -> int:
+        """Places that a window has passed."""
+        if self._max_block_sliding_window is None:
+            return 0
+        return sum(isinstance(block, NullBlock) for block in self._blocks)
+
+    @property
     def num_full_slots(self) -> int:
         """Tokens of the table."""
         return self._num_full_slots
@@ -88,17 +95,13 @@ class BlockTable:
         num_computed_slots: where the window ends. Raises WrongCall, NoFreeBlocksError.
         """
         self._check_allocated()
-        num = len(token_ids)
+        num, first = len(token_ids), self._num_full_slots // self._block_size
         hash((extra_hash, *token_ids))  # What cannot be hashed is found before anything changes.
-        passed = self._passed(num_computed_slots)
-        self._check_room(token_ids, num + num_lookahead_slots, passed)
         if self._max_block_sliding_window is not None:
-            null_block = self._allocator.allocate_or_get_null_block()
-            for position in passed:
-                self._allocator.free(self._blocks[position], keep_block_object=True)
-                self._set(position, null_block)
+            self._drop_passed(num_computed_slots, token_ids, num + num_lookahead_slots)
+        elif num > self._first_chunk_size() or self._num_new_blocks(num + num_lookahead_slots):
+            self._check_room(token_ids, num + num_lookahead_slots)
         self.ensure_num_empty_slots(num + num_lookahead_slots, extra_hash)
-        first = self._num_full_slots // self._block_size
         for position, tokens in enumerate(self._chunks_to_append(token_ids), first):
             block = self._blocks[position]
             block.append_token_ids(tokens)
@@ -136,11 +139,7 @@ class BlockTable:
 
     def free(self) -> None:
         """Give all blocks back; the table is empty then, and can be allocated again."""
-        real = [block for block in self._blocks if not isinstance(block, NullBlock)]
-        for block in real:
-            self._allocator.owner(block).check_held([block])
-        for block in real:
-            self._allocator.free(block)
+        self._allocator.free_all(self._blocks)
         self.update([])
         self._num_full_slots = 0
 
@@ -180,19 +179,36 @@ class BlockTable:
         ahead = self._blocks[: max(end, 0)]
         return [at for at, block in enumerate(ahead) if not isinstance(block, NullBlock)]
 
-    def _check_room(self, token_ids: Sequence[int], num_slots: int, passed: Sequence[int]) -> None:
-        """Raise NoFreeBlocksError unless blocks to add, to copy and the null block are there."""
-        allocator = self._allocator
-        free = allocator.get_num_free_blocks(Device.GPU)
-        null = int(self._max_block_sliding_window is not None and not allocator.has_null_block)
-        first = self._num_full_slots // self._block_size
-        written = range(first, first + len(self._chunks_to_append(token_ids)))
-        owners = allocator.allocator(Device.GPU).refcounter.get
-        needed = self._num_new_blocks(num_slots)
-        needed += sum(owners(each) > 1 for each in self._block_ids[written.start : written.stop])
+    def _drop_passed(
+        self, num_computed_slots: int | None, token_ids: Sequence[int], num_slots: int
+    ) -> None:
+        """Give back what the window has passed, if there is room then for what comes."""
+        passed = self._passed(num_computed_slots)
+        owners = self._allocator.allocator(Device.GPU).refcounter.get
         given_back = sum(owners(self._block_ids[each]) == 1 for each in passed)
-        if null > free or needed + null > free + given_back:
-            raise self._shortage(needed + null)
+        null = int(not self._allocator.has_null_block)
+        if null > self._allocator.get_num_free_blocks(Device.GPU):
+            raise self._shortage(null)
+        self._check_room(token_ids, num_slots, given_back - null)
+        null_block = self._allocator.allocate_or_get_null_block()
+        for position in passed:
+            self._allocator.free(self._blocks[position], keep_block_object=True)
+            self._blocks[position] = null_block
+            self._block_ids[position] = _id_of(null_block)
+
+    def _check_room(self, token_ids: Sequence[int], num_slots: int, extra: int = 0) -> None:
+        """Raise NoFreeBlocksError unless blocks to add and to copy are there.
+
+        extra: how many more than are free will be by then.
+        """
+        needed = self._num_new_blocks(num_slots)
+        first = self._num_full_slots // self._block_size
+        last = -(-(self._num_full_slots + len(token_ids)) // self._block_size)
+        written = self._block_ids[first:last]
+        owners = self._allocator.allocator(Device.GPU).refcounter.get
+        needed += sum(owners(each) > 1 for each in written)
+        if needed > self._allocator.get_num_free_blocks(Device.GPU) + extra:
+            raise self._shortage(needed - min(extra, 0))
 
     def _shortage(self, needed: int) -> NoFreeBlocksError:
         free, total = (
@@ -205,17 +221,13 @@ class BlockTable:
     def _check_allocated(self) -> None:
         require(len(self._blocks) > 0, "the table has no blocks: allocate it first")
 
-    def _set(self, position: int, block: Block) -> None:
-        self._blocks[position] = block
-        self._block_ids[position] = _id_of(block)
-
 
 def _id_of(block: Block) -> BlockId:
-    require(
-        block.block_id is not None, "a block of {num} tokens has no id", num=len(block.token_ids)
-    )
-    assert block.block_id is not None
-    return block.block_id
+    block_id = block.block_id
+    if block_id is None:
+        require(False, "a block of {num} tokens has no id", num=len(block.token_ids))
+    assert block_id is not None
+    return block_id
 
 
 def _chunks(token_ids: Sequence[int], first: int, size: int) -> list[list[int]]:

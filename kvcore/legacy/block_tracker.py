@@ -35,15 +35,19 @@ class BlockTracker:
 
     def enable(self) -> None:
         """Begin to track. Raises WrongCall where that was begun."""
-        require(not self.active, "the block is tracked already")
+        if self.active:
+            require(False, "the block is tracked already")
         self.active = True
-        self.reset()
+        self.last_accessed = NEVER_ACCESSED
+        self.computed = False
 
     def disable(self) -> None:
         """End to track. Raises WrongCall where that was not begun."""
-        require(self.active, "the block is not tracked")
+        if not self.active:
+            require(False, "the block is not tracked")
         self.active = False
-        self.reset()
+        self.last_accessed = NEVER_ACCESSED
+        self.computed = False
 
 
 class RefCounter:
@@ -77,7 +81,7 @@ class RefCounter:
         """Take an owner; its new count. Raises WrongCall for an unknown or a free block."""
         count = self.get(block_id)
         require(count > 0, "block {block} has {count} owners", block=block_id, count=count)
-        self._blocks.release(block_id)
+        self._blocks.release([block_id])
         return count - 1
 
     def get(self, block_id: BlockId) -> int:

@@ -36,13 +36,27 @@ class PrefixCachingBlock(NaiveBlock):
         extra_hash: int | None = None,
     ) -> None:
         """Raises WrongCall for another kind of block or allocator, or too many tokens."""
-        kind = type(allocator).__name__
-        require(isinstance(allocator, ContentAllocator), "a {kind} caches no prefixes", kind=kind)
+        if not isinstance(allocator, ContentAllocator):
+            kind = type(allocator).__name__
+            require(False, "a {kind} caches no prefixes", kind=kind)
         check_previous(prev_block)
-        super().__init__(prev_block, token_ids, block_size, allocator, block_id)
-        self._extra_hash = extra_hash
+        self.begin(prev_block, token_ids, block_size, allocator, block_id)
+        self._extra_hash: int | None = extra_hash
+        self._computed = computed
+
+    def begin(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_size: int,
+        allocator: TierAllocator,
+        block_id: BlockId | None,
+    ) -> None:
+        """Be a new block, whatever this object was before. Raises WrongCall."""
+        super().begin(prev_block, token_ids, block_size, allocator, block_id)
+        self._extra_hash = None
         self._content_hash: int | None = None
-        self.computed = computed
+        self._computed = False
         self.last_accessed: float = NEVER_ACCESSED
         self._count_total()
 
@@ -51,16 +65,16 @@ class PrefixCachingBlock(NaiveBlock):
 
         Raises WrongCall, NoFreeBlocksError.
         """
-        fields = {"block": self._block_id, "num": len(token_ids)}
-        reason = "block {block} has a content hash: {num} tokens cannot be added"
-        require(self.content_hash is None, reason, **fields)
-        reason = "block {block} is computed: {num} tokens cannot be added"
-        require(not self.computed, reason, **fields)
-        check_tokens(token_ids, self.num_empty_slots, self._block_id)
+        if self._computed or self.content_hash is not None:
+            state = "is computed" if self._computed else "has a content hash"
+            reason = "block {block} {state}: {num} tokens cannot be added"
+            require(False, reason, block=self._block_id, state=state, num=len(token_ids))
         if not token_ids:
             return
-        content_hash = None
-        if len(token_ids) == self.num_empty_slots:
+        num_tokens, content_hash = len(self._token_ids) + len(token_ids), None
+        if num_tokens > self._block_size:
+            check_tokens(token_ids, self.num_empty_slots, self._block_id)
+        if num_tokens == self._block_size:
             content_hash = self._hash_of([*self._token_ids, *token_ids])
         super().append_token_ids(token_ids)
         self._count_total()
@@ -71,7 +85,7 @@ class PrefixCachingBlock(NaiveBlock):
     @property
     def content_hash(self) -> int | None:
         """The hash of all tokens up to its end; None until it is full and follows a hash."""
-        if self._content_hash is None and self.is_full:
+        if self._content_hash is None and len(self._token_ids) == self._block_size:
             self._content_hash = self._hash_of(self._token_ids)
         return self._content_hash
 
@@ -107,8 +121,9 @@ class PrefixCachingBlock(NaiveBlock):
             prev_block_hash = NONE_HASH
         return hash((is_first_block, prev_block_hash, *cur_block_token_ids, extra_hash))
 
-    def know_hash(self, content_hash: int | None) -> None:
-        """Take a hash that was worked out already."""
+    def know(self, extra_hash: int | None, content_hash: int | None = None) -> None:
+        """Take what was worked out already."""
+        self._extra_hash = extra_hash
         self._content_hash = content_hash
 
     def _hash_of(self, token_ids: list[int]) -> int | None:
@@ -124,6 +139,6 @@ class PrefixCachingBlock(NaiveBlock):
 
 def check_previous(prev_block: Block | None) -> None:
     """Raise WrongCall unless a block can stand before one with a hash."""
-    kind = type(prev_block).__name__
-    holds = prev_block is None or isinstance(prev_block, PrefixCachingBlock)
-    require(holds, "a {kind} cannot stand before a block with a content hash", kind=kind)
+    if prev_block is not None and not isinstance(prev_block, PrefixCachingBlock):
+        kind = type(prev_block).__name__
+        require(False, "a {kind} cannot stand before a block with a content hash", kind=kind)

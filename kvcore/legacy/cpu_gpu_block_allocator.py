@@ -108,9 +108,10 @@ class CpuGpuBlockAllocator:
 
     def owner(self, block: Block) -> Any:
         """The allocator of a block. Raises WrongCall where it has no id, UnknownName."""
-        block_id, num = block.block_id, len(block.token_ids)
-        reason = "Freeing unallocated block is undefined: it has no id, and {num} tokens"
-        require(block_id is not None, reason, num=num)
+        block_id = block.block_id
+        if block_id is None:
+            reason = "Freeing unallocated block is undefined: it has no id, and {num} tokens"
+            require(False, reason, num=len(block.token_ids))
         assert block_id is not None
         return self._allocators[self._device(block_id)]
 
@@ -167,6 +168,12 @@ class CpuGpuBlockAllocator:
         free: int = self.allocator(device).get_num_free_blocks()
         return free
 
+    def free_all(self, blocks: Sequence[Block]) -> None:
+        """Give blocks of one device back, all or none; the null block stays. Raises WrongCall."""
+        real = [block for block in blocks if not isinstance(block, NullBlock)]
+        if real:
+            self.owner(real[0]).free_all(real)
+
     def get_num_total_blocks(self, device: Device) -> int:
         """All blocks of a device."""
         total: int = self.allocator(device).get_num_total_blocks()
@@ -179,8 +186,7 @@ class CpuGpuBlockAllocator:
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
         """How many blocks of a device these would take, full ones alone."""
-        real = [block for block in blocks if not isinstance(block, NullBlock)]
-        touched: int = self.allocator(device).get_num_full_blocks_touched(real)
+        touched: int = self.allocator(device).get_num_full_blocks_touched(blocks)
         return touched
 
     def swap(
@@ -200,13 +206,13 @@ class CpuGpuBlockAllocator:
         moved = [block for block in blocks if not isinstance(block, NullBlock)]
         old = source.check_held(moved)
         placed = target.place_blocks(moved)
-        written: set[BlockId] = set()
+        copies: dict[BlockId, BlockId] = {}
         for block, old_id, (new_id, is_there) in zip(moved, old, placed, strict=True):
-            if block.token_ids and not is_there and new_id not in written:
-                self._copy(dst_device, source.get_physical_block_id(old_id), new_id)
-                written.add(new_id)
+            if block.token_ids and not is_there:
+                copies.setdefault(new_id, old_id)
+        self._copy(dst_device, source.blocks.places(copies.values()), target.blocks.places(copies))
         if dst_device is Device.CPU:
-            target.note_written(written)
+            target.note_written(copies)
         source.drop_all(moved)
         for block, (new_id, _) in zip(moved, placed, strict=True):
             target.adopt(block, new_id)
@@ -279,9 +285,10 @@ class CpuGpuBlockAllocator:
         known = f"there are {len(self.all_block_ids)} of both devices"
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 
-    def _copy(self, dst_device: Device, source: int, new_id: BlockId) -> None:
-        target = self._allocators[dst_device].get_physical_block_id(new_id)
+    def _copy(self, dst_device: Device, sources: list[int], targets: list[int]) -> None:
         if dst_device is Device.CPU:
-            self._backing.copy_out(source, target)
+            for block, host_block in zip(sources, targets, strict=True):
+                self._backing.copy_out(block, host_block)
         else:
-            self._backing.copy_in(source, target)
+            for host_block, block in zip(sources, targets, strict=True):
+                self._backing.copy_in(host_block, block)

@@ -59,7 +59,7 @@ class LRUEvictor:
         holds = (count, found) == (1, content_hash)
         require(holds, reason, block=block_id, **fields)
         self._blocks.rank(block_id, last_accessed, num_hashed_tokens)
-        self._blocks.release(block_id)
+        self._blocks.release([block_id])
 
     def update(self, block_id: BlockId, last_accessed: float) -> None:
         """Say when a block was used. Raises WrongValue where it is not in the evictor."""

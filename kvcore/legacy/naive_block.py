@@ -13,7 +13,6 @@ from kvcore.legacy.block_errors import NotSupported
 from kvcore.legacy.interfaces import Block, BlockId, Device
 from kvcore.legacy.tier_allocator import (
     TierAllocator,
-    check_block_size,
     check_no_device,
     check_tokens,
 )
@@ -33,17 +32,29 @@ class NaiveBlock(Block):
         block_id: BlockId | None = None,
         extra_hash: int | None = None,  # noqa: ARG002 # the original takes it and has no use for it
     ) -> None:
-        check_block_size(block_size)
-        check_tokens(token_ids, block_size, block_id)
+        self.begin(prev_block, token_ids, block_size, allocator, block_id)
+
+    def begin(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_size: int,
+        allocator: TierAllocator,
+        block_id: BlockId | None,
+    ) -> None:
+        """Be a new block, whatever this object was before. Raises WrongCall."""
+        if len(token_ids) > block_size:
+            check_tokens(token_ids, block_size, block_id)
         self._prev_block = prev_block
-        self._token_ids = list(token_ids)
+        self._token_ids = token_ids[:]
         self._block_size = block_size
         self._allocator = allocator
         self._block_id = block_id
 
     def append_token_ids(self, token_ids: list[int]) -> None:
         """Add tokens, to a copy where others hold it. Raises WrongCall, NoFreeBlocksError."""
-        check_tokens(token_ids, self.num_empty_slots, self._block_id)
+        if len(token_ids) + len(self._token_ids) > self._block_size:
+            check_tokens(token_ids, self.num_empty_slots, self._block_id)
         if not token_ids:
             return
         if self._block_id is not None:
@@ -125,7 +136,7 @@ class NaiveBlockAllocator(TierAllocator):
     ) -> Block:
         """An empty block. Raises NoFreeBlocksError."""
         check_no_device(device)
-        return self._make(prev_block, [], self._take(), extra_hash)
+        return self._make(prev_block, [], self._take()[0], extra_hash)
 
     def allocate_immutable_blocks(
         self,
@@ -146,18 +157,18 @@ class NaiveBlockAllocator(TierAllocator):
     ) -> list[Block]:
         """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
         for chunk in chunks:
-            check_tokens(chunk, self._block_size, None)
-        self.check_fits(len(chunks), f"{len(chunks)} blocks")
+            if len(chunk) > self._block_size:
+                check_tokens(chunk, self._block_size, None)
         made: list[Block] = []
-        for chunk in chunks:
-            before = made[-1] if made else prev_block
-            made.append(self._make(before, chunk, self._take(), extra_hash))
+        for chunk, block_id in zip(chunks, self._take(len(chunks)), strict=True):
+            prev_block = self._make(prev_block, chunk, block_id, extra_hash)
+            made.append(prev_block)
         return made
 
     def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
         """A new block for each object, all or none. Raises NoFreeBlocksError."""
         self.check_fits(len(blocks), f"swap in of {len(blocks)} blocks")
-        return [(self._take(), False) for _ in blocks]
+        return [(block_id, False) for block_id in self._take(len(blocks))]
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
         """Full blocks among them, each object once."""
@@ -213,13 +224,7 @@ class NaiveBlockAllocator(TierAllocator):
         prev_block: Block | None,
         token_ids: list[int],
         block_id: BlockId | None,
-        extra_hash: int | None,
+        extra_hash: int | None,  # noqa: ARG002 # a naive block has no use for it
     ) -> None:
         assert isinstance(block, NaiveBlock)
-        size = self._block_size
-        NaiveBlock.__init__(block, prev_block, token_ids, size, self, block_id, extra_hash)
-
-    def _drop(self, block: Block) -> None:
-        assert block.block_id is not None
-        self._blocks.release(block.block_id)
-        block.block_id = None
+        block.begin(prev_block, token_ids, self._block_size, self, block_id)

@@ -23,6 +23,9 @@ from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.tier_allocator import check_no_device, check_tokens
 from kvcore.legacy.tier_blocks import TierBlocks
 
+Placed = tuple[BlockId, bool, bool]
+"""A block for a content, whether it was found, and whether the content is in it."""
+
 
 class PrefixCachingBlockAllocator(ContentAllocator):
     """Blocks of one tier that sequences of the same content share."""
@@ -57,7 +60,7 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         """An empty block. Raises WrongCall, NoFreeBlocksError."""
         check_no_device(device)
         check_previous(prev_block)
-        return self._make(prev_block, [], self._take(), extra_hash)
+        return self._make(prev_block, [], self._take()[0], extra_hash)
 
     def allocate_immutable_blocks(
         self,
@@ -68,10 +71,11 @@ class PrefixCachingBlockAllocator(ContentAllocator):
     ) -> list[Block]:
         """Full blocks, found or new, all or none. Raises WrongCall, NoFreeBlocksError."""
         check_no_device(device)
-        for token_ids in block_token_ids:
-            reason = "a full block has {size} tokens, {num} are given"
-            size, num = self._block_size, len(token_ids)
-            require(num == size, reason, size=size, num=num)
+        size = self._block_size
+        for num in map(len, block_token_ids):
+            if num != size:
+                reason = "a full block has {size} tokens, {num} are given"
+                require(False, reason, size=size, num=num)
         return self.allocate_chunks(prev_block, block_token_ids, extra_hash)
 
     def allocate_chunks(
@@ -85,27 +89,14 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         Raises WrongCall, NoFreeBlocksError.
         """
         check_previous(prev_block)
-        hashes: list[int | None] = []
-        parent = None if prev_block is None else prev_block.content_hash
-        for chunk in chunks:
-            check_tokens(chunk, self._block_size, None)
-            if len(chunk) < self._block_size:
-                hashes.append(None)
-                continue
-            is_first = prev_block is None and not hashes
-            reason = "{num} tokens cannot follow a block without content hash as a full block"
-            require(is_first or parent is not None, reason, num=len(chunk))
-            parent = PrefixCachingBlock.hash_block_tokens(is_first, parent, chunk, extra_hash)
-            hashes.append(parent)
-        self.check_fits(self._count_needed(hashes), f"{len(chunks)} blocks")
+        hashes = self._hash_chunks(prev_block, chunks, extra_hash)
+        placed = self._find_or_take(hashes, f"{len(chunks)} blocks")
         made: list[Block] = []
-        for chunk, content_hash in zip(chunks, hashes, strict=True):
-            before = made[-1] if made else prev_block
-            block_id, is_hit = self._find_or_take(content_hash)
-            block = self._make(before, chunk, block_id, extra_hash)
-            self._know_hash(block, content_hash)
-            block.computed = is_hit
-            made.append(block)
+        for chunk, content_hash, (block_id, is_hit, _) in zip(chunks, hashes, placed, strict=True):
+            prev_block = self._make(prev_block, chunk, block_id, extra_hash)
+            self._know_hash(prev_block, content_hash)
+            prev_block.computed = is_hit
+            made.append(prev_block)
         return made
 
     def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
@@ -114,13 +105,8 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         Raises WrongCall, NoFreeBlocksError.
         """
         hashes = [block.content_hash for block in blocks]
-        self.check_fits(self._count_needed(hashes), f"swap in of {len(blocks)} blocks")
-        placed = []
-        for content_hash in hashes:
-            found = None if content_hash is None else self._blocks.lookup(content_hash)
-            is_there = found is not None and self.block_is_computed(found)
-            placed.append((self._find_or_take(content_hash)[0], is_there))
-        return placed
+        placed = self._find_or_take(hashes, f"swap in of {len(blocks)} blocks")
+        return [(block_id, is_there) for block_id, _, is_there in placed]
 
     def is_block_cached(self, block: Block) -> bool:
         """Whether a block's content can be found. Raises WrongCall without content hash."""
@@ -135,19 +121,21 @@ class PrefixCachingBlockAllocator(ContentAllocator):
 
         Raises WrongCall.
         """
-        reason = "block {block} has no content hash: {num} of {size} tokens"
-        num, size, own = len(block.token_ids), self._block_size, block.block_id
-        require(block.content_hash is not None, reason, block=own, num=num, size=size)
-        assert block.content_hash is not None
+        content_hash = block.content_hash
+        if content_hash is None:
+            reason = "block {block} has no content hash: {num} of {size} tokens"
+            num, size = len(block.token_ids), self._block_size
+            require(False, reason, block=block.block_id, num=num, size=size)
+        assert content_hash is not None
         (own,) = self.check_held([block])
-        found = self._blocks.lookup(block.content_hash)
+        found = self._blocks.lookup(content_hash)
         if found is None:
-            self._blocks.publish(own, block.content_hash)
+            self._blocks.publish(own, content_hash)
             self._touched_blocks.add(own)
             return own
         if found != own:
-            self._drop(block)
-            self._hit(found)
+            self.drop_all([block])
+            self._hit([found])
             block.block_id = found
             block.computed = True
         return found
@@ -161,7 +149,7 @@ class PrefixCachingBlockAllocator(ContentAllocator):
                 raise WrongValue(reason=reason.format(block_id), block=block_id)
         for block_id in block_ids:
             if self._tracker(block_id).active:
-                self._tracker(block_id).last_accessed = now
+                self._tracker(block_id).last_accessed = time
             else:
                 self._blocks.rank(block_id, time)
 
@@ -235,52 +223,97 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         found = self._blocks.lookup(content_hash)
         return found is not None and self._blocks.ref_count(found) > 0
 
-    def _count_needed(self, hashes: Sequence[int | None]) -> int:
-        """Blocks that leave the free ones for these: one for each content that nobody holds."""
-        plain = sum(each is None for each in hashes)
-        contents = {each for each in hashes if each is not None}
-        return plain + sum(not self._is_owned(each) for each in contents)
+    def _hash_chunks(
+        self, prev_block: Block | None, chunks: Sequence[list[int]], extra_hash: int | None
+    ) -> list[int | None]:
+        """The content hash of each full chunk, None for a part-full one. Raises WrongCall."""
+        hashes: list[int | None] = []
+        parent = None if prev_block is None else prev_block.content_hash
+        for chunk in chunks:
+            if len(chunk) != self._block_size:
+                check_tokens(chunk, self._block_size, None)
+                hashes.append(None)
+                continue
+            is_first = prev_block is None and not hashes
+            if parent is None and not is_first:
+                reason = "{num} tokens cannot follow a block without content hash as a full block"
+                require(False, reason, num=len(chunk))
+            parent = PrefixCachingBlock.hash_block_tokens(is_first, parent, chunk, extra_hash)
+            hashes.append(parent)
+        return hashes
 
-    def _find_or_take(self, content_hash: int | None) -> tuple[BlockId, bool]:
-        """The block of a content and whether it was there; a new one that has it from now on."""
-        found = None if content_hash is None else self._blocks.lookup(content_hash)
-        if content_hash is not None:
-            self.metric_data.query(hit=found is not None)
-        if found is not None:
-            self._hit(found)
-            return found, True
-        taken = self._take()
-        if content_hash is not None:
-            self._blocks.publish(taken, content_hash)
-            self._touched_blocks.add(taken)
-        return taken, False
+    def _find_or_take(self, hashes: Sequence[int | None], who: str) -> list[Placed]:
+        """A block for each content, all or none, as if they were asked for one by one.
 
-    def _hit(self, block_id: BlockId) -> None:
-        is_free = self._blocks.ref_count(block_id) == 0
-        self._blocks.touch([block_id])
-        if is_free:
-            self._taken(block_id)
-            self._tracker(block_id).computed = True
+        What a free block holds may be evicted by those before it, and is looked up again then.
+        """
+        found = [None if each is None else self._blocks.lookup(each) for each in hashes]
+        free = {each for each in found if each is not None and not self._blocks.ref_count(each)}
+        missing = [each for each, block in zip(hashes, found, strict=True) if block is None]
+        contents = {each for each in missing if each is not None}
+        self.check_fits(len(free) + len(contents) + missing.count(None), who)
+        first = found.index(None) if None in found else len(found)
+        placed = self._hit([block for block in found[:first] if block is not None])
+        new: set[int | None] = set()
+        while len(placed) < len(hashes):
+            at = len(placed)
+            content_hash = hashes[at]
+            block = None if content_hash is None else self._blocks.lookup(content_hash)
+            if block is not None:
+                placed += self._hit([block])
+                continue
+            end = at
+            while end < len(hashes) and (end == at or found[end] is None):
+                if hashes[end] is not None:
+                    if hashes[end] in new:
+                        break
+                    new.add(hashes[end])
+                end += 1
+            placed += self._publish_new(hashes[at:end])
+        for content_hash, (_, is_hit, _) in zip(hashes, placed, strict=True):
+            if content_hash is not None:
+                self.metric_data.query(is_hit)
+        return placed
+
+    def _publish_new(self, hashes: Sequence[int | None]) -> list[Placed]:
+        """New blocks that have these contents from now on."""
+        taken = self._take(len(hashes))
+        for block_id, content_hash in zip(taken, hashes, strict=True):
+            if content_hash is not None:
+                self._blocks.publish(block_id, content_hash)
+                self._touched_blocks.add(block_id)
+        return [(block_id, False, False) for block_id in taken]
+
+    def _hit(self, block_ids: Sequence[BlockId]) -> list[Placed]:
+        """One owner more for blocks that were found."""
+        placed = [(each, True, self.block_is_computed(each)) for each in block_ids]
+        self._blocks.touch(block_ids)
+        for block_id in block_ids:
+            tracker = self._block_tracker[block_id]
+            if not tracker.active:
+                self._taken(block_id)
+                tracker.computed = True
+        return placed
 
     def _know_hash(self, block: Block, content_hash: int | None) -> None:
         assert isinstance(block, PrefixCachingBlock)
-        block.know_hash(content_hash)
+        block.know(block.extra_hash, content_hash)
 
     def _taken(self, block_id: BlockId) -> None:
-        self._tracker(block_id).enable()
+        self._block_tracker[block_id].enable()
         self._touched_blocks.discard(block_id)
 
-    def _drop(self, block: Block) -> None:
-        block_id = block.block_id
-        assert block_id is not None
-        if self._blocks.ref_count(block_id) == 1:
-            tracker = self._tracker(block_id)
-            if self._blocks.has_key(block_id):
-                time = read_time(tracker.last_accessed)
-                self._blocks.rank(block_id, time, block.num_tokens_total)
-            tracker.disable()
-        self._blocks.release(block_id)
-        block.block_id = None
+    def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
+        left: dict[BlockId, int] = {}
+        for block, block_id in zip(blocks, ids, strict=True):
+            count = left[block_id] if block_id in left else self._blocks.ref_count(block_id)
+            left[block_id] = count - 1
+            if count == 1:
+                tracker = self._block_tracker[block_id]
+                if block.content_hash is not None:
+                    length = block.num_tokens_total
+                    self._blocks.rank(block_id, tracker.last_accessed, length)
+                tracker.disable()
 
     def adopt(self, block: Block, block_id: BlockId) -> None:
         """Make an object one of this allocator's, which then copies and promotes it."""
@@ -300,10 +333,8 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         extra_hash: int | None,
     ) -> None:
         assert isinstance(block, PrefixCachingBlock)
-        size = self._block_size
-        PrefixCachingBlock.__init__(
-            block, prev_block, token_ids, size, self, block_id, extra_hash=extra_hash
-        )
+        block.begin(prev_block, token_ids, self._block_size, self, block_id)
+        block.know(extra_hash)
 
 
 class HashlessAllocator(NaiveBlockAllocator):
@@ -313,11 +344,12 @@ class HashlessAllocator(NaiveBlockAllocator):
         """Blocks without owner and content. Cost: O(free blocks)."""
         return super().get_num_free_blocks(device) - len(self._blocks.evictable())
 
-    def _take(self) -> BlockId:
-        if not self.get_num_free_blocks():
-            total = len(self._blocks)
-            raise NoFreeBlocksError(who="a block without content", needed=1, free=0, total=total)
-        return super()._take()
+    def _take(self, count: int = 1) -> list[BlockId]:
+        free = self.get_num_free_blocks()
+        if count > free:
+            who, total = "blocks without content", len(self._blocks)
+            raise NoFreeBlocksError(who=who, needed=count, free=free, total=total)
+        return super()._take(count)
 
 
 def read_time(now: float) -> float:

@@ -98,8 +98,8 @@ class Sequence:
         self._extra_hash = extra_hash
 
     def get_token_ids(self) -> list[int]:
-        """All its tokens."""
-        return list(self._token_ids)
+        """All its tokens, as a live list."""
+        return self._token_ids
 
     def append_token_id(self, token_id: int) -> None:
         """Add a token."""

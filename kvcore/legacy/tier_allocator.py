@@ -49,6 +49,7 @@ class TierAllocator(BlockAllocator):
             self._order = ids
         else:
             self._order = tuple(sorted(blocks.ids))
+        check_block_size(block_size)
         self._block_size = block_size
         self._backend = backend
         self._block_pool = ObjectPool(self._new_object, OBJECTS_PER_BLOCK * num_blocks)
@@ -109,10 +110,15 @@ class TierAllocator(BlockAllocator):
 
         keep_block_object: the object itself is not used for another block. Raises WrongCall.
         """
-        self.check_held([block], "Freeing unallocated block is undefined")
-        self._drop(block)
+        self.free_all([block], keep_block_object)
+
+    def free_all(self, blocks: Sequence[Block], keep_block_object: bool = False) -> None:
+        """Give blocks back, in order, all or none. Raises WrongCall."""
+        self.check_held(blocks, "Freeing unallocated block is undefined")
+        self.drop_all(blocks)
         if not keep_block_object:
-            self._block_pool.put(block)
+            for block in blocks:
+                self._block_pool.put(block)
 
     def fork(self, last_block: Block) -> list[Block]:
         """Another chain over the same blocks, an owner more for each. Raises WrongCall."""
@@ -123,11 +129,11 @@ class TierAllocator(BlockAllocator):
         ids = self.check_held(blocks)
         self._blocks.touch(ids)
         forked: list[Block] = []
+        before = blocks[0].prev_block
         for block, block_id in zip(blocks, ids, strict=True):
-            before = forked[-1] if forked else block.prev_block
-            fork = self._make(before, block.token_ids, block_id, block.extra_hash)
-            self._know_hash(fork, block.content_hash)
-            forked.append(fork)
+            before = self._make(before, block.token_ids, block_id, block.extra_hash)
+            self._know_hash(before, block.content_hash)
+            forked.append(before)
         return forked
 
     def get_num_free_blocks(self, device: Device | None = None) -> int:
@@ -148,8 +154,10 @@ class TierAllocator(BlockAllocator):
 
         Raises WrongCall, NoFreeBlocksError.
         """
-        (source,) = self.check_held([block])
-        if self._cow_tracker.is_appendable(block):
+        source = block.block_id
+        if source is None or not (owners := self._blocks.ref_count(source)):
+            (source,) = self.check_held([block])
+        if owners == 1:
             return source
         fresh = self._blocks.copy(source)
         if fresh is None:
@@ -166,8 +174,7 @@ class TierAllocator(BlockAllocator):
     def swap_out(self, blocks: Sequence[Block]) -> None:
         """Give blocks back and keep their objects. Raises WrongCall."""
         self.check_held(blocks)
-        for block in blocks:
-            self._drop(block)
+        self.drop_all(blocks)
 
     def swap_in(self, blocks: Sequence[Block]) -> None:
         """Find or take blocks for objects that have none. Raises WrongCall, NoFreeBlocksError."""
@@ -204,27 +211,33 @@ class TierAllocator(BlockAllocator):
         self, blocks: Sequence[Block], complaint: str = "the block is not allocated"
     ) -> list[BlockId]:
         """The ids of blocks, each held as often as it is named. Raises WrongCall, UnknownName."""
-        ids = []
-        for block in blocks:
-            reason = "{complaint}: it has no id, and {num} tokens"
-            num = len(block.token_ids)
-            require(block.block_id is not None, reason, complaint=complaint, num=num)
-            assert block.block_id is not None
-            ids.append(block.block_id)
-        for block_id, asked in Counter(ids).items():
+        ids = [block.block_id for block in blocks]
+        if None in ids:
+            reason, num = (
+                "{complaint}: it has no id, and {num} tokens",
+                len(blocks[ids.index(None)].token_ids),
+            )
+            require(False, reason, complaint=complaint, num=num)
+        known = [block_id for block_id in ids if block_id is not None]
+        asked = Counter(known) if len(set(known)) < len(known) else dict.fromkeys(known, 1)
+        for block_id, times in asked.items():
             count = self._blocks.ref_count(block_id)
-            reason = "block {block} has {count} owners, {asked} are asked for"
-            require(count >= asked, reason, block=block_id, count=count, asked=asked)
-        return ids
+            if count < times:
+                reason = "block {block} has {count} owners, {asked} are asked for"
+                require(False, reason, block=block_id, count=count, asked=times)
+        return known
 
     @abstractmethod
     def adopt(self, block: Block, block_id: BlockId) -> None:
         """Make an object one of this allocator's, which then copies and promotes it."""
 
     def drop_all(self, blocks: Sequence[Block]) -> None:
-        """Take one owner from each of these, which were checked."""
+        """Take one owner from each of these, which were checked, in order."""
+        ids = [block.block_id for block in blocks if block.block_id is not None]
+        self._leave(blocks, ids)
+        self._blocks.release(ids)
         for block in blocks:
-            self._drop(block)
+            block.block_id = None
 
     def shortage(self, needed: int, who: str) -> NoFreeBlocksError:
         """The error that says how many blocks were needed."""
@@ -251,9 +264,8 @@ class TierAllocator(BlockAllocator):
     ) -> None:
         """Begin an object anew."""
 
-    @abstractmethod
-    def _drop(self, block: Block) -> None:
-        """Take one owner from a block."""
+    def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
+        """Take note of owners that are about to leave."""
 
     def _know_hash(self, block: Block, content_hash: int | None) -> None:
         """Tell an object the hash of its content."""
@@ -261,12 +273,14 @@ class TierAllocator(BlockAllocator):
     def _taken(self, block_id: BlockId) -> None:
         """Take note of a block that was taken."""
 
-    def _take(self) -> BlockId:
-        block_id = self._blocks.take()
-        if block_id is None:
-            raise self.shortage(1, "a block")
-        self._taken(block_id)
-        return block_id
+    def _take(self, count: int = 1) -> list[BlockId]:
+        """So many new blocks. Raises NoFreeBlocksError."""
+        taken = self._blocks.take(count)
+        if taken is None:
+            raise self.shortage(count, "a block" if count == 1 else f"{count} blocks")
+        for block_id in taken:
+            self._taken(block_id)
+        return taken
 
     def _make(
         self,

@@ -27,7 +27,7 @@ _LOW_BITS = 64
 _HIGH_BITS = 8 * HASH_SIZE - _LOW_BITS
 _LOW = 2**_LOW_BITS - 1
 _HIGH = 2**_HIGH_BITS - 1
-_LIMIT = 2 ** (8 * HASH_SIZE - 1)
+_LIMIT: int = 2 ** (8 * HASH_SIZE - 1)
 
 
 def key_of_hash(content_hash: int) -> bytes:
@@ -69,14 +69,17 @@ class TierBlocks:
 
     def place(self, block: int) -> int:
         """The block in the core. Raises UnknownName."""
-        if self._first is not None:
-            place = block - self._first if isinstance(block, int) else -1
-        else:
-            place = bisect_left(self._sorted, block) if block in self.ids else -1
-        if not 0 <= place < len(self._sorted):
-            known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
-            raise UnknownName(name="block", value=repr(block), known=known, block=block)
-        return place
+        if block in self.ids:
+            first = self._first
+            return block - first if first is not None else bisect_left(self._sorted, block)
+        known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
+        raise UnknownName(name="block", value=repr(block), known=known, block=block)
+
+    def places(self, blocks: Iterable[int]) -> list[int]:
+        """The same for each."""
+        if self._first == 0 and self.ids.issuperset(blocks):
+            return list(blocks)
+        return [self.place(block) for block in blocks]
 
     def name(self, place: int) -> int:
         """The id of a block of the core."""
@@ -86,10 +89,12 @@ class TierBlocks:
         """Blocks without owner."""
         return self.backing.num_free(self.tier) if self._sorted else 0
 
-    def take(self) -> int | None:
-        """The next free block, with one owner; None where there is none."""
-        taken = self.backing.take(1, self.tier) if self._sorted else None
-        return None if taken is None or isinstance(taken, Refused) else self.name(taken[0])
+    def take(self, count: int = 1) -> list[int] | None:
+        """The next free blocks, with one owner each; None where there are too few."""
+        taken = self.backing.take(count, self.tier) if self._sorted or not count else None
+        if taken is None or isinstance(taken, Refused):
+            return None
+        return list(taken) if self._first == 0 else [self.name(place) for place in taken]
 
     def take_this(self, block: int) -> None:
         """Give one certain block without owner and key an owner."""
@@ -102,11 +107,12 @@ class TierBlocks:
     def touch(self, blocks: Sequence[int]) -> None:
         """One owner more for each; a free one must have a key."""
         if blocks:
-            self.backing.touch([self.place(each) for each in blocks], self.tier)
+            self.backing.touch(self.places(blocks), self.tier)
 
-    def release(self, block: int) -> None:
-        """One owner less."""
-        self.backing.release([self.place(block)], self.tier)
+    def release(self, blocks: Sequence[int]) -> None:
+        """One owner less for each, in order."""
+        if blocks:
+            self.backing.release(self.places(blocks), self.tier)
 
     def ref_count(self, block: int) -> int:
         """Owners of a block."""

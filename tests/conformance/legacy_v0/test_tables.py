@@ -236,3 +236,19 @@ def test_a_table_that_does_not_fit_takes_nothing(backend: Backend) -> None:
     error = unchanged(lambda: fork.append_token_ids([4]), tiers, made, fork)
     assert isinstance(error, NoFreeBlocksError)
     assert isinstance(unchanged(lambda: made.allocate([1]), tiers, made), AssertionError)
+
+
+@pytest.mark.seed("S002-50")
+def test_shared_content_is_moved_once_and_shared_again(backend: Backend) -> None:
+    tiers = two_tiers(backend, 8, 5)
+    made = table(tiers, 5)
+    blocks = [*made.blocks, *made.fork().blocks, *made.fork().blocks]
+    tiers.take_batch()
+    tiers.swap(blocks, GPU, CPU)
+    # Two contents, and the part-full block of each of the three.
+    assert ids(blocks) == [8, 9, 10, 8, 9, 11, 8, 9, 12]
+    copies = [each for each in tiers.take_batch() if isinstance(each, SwapOut)]
+    assert [(each.block, each.host_block) for each in copies] == [
+        *((0, 0), (1, 1), (2, 2), (2, 3), (2, 4))
+    ]
+    assert (tiers.get_num_free_blocks(GPU), tiers.get_num_free_blocks(CPU)) == (8, 0)

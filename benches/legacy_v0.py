@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stories of the V0 block manager, with prefix caching and without.
+
+Run by benches/legacy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benches.legacy import Story, Work
+from benches.legacy_v03 import for_each
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.block_manager import BlockSpaceManager
+from kvcore.legacy.prefix_caching_block import PrefixCachingBlockAllocator
+from kvcore.legacy.sequences import Sequence, SequenceGroup, SequenceStatus
+
+SIZE = 16
+PROMPT = 512
+NUM_GROUPS = 64
+NUM_BLOCKS = 8192
+
+
+class Naive:
+    """Groups that are admitted, decode, fork, swap and end."""
+
+    caching = False
+
+    def __init__(self, backend: BackendName) -> None:
+        self.manager = BlockSpaceManager(
+            *(SIZE, NUM_BLOCKS, NUM_BLOCKS), enable_caching=self.caching, backend=backend
+        )
+        self.backing = self.manager.block_allocator.backing
+        shared = list(range(PROMPT // 2))
+        self.groups = [
+            SequenceGroup(str(number), [Sequence(number, shared + [number] * (PROMPT // 2))])
+            for number in range(NUM_GROUPS)
+        ]
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """The life of all groups."""
+        manager, groups = self.manager, self.groups
+        seqs = [group.seqs[0] for group in groups]
+        yield "can_allocate", for_each(manager.can_allocate, groups)
+        yield "allocate, 32 blocks", for_each(manager.allocate, groups)
+        self._turn(SequenceStatus.RUNNING)
+        ahead = [0] * len(groups)
+        for name in ("append_slots, a new block", "append_slots, in place"):
+            for seq in seqs:
+                seq.append_token_id(1)
+            yield "can_append_slots", for_each(manager.can_append_slots, groups, ahead)
+            yield name, for_each(manager.append_slots, seqs, ahead)
+        children = [seq.fork(NUM_GROUPS + seq.seq_id) for seq in seqs]
+        yield "fork, 33 blocks", for_each(manager.fork, seqs, children)
+        for group, child in zip(groups, children, strict=True):
+            group.seqs.append(child)
+            child.append_token_id(1)
+        yield "append_slots, a copy", for_each(manager.append_slots, children, ahead)
+        yield "can_swap_out", for_each(manager.can_swap_out, groups)
+        yield "swap_out, 66 blocks", for_each(manager.swap_out, groups)
+        self._turn(SequenceStatus.SWAPPED)
+        yield "can_swap_in", for_each(manager.can_swap_in, groups, ahead)
+        yield "swap_in, 66 blocks", for_each(manager.swap_in, groups)
+        yield "take_batch", manager.take_batch
+        times = [float(seq.seq_id) for seq in seqs]
+        yield "access_all_blocks_in_seq", for_each(manager.access_all_blocks_in_seq, seqs, times)
+        yield "free, 33 blocks", for_each(manager.free, seqs + children)
+
+    def _turn(self, status: SequenceStatus) -> None:
+        for group in self.groups:
+            for seq in group.seqs:
+                seq.status = status
+
+
+class Cached(Naive):
+    """The same where they share half of their prompt."""
+
+    caching = True
+
+
+class Blocks:
+    """Block objects of an allocator."""
+
+    def __init__(self, backend: BackendName) -> None:
+        self.allocator = PrefixCachingBlockAllocator(NUM_BLOCKS, SIZE, backend=backend)
+        self.backing = self.allocator.blocks.backing
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """One block at a time."""
+        allocator, count = self.allocator, 1024
+        alone = [None] * count
+        tokens = [[number] * SIZE for number in range(count)]
+        made: list[object] = []
+        yield (
+            "allocate_immutable_block, new",
+            lambda: made.extend(map(allocator.allocate_immutable_block, alone, tokens)),
+        )
+        yield (
+            "allocate_immutable_block, a hit",
+            lambda: made.extend(map(allocator.allocate_immutable_block, alone, tokens)),
+        )
+        yield "free", for_each(allocator.free, made)
+        yield (
+            "allocate_mutable_block",
+            lambda: made.extend(map(allocator.allocate_mutable_block, alone)),
+        )
+
+
+STORIES: tuple[Callable[[BackendName], Story], ...] = (Naive, Cached, Blocks)
