@@ -33,7 +33,11 @@ WORLD = World(
     moves="engine",
 )
 WIDTH, LEFT, CARD, CELL = 780, 250, 245, 74
-TOP, CALL_HEIGHT, WORDS_HEIGHT, BOX = 74, 70, 26, 24
+TOP, CALL_HEIGHT, WORDS_HEIGHT, BOX = 92, 70, 26, 24
+MARKS = (
+    "0,0 is what a token 0 behind a token 0 left; ? is what nobody counts on; "
+    "r1[0] is first in r1's table; free 1 is taken next"
+)
 HELD, KEY, QUEUE, SLOTS = 1, 2, 3, 4
 """Columns of a block's row in a scene."""
 
@@ -117,6 +121,7 @@ def legend() -> Iterator[str]:
         yield rect(x, 36, 14, 14, f"{kind} edge")
         yield text(x + 20, 47, words, "dim")
         x += 40 + round(6.1 * len(words))
+    yield text(14, 66, MARKS, "dim")
 
 
 def height_of(moment: Moment) -> int:

@@ -216,7 +216,8 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
         f"{done}{tally.num_runs} runs, {tally.num_steps} steps, {tally.num_requests} requests, "
         f"{tally.num_calls} calls in {tally.num_seconds:.1f} s"
     )
-    lines.append(", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items())))
+    goals = ", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items()))
+    lines += [goals] if goals else []
     if tally.cut_off:
         lines.append(tally.cut_off)
     if tally.failed is None:
