@@ -25,8 +25,8 @@ from kvcore.values import Refused
 
 _LOW_BITS = 64
 _HIGH_BITS = 8 * HASH_SIZE - _LOW_BITS
-_LOW = 2**_LOW_BITS - 1
-_HIGH = 2**_HIGH_BITS - 1
+_LOW: int = 2**_LOW_BITS - 1
+_HIGH: int = 2**_HIGH_BITS - 1
 _LIMIT: int = 2 ** (8 * HASH_SIZE - 1)
 
 
