@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kvcore.arguments import read_count
 from kvcore.errors import CountMismatch, WrongArgument
 from kvcore.hashing import make_key
-from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash
+from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash, TokensMissing
 
 HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
 
@@ -171,6 +171,35 @@ def hash_request_tokens(
         records.append(record)
         parent = record.hash_value
     return records
+
+
+def hash_more_tokens(
+    hash_function: HashFunction,
+    block_size: int,
+    request: Any,
+    known: Sequence[BlockHashType],
+    num_full: int,
+) -> list[BlockHashType]:
+    """The records of a request's first num_full blocks behind those that are known.
+
+    Every media item counts, also where nothing is known yet. Raises TokensMissing, and what
+    `generate_block_hash_extra_keys` raises.
+    """
+    tokens = request.all_token_ids
+    if num_full > len(known) and len(tokens) < num_full * block_size:
+        name, asked = repr(request.request_id), num_full * block_size
+        raise TokensMissing(request=name, num_tokens=len(tokens), asked=asked)
+    made: list[BlockHashType] = []
+    parent = known[-1].hash_value if known else None
+    marked = need_extra_keys(request)
+    keys: tuple[Any, ...] | None = None
+    for start in range(len(known) * block_size, num_full * block_size, block_size):
+        end = start + block_size
+        if marked:
+            keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        made.append(hash_block_tokens(hash_function, parent, tokens[start:end], keys))
+        parent = made[-1].hash_value
+    return made
 
 
 def with_keys(records: list[BlockHashType]) -> list[BlockHashType]:

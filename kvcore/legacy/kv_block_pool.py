@@ -13,9 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from kvcore.arguments import read_count
+from kvcore.errors import UnusedBlock
 from kvcore.legacy.backing import BackendName, Backing
-from kvcore.legacy.block_hashes import BlockHashType
-from kvcore.legacy.kv_cache_errors import ForeignBlock, NotByHand, TooFewFreeBlocks
+from kvcore.legacy.block_hashes import (
+    BlockHashType,
+    HashFunction,
+    hash_more_tokens,
+    with_keys,
+)
+from kvcore.legacy.kv_cache_errors import (
+    AlreadyHashed,
+    ForeignBlock,
+    NotByHand,
+    TooFewFreeBlocks,
+)
 from kvcore.legacy.live_blocks import KVCacheBlock, read_record
 from kvcore.values import Refused
 
@@ -130,6 +141,42 @@ class BlockPool:
         """The block that answers for a hash. Raises WrongArgument."""
         place = self.backing.lookup(read_record(block_hash).core_key)
         return None if place is None else self.blocks[place]
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: Sequence[KVCacheBlock],
+        block_hashes: list[BlockHashType],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        hash_fn: HashFunction,
+    ) -> None:
+        """Make blocks that became full findable; hashes that are missing join the list.
+
+        blocks: all of the request, of this pool. Raises ForeignBlock, AlreadyHashed, UnusedBlock,
+        TokensMissing.
+        """
+        full = blocks[num_cached_blocks:num_full_blocks]
+        self.check_own(full)
+        targets = [block for block in full if block is not self.null_block]
+        for block in targets:
+            if block.block_hash is not None:
+                raise AlreadyHashed(block=block.block_id)
+            if block.ref_cnt == 0:
+                raise UnusedBlock(block=block.block_id)
+        made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
+        records = with_keys([*map(read_record, block_hashes), *made])
+        block_hashes += made
+        for place, block in enumerate(full, num_cached_blocks):
+            if block is not self.null_block:
+                self.publish(block, records[place])
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        """Make a block unfindable; whether it was findable."""
+        had = block.block_hash is not None
+        block.reset_hash()
+        return had
 
     def publish(self, block: KVCacheBlock, block_hash: BlockHashType) -> None:
         """Make a block with an owner findable. Raises UnusedBlock, AlreadyPublished."""

@@ -4,8 +4,7 @@
 Rules: all that can raise is here. A request that holds nothing brings hits, each of which must
 still have the request's hash at its place; null blocks stand where no query sees. Free are the
 blocks of the queue, and those that the window's trim brings back, less the hits that are in the
-queue. Drafts are given slots and are never full. Hashes that are missing are made along the whole
-chain, so that every media item counts. Source: S001-71 to 75. Twin: none.
+queue. Drafts are given slots and are never full. Source: S001-71 to 75. Twin: none.
 """
 
 from __future__ import annotations
@@ -17,18 +16,11 @@ import attrs
 
 from kvcore.arguments import read_count
 from kvcore.groups import skipped_blocks
-from kvcore.legacy.block_hashes import (
-    BlockHashType,
-    generate_block_hash_extra_keys,
-    hash_block_tokens,
-    need_extra_keys,
-    with_keys,
-)
+from kvcore.legacy.block_hashes import BlockHashType, hash_more_tokens, with_keys
 from kvcore.legacy.kv_cache_errors import (
     HitsWhileRunning,
     HitsWithoutCaching,
     StaleHit,
-    TokensMissing,
     TooLong,
 )
 from kvcore.legacy.live_blocks import KVCacheBlock, read_record
@@ -142,24 +134,5 @@ def num_available(
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
     """The hashes of a request's first blocks behind those that it has. Raises TokensMissing."""
-    known, size = manager.req_to_block_hashes[request.request_id], manager.block_size
-    if num_full <= len(known):
-        return []
-    tokens = request.all_token_ids
-    if len(tokens) < num_full * size:
-        raise TokensMissing(
-            request=repr(request.request_id), num_tokens=len(tokens), asked=num_full * size
-        )
-    made: list[BlockHashType] = []
-    parent = known[-1].hash_value if known else None
-    marked = need_extra_keys(request)
-    for start in range(len(known) * size, num_full * size, size):
-        keys = None
-        if marked:
-            keys, _ = generate_block_hash_extra_keys(request, start, start + size, 0)
-        record = hash_block_tokens(
-            manager.caching_hash_fn, parent, tokens[start : start + size], keys
-        )
-        made.append(record)
-        parent = record.hash_value
-    return made
+    known = manager.req_to_block_hashes[request.request_id]
+    return hash_more_tokens(manager.caching_hash_fn, manager.block_size, request, known, num_full)

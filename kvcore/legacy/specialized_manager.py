@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from kvcore.errors import WrongArgument
 from kvcore.groups import Group, skipped_blocks
 from kvcore.legacy.block_hashes import BlockHashType
 from kvcore.legacy.kv_block_pool import BlockPool
@@ -108,6 +109,16 @@ class SlidingWindowManager(SpecializedManager):
 
 
 def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:
-    """The manager of such layers."""
-    windowed = read_spec(kv_cache_spec).window is not None
-    return (SlidingWindowManager if windowed else FullAttentionManager)(kv_cache_spec, block_pool)
+    """The manager of such layers. Raises WrongArgument unless they are full or have a window."""
+    kind = read_spec(kv_cache_spec).kind
+    if kind not in MANAGERS:
+        expected = f"a layer of {' or '.join(MANAGERS)}"
+        raise WrongArgument(name="kv_cache_spec", expected=expected, value=repr(kv_cache_spec))
+    return MANAGERS[kind](kv_cache_spec, block_pool)
+
+
+MANAGERS: dict[str, type[SpecializedManager]] = {
+    "full_attention": FullAttentionManager,
+    "mla": FullAttentionManager,
+    "sliding_window": SlidingWindowManager,
+}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, KvcoreError, WrongArgument
+from kvcore.errors import InvalidCount, KvcoreError, UnusedBlock, WrongArgument
 from kvcore.legacy.kv_cache_errors import (
+    AlreadyHashed,
     ForeignBlock,
     HitsWhileRunning,
     NotOneGroup,
@@ -16,10 +17,11 @@ from kvcore.legacy.kv_cache_errors import (
     TokensMissing,
 )
 from kvcore.legacy.kv_cache_interface import KVCacheConfig
-from kvcore.legacy.kv_cache_manager import KVCacheManager
+from kvcore.legacy.kv_cache_manager import BlockPool, KVCacheManager
 from kvcore.legacy.kv_cache_utils import (
     FreeKVCacheBlockQueue,
     KVCacheBlock,
+    hash_request_tokens,
 )
 from tests.conformance.legacy_utils.requests import (
     EngineRequest,
@@ -139,6 +141,32 @@ def test_a_hash_that_no_key_can_be_made_of_has_changed_nothing(backend: Backend)
     with pytest.raises(WrongArgument, match="block hash"):
         manager.allocate_slots(request, 11)
     assert all_of(manager) == before
+
+
+@pytest.mark.seed("S001-08", "S001-41", "S001-75", "S001-82")
+def test_full_blocks_are_published_by_hand_too(backend: Backend) -> None:
+    pool = BlockPool(6, True, backend=backend)
+    request = EngineRequest("0", list(range(11)))
+    blocks, hashes = pool.get_new_blocks(3), hash_request_tokens(hash, 4, request)
+    known = hashes[:1]
+    pool.cache_full_blocks(request, blocks, known, 0, 2, 4, hash)
+    assert known == hashes
+    assert [block.block_hash for block in blocks] == [*hashes, None]
+    before = pool.backing.state()
+    wrong: list[tuple[type[KvcoreError], list[KVCacheBlock], int, int]] = [
+        (TokensMissing, blocks, 2, 3),
+        (AlreadyHashed, blocks, 1, 2),
+        (UnusedBlock, [*blocks[:2], pool.blocks[5]], 2, 3),
+        (ForeignBlock, [KVCacheBlock(1)], 0, 1),
+    ]
+    for error, given, num_cached, num_full in wrong:
+        with pytest.raises(error):
+            pool.cache_full_blocks(request, given, known, num_cached, num_full, 4, hash)
+        assert (pool.backing.state(), known) == (before, hashes)
+    assert pool._maybe_evict_cached_block(blocks[0]) is True
+    assert pool._maybe_evict_cached_block(blocks[0]) is False
+    assert pool.get_cached_block(hashes[0]) is None
+    assert pool.get_cached_block(hashes[1]) is blocks[1]
 
 
 @pytest.mark.seed("S001-83")
