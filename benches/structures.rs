@@ -87,8 +87,7 @@ fn hash_index(criterion: &mut Criterion) {
         let mut index = filled(pool);
         let mut next = u64::from(pool);
         Box::new(move |block| {
-            let old = *index.key(block);
-            index.remove(&old, block);
+            index.remove(block);
             index.insert(key(next), block);
             next += 1;
         })

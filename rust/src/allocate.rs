@@ -18,9 +18,9 @@ use crate::groups::{Group, Kind};
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
-use crate::quiet::{is_quiet, settle};
+use crate::quiet::{is_known_quiet, is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
-use crate::state::{BatchRecord, NULL_BLOCK, State, request_mut};
+use crate::state::{BatchRecord, NULL_BLOCK, RequestState, State, request_mut};
 use crate::unfinished::{let_go, mark, replace};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
 use crate::window::{apply_trims, moves_on, plan_trims, visible_from};
@@ -88,6 +88,9 @@ pub fn append(
     let asked = Asked::new(1);
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
         let row = Row(row);
+        if append_quietly(state, row, token) {
+            continue;
+        }
         let num_hashed = state[row].block_hashes.len();
         extend(state, row, &[token]);
         if is_quiet(state, row) {
@@ -114,6 +117,23 @@ pub fn append(
     Ok(Appended { done: rows.len() as u64, refused: None })
 }
 
+/// Add and schedule a token that changes counts alone, as most do; false, with nothing done, where
+/// it fills a block or may do more.
+#[inline(always)] // of each request in each step
+fn append_quietly(state: &mut State, row: Row, token: u32) -> bool {
+    let State { requests, hash_block_size, num_pins, .. } = state;
+    let request = request_mut(requests, row);
+    let end = (request.block_hashes.len() + 1) * *hash_block_size as usize;
+    if !is_known_quiet(request, *num_pins) || request.tokens.len() + 1 >= end {
+        return false;
+    }
+    request.tokens.push(token);
+    debug_assert!(is_quiet(state, row));
+    note_scheduled(state, row, true);
+    state[row].num_computed += 1;
+    true
+}
+
 /// The rows as a buffer holds them. Fails with UnknownRequest where no request is.
 pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
@@ -130,9 +150,15 @@ fn check_append<'a>(
     requests: Requests<'a>,
     num_tokens: usize,
 ) -> Result<Cow<'a, [u32]>, Error> {
+    let limit = state.config.length_limit();
     let num_requests = match requests {
         Requests::Ids(ids) => ids.len(),
         Requests::Rows(rows) => {
+            let known = |row: u32| state.requests.get(row as usize).and_then(Option::as_ref);
+            let fits = |(times, &row)| known(row).is_some_and(|each| can_grow(each, times, limit));
+            if rows.len() == num_tokens && (1..).zip(rows).all(fits) {
+                return Ok(Cow::Borrowed(rows));
+            }
             read_request_ids(state, rows)?;
             rows.len()
         }
@@ -141,7 +167,6 @@ fn check_append<'a>(
         let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
         return Err(Error::LengthMismatch { num_requests, num_tokens });
     }
-    let limit = state.config.length_limit();
     match requests {
         Requests::Rows(rows) => {
             for place in 0..num_requests {
@@ -160,15 +185,21 @@ fn check_append<'a>(
     }
 }
 
+/// Whether a request can grow by so many tokens, as far as a look shows.
+#[inline(always)] // of each request in each step
+fn can_grow(request: &RequestState, times: u64, limit: u32) -> bool {
+    let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
+    let is_ready = is_idle && request.drafts.is_empty();
+    let is_quiet = request.num_computed < request.quiet_until;
+    debug_assert!(!is_quiet || is_ready, "a quiet request has no drafts, loads or host blocks");
+    (is_quiet || is_ready) && u64::from(request.num_computed) + times <= u64::from(limit)
+}
+
 /// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of
 /// these can grow by a token, once for each time that it is among them.
-#[inline(always)] // of each request in each step
 fn check_one(state: &State, rows: &[u32], limit: u32) -> Result<(), Error> {
     let Some(&row) = rows.last() else { return Ok(()) };
-    let request = &state[Row(row)];
-    let computed = u64::from(request.num_computed);
-    let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
-    if is_idle && request.drafts.is_empty() && computed + rows.len() as u64 <= u64::from(limit) {
+    if can_grow(&state[Row(row)], rows.len() as u64, limit) {
         return Ok(());
     }
     check_closely(state, rows, row, limit)
@@ -246,9 +277,7 @@ fn commit_in_place(state: &mut State, row: Row) {
 #[inline]
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     let before = state[row].num_computed;
-    if state.batch.records.get(row).is_none() {
-        state.batch.records.insert_new(row, BatchRecord::new(before));
-    }
+    state.batch.records.insert_missing(row, BatchRecord::new(before));
     if !state.config.tracks_batches() {
         return;
     }

@@ -10,7 +10,7 @@ use crate::decode::Reader;
 use crate::errors::Error;
 use crate::extra_keys::{ExtraKeys, LoRA, MediaItem};
 use crate::ids::BlockId;
-use crate::state::{NO_HOST_BLOCK, RequestState, Table};
+use crate::state::{Apart, NO_HOST_BLOCK, RequestState, Table};
 
 /// The next request.
 pub(crate) fn read_request(
@@ -34,6 +34,7 @@ pub(crate) fn read_request(
         load_end: 0,
         quiet_until: 0,
         quiet_since: 0,
+        apart: Apart::default(),
     };
     for _ in &config.groups {
         request.tables.push(source.blocks(config.num_blocks)?);

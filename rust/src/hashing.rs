@@ -192,8 +192,8 @@ pub(crate) fn extend_chain(
     extra_keys: &ExtraKeys,
     hashing: Hashing,
 ) {
-    let num_blocks = tokens.len() / block_size as usize;
-    hashes.reserve(if hashes.is_empty() { room_for(num_blocks) } else { num_blocks });
+    let room = if hashes.is_empty() { room_for(tokens.len()) } else { tokens.len() };
+    hashes.reserve(room / block_size as usize);
     let is_usual = block_size as usize == USUAL_TOKENS && extra_keys.is_empty();
     if hashing == Hashing::Xxh3 && is_usual {
         let found = |digest| hashes.push(xxh3_hash(digest));

@@ -80,7 +80,7 @@ pub fn load(
     let started = start_loads(state, row, plan.num_scheduled - num_tokens as u32);
     if !started.is_empty() {
         let request = &mut state[row];
-        request.num_loading = started.len() as u32;
+        (request.num_loading, request.quiet_until) = (started.len() as u32, 0);
         request.load_end = plan.num_scheduled;
     }
     Ok(Ok(started))

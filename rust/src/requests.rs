@@ -14,7 +14,7 @@ use crate::extra_keys::read_extra_keys;
 use crate::hashing::{HASH_SIZE, extend_chain};
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
-use crate::state::{NO_EXTRA_KEYS, RequestState, State, Table};
+use crate::state::{Apart, NO_EXTRA_KEYS, RequestState, State, Table};
 use crate::unfinished::forget;
 use crate::values::{GivenHashes, Request};
 
@@ -71,7 +71,8 @@ pub fn add_block_hashes(
 pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Result<(), Error> {
     let row = state.idle(request_id)?;
     check_drafts_settled(&state[row])?;
-    state[row].drafts = tokens;
+    let request = &mut state[row];
+    (request.drafts, request.quiet_until) = (tokens, 0);
     Ok(())
 }
 
@@ -173,6 +174,7 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
         load_end: 0,
         quiet_until: 0,
         quiet_since: 0,
+        apart: Apart::default(),
     });
     row
 }

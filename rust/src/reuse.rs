@@ -48,7 +48,8 @@ clone_in_place!(RequestState {
     num_loading,
     load_end,
     quiet_until,
-    quiet_since
+    quiet_since,
+    apart
 });
 
 clone_in_place!(OpenBatch { number, records, published, merges, marks, given });

@@ -60,6 +60,19 @@ impl<T> RowMap<T> {
         self.places[row.index()] = self.entries.len() as u32;
     }
 
+    /// Add an entry for a row, unless it has one.
+    #[inline]
+    pub fn insert_missing(&mut self, row: Row, entry: T) {
+        match self.places.get_mut(row.index()) {
+            Some(0) => {
+                self.entries.push((row, entry));
+                self.places[row.index()] = self.entries.len() as u32;
+            }
+            Some(_) => {}
+            None => self.insert_new(row, entry),
+        }
+    }
+
     /// Take the entry of a row.
     pub fn remove(&mut self, row: Row) -> Option<T> {
         let place = self.place(row)?;
@@ -110,6 +123,9 @@ mod tests {
         assert_eq!((map.remove(Row(3)), map.get(Row(3)), map.get(Row(9))), (None, None, None));
         assert_eq!(map.get(Row(0)), Some(&0));
         assert_eq!(map.get_mut(Row(7)), Some(&mut 70));
+        map.insert_missing(Row(7), 8);
+        map.insert_missing(Row(5), 50);
+        assert_eq!((map.get(Row(7)).copied(), map.remove(Row(5))), (Some(70), Some(50)));
         assert_eq!(map.keys().map(|row| row.0).sum::<u32>(), 7);
         map.clear();
         assert_eq!((map.get(Row(7)), map.values().count()), (None, 0));

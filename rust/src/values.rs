@@ -77,7 +77,7 @@ impl<'a> Request<'a> {
 /// Room for so many tokens and for an answer: else the first decoded one would move the prompt.
 #[must_use]
 pub(crate) fn room_for(num_tokens: usize) -> usize {
-    num_tokens + num_tokens / 8 + 16
+    num_tokens + num_tokens / 8 + 256
 }
 
 /// A copy of tokens with room behind them.

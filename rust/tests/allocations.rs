@@ -99,7 +99,7 @@ fn decode_steps_allocate_nothing() {
     for hashing in HASHINGS {
         let mut state = running(Config { hashing, ..Config::new(2_560, 16, b"seed") });
         let mut batch = Batch::default();
-        decode(&mut state, &mut batch, 60);
+        decode(&mut state, &mut batch, 40);
         let free_before = state.device().num_free();
         assert_eq!(allocations(|| decode(&mut state, &mut batch, 128)), 0, "{hashing:?}");
         assert_eq!(free_before - state.device().num_free(), RUNNING * 128 / 16);
