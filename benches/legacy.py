@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a facade's call costs beside the core's transitions that it makes.
+"""What a facade's call costs beside what it asks of the core.
 
 Run: python -m benches.legacy [--rounds 15] [--backend rust]. A story is played on a facade once to
 note which transitions each of its phases makes; then the story and those transitions alone are
@@ -24,11 +24,15 @@ from kvcore.legacy.backing import BackendName, Backing
 MOST = 3.0
 BACKENDS: tuple[BackendName, ...] = ("rust", "python")
 Work = Callable[..., object]
-Calls = list[tuple[str, tuple[Any, ...]]]
+Calls = list[tuple[str | Work, tuple[Any, ...]]]
 
 
 class Story(Protocol):
-    """A facade and what is done with it."""
+    """A facade and what is done with it.
+
+    A story may have `core_functions`: what else of the core its facade calls, such as hashing, as
+    pairs of a module and a name.
+    """
 
     backing: Backing
     """The blocks behind the facade, fresh."""
@@ -54,17 +58,36 @@ class Noting:
 
         return call
 
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that does the same and is noted; an iterator is read to its end."""
+
+        def read(*args: Any, **options: Any) -> Any:
+            answer = function(*args, **options)
+            return list(answer) if isinstance(answer, Iterator) else answer
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls.append((partial(read, **options), args))
+            return read(*args, **options)
+
+        return call
+
 
 def note(story: Story) -> dict[str, Calls]:
     """The transitions of each phase of a story, which is played."""
     noting = Noting(story.backing._blocks)
     story.backing._blocks = noting
+    places = getattr(story, "core_functions", ())
+    functions = [getattr(module, name) for module, name in places]
+    for (module, name), function in zip(places, functions, strict=True):
+        setattr(module, name, noting.wrap(function))
     found: dict[str, Calls] = {}
     for name, work in story.phases():
         noting.calls = []
         work()
         found[name] = noting.calls
         noting.calls = []
+    for (module, name), function in zip(places, functions, strict=True):
+        setattr(module, name, function)
     return found
 
 
@@ -77,7 +100,10 @@ def time_calls(backing: Backing, noted: dict[str, Calls]) -> dict[str, float]:
     """Seconds of the same transitions on fresh blocks."""
     found = {}
     for name, calls in noted.items():
-        bound = [(getattr(backing._blocks, method), args) for method, args in calls]
+        bound = [
+            (getattr(backing._blocks, method) if isinstance(method, str) else method, args)
+            for method, args in calls
+        ]
         found[name] = seconds(partial(call_all, bound))
     return found
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from benches.legacy import Story, Work
+from kvcore import _twin
+from kvcore.legacy import early_v1
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_space_manager import (
     BlockSpaceManager,
@@ -86,6 +88,7 @@ class Early:
     def __init__(self, backend: BackendName) -> None:
         self.manager = KVCacheManager(SIZE, NUM_BLOCKS, backend=backend)
         self.backing = self.manager._backing
+        self.core_functions = ((early_v1, "hash_blocks"), (_twin, "hash_blocks"))
         shared = list(range(PROMPT // 2))
         self.requests = [
             Request(str(number), shared + [number] * (PROMPT // 2)) for number in range(NUM_GROUPS)
