@@ -77,8 +77,12 @@ class FullAttentionManager(SpecializedManager):
             hit.append(blocks[place])
         return hit[: max(0, len(hit) - num_dropped)]
 
-    def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:  # noqa: ARG002 - nothing is ever skipped
-        """None: every query sees all."""
+    def skipped_places(
+        self,
+        blocks: Sequence[KVCacheBlock],  # noqa: ARG002 - every query sees all
+        num_computed_tokens: int,  # noqa: ARG002
+    ) -> list[int]:
+        """None."""
         return []
 
 
