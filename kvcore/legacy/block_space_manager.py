@@ -41,7 +41,7 @@ from kvcore.legacy.space_sequences import (
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.legacy.space_tables import SequenceTables, on_other_device
+from kvcore.legacy.space_tables import SequenceTables, on_other_device, prefix_numbers
 from kvcore.tiers import Tiers
 from kvcore.values import Refused
 
@@ -139,7 +139,7 @@ class BlockSpaceManager:
         num_fresh = self._num_fresh(seq_group, num_logical)
         self._tables.check_new(waiting)
         prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
-        shared = [] if prefix is None else prefix.get_block_numbers()
+        shared = prefix_numbers(prefix)
         fresh = [*self.gpu_allocator.take(num_fresh, "group", seq_group.request_id)]
         num_prefix = 0 if prefix is None else prefix.get_num_blocks()
         table = BlockTable(self.gpu_allocator, shared + fresh, num_prefix)
@@ -229,7 +229,7 @@ class BlockSpaceManager:
     def can_swap_out(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the CPU; those of its prefix stay where they are."""
         on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
-        needed = len(on_gpu - _prefix_numbers(seq_group)) + len(on_cpu)
+        needed = len(on_gpu - set(prefix_numbers(seq_group.prefix))) + len(on_cpu)
         return needed <= self.get_num_free_cpu_blocks()
 
     def swap_out(self, seq_group: SequenceGroup) -> dict[int, int]:
@@ -238,7 +238,7 @@ class BlockSpaceManager:
         Returns GPU number to CPU number, in the order of their first use. Raises UnknownSequence,
         OnOtherDevice, OutOfMemory.
         """
-        shared = _prefix_numbers(seq_group)
+        shared = set(prefix_numbers(seq_group.prefix))
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         tables = self._tables.find_all(seqs, Device.GPU)
         released = list(chain.from_iterable(table.distinct() for table in tables))
@@ -333,11 +333,6 @@ def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:
     if not isinstance(number, int) or number <= 0 or number % block_size:
         raise WrongWindow(sliding_window=sliding_window, block_size=block_size)
     return number // block_size
-
-
-def _prefix_numbers(seq_group: SequenceGroup) -> set[int]:
-    prefix = seq_group.prefix
-    return set() if prefix is None else set(prefix.get_block_numbers())
 
 
 def _further(uses: Counter[int], mapping: dict[int, int]) -> list[int]:

@@ -106,7 +106,7 @@ class SequenceTables:
         """Give back what a prefix owns. Raises UnknownPrefix."""
         self.check_prefix(prefix)
         del self.prefixes[prefix]
-        self._gpu.release(prefix.get_block_numbers()[::-1])
+        self._gpu.release(prefix_numbers(prefix)[::-1])
         prefix.block_table = None
         prefix.computed = False
 
@@ -141,16 +141,22 @@ class SequenceTables:
                 computed=prefix.computed,
             )
         self.check_prefix(prefix)
-        return prefix.get_block_numbers()
+        return prefix_numbers(prefix)
 
     def check(self) -> None:
         """Raise InvariantViolation unless each block has the owners that are named here."""
         held: dict[bool, list[int]] = {True: [], False: []}
         for table in self.tables.values():
             held[table.allocator is self._gpu] += table.distinct()
-        for more in (*self.others.values(), *(each.get_block_numbers() for each in self.prefixes)):
+        for more in (*self.others.values(), *map(prefix_numbers, self.prefixes)):
             held[True] += more
         self._backing.check(held[True], held[False])
+
+
+def prefix_numbers(prefix: Prefix | None) -> list[int]:
+    """The numbers of a prefix's blocks, none before it is allocated."""
+    blocks = None if prefix is None else prefix.block_table
+    return [block.block_number for block in blocks or ()]
 
 
 def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:

@@ -315,3 +315,39 @@ def test_a_prefix_s_own_blocks_can_be_given_back(backend: Backend) -> None:
     assert (prefix.allocated, prefix.computed, owners(manager, 7, 6)) == (False, False, [1, 1])
     manager.free(admitted.find(1))
     assert stack(manager) == list(range(8))
+
+
+class OwnPrefix:
+    """A prefix as an engine may have it: no more than what the manager reads and writes."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.block_table: list[Any] | None = None
+        self.computed = True
+        self._num_blocks = num_blocks
+
+    @property
+    def allocated(self) -> bool:
+        return self.block_table is not None
+
+    def get_num_blocks(self) -> int:
+        return self._num_blocks
+
+    def get_length(self) -> int:
+        return self._num_blocks * SIZE
+
+    def set_block_table(self, block_table: list[Any]) -> None:
+        self.block_table = block_table.copy()
+
+
+@pytest.mark.seed("S003-12", "S003-13")
+def test_an_engine_s_own_prefix_will_do(backend: Backend) -> None:
+    manager = make(backend)
+    prefix: Any = OwnPrefix(2)
+    first = admit(manager, 1, num_tokens=6, prefix=prefix)
+    second = admit(manager, 2, num_tokens=6, prefix=prefix)
+    assert (table(manager, first, 1), table(manager, second, 2)) == ([7, 6, 5], [7, 6, 4])
+    assert manager.swap_out(second) == {4: 3}
+    set_status(second, SequenceStatus.SWAPPED)
+    assert manager.swap_in(second) == {3: 4}
+    manager.check()
+    assert owners(manager, 7, 6, 5, 4) == [3, 3, 1, 1]
