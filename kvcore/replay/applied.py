@@ -26,13 +26,17 @@ NODE_SHIFT = 16
 
 
 class OnDevice:
-    """Gives each step of one run to a device. Raises InvariantViolation for what it finds."""
+    """Gives each step of one run to a device. Raises InvariantViolation for what it finds.
+
+    num_read: tokens that steps read there so far, each of which was what had been written.
+    """
 
     def __init__(self, make: MakeDevice, options: Options) -> None:
         config = make_config(options)
         num_tokens = config.num_usable_blocks * options.block_size
         self._device = make(Plan(config, options.max_running, num_tokens, _no_contents))
         self._prefixes: dict[str, Prefix] = {}
+        self.num_read = 0
 
     def __call__(self, batch: Batch, step: Step) -> None:
         """Apply a batch and play its forward pass."""
@@ -40,6 +44,7 @@ class OnDevice:
         self._prefixes = {each.request: known.get(each.request, Prefix()) for each in step.chunks}
         self._device.apply(batch)
         self._device.forward([self._pass(each) for each in step.chunks])
+        self.num_read += sum(each.end for each in step.chunks)
 
     def _pass(self, chunk: Chunk) -> Pass:
         return Pass(

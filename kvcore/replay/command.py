@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvcore.errors import InvariantViolation, KvcoreError
 from kvcore.replay.command_options import Asked, asked_of, make_parser
@@ -26,6 +27,9 @@ from kvcore.replay.sweep import opened, run_sizes
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import CannotWrite, write_whole
 
+if TYPE_CHECKING:
+    from kvcore.replay.applied import OnDevice
+
 FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 
 
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     try:
         asked = asked_of(given)
-        report, reader = _run(asked)
+        report, reader, devices = _run(asked)
     except KvcoreError as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -48,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("kvcore replay: interrupted before there was anything to report", file=sys.stderr)
         return STOPPED
     _tell_skipped(reader)
+    _tell_judged(devices)
     code = STOPPED if report.interrupted else FINE
     if asked.html is not None:
         code = _write_page(asked.html, report) or code
@@ -83,8 +88,9 @@ def nobody_reads() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(asked: Asked) -> tuple[Report, TraceReader]:
-    """Replay on each pool; the report, and the first run's reader."""
+def _run(asked: Asked) -> tuple[Report, TraceReader, list[OnDevice]]:
+    """Replay on each pool; the report, the first run's reader, and the devices that judged."""
+    devices: list[OnDevice] = []
     num_runs = len({asked.options.num_blocks, *asked.sizes})
 
     def watch(reader: TraceReader, plan: Options, place: int) -> Progress:
@@ -95,10 +101,11 @@ def _run(asked: Asked) -> tuple[Report, TraceReader]:
         from kvcore.replay.applied import OnDevice  # with it comes the whole checker
 
         assert asked.device is not None
-        return OnDevice(asked.device, plan)
+        devices.append(OnDevice(asked.device, plan))
+        return devices[-1]
 
     with opened(asked.trace, skip_bad=asked.skip_bad, several=num_runs > 1) as trace:
-        return run_sizes(
+        report, reader = run_sizes(
             trace,
             asked.options,
             asked.sizes,
@@ -106,6 +113,14 @@ def _run(asked: Asked) -> tuple[Report, TraceReader]:
             watch=watch,
             make_apply=None if asked.device is None else on_device,
         )
+    return report, reader, devices
+
+
+def _tell_judged(devices: list[OnDevice]) -> None:
+    """Say how much of a device's memory was read, all of it as it had been written."""
+    if devices:
+        count = sum(each.num_read for each in devices)
+        print(f"kvcore replay: judged {count:,} reads of tokens, all right", file=sys.stderr)
 
 
 def _tell_skipped(reader: TraceReader) -> None:

@@ -37,7 +37,13 @@ def options(num_blocks: int = 40, **given: object) -> Options:
 
 def replayed(backend: Backend, asked: Options) -> Result:
     """The result of a run on tensors."""
-    return replay(trace_of(8), asked, backend=backend, apply=OnDevice(make_device, asked))
+    return replayed_on(backend, asked)[0]
+
+
+def replayed_on(backend: Backend, asked: Options) -> tuple[Result, OnDevice]:
+    """The same, and the device's side of it."""
+    device = OnDevice(make_device, asked)
+    return replay(trace_of(8), asked, backend=backend, apply=device), device
 
 
 @pytest.mark.parametrize("policy", ["lru", "uncached_first"])
@@ -52,6 +58,13 @@ def test_what_a_replay_reads_is_what_was_written(
     assert result.evictions > 0
     assert result.preemptions > 0
     assert (result.swaps > 0) == (preempt == "swap")
+
+
+def test_each_step_reads_all_that_its_requests_see(backend: Backend) -> None:
+    """Two requests alone in a large pool: chunks of 64 and 6 tokens, then 11 tokens one by one."""
+    asked = options(400, num_requests=1)
+    _, device = replayed_on(backend, asked)
+    assert device.num_read == 64 + 70 + sum(range(71, 82))
 
 
 def test_tensors_change_nothing_in_the_result(backend: Backend) -> None:
