@@ -81,7 +81,10 @@ class BlockTable:
     def update(self, blocks: Sequence[Block]) -> None:
         """Take these blocks for the table's."""
         self._blocks[:] = list(blocks)
-        self._block_ids[:] = [_id_of(block) for block in self._blocks]
+        ids = [block.block_id for block in self._blocks]
+        if None in ids:
+            ids = [_id_of(block) for block in self._blocks]
+        self._block_ids[:] = ids  # type: ignore[assignment] # none of them is None
 
     def append_token_ids(
         self,
@@ -97,11 +100,13 @@ class BlockTable:
         self._check_allocated()
         num, first = len(token_ids), self._num_full_slots // self._block_size
         hash((extra_hash, *token_ids))  # What cannot be hashed is found before anything changes.
+        adds = self._num_new_blocks(num + num_lookahead_slots) > 0
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, token_ids, num + num_lookahead_slots)
-        elif num > self._first_chunk_size() or self._num_new_blocks(num + num_lookahead_slots):
+        elif adds or num > self._first_chunk_size():
             self._check_room(token_ids, num + num_lookahead_slots)
-        self.ensure_num_empty_slots(num + num_lookahead_slots, extra_hash)
+        if adds:
+            self.ensure_num_empty_slots(num + num_lookahead_slots, extra_hash)
         for position, tokens in enumerate(self._chunks_to_append(token_ids), first):
             block = self._blocks[position]
             block.append_token_ids(tokens)
@@ -219,7 +224,8 @@ class BlockTable:
         return NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 
     def _check_allocated(self) -> None:
-        require(len(self._blocks) > 0, "the table has no blocks: allocate it first")
+        if not self._blocks:
+            require(False, "the table has no blocks: allocate it first")
 
 
 def _id_of(block: Block) -> BlockId:
@@ -232,5 +238,6 @@ def _id_of(block: Block) -> BlockId:
 
 def _chunks(token_ids: Sequence[int], first: int, size: int) -> list[list[int]]:
     """Tokens in parts, the first one and the others of these sizes."""
-    parts = [list(token_ids[:first])] if token_ids else []
-    return parts + [list(token_ids[at : at + size]) for at in range(first, len(token_ids), size)]
+    tokens = token_ids if type(token_ids) is list else list(token_ids)
+    parts = [tokens[:first]] if tokens else []
+    return parts + [tokens[at : at + size] for at in range(first, len(tokens), size)]

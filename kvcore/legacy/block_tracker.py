@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_errors import WrongValue, require
-from kvcore.legacy.interfaces import Block, BlockId
+from kvcore.legacy.interfaces import Block, BlockId, PooledBlock
 from kvcore.legacy.tier_blocks import TierBlocks
 
 NEVER_ACCESSED = -1
@@ -168,14 +168,14 @@ class CacheMetricData:
 class ObjectPool:
     """Block objects that are used again, last one in first out."""
 
-    def __init__(self, create: Callable[[], Block], pool_size: int) -> None:
+    def __init__(self, create: Callable[[], PooledBlock], pool_size: int) -> None:
         """create: a new object, which `init` fills."""
         self._create = create
-        self._spare: list[Block] = []
+        self._spare: list[PooledBlock] = []
         self._num_made = 0
         self.pool_size = pool_size
 
-    def get(self) -> Block:
+    def get(self) -> PooledBlock:
         """An object to fill; twice as many may exist once all are used."""
         if self._spare:
             return self._spare.pop()
@@ -188,5 +188,5 @@ class ObjectPool:
 
     def put(self, block: Block) -> None:
         """Take an object back that is used no more."""
-        if block.pool_id is not None:
+        if isinstance(block, PooledBlock) and block.pool_id is not None:
             self._spare.append(block)

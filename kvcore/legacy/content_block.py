@@ -40,9 +40,11 @@ class PrefixCachingBlock(NaiveBlock):
             kind = type(allocator).__name__
             require(False, "a {kind} caches no prefixes", kind=kind)
         check_previous(prev_block)
-        self.begin(prev_block, token_ids, block_size, allocator, block_id)
-        self._extra_hash: int | None = extra_hash
-        self._computed = computed
+        self.begin(
+            *(prev_block, token_ids, block_size, allocator, block_id),
+            extra_hash=extra_hash,
+            computed=computed,
+        )
 
     def begin(
         self,
@@ -51,12 +53,15 @@ class PrefixCachingBlock(NaiveBlock):
         block_size: int,
         allocator: TierAllocator,
         block_id: BlockId | None,
+        extra_hash: int | None = None,
+        content_hash: int | None = None,
+        computed: bool = False,
     ) -> None:
         """Be a new block, whatever this object was before. Raises WrongCall."""
         super().begin(prev_block, token_ids, block_size, allocator, block_id)
-        self._extra_hash = None
-        self._content_hash: int | None = None
-        self._computed = False
+        self._extra_hash = extra_hash
+        self._content_hash = content_hash
+        self._computed = computed
         self.last_accessed: float = NEVER_ACCESSED
         self._count_total()
 
@@ -120,11 +125,6 @@ class PrefixCachingBlock(NaiveBlock):
         if is_first_block and prev_block_hash is None:
             prev_block_hash = NONE_HASH
         return hash((is_first_block, prev_block_hash, *cur_block_token_ids, extra_hash))
-
-    def know(self, extra_hash: int | None, content_hash: int | None = None) -> None:
-        """Take what was worked out already."""
-        self._extra_hash = extra_hash
-        self._content_hash = content_hash
 
     def _hash_of(self, token_ids: list[int]) -> int | None:
         before = None if self._prev_block is None else self._prev_block.content_hash

@@ -74,7 +74,8 @@ class CpuGpuBlockAllocator:
         on_gpu.rebind(TierBlocks(backing, "device", on_gpu.order))
         on_cpu.rebind(TierBlocks(backing, "host", on_cpu.order))
         self._backing = backing
-        self._allocators: dict[Device, Any] = {Device.CPU: on_cpu, Device.GPU: on_gpu}
+        self._cpu: Any = on_cpu
+        self._gpu: Any = on_gpu
         self._swap_mapping: dict[BlockId, BlockId] = {}
         self._null_block: NullBlock | None = None
 
@@ -86,9 +87,7 @@ class CpuGpuBlockAllocator:
     @property
     def all_block_ids(self) -> frozenset[BlockId]:
         """Every id."""
-        ids: frozenset[BlockId] = frozenset().union(
-            *(each.all_block_ids for each in self._allocators.values())
-        )
+        ids: frozenset[BlockId] = self._gpu.all_block_ids | self._cpu.all_block_ids
         return ids
 
     @property
@@ -102,9 +101,11 @@ class CpuGpuBlockAllocator:
 
     def allocator(self, device: Device) -> Any:
         """The allocator of a device. Raises WrongValue."""
-        if device not in self._allocators:
-            raise WrongValue(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
-        return self._allocators[device]
+        if device is Device.GPU:
+            return self._gpu
+        if device is Device.CPU:
+            return self._cpu
+        raise WrongValue(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
 
     def owner(self, block: Block) -> Any:
         """The allocator of a block. Raises WrongCall where it has no id, UnknownName."""
@@ -113,7 +114,7 @@ class CpuGpuBlockAllocator:
             reason = "Freeing unallocated block is undefined: it has no id, and {num} tokens"
             require(False, reason, num=len(block.token_ids))
         assert block_id is not None
-        return self._allocators[self._device(block_id)]
+        return self.allocator(self._device(block_id))
 
     def allocate_or_get_null_block(self) -> NullBlock:
         """The block that stands for none. Raises NoFreeBlocksError."""
@@ -228,7 +229,7 @@ class CpuGpuBlockAllocator:
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
         """Source and target of each copy on the GPU since the last call, in order."""
-        copies: list[tuple[BlockId, BlockId]] = self._allocators[Device.GPU].clear_copy_on_writes()
+        copies: list[tuple[BlockId, BlockId]] = self._gpu.clear_copy_on_writes()
         return copies
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
@@ -236,19 +237,17 @@ class CpuGpuBlockAllocator:
         devices = [self._device(each) for each in block_ids]
         for device in dict.fromkeys(devices):
             mine = [each for each, its in zip(block_ids, devices, strict=True) if its is device]
-            self._allocators[device].mark_blocks_as_accessed(mine, now)
+            self.allocator(device).mark_blocks_as_accessed(mine, now)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
         """Count what was promoted on the GPU since the last call as computed."""
-        self._allocators[Device.GPU].mark_blocks_as_computed(block_ids)
+        self._gpu.mark_blocks_as_computed(block_ids)
 
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
         """What these lists begin with alike."""
-        ids: list[BlockId] = self._allocators[Device.GPU].get_common_computed_block_ids(
-            computed_seq_block_ids
-        )
+        ids: list[BlockId] = self._gpu.get_common_computed_block_ids(computed_seq_block_ids)
         return ids
 
     def find_cached_blocks_prefix(
@@ -265,7 +264,7 @@ class CpuGpuBlockAllocator:
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
         """Forget all content of a device, or of both, unless a block is used there."""
-        chosen = list(self._allocators.values()) if device is None else [self.allocator(device)]
+        chosen = [self._cpu, self._gpu] if device is None else [self.allocator(device)]
         if not all(each.get_num_free_blocks() == each.get_num_total_blocks() for each in chosen):
             return all(isinstance(each, NaiveBlockAllocator) for each in chosen)
         return all(each.reset_prefix_cache() for each in chosen)
@@ -279,9 +278,10 @@ class CpuGpuBlockAllocator:
         raise NotSupported(reason=f"block {block.block_id}: its own allocator promotes it")
 
     def _device(self, block_id: BlockId) -> Device:
-        for device, allocator in self._allocators.items():
-            if block_id in allocator.all_block_ids:
-                return device
+        if block_id in self._gpu.all_block_ids:
+            return Device.GPU
+        if block_id in self._cpu.all_block_ids:
+            return Device.CPU
         known = f"there are {len(self.all_block_ids)} of both devices"
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 

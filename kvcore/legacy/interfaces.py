@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from kvcore.legacy import block_errors
 
@@ -86,6 +87,24 @@ class Block(ABC):
     @abstractmethod
     def computed(self, value: bool) -> None:
         """Say so."""
+
+
+class PooledBlock(Block):
+    """A block object that is used for one block after another."""
+
+    @abstractmethod
+    def begin(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_size: int,
+        allocator: Any,
+        block_id: BlockId | None,
+        extra_hash: int | None = None,
+        content_hash: int | None = None,
+        computed: bool = False,
+    ) -> None:
+        """Be a new block, whatever this object was before."""
 
 
 class BlockAllocator(ABC):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvcore.legacy.block_errors import NotSupported
-from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.tier_allocator import (
     TierAllocator,
     check_no_device,
@@ -20,7 +20,7 @@ from kvcore.legacy.tier_allocator import (
 NO_HIT_RATE = -1
 
 
-class NaiveBlock(Block):
+class NaiveBlock(PooledBlock):
     """Tokens of one physical block."""
 
     def __init__(
@@ -41,6 +41,9 @@ class NaiveBlock(Block):
         block_size: int,
         allocator: TierAllocator,
         block_id: BlockId | None,
+        extra_hash: int | None = None,  # noqa: ARG002 # a naive block has no use for it
+        content_hash: int | None = None,  # noqa: ARG002
+        computed: bool = False,  # noqa: ARG002
     ) -> None:
         """Be a new block, whatever this object was before. Raises WrongCall."""
         if len(token_ids) > block_size:
@@ -215,16 +218,5 @@ class NaiveBlockAllocator(TierAllocator):
         block.block_id = block_id
         block.move_to(self)
 
-    def _new_object(self) -> Block:
+    def _new_object(self) -> PooledBlock:
         return NaiveBlock.__new__(NaiveBlock)
-
-    def _fill(
-        self,
-        block: Block,
-        prev_block: Block | None,
-        token_ids: list[int],
-        block_id: BlockId | None,
-        extra_hash: int | None,  # noqa: ARG002 # a naive block has no use for it
-    ) -> None:
-        assert isinstance(block, NaiveBlock)
-        block.begin(prev_block, token_ids, self._block_size, self, block_id)

@@ -18,7 +18,7 @@ from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.block_tracker import BlockTracker, CacheMetricData
 from kvcore.legacy.content_block import ContentAllocator, PrefixCachingBlock, check_previous
 from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
-from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.tier_allocator import check_no_device, check_tokens
 from kvcore.legacy.tier_blocks import TierBlocks
@@ -93,9 +93,8 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         placed = self._find_or_take(hashes, f"{len(chunks)} blocks")
         made: list[Block] = []
         for chunk, content_hash, (block_id, is_hit, _) in zip(chunks, hashes, placed, strict=True):
-            prev_block = self._make(prev_block, chunk, block_id, extra_hash)
-            self._know_hash(prev_block, content_hash)
-            prev_block.computed = is_hit
+            known = (extra_hash, content_hash, is_hit)
+            prev_block = self._make(prev_block, chunk, block_id, *known)
             made.append(prev_block)
         return made
 
@@ -291,17 +290,14 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         for block_id in block_ids:
             tracker = self._block_tracker[block_id]
             if not tracker.active:
-                self._taken(block_id)
+                self._taken([block_id])
                 tracker.computed = True
         return placed
 
-    def _know_hash(self, block: Block, content_hash: int | None) -> None:
-        assert isinstance(block, PrefixCachingBlock)
-        block.know(block.extra_hash, content_hash)
-
-    def _taken(self, block_id: BlockId) -> None:
-        self._block_tracker[block_id].enable()
-        self._touched_blocks.discard(block_id)
+    def _taken(self, block_ids: Sequence[BlockId]) -> None:
+        for block_id in block_ids:
+            self._block_tracker[block_id].enable()
+        self._touched_blocks.difference_update(block_ids)
 
     def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
         left: dict[BlockId, int] = {}
@@ -321,20 +317,8 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         block.block_id = block_id
         block.move_to(self)
 
-    def _new_object(self) -> Block:
+    def _new_object(self) -> PooledBlock:
         return PrefixCachingBlock.__new__(PrefixCachingBlock)
-
-    def _fill(
-        self,
-        block: Block,
-        prev_block: Block | None,
-        token_ids: list[int],
-        block_id: BlockId | None,
-        extra_hash: int | None,
-    ) -> None:
-        assert isinstance(block, PrefixCachingBlock)
-        block.begin(prev_block, token_ids, self._block_size, self, block_id)
-        block.know(extra_hash)
 
 
 class HashlessAllocator(NaiveBlockAllocator):

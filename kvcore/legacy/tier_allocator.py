@@ -17,7 +17,7 @@ from kvcore.commands import Batch
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.block_tracker import CopyOnWriteTracker, ObjectPool, RefCounter
-from kvcore.legacy.interfaces import Block, BlockAllocator, BlockId, Device, chain
+from kvcore.legacy.interfaces import Block, BlockAllocator, BlockId, Device, PooledBlock, chain
 from kvcore.legacy.tier_blocks import TierBlocks
 
 OBJECTS_PER_BLOCK = 4
@@ -131,8 +131,8 @@ class TierAllocator(BlockAllocator):
         forked: list[Block] = []
         before = blocks[0].prev_block
         for block, block_id in zip(blocks, ids, strict=True):
-            before = self._make(before, block.token_ids, block_id, block.extra_hash)
-            self._know_hash(before, block.content_hash)
+            extra, content_hash = block.extra_hash, block.content_hash
+            before = self._make(before, block.token_ids, block_id, extra, content_hash)
             forked.append(before)
         return forked
 
@@ -162,7 +162,7 @@ class TierAllocator(BlockAllocator):
         fresh = self._blocks.copy(source)
         if fresh is None:
             raise self.shortage(1, f"a copy of block {source}")
-        self._taken(fresh)
+        self._taken([fresh])
         self._cow_tracker.record_cow(source, fresh)
         block.block_id = fresh
         return fresh
@@ -250,36 +250,21 @@ class TierAllocator(BlockAllocator):
             raise self.shortage(needed, who)
 
     @abstractmethod
-    def _new_object(self) -> Block:
+    def _new_object(self) -> PooledBlock:
         """A block object that is not filled yet."""
-
-    @abstractmethod
-    def _fill(
-        self,
-        block: Block,
-        prev_block: Block | None,
-        token_ids: list[int],
-        block_id: BlockId | None,
-        extra_hash: int | None,
-    ) -> None:
-        """Begin an object anew."""
 
     def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
         """Take note of owners that are about to leave."""
 
-    def _know_hash(self, block: Block, content_hash: int | None) -> None:
-        """Tell an object the hash of its content."""
-
-    def _taken(self, block_id: BlockId) -> None:
-        """Take note of a block that was taken."""
+    def _taken(self, block_ids: Sequence[BlockId]) -> None:
+        """Take note of blocks that were taken."""
 
     def _take(self, count: int = 1) -> list[BlockId]:
         """So many new blocks. Raises NoFreeBlocksError."""
         taken = self._blocks.take(count)
         if taken is None:
             raise self.shortage(count, "a block" if count == 1 else f"{count} blocks")
-        for block_id in taken:
-            self._taken(block_id)
+        self._taken(taken)
         return taken
 
     def _make(
@@ -288,9 +273,12 @@ class TierAllocator(BlockAllocator):
         token_ids: list[int],
         block_id: BlockId | None,
         extra_hash: int | None = None,
+        content_hash: int | None = None,
+        computed: bool = False,
     ) -> Block:
         block = self._block_pool.get()
-        self._fill(block, prev_block, token_ids, block_id, extra_hash)
+        known = (extra_hash, content_hash, computed)
+        block.begin(prev_block, token_ids, self._block_size, self, block_id, *known)
         return block
 
 
