@@ -101,6 +101,8 @@ def check(
             raise ValueError("a scheduler of your own is Python's alone: leave backend out")
         what = attrs.evolve(what, moves=guarded(what.moves))
         symmetry = symmetry or Symmetry(requests=False)
+    if isinstance(what, World) and what.config.max_in_flight and crosses(what):
+        raise ValueError("groups of encoders are not explored with batches in flight")
     judged, left_out = judged_in(what, chosen, parity=backend == "both")
     if backend == "rust":
         if not isinstance(what, World):
@@ -127,6 +129,11 @@ def check(
     if found is not None and judged.get(found.name) is not PROPERTIES.get(found.name):
         report.violation = attrs.evolve(found, own=judged.get(found.name))
     return report
+
+
+def crosses(world: World) -> bool:
+    """Whether a world has a group of an encoder's tokens."""
+    return any(group.is_cross for group in world.config.groups)
 
 
 def make_expander(

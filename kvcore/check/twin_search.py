@@ -22,6 +22,9 @@ from kvcore.check.report import Report
 from kvcore.check.world import Symmetry, World
 from kvcore.state import State, make_state
 
+Told = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A call as the twin tells it: name, arguments, options."""
+
 
 def explore_twin(
     world: World,
@@ -68,12 +71,12 @@ def explore_twin(
     return report
 
 
-def steps_of(world: World, edges: Iterable[Iterable[Call]]) -> Iterator[Step]:
+def steps_of(world: World, edges: Iterable[Iterable[Told]]) -> Iterator[Step]:
     """The steps of a run of the twin, made on the Python core; batches are taken between."""
     state, in_flight = make_state(world.config), world.config.max_in_flight > 0
     for edge in edges:
-        calls = list(edge)
-        for call in calls:
+        for name, args, options in edge:
+            call = Call(name, tuple(args), dict(options))
             step = executed(state, *call.args) if call.name == "execute" else made(state, call)
             yield step
             state = step.outcome.state

@@ -11,8 +11,9 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Group, _twin
-from kvcore.check import Symmetry, World, check
+from kvcore import Config, Group, Request, _twin
+from kvcore.check import Symmetry, World, check, pytest_text, render
+from kvcore.check.profiles import PROFILES
 from tests.conftest import need_twin
 from tests.explore.worlds import world
 
@@ -94,6 +95,38 @@ def test_a_world_of_an_engine_is_right_on_every_edge(
     need_twin()
     found = check(engine(*sizes), backend="rust", workers=2)
     assert (found.verdict, found.num_states, found.num_edges) == ("complete", *counts)
+
+
+def test_what_the_twin_finds_is_told_as_steps_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the twin gives it, were it wrong: names, arguments and options of each edge's calls."""
+    need_twin()
+    where, request = PROFILES["flight"].world, Request("0", [0])
+    edges: list[tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...]] = [
+        (("add_request", (request,), {}), ("allocate_slots", ("0", 1), {}), ("take_batch", (), {})),
+        (("execute", (0,), {}),),
+    ]
+    found = {**_twin.check_world(where, max_depth=1), "violation": ("KV-READ", "wrong", edges)}
+    monkeypatch.setattr(_twin, "check_world", lambda *_, **__: {**found, "verdict": "violation"})
+    report = check(where, backend="rust")
+    assert report.violation is not None
+    names = [step.call.name for step in report.violation.steps]
+    assert names == ["add_request", "allocate_slots", "take_batch", "execute"]
+    assert report.violation.steps[1].outcome.value is not None
+    assert "KV-READ" in render(report.violation, where, colour=False)
+    assert "allocate_slots" in pytest_text(report.violation, where)
+    found["violation"] = ("KV-READ", "wrong", [edges[0][:1], edges[0][1:2]])
+    report = check(PROFILES["3x2x4"].world, backend="rust")
+    assert report.violation is not None
+    names = [step.call.name for step in report.violation.steps]
+    assert names == ["add_request", "allocate_slots", "take_batch"]
+
+
+def test_encoders_in_flight_are_refused() -> None:
+    groups = (Group(2), Group(2, kind="cross_attention"))
+    config = Config(4, groups=groups, null_block=False, enable_caching=False, max_in_flight=1)
+    where = World(config=config, num_requests=1, num_tokens=2, num_prompt=2, num_encoder=2)
+    with pytest.raises(ValueError, match="encoders are not explored with batches in flight"):
+        check(where)
 
 
 def test_a_states_memory_is_bounded() -> None:
