@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvcore.errors import KvcoreError
-from kvcore.legacy.backing import Backing
+from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_manager import BlockSpaceManager
 from kvcore.legacy.null_block import NullBlock
 from kvcore.legacy.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
@@ -66,11 +66,10 @@ class ManagerWalk:
 
     def __init__(self, seed: int, *, caching: bool, window: int | None) -> None:
         self.random = random.Random(seed)
-        options = {"watermark": 0.1, "sliding_window": window, "enable_caching": caching}
-        num_gpu, num_cpu = self.random.randint(4, 14), self.random.randint(0, 10)
+        sizes = (SIZE, self.random.randint(4, 14), self.random.randint(0, 10))
+        backends: list[BackendName] = ["python", "rust"]
         pair = [
-            BlockSpaceManager(SIZE, num_gpu, num_cpu, **options, backend=backend)  # type: ignore[arg-type] # as named
-            for backend in ("python", "rust")
+            BlockSpaceManager(*sizes, 0.1, window, caching, backend=backend) for backend in backends
         ]
         self.window = window
         self.twins = Twins(pair, [each.block_allocator.backing for each in pair])
@@ -236,9 +235,10 @@ class AllocatorWalk:
         self.random = random.Random(seed)
         num_blocks = self.random.randint(1, 8)
         ids = self.random.sample(range(20), num_blocks)
+        backends: list[BackendName] = ["python", "rust"]
         pair = [
             PrefixCachingBlockAllocator(num_blocks, SIZE, ids, backend=backend)
-            for backend in ("python", "rust")
+            for backend in backends
         ]
         self.twins = Twins(pair, [each.blocks.backing for each in pair])
         self.chains: list[list[list[Block]]] = []
