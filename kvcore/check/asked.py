@@ -18,6 +18,17 @@ from kvcore.check.schedulers import Guarded
 from kvcore.check.world import World
 from kvcore.config import Config
 
+BACKENDS = ("python", "rust", "both")
+
+
+def check_search(backend: str, workers: int, limits: Mapping[str, float | None]) -> None:
+    """Raise ValueError for a search that cannot be made; limits: by their names."""
+    if backend not in BACKENDS:
+        raise ValueError(f"there is no backend {backend!r}: say {', '.join(BACKENDS)}")
+    for name, value in {"workers": workers, **limits}.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}, it must be above 0")
+
 
 def judged_in(
     what: Any, chosen: Iterable[str | Property] | None, *, parity: bool
@@ -37,6 +48,9 @@ def judged_in(
     if chosen is None:
         return everything, ()
     given = list(chosen)
+    for each in given:
+        if not isinstance(each, str | Property):
+            raise ValueError(f"a property is named, or is a Property, and not {each!r}")
     for name in beyond.keys() & {each for each in given if isinstance(each, str)}:
         raise ValueError(f"{name} is not judged here: {beyond[name]}")
     named = select(frozenset(each for each in given if isinstance(each, str)), what.calls)

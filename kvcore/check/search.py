@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.asked import judged_in
+from kvcore.check.asked import check_search, judged_in
 from kvcore.check.core_model import CoreModel
 from kvcore.check.expand import Expander, Expansion
 from kvcore.check.fingerprints import Fingerprints
@@ -95,6 +95,7 @@ def check(
     Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
+    check_search(backend, workers, attrs.asdict(limits))
     chosen = None if properties is None else list(properties)
     if isinstance(what, World) and callable(what.moves):
         if backend == "rust":

@@ -71,3 +71,18 @@ def test_a_property_that_judges_nothing_is_refused() -> None:
         check(SMALL, properties=[full, attrs.evolve(full, sentence="another")])
     with pytest.raises(ValueError, match="holds of MINE is 7, which is no function"):
         attrs.evolve(empty, holds=7)  # type: ignore[arg-type] # that is what is wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"backend": "cuda"}, "there is no backend 'cuda': say python, rust, both"),
+        ({"workers": 0}, "workers is 0, it must be above 0"),
+        ({"max_states": 0}, "max_states is 0, it must be above 0"),
+        ({"max_seconds": -1}, "max_seconds is -1, it must be above 0"),
+        ({"properties": ["KV-READ", 3]}, "a property is named, or is a Property, and not 3"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(SMALL, **options)
