@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcore.legacy.block_errors import NoFreeBlocksError, require
+from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.interfaces import Block, BlockId, Device
 from kvcore.legacy.null_block import NullBlock
@@ -100,6 +100,10 @@ class BlockTable:
         self._check_allocated()
         num, first = len(token_ids), self._num_full_slots // self._block_size
         hash((extra_hash, *token_ids))  # What cannot be hashed is found before anything changes.
+        if num_lookahead_slots < 0:
+            raise WrongValue(
+                reason=f"num_lookahead_slots is {num_lookahead_slots}, must be 0 or more"
+            )
         adds = self._num_new_blocks(num + num_lookahead_slots) > 0
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, token_ids, num + num_lookahead_slots)

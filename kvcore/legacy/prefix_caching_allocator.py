@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.block_tracker import BlockTracker, CacheMetricData
+from kvcore.legacy.block_tracker import BlockTracker, CacheMetricData, ReadOnlyRefCounter
 from kvcore.legacy.content_block import ContentAllocator, PrefixCachingBlock, check_previous
 from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
@@ -50,6 +50,11 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         self.evictor: LRUEvictor = make_evictor(self.eviction_policy, blocks)
         self._hashless_allocator = HashlessAllocator(len(blocks), self._block_size, blocks=blocks)
         self._forget()
+
+    @property
+    def refcounter(self) -> ReadOnlyRefCounter:
+        """How many own each block, to look at: owners that are no blocks would not be tracked."""
+        return self._refcounter.as_readonly()
 
     def allocate_mutable_block(
         self,

@@ -16,7 +16,12 @@ from collections.abc import Iterable, Sequence
 from kvcore.commands import Batch
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.block_tracker import CopyOnWriteTracker, ObjectPool, RefCounter
+from kvcore.legacy.block_tracker import (
+    CopyOnWriteTracker,
+    ObjectPool,
+    ReadOnlyRefCounter,
+    RefCounter,
+)
 from kvcore.legacy.interfaces import Block, BlockAllocator, BlockId, Device, PooledBlock, chain
 from kvcore.legacy.tier_blocks import TierBlocks
 
@@ -82,7 +87,7 @@ class TierAllocator(BlockAllocator):
         return self._block_size
 
     @property
-    def refcounter(self) -> RefCounter:
+    def refcounter(self) -> RefCounter | ReadOnlyRefCounter:
         """How many own each block."""
         return self._refcounter
 

@@ -166,6 +166,11 @@ def test_owners_are_counted_for_known_blocks_and_never_below_none(backend: Backe
     block = blocks.allocate_mutable_block(None)
     blocks.fork(block)
     assert blocks.refcounter.get(0) == 2
+    with pytest.raises(ValueError, match="block 0"):
+        blocks.refcounter.incr(0)
+    naive = NaiveBlockAllocator(3, 2, backend=backend)
+    assert (naive.refcounter.incr(1), naive.refcounter.get(1)) == (1, 1)
+    assert [naive.allocate_mutable_block(None).block_id for _ in range(2)] == [0, 2]
 
 
 @pytest.mark.parametrize(
