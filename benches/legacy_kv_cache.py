@@ -46,7 +46,7 @@ class V1:
     def __init__(self, backend: BackendName) -> None:
         spec = FullAttentionSpec(SIZE, num_kv_heads=1, head_size=1, dtype="float16")
         config = KVCacheConfig(NUM_BLOCKS, {}, [KVCacheGroupSpec(["layer"], spec)])
-        self.manager = KVCacheManager(config, 4096, log_stats=True, backend=backend)
+        self.manager = KVCacheManager(config, 4096, backend=backend)
         self.backing = self.manager.block_pool.backing
         tokens = [list(range(number, number + PROMPT)) for number in range(NUM_REQUESTS)]
         self.first = [Request(f"a{number}", list(each)) for number, each in enumerate(tokens)]

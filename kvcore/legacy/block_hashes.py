@@ -16,7 +16,7 @@ import operator
 import os
 import pickle
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcore.arguments import read_count
@@ -202,11 +202,22 @@ def hash_more_tokens(
     return made
 
 
-def with_keys(records: list[BlockHashType]) -> list[BlockHashType]:
-    """The same records, their keys made. Raises WrongArgument."""
-    for record in records:
-        assert record.core_key
-    return records
+def with_keys(records: Iterable[Any]) -> list[BlockHashType]:
+    """Records, also of plain tuples, with their keys made. Raises WrongArgument."""
+    # A call for each that has its key already would be a third of what publishing it costs.
+    return [
+        record if type(record) is BlockHashType and record._key else _with_key(record)
+        for record in records
+    ]
+
+
+def read_record(record: Any) -> BlockHashType:
+    """A record, also of a plain tuple. Raises WrongArgument for what is none."""
+    if isinstance(record, BlockHashType):
+        return record
+    if isinstance(record, tuple) and len(record) in (2, 3):
+        return BlockHashType(*record)
+    raise WrongArgument(name="block_hash", expected="a BlockHashType", value=repr(record))
 
 
 def content_key(record: _Record) -> bytes:
@@ -219,6 +230,12 @@ def content_key(record: _Record) -> bytes:
     except (struct.error, OverflowError, AttributeError):
         form = b"".join((b"g", _encode(number), _encode(tuple(tokens)), _encode(extra)))
     return make_key(hashlib.sha256(form).digest(), _GROUP)
+
+
+def _with_key(record: Any) -> BlockHashType:
+    read = read_record(record)
+    assert read.core_key
+    return read
 
 
 def _span(position: Any) -> tuple[int, int]:

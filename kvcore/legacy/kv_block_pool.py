@@ -19,6 +19,7 @@ from kvcore.legacy.block_hashes import (
     BlockHashType,
     HashFunction,
     hash_more_tokens,
+    read_record,
     with_keys,
 )
 from kvcore.legacy.kv_cache_errors import (
@@ -27,7 +28,7 @@ from kvcore.legacy.kv_cache_errors import (
     NotByHand,
     TooFewFreeBlocks,
 )
-from kvcore.legacy.live_blocks import KVCacheBlock, read_record
+from kvcore.legacy.live_blocks import KVCacheBlock, publish_blocks
 from kvcore.values import Refused
 
 
@@ -159,18 +160,17 @@ class BlockPool:
         """
         full = blocks[num_cached_blocks:num_full_blocks]
         self.check_own(full)
-        targets = [block for block in full if block is not self.null_block]
-        for block in targets:
+        for block in full:
+            if block is self.null_block:
+                continue
             if block.block_hash is not None:
                 raise AlreadyHashed(block=block.block_id)
             if block.ref_cnt == 0:
                 raise UnusedBlock(block=block.block_id)
         made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
-        records = with_keys([*map(read_record, block_hashes), *made])
+        records = with_keys([*block_hashes, *made])
         block_hashes += made
-        for place, block in enumerate(full, num_cached_blocks):
-            if block is not self.null_block:
-                self.publish(block, records[place])
+        self.publish(full, records[num_cached_blocks:num_full_blocks])
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Make a block unfindable; whether it was findable."""
@@ -178,14 +178,22 @@ class BlockPool:
         block.reset_hash()
         return had
 
-    def publish(self, block: KVCacheBlock, block_hash: BlockHashType) -> None:
-        """Make a block with an owner findable. Raises UnusedBlock, AlreadyPublished."""
-        self.backing.publish(block.block_id, block_hash.core_key)
-        block.note(block_hash)
+    def publish(
+        self, blocks: Sequence[KVCacheBlock], records: Sequence[BlockHashType], num_fresh: int = 0
+    ) -> None:
+        """Make blocks with owners findable by one record each; the null block by none.
 
-    def can_publish(self, block: KVCacheBlock) -> bool:
-        """Whether a block with an owner has no hash; the null block never gets one."""
-        return block is not self.null_block and self.backing.key_of(block.block_id) is None
+        Those that have a hash keep it; the last num_fresh are known to have none.
+        """
+        null, key_of = self.null_block, self.backing.key_of
+        num_old = max(0, len(blocks) - num_fresh)
+        pairs = [
+            (block, record)
+            for block, record in zip(blocks[:num_old], records[:num_old], strict=True)
+            if block is not null and key_of(block.block_id) is None
+        ]
+        pairs += zip(blocks[num_old:], records[num_old:], strict=True)
+        publish_blocks(self.backing, pairs)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Give so many free blocks one owner each; they lose their hashes.
@@ -238,5 +246,6 @@ class BlockPool:
         """Raise ForeignBlock unless all are blocks of this pool."""
         own = self.blocks
         for block in blocks:
-            if not isinstance(block, KVCacheBlock) or block.pool is not self.backing:
+            place = block.block_id if isinstance(block, KVCacheBlock) else -1
+            if not 0 <= place < len(own) or own[place] is not block:
                 raise ForeignBlock(block=repr(block), num_blocks=len(own))

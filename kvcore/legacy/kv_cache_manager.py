@@ -199,20 +199,21 @@ class KVCacheManager:
     def _carry_out(self, request_id: str, plan: SlotPlan) -> list[KVCacheBlock]:
         pool = self.block_pool
         if plan.hits:
-            pool.touch(plan.hits)
+            null = pool.null_block
+            pool.backing.touch([block.block_id for block in plan.hits if block is not null])
         new_blocks = pool.get_new_blocks(plan.num_new) if plan.num_new else []
         table = self.req_to_blocks.setdefault(request_id, [])
-        num_old = len(table)
         table += plan.hits
         table += new_blocks
         if self.enable_caching:
-            for place, record in enumerate(plan.full, plan.first_uncached):
-                block = table[place]
-                if place >= num_old or pool.can_publish(block):
-                    pool.publish(block, record)
+            num_full = plan.first_uncached + len(plan.full)
+            if plan.full:
+                full = table[plan.first_uncached : num_full]
+                num_fresh = num_full - max(plan.first_uncached, len(table) - plan.num_new)
+                pool.publish(full, plan.full, max(0, num_fresh))
             if plan.new_hashes:
                 self._keep_hashes(request_id, list(plan.new_hashes))
-            self.num_cached_block[request_id] = plan.first_uncached + len(plan.full)
+            self.num_cached_block[request_id] = num_full
         return new_blocks
 
     def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:

@@ -10,7 +10,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvcore.arguments import read_count
 from kvcore.errors import KvcoreError, WrongArgument
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.backing_queue import BackingQueue
-from kvcore.legacy.block_hashes import BlockHashType
+from kvcore.legacy.block_hashes import BlockHashType, read_record
 from kvcore.legacy.kv_cache_errors import (
     AlreadyHashed,
     AlreadyInQueue,
@@ -68,11 +68,6 @@ class KVCacheBlock:
         block = cls(place)
         block._pool, block._place, block._queue = pool, place, queue
         return block
-
-    @property
-    def pool(self) -> Backing | None:
-        """The pool whose place it shows; None of a block by itself that nobody used yet."""
-        return self._pool
 
     @property
     def ref_cnt(self) -> int:
@@ -132,10 +127,6 @@ class KVCacheBlock:
             pool.publish(self._place, key)
             if unowned:
                 pool.release([self._place])
-        self._record = record
-
-    def note(self, record: BlockHashType) -> None:
-        """Keep the record that the block's key stands for."""
         self._record = record
 
     @property
@@ -291,13 +282,12 @@ class FreeKVCacheBlockQueue:
         return len(self._members)
 
 
-def read_record(record: Any) -> BlockHashType:
-    """A record, also of a plain tuple. Raises WrongArgument for what is none."""
-    if isinstance(record, BlockHashType):
-        return record
-    if isinstance(record, tuple) and len(record) in (2, 3):
-        return BlockHashType(*record)
-    raise WrongArgument(name="block_hash", expected="a BlockHashType", value=repr(record))
+def publish_blocks(pool: Backing, pairs: Iterable[tuple[KVCacheBlock, BlockHashType]]) -> None:
+    """Make blocks of a pool, which have owners and no hash, findable by one record each."""
+    publish = pool.publish
+    for block, record in pairs:
+        publish(block._place, record.core_key)
+        block._record = record
 
 
 def _leave(block: KVCacheBlock) -> None:

@@ -23,7 +23,7 @@ from kvcore.legacy.kv_cache_errors import (
     StaleHit,
     TooLong,
 )
-from kvcore.legacy.live_blocks import KVCacheBlock, read_record
+from kvcore.legacy.live_blocks import KVCacheBlock
 
 if TYPE_CHECKING:
     from kvcore.legacy.kv_cache_manager import KVCacheManager
@@ -86,8 +86,7 @@ def plan_slots(
     made = make_hashes(manager, request, num_full)
     known = manager.req_to_block_hashes[request.request_id]
     full = [*known[first:num_full], *made[max(0, first - len(known)) :]]
-    full = with_keys([read_record(record) for record in full])
-    return SlotPlan(True, hits, num_new, first, full, made)
+    return SlotPlan(True, hits, num_new, first, with_keys(full), made)
 
 
 def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> None:

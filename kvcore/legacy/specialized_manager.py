@@ -15,10 +15,10 @@ from typing import Any
 
 from kvcore.errors import WrongArgument
 from kvcore.groups import Group, skipped_blocks
-from kvcore.legacy.block_hashes import BlockHashType
+from kvcore.legacy.block_hashes import BlockHashType, read_record
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_interface import read_spec
-from kvcore.legacy.live_blocks import KVCacheBlock, read_record
+from kvcore.legacy.live_blocks import KVCacheBlock
 
 
 class SpecializedManager(ABC):
@@ -71,7 +71,9 @@ class FullAttentionManager(SpecializedManager):
         hit: list[KVCacheBlock] = []
         lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
         for block_hash in block_hashes:
-            place = lookup(read_record(block_hash).core_key)
+            known = type(block_hash) is BlockHashType
+            record = block_hash if known else read_record(block_hash)
+            place = lookup(record.core_key)
             if place is None:
                 break
             hit.append(blocks[place])
