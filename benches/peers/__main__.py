@@ -26,8 +26,8 @@ QUICK_PEERS = (BASE, "kvcore-rust", "kvcore-calls", "kvcore-batched")
 NULLS = ("null", "null-rust")
 EVERY_PEER = tuple(name for name in PEERS if name not in NULLS)
 FULL_CASE = "16k"
-MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-sha",
-              "kvcore-rust-xxh3", "kvcore-calls", "kvcore-batched")  # fmt: skip
+MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-lru",
+              "kvcore-rust-sha", "kvcore-rust-xxh3", "kvcore-calls", "kvcore-batched")  # fmt: skip
 
 
 def read_names(text: str) -> list[str]:
@@ -51,7 +51,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
     parser.add_argument("--peers", type=read_names, metavar="NAME,...")
     parser.add_argument("--quick", action="store_true", help="one case, four peers, two rounds")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=300, help="of the trace")
     parser.add_argument("--trace", type=Path, help="Mooncake's JSONL; else a made-up one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
@@ -164,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         side = compare(peers, file, work.read(file), asked.rounds, tell)
         tell("")
         print_case(name, side, peers, markdown=asked.markdown)
+        sys.stdout.flush()
         differing += differing_hits(name, side)
         sides[name] = side
     found = list(numbers.rows(sides))
