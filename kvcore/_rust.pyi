@@ -347,7 +347,7 @@ class Tiers:
         """
         Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
         """
-    def dump(self, /) -> tuple[tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]]], tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]]] | None, Batch]:
+    def dump(self, /) -> tuple[tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None], tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None] | None, Batch]:
         """
         The columns of the device's and the host's blocks, and the open batch.
         """

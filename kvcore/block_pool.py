@@ -37,6 +37,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
     included. keys: the key of each block. pins: block to its number of pins. quarantine:
     None where no batch is ever unfinished. ranks: block to what was said of its use.
+    last_placed: the block that was put into its place by rank last.
     """
 
     first_block: int
@@ -48,6 +49,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     pins: Map[int, int]
     quarantine: Quarantine | None = None
     ranks: Map[int, tuple[float, int]] = Map()
+    last_placed: int | None = None
 
     @property
     def num_blocks(self) -> int:

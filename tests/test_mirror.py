@@ -59,6 +59,7 @@ RUST_ONLY = {
     "message.rs": "the bytes that Python's libraries lay out, without an object for each",
     "mutants.rs": "Python's seeded bugs are patches, in kvcore/check/mutants/",
     "open_batch.rs": "a part of state.rs: the links of what Python has as tuples",
+    "prefetch.rs": "a hint to the processor, for which Python has no word",
     "quiet.rs": "what the twin need not look at in most steps",
     "reuse.rs": "copies in place: Python's states are shared, not copied",
     "row_map.rs": "Python's maps serve; the twin asks it of each request in each step",

@@ -18,8 +18,10 @@ from kvcore.free_queue import make_free_queue
 from kvcore.hash_index import HashIndex, HashIndexDraft
 from kvcore.tiers import Tiers
 
-Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any]]
-"""Owners, keys, free queue from its front, place of each block under its key, ranks."""
+Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any], int | None]
+"""Owners, keys, free queue from its front, place of each block under its key, ranks, and which
+block was ranked into its place last.
+"""
 
 
 def from_columns(
@@ -35,7 +37,7 @@ def from_columns(
 
 
 def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPool:
-    ref_counts, keys, queue, places, ranks = columns
+    ref_counts, keys, queue, places, ranks, last_placed = columns
     index = HashIndexDraft(HashIndex())
     for block in sorted(range(len(keys)), key=places.__getitem__):
         key = keys[block]
@@ -51,4 +53,5 @@ def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPo
         Map(),
         None,
         Map(ranks),
+        last_placed,
     )

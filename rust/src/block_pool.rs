@@ -22,7 +22,7 @@ use crate::ids::BlockId;
 use crate::mutants::{Mutant, seeded};
 use crate::prefetch::prefetch;
 use crate::quarantine::{Quarantine, make_quarantine};
-use crate::ranked::Rank;
+use crate::ranked::Ranks;
 use crate::reuse::{clone_in_place, touched_zeros};
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
@@ -43,7 +43,7 @@ pub struct BlockPool {
     /// None where no batch is ever unfinished.
     pub(crate) quarantine: Option<Quarantine>,
     /// What was said of each block's use; None where the queue is not ordered by it.
-    pub(crate) ranks: Option<Vec<Rank>>,
+    pub(crate) ranks: Option<Box<Ranks>>,
 }
 
 clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine, ranks });

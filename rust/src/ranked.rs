@@ -3,10 +3,10 @@
 //!
 //! Rules: free blocks without key stand in front, the last one freed first; behind them those with
 //! a key, in the order of their rank: least recent time, then longest chain, then lowest id. A
-//! block that is taken loses its rank. A block finds its place from the back, past those that rank
-//! higher, so that a release costs nothing more where time rises. Pools of other policies have no
-//! ranks: each function here leaves them as the method of its name does. Source: S002-16, 19, 23,
-//! 48. Twin: kvcore/ranked.py.
+//! block that is taken loses its rank. A block looks for its place from the back and from the one
+//! that found its place last, in turn: so it costs a few steps where time rises, and where a chain
+//! is freed one by one. Pools of other policies have no ranks: each function here leaves them as
+//! the method of its name does. Source: S002-16, 19, 23, 48. Twin: kvcore/ranked.py.
 
 use std::cmp::Ordering;
 
@@ -27,6 +27,14 @@ pub struct Rank {
 /// The rank of a block of which nothing was said: it goes before all that were used.
 pub const NO_RANK: Rank = Rank { time: -1.0, length: 0 };
 
+/// What a ranked pool knows of its blocks.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Ranks {
+    pub(crate) of_blocks: Vec<Rank>,
+    /// The block that was put into its place by rank last.
+    pub(crate) last_placed: Option<BlockId>,
+}
+
 /// Which freed block leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolEviction {
@@ -46,7 +54,8 @@ pub fn make_pool(num_blocks: u32, null_block: bool, eviction: PoolEviction) -> B
         PoolEviction::Ranked => {
             let uncached_first = Eviction::UncachedFirst;
             let mut pool = block_pool::make_pool(num_blocks, null_block, uncached_first, false);
-            pool.ranks = Some(vec![NO_RANK; num_blocks as usize]);
+            let of_blocks = vec![NO_RANK; num_blocks as usize];
+            pool.ranks = Some(Box::new(Ranks { of_blocks, last_placed: None }));
             pool
         }
     }
@@ -63,7 +72,7 @@ fn place(ranks: &[Rank], left: BlockId, right: BlockId) -> Ordering {
 pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Taken {
     let blocks = pool.take(count, effects);
     if let Some(ranks) = &mut pool.ranks {
-        blocks.iter().for_each(|block| ranks[block.index()] = NO_RANK);
+        blocks.iter().for_each(|block| ranks.of_blocks[block.index()] = NO_RANK);
     }
     blocks
 }
@@ -80,9 +89,12 @@ pub fn unpin(pool: &mut BlockPool, block: BlockId, effects: &mut Effects) {
     insert_ranked(pool, &[block]);
 }
 
-/// Put those of the blocks that are free and cached into their places, in one walk from the back.
+/// Put those of the blocks that are free and cached into their places: one search, then one walk
+/// towards the front.
 fn insert_ranked(pool: &mut BlockPool, blocks: &[BlockId]) {
-    let Some(ranks) = pool.ranks.take() else { return };
+    if pool.ranks.is_none() {
+        return;
+    }
     let mut cached: Vec<BlockId> = Vec::new();
     for &block in blocks {
         if pool.key(block).is_some() && pool.queue.contains(block) {
@@ -90,20 +102,49 @@ fn insert_ranked(pool: &mut BlockPool, blocks: &[BlockId]) {
             cached.push(block);
         }
     }
-    cached.sort_unstable_by(|&left, &right| place(&ranks, right, left));
-    let sentinel = pool.num_blocks();
-    let mut before = pool.queue.links(sentinel).0;
+    let ranks = &pool.ranks.as_ref().expect("RANKED: looked at above").of_blocks;
+    cached.sort_unstable_by(|&left, &right| place(ranks, right, left));
+    let Some(&last) = cached.first() else { return };
+    let mut before = find_before(pool, last);
     for block in cached {
-        let ranks_higher = |other: u32| {
-            let other = BlockId(other);
-            pool.key(other).is_some() && place(&ranks, other, block).is_gt()
-        };
-        while before != sentinel && ranks_higher(before) {
+        while !leaves_before(pool, before, block) {
             before = pool.queue.links(before).0;
         }
         pool.queue.insert(before, block);
+        pool.ranks.as_mut().expect("RANKED: looked at above").last_placed = Some(block);
     }
-    pool.ranks = Some(ranks);
+}
+
+/// What a block's place is behind: from the back, and from the last one placed, in turn.
+fn find_before(pool: &BlockPool, block: BlockId) -> u32 {
+    let sentinel = pool.queue.sentinel();
+    let mut back = pool.queue.links(sentinel).0;
+    let last_placed = pool.ranks.as_ref().and_then(|ranks| ranks.last_placed);
+    let is_cached = |last: &BlockId| pool.queue.contains(*last) && pool.key(*last).is_some();
+    let mut near = last_placed.filter(is_cached).map_or(back, |last| last.0);
+    let rises = leaves_before(pool, near, block);
+    for _ in 0..=pool.num_free() {
+        if leaves_before(pool, back, block) {
+            return back;
+        }
+        back = pool.queue.links(back).0;
+        let (before, after) = pool.queue.links(near);
+        if rises && (after == sentinel || !leaves_before(pool, after, block)) {
+            return near;
+        }
+        if !rises && leaves_before(pool, near, block) {
+            return near;
+        }
+        near = if rises { after } else { before };
+    }
+    sentinel
+}
+
+/// Whether a block's place is behind a free block, or the sentinel.
+fn leaves_before(pool: &BlockPool, other: u32, block: BlockId) -> bool {
+    let Some(ranks) = &pool.ranks else { return false };
+    let is_cached = other != pool.queue.sentinel() && pool.key(BlockId(other)).is_some();
+    !is_cached || place(&ranks.of_blocks, BlockId(other), block).is_lt()
 }
 
 /// Forget the key of a block, if it has one; a free one goes to the front.
@@ -133,9 +174,9 @@ fn move_to_front(pool: &mut BlockPool, block: BlockId) {
 pub fn rank(pool: &mut BlockPool, blocks: &[BlockId], time: Option<f64>, length: Option<u32>) {
     let Some(ranks) = &mut pool.ranks else { return };
     for block in blocks {
-        let old = ranks[block.index()];
+        let old = ranks.of_blocks[block.index()];
         let (time, length) = (time.unwrap_or(old.time), length.unwrap_or(old.length));
-        ranks[block.index()] = Rank { time, length };
+        ranks.of_blocks[block.index()] = Rank { time, length };
     }
     insert_ranked(pool, blocks);
 }
@@ -183,7 +224,7 @@ mod tests {
         clear_index(&mut pool, &mut effects);
         assert_eq!(queue(&pool), [1, 2, 0, 3, 4, 5]);
         let taken = take(&mut pool, 1, &mut effects);
-        assert_eq!(pool.ranks.unwrap()[taken[0].index()], NO_RANK);
+        assert_eq!(pool.ranks.unwrap().of_blocks[taken[0].index()], NO_RANK);
     }
 
     #[test]

@@ -98,17 +98,40 @@ def test_a_call_copies_paths_and_never_a_column(eviction: PoolEviction) -> None:
         assert more < num_bytes + PATH_BYTES_MAX, f"{name} takes {num_bytes} and {more} bytes"
 
 
+def ranked(num_blocks: int) -> Tiers:
+    """Tiers of so many ranked blocks that all have an owner and a key."""
+    state = perform(make_tiers(num_blocks, eviction="ranked"), "take", (num_blocks,))
+    for block in range(num_blocks):
+        state = perform(state, "publish", (block, block.to_bytes(KEY_SIZE, "little")))
+    return state
+
+
 def test_a_release_walks_past_those_alone_that_rank_higher() -> None:
     def cost(num_cached: int, time: float) -> int:
         """Steps of freeing one block that was used then, with others free that were used at 1."""
-        state = perform(make_tiers(num_cached + 1, eviction="ranked"), "take", (num_cached + 1,))
-        for block in range(num_cached + 1):
-            key = block.to_bytes(KEY_SIZE, "little")
-            state = perform(state, "publish", (block, key))
-        state = perform(state, "rank", (range(num_cached), 1.0))
+        state = perform(ranked(num_cached + 2), "rank", (range(num_cached), 1.0))
         state = perform(state, "rank", ([num_cached], time))
-        state = perform(state, "release", (range(num_cached),))
+        state = perform(state, "rank", ([num_cached + 1], 2.0))
+        for blocks in (range(num_cached), [num_cached + 1]):
+            state = perform(state, "release", (blocks,))
         return count_steps(partial(perform, state, "release", ([num_cached],))).total()
 
     assert cost(8, 1.0) == cost(64, 1.0)
     assert cost(64, 0.5) > cost(8, 0.5) + 56
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_chain_is_freed_one_by_one_in_steps_that_do_not_grow(direction: int) -> None:
+    state = ranked(130)
+    state = perform(state, "rank", (range(128), 2.0))
+    for block in range(128):
+        state = perform(state, "rank", ([block], None, 16 * (block + 1)))
+    state = perform(state, "rank", ([128], 1.0))
+    state = perform(state, "rank", ([129], 3.0))
+    state = perform(state, "release", ([128, 129],))
+    totals = []
+    for block in range(128)[::direction]:
+        totals.append(count_steps(partial(perform, state, "release", ([block],))).total())
+        state = perform(state, "release", ([block],))
+    assert max(totals[8:]) <= max(totals[:8]) + 16
+    assert list(tiers.free_blocks(state)) == [128, *range(127, -1, -1), 129]

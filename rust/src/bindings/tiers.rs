@@ -271,20 +271,29 @@ impl Tiers {
 type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
 
 /// The owners of each block, their keys, the free queue from its front, the place of each among
-/// those of its key, the ranks of those that have one.
-type Columns<'py> =
-    (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u32>, Vec<(u32, (f64, u32))>);
+/// those of its key, the ranks of those that have one, the block that was ranked into place last.
+type Columns<'py> = (
+    Vec<u32>,
+    Vec<Option<Bound<'py, PyBytes>>>,
+    Vec<u32>,
+    Vec<u32>,
+    Vec<(u32, (f64, u32))>,
+    Option<u32>,
+);
 
 fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
     let ids = || (0..pool.num_blocks()).map(BlockId);
     let key = |block| pool.key(block).map(|key| PyBytes::new(py, &key.0));
-    let ranks = (0..).zip(pool.ranks.iter().flatten()).filter(|(_, rank)| **rank != NO_RANK);
+    let known = pool.ranks.as_ref();
+    let ranks = (0..).zip(known.iter().flat_map(|ranks| &ranks.of_blocks));
+    let ranks = ranks.filter(|(_, rank)| **rank != NO_RANK);
     (
         ids().map(|block| pool.ref_count(block)).collect(),
         ids().map(key).collect(),
         numbers(pool.queue.iter().collect()),
         pool.index.ranks(),
         ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
+        known.and_then(|ranks| ranks.last_placed).map(|block| block.0),
     )
 }
 
