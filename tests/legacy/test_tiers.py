@@ -28,7 +28,7 @@ def cached(backend: Backend, num_cached: int, num_blocks: int = 5) -> Backing:
     return backing
 
 
-@pytest.mark.seed("X-01")
+@pytest.mark.seed("S002-16", "X-01")
 def test_blocks_without_key_leave_lowest_first_and_come_back_to_the_front(backend: Backend) -> None:
     backing = Backing(4, eviction="ranked", backend=backend)
     assert backing.take(3) == (0, 1, 2)
@@ -37,7 +37,7 @@ def test_blocks_without_key_leave_lowest_first_and_come_back_to_the_front(backen
     assert backing.take(1) == (0,)
 
 
-@pytest.mark.seed("X-03")
+@pytest.mark.seed("S002-19", "S002-03", "X-03")
 def test_cached_blocks_leave_by_time_then_length_then_id(backend: Backend) -> None:
     backing = cached(backend, 3)
     assert backing.free_blocks() == (3, 4, 0, 1, 2), "lowest id"
@@ -51,6 +51,7 @@ def test_cached_blocks_leave_by_time_then_length_then_id(backend: Backend) -> No
     assert [each for each in backing.take_batch() if isinstance(each, Evict)] == [Evict(0, A)]
 
 
+@pytest.mark.seed("S002-23")
 def test_a_block_marked_while_it_is_free_moves_to_its_place(backend: Backend) -> None:
     backing = cached(backend, 3, num_blocks=3)
     backing.rank([0, 1, 2], time=1.0)
@@ -80,6 +81,7 @@ def test_a_free_block_that_loses_its_key_leaves_next(backend: Backend) -> None:
     assert backing.free_blocks() == (1, 3, 4, 0, 2), "without a key nothing moves"
 
 
+@pytest.mark.seed("S002-48")
 def test_a_cleared_index_frees_cached_blocks_in_the_order_of_eviction_to_the_front(
     backend: Backend,
 ) -> None:
@@ -93,7 +95,7 @@ def test_a_cleared_index_frees_cached_blocks_in_the_order_of_eviction_to_the_fro
     assert list(backing.take_batch()) == [EvictAll()]
 
 
-@pytest.mark.seed("X-01")
+@pytest.mark.seed("S003-01", "S003-03", "X-01")
 def test_a_stack_takes_the_highest_and_then_what_was_freed_last(backend: Backend) -> None:
     backing = Backing(4, 2, eviction="uncached_first", order="descending", backend=backend)
     assert backing.take(2) == (3, 2)
@@ -105,6 +107,7 @@ def test_a_stack_takes_the_highest_and_then_what_was_freed_last(backend: Backend
     assert null.take(2) == (2, 1)
 
 
+@pytest.mark.seed("S002-33", "S003-20", "S003-21")
 def test_a_copy_is_taken_before_the_owner_leaves(backend: Backend) -> None:
     backing = Backing(3, backend=backend)
     backing.take(1)
@@ -122,6 +125,7 @@ def test_a_copy_is_taken_before_the_owner_leaves(backend: Backend) -> None:
     assert backing.state() == before
 
 
+@pytest.mark.seed("S002-34")
 def test_a_copy_may_go_to_an_evicted_block(backend: Backend) -> None:
     backing = cached(backend, 1, num_blocks=2)
     backing.take(1)
@@ -131,6 +135,7 @@ def test_a_copy_may_go_to_an_evicted_block(backend: Backend) -> None:
     assert list(backing.take_batch()) == commands
 
 
+@pytest.mark.seed("S003-26", "S003-28")
 def test_only_the_copies_of_the_host_tier_are_said(backend: Backend) -> None:
     backing = Backing(2, 2, backend=backend)
     backing.take(1)
