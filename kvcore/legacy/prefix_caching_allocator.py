@@ -21,7 +21,7 @@ from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.tier_allocator import check_no_device, check_tokens
-from kvcore.legacy.tier_blocks import TierBlocks
+from kvcore.legacy.tier_blocks import TierBlocks, key_of_hash
 
 Placed = tuple[BlockId, bool, bool]
 """A block for a content, whether it was found, and whether the content is in it."""
@@ -134,7 +134,7 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         (own,) = self.check_held([block])
         found = self._blocks.lookup(content_hash)
         if found is None:
-            self._blocks.publish(own, content_hash)
+            self._blocks.publish(own, key_of_hash(content_hash))
             self._touched_blocks.add(own)
             return own
         if found != own:
@@ -251,40 +251,40 @@ class PrefixCachingBlockAllocator(ContentAllocator):
 
         What a free block holds may be evicted by those before it, and is looked up again then.
         """
-        found = [None if each is None else self._blocks.lookup(each) for each in hashes]
+        keys = [None if each is None else key_of_hash(each) for each in hashes]
+        found = [self._blocks.find(key) for key in keys]
         free = {each for each in found if each is not None and not self._blocks.ref_count(each)}
-        missing = [each for each, block in zip(hashes, found, strict=True) if block is None]
+        missing = [key for key, block in zip(keys, found, strict=True) if block is None]
         contents = {each for each in missing if each is not None}
         self.check_fits(len(free) + len(contents) + missing.count(None), who)
         first = found.index(None) if None in found else len(found)
         placed = self._hit([block for block in found[:first] if block is not None])
-        new: set[int | None] = set()
-        while len(placed) < len(hashes):
+        new: set[bytes | None] = set()
+        while len(placed) < len(keys):
             at = len(placed)
-            content_hash = hashes[at]
-            block = None if content_hash is None else self._blocks.lookup(content_hash)
+            block = self._blocks.find(keys[at])
             if block is not None:
                 placed += self._hit([block])
                 continue
             end = at
-            while end < len(hashes) and (end == at or found[end] is None):
-                if hashes[end] is not None:
-                    if hashes[end] in new:
+            while end < len(keys) and (end == at or found[end] is None):
+                if keys[end] is not None:
+                    if keys[end] in new:
                         break
-                    new.add(hashes[end])
+                    new.add(keys[end])
                 end += 1
-            placed += self._publish_new(hashes[at:end])
+            placed += self._publish_new(keys[at:end])
         for content_hash, (_, is_hit, _) in zip(hashes, placed, strict=True):
             if content_hash is not None:
                 self.metric_data.query(is_hit)
         return placed
 
-    def _publish_new(self, hashes: Sequence[int | None]) -> list[Placed]:
-        """New blocks that have these contents from now on."""
-        taken = self._take(len(hashes))
-        for block_id, content_hash in zip(taken, hashes, strict=True):
-            if content_hash is not None:
-                self._blocks.publish(block_id, content_hash)
+    def _publish_new(self, keys: Sequence[bytes | None]) -> list[Placed]:
+        """New blocks that have these keys from now on."""
+        taken = self._take(len(keys))
+        for block_id, key in zip(taken, keys, strict=True):
+            if key is not None:
+                self._blocks.publish(block_id, key)
                 self._touched_blocks.add(block_id)
         return [(block_id, False, False) for block_id in taken]
 

@@ -137,12 +137,18 @@ class TierBlocks:
             key = key_of_hash(content_hash)
         except (TypeError, OverflowError):
             return None
-        found = self.backing.lookup(key, self.tier) if self._sorted else None
+        return self.find(key)
+
+    def find(self, key: bytes | None) -> int | None:
+        """The block of a key; None for none."""
+        if key is None or not self._sorted:
+            return None
+        found = self.backing.lookup(key, self.tier)
         return None if found is None else self.name(found)
 
-    def publish(self, block: int, content_hash: int) -> None:
+    def publish(self, block: int, key: bytes) -> None:
         """Make a block findable."""
-        self.backing.publish(self.place(block), key_of_hash(content_hash), self.tier)
+        self.backing.publish(self.place(block), key, self.tier)
 
     def rank(self, block: int, time: float | None = None, length: int | None = None) -> None:
         """Say when a block was used, and how many tokens its chain has."""
