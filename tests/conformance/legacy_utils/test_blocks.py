@@ -66,6 +66,16 @@ def test_a_hash_stays_while_owners_come_and_go(backend: Backend) -> None:
     assert (block.block_hash, block.ref_cnt) == (RECORD, 1)
 
 
+def test_a_block_by_itself_gathers_no_commands(backend: Backend) -> None:
+    block = KVCacheBlock(3, 1, RECORD, backend=backend)
+    for _ in range(3):
+        block.decr_ref()
+        block.incr_ref()
+    block.reset_hash()
+    assert block._pool is not None
+    assert len(block._pool.take_batch()) == 0
+
+
 @pytest.mark.seed("S001-09")
 def test_a_block_prints_its_neighbours_by_their_ids(backend: Backend) -> None:
     blocks = [KVCacheBlock(block_id, backend=backend) for block_id in (4, 5, 6)]

@@ -19,6 +19,7 @@ from kvcore.legacy.kv_cache_errors import (
 from kvcore.legacy.kv_cache_interface import KVCacheConfig
 from kvcore.legacy.kv_cache_manager import BlockPool, KVCacheManager
 from kvcore.legacy.kv_cache_utils import (
+    BlockHashType,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     hash_request_tokens,
@@ -81,6 +82,18 @@ def test_a_hit_adds_an_owner_and_leaves_the_queue(backend: Backend) -> None:
     assert [block.ref_cnt for block in blocks[:3]] == [0, 0, 1]
     manager.block_pool.free_blocks([blocks[0], blocks[2]])
     assert free(manager) == [5, 6, 7, 8, 9, 10, 3, 4, 1, 2]
+
+
+def test_a_hash_that_was_set_by_hand_stays(backend: Backend) -> None:
+    manager = make(backend)
+    request = admit(manager, "0", [1, 2, 3])
+    block = manager.req_to_blocks["0"][0]
+    block.block_hash = BlockHashType(7, (7,))
+    request.all_token_ids.append(4)
+    assert manager.allocate_slots(request, 1) == []
+    assert block.block_hash == BlockHashType(7, (7,))
+    assert len(manager.req_to_block_hashes["0"]) == 1
+    manager.check()
 
 
 def test_freeing_or_asking_for_who_is_not_known_changes_nothing(backend: Backend) -> None:

@@ -135,6 +135,22 @@ def test_a_running_request_gives_back_what_it_does_not_see(backend: Backend) -> 
 
 
 @pytest.mark.seed("S001-71", "S001-80")
+def test_what_a_window_gives_back_is_there_for_the_same_call(backend: Backend) -> None:
+    manager = make(backend, 4, window=5)
+    request = admit(manager, "0", range(12))
+    assert free(manager) == []
+    assert decode(manager, request, 12) == [2]
+    assert (table(manager, request), free(manager)) == ([0, 0, 3, 2], [1])
+    # What others hold does not come back.
+    shared = make(backend, 4, window=5)
+    first = admit(shared, "0", range(12))
+    shared.block_pool.touch(shared.req_to_blocks["0"][:2])
+    first.all_token_ids += [12]
+    assert shared.allocate_slots(first, 1) is None
+    assert (table(shared, first), free(shared)) == ([0, 0, 3], [])
+
+
+@pytest.mark.seed("S001-71", "S001-80")
 def test_a_refused_request_has_given_back_and_nothing_else(backend: Backend) -> None:
     manager = make(backend, 4, window=5)
     request = admit(manager, "0", range(12))
