@@ -191,10 +191,11 @@ class KVCacheManager:
 
     def _trim(self, request: Any) -> None:
         """Give back what no query of a request sees any more."""
-        table = self.req_to_blocks[request.request_id]
-        removed = self.specialized_manager.remove_skipped_blocks(table, request.num_computed_tokens)
-        if removed:
-            self.block_pool.free_blocks(removed)
+        table, counted = self.req_to_blocks[request.request_id], request.num_computed_tokens
+        places = self.specialized_manager.skipped_places(table, counted)
+        if places:
+            self.block_pool.free_blocks([table[place] for place in places])
+            self.specialized_manager.remove_skipped_blocks(table, counted)
 
     def _carry_out(self, request_id: str, plan: SlotPlan) -> list[KVCacheBlock]:
         pool = self.block_pool

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvcore.errors import DoubleFree
 from kvcore.legacy.kv_cache_manager import KVCacheManager
 from kvcore.legacy.kv_cache_utils import BlockHashType
 from kvcore.legacy.specialized_manager import SlidingWindowManager
@@ -148,6 +149,21 @@ def test_what_a_window_gives_back_is_there_for_the_same_call(backend: Backend) -
     first.all_token_ids += [12]
     assert shared.allocate_slots(first, 1) is None
     assert (table(shared, first), free(shared)) == ([0, 0, 3], [])
+
+
+def test_a_block_that_its_owner_lost_by_hand_stops_a_trim_before_it_begins(
+    backend: Backend,
+) -> None:
+    manager = make(backend, 7, window=5)
+    request = admit(manager, "0", range(12))
+    manager.req_to_blocks["0"][0].decr_ref()
+    request.all_token_ids += [12]
+    before = all_of(manager)
+    with pytest.raises(DoubleFree, match="block 1 has 0 owners"):
+        manager.allocate_slots(request, 1)
+    with pytest.raises(DoubleFree, match="block 1 has 0 owners"):
+        manager.free(request)
+    assert all_of(manager) == before
 
 
 @pytest.mark.seed("S001-71", "S001-80")
