@@ -6,12 +6,14 @@ Bytes are those that objects say of themselves, so they are the same on every ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 
 import pytest
 
-from kvcore.check import check
+from kvcore import State
+from kvcore.check import Property, check, search
 from kvcore.check.core_model import CoreModel
 from kvcore.check.fingerprints import FEW_ROWS, LONG_ROW, SIZE, Fingerprints
 from kvcore.check.profiles import PROFILES
@@ -34,6 +36,34 @@ def test_a_search_that_is_cut_off_counts_the_states_that_wait(name: str) -> None
     report = check(PROFILES[name].world, max_states=1000)
     assert report.verdict == "bounded by states"
     assert report.memory_bytes / report.num_states < AIM
+
+
+def nobody_fills_the_cache(state: State) -> Iterator[str]:
+    """Holds until two requests of four tokens have come and gone."""
+    keys = {key for key in state.device.keys if key is not None}
+    if not state.requests and len(keys) == 4:
+        yield "four keys are left"
+
+
+ROOM = Property(
+    name="ROOM",
+    sentence="who leaves has filled no cache",
+    scope="state",
+    severity="quality",
+    holds=nobody_fills_the_cache,
+)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_violation_among_squeezed_states_is_told_from_the_start(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FEW", search.ALIKE)
+    report = check(PROFILES["4x2x4"].world, properties=[ROOM], workers=workers)
+    assert max(report.depths[:-1]) >= search.FEW
+    assert report.violation is not None
+    names = [call.name for call in report.violation.calls]
+    assert sorted(names) == sorted(2 * ["add_request", "allocate_slots", "free", "remove_request"])
 
 
 def test_names_are_found_as_in_a_set_however_many_there_are() -> None:
