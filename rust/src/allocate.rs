@@ -7,7 +7,7 @@
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
 //! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin: kvcore/allocate.py.
 
-use std::borrow::Cow;
+use smallvec::SmallVec;
 
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
@@ -84,7 +84,17 @@ pub fn append(
     requests: Requests<'_>,
     tokens: &[u32],
 ) -> Result<Appended, Error> {
-    let rows = check_append(state, requests, tokens.len())?;
+    let found;
+    let rows = match requests {
+        Requests::Rows(rows) => {
+            check_rows(state, rows, tokens.len())?;
+            rows
+        }
+        Requests::Ids(ids) => {
+            found = check_append(state, ids, tokens.len())?;
+            &found[..]
+        }
+    };
     let asked = Asked::new(1);
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
         let row = Row(row);
@@ -143,46 +153,42 @@ pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     }
 }
 
-/// The rows of the requests. Fails as any call of the append would, before the first one changes
-/// anything.
-fn check_append<'a>(
-    state: &State,
-    requests: Requests<'a>,
-    num_tokens: usize,
-) -> Result<Cow<'a, [u32]>, Error> {
+/// Fails as any call of the append would, before the first one changes anything.
+fn check_rows(state: &State, rows: &[u32], num_tokens: usize) -> Result<(), Error> {
     let limit = state.config.length_limit();
-    let num_requests = match requests {
-        Requests::Ids(ids) => ids.len(),
-        Requests::Rows(rows) => {
-            let known = |row: u32| state.requests.get(row as usize).and_then(Option::as_ref);
-            let fits = |(times, &row)| known(row).is_some_and(|each| can_grow(each, times, limit));
-            if rows.len() == num_tokens && (1..).zip(rows).all(fits) {
-                return Ok(Cow::Borrowed(rows));
-            }
-            read_request_ids(state, rows)?;
-            rows.len()
-        }
-    };
-    if num_requests != num_tokens {
-        let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
-        return Err(Error::LengthMismatch { num_requests, num_tokens });
+    let known = |row: u32| state.requests.get(row as usize).and_then(Option::as_ref);
+    let fits = |(times, &row)| known(row).is_some_and(|each| can_grow(each, times, limit));
+    if rows.len() == num_tokens && (1..).zip(rows).all(fits) {
+        return Ok(());
     }
-    match requests {
-        Requests::Rows(rows) => {
-            for place in 0..num_requests {
-                check_one(state, &rows[..=place], limit)?;
-            }
-            Ok(Cow::Borrowed(rows))
-        }
-        Requests::Ids(ids) => {
-            let mut rows = Vec::with_capacity(num_requests);
-            for id in ids {
-                rows.push(state.request(id)?.0);
-                check_one(state, &rows, limit)?;
-            }
-            Ok(Cow::Owned(rows))
-        }
+    read_request_ids(state, rows)?;
+    check_lengths(rows.len(), num_tokens)?;
+    (1..=rows.len()).try_for_each(|end| check_one(state, &rows[..end], limit))
+}
+
+/// The same; returns the rows of the requests.
+fn check_append(
+    state: &State,
+    ids: &[&str],
+    num_tokens: usize,
+) -> Result<SmallVec<[u32; 4]>, Error> {
+    check_lengths(ids.len(), num_tokens)?;
+    let limit = state.config.length_limit();
+    let mut rows = SmallVec::new();
+    for id in ids {
+        rows.push(state.request(id)?.0);
+        check_one(state, &rows, limit)?;
     }
+    Ok(rows)
+}
+
+/// Fails with LengthMismatch unless there is a token for each request.
+fn check_lengths(num_requests: usize, num_tokens: usize) -> Result<(), Error> {
+    if num_requests == num_tokens {
+        return Ok(());
+    }
+    let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
+    Err(Error::LengthMismatch { num_requests, num_tokens })
 }
 
 /// Whether a request can grow by so many tokens, as far as a look shows.
@@ -274,7 +280,7 @@ fn commit_in_place(state: &mut State, row: Row) {
 /// Remember what a request had computed before its first slots in the open batch.
 ///
 /// publishes: the batch's completion may publish them.
-#[inline]
+#[inline(always)] // of each request in each step
 fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     let before = state[row].num_computed;
     state.batch.records.insert_missing(row, BatchRecord::new(before));

@@ -5,7 +5,8 @@
 //! holds from the last allocation on up to a count which is known then, as long as nobody else gets
 //! an owner's share in the request's blocks: `fork` and every cut forget it for the request, `pin`
 //! for all. A request that is quiet up to any count ahead has no drafts and no unfinished loads and
-//! is on the device: who changes that forgets it too. Debug builds plan each such token and find that the plan is empty.
+//! is on the device: who changes that forgets it too. Debug builds plan each such token and find
+//! that the plan is empty.
 
 use crate::asked::Asked;
 use crate::groups::{Group, Kind, skipped_blocks};

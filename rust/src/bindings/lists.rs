@@ -16,9 +16,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyList, PyTuple};
-use smallvec::smallvec;
 
 use crate::bindings::tokens::Tokens;
+use crate::values::room_for;
 
 /// The items of a list or tuple of ints below 2**32; None for anything else.
 pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
@@ -54,11 +54,23 @@ fn read(
     count: usize,
     item: impl Fn(ffi::Py_ssize_t) -> *mut ffi::PyObject,
 ) -> Option<Tokens> {
-    let mut ids: Tokens = smallvec![0; count];
+    let mut ids = zeros(count);
     for (position, id) in (0..).zip(&mut ids) {
         *id = read_one(py, item(position))?;
     }
     Some(ids)
+}
+
+/// So many zeros; many of them with room behind them, as prompts have it.
+fn zeros(count: usize) -> Tokens {
+    let mut ids = Tokens::new();
+    if count <= ids.inline_size() {
+        ids.resize(count, 0);
+        return ids;
+    }
+    let mut column = Vec::with_capacity(room_for(count));
+    column.resize(count, 0);
+    column.into()
 }
 
 /// object: of a list that nobody changes meanwhile, or owned.

@@ -12,6 +12,7 @@ use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, item
 use crate::bindings::errors::Wrong;
 use crate::bindings::lists::{only_id, only_item};
 use crate::bindings::values::{self, PyAppended, PyBlocks, PyMoved};
+use crate::commands::Batch;
 use crate::errors::Error;
 use crate::queries::find_request;
 use crate::state::{RequestState, State};
@@ -29,6 +30,8 @@ pub(crate) struct Manager {
     appended_one: Py<PyAny>,
     /// The last one without a refusal, and how many it counts: most steps give the same.
     appended: (u64, Py<PyAny>),
+    /// The last batch that was taken, for its room.
+    pub(crate) room: Batch,
 }
 
 impl Manager {
@@ -37,7 +40,8 @@ impl Manager {
         let no_blocks = values::no_blocks(py, state.config().groups.len())?.0.unbind();
         let appended = values::appended(py, &Appended { done: 1, refused: None })?.0.unbind();
         let appended_one = appended.clone_ref(py);
-        Ok(Manager { state, no_blocks, appended_one, appended: (1, appended) })
+        let appended = (1, appended);
+        Ok(Manager { state, no_blocks, appended_one, appended, room: Batch::default() })
     }
 
     /// Run a transition.

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::allocate::{Requests, allocate_slots, append, read_request_ids};
-use crate::batch::{complete, take_batch};
+use crate::batch::{complete, take_batch_into};
 use crate::bindings::arguments::{
     self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg,
     RequestArg, TokensArg, flag, held, items,
@@ -322,8 +322,11 @@ impl Manager {
 
     /// Close and number the open batch.
     fn take_batch<'py>(slf: &Bound<'py, Self>) -> PyResult<PyBatch<'py>> {
-        let taken = Self::change(slf, &Given::default(), take_batch)?;
-        values::batch(slf.py(), &taken)
+        let mut room = std::mem::take(&mut slf.try_borrow_mut()?.room);
+        Self::change(slf, &Given::default(), |state| take_batch_into(state, &mut room))?;
+        let taken = values::batch(slf.py(), &room);
+        slf.try_borrow_mut()?.room = room;
+        taken
     }
 
     /// Finish the oldest unfinished batch, by its number.

@@ -21,6 +21,7 @@ use crate::bindings::arguments::{TokensArg, items, listed};
 use crate::bindings::errors::raise;
 use crate::bindings::lists::exact_ids;
 use crate::errors::Error;
+use crate::values::room_for;
 
 /// Tokens that were read: one is held without an allocation.
 pub(crate) type Tokens = SmallVec<[u32; 4]>;
@@ -67,7 +68,12 @@ fn read_native(py: Python<'_>, buffer: &PyUntypedBuffer) -> PyResult<Option<Toke
         (false, 1) => copy::<u8>(py, buffer),
         (false, 2) => copy::<u16>(py, buffer),
         (false, 4) => match buffer.as_typed::<u32>() {
-            Ok(values) => Ok(Some(values.to_vec(py)?.into())),
+            Ok(values) => {
+                let mut column = Vec::with_capacity(room_for(values.item_count()));
+                column.resize(values.item_count(), 0);
+                values.copy_to_slice(py, &mut column)?;
+                Ok(Some(column.into()))
+            }
             Err(_) => Ok(None),
         },
         (false, _) => copy::<u64>(py, buffer),
@@ -132,7 +138,14 @@ where
         let (position, value) = wrong.map_or((0, String::new()), |(at, one)| (at, one.to_string()));
         return Err(invalid(py, position, value));
     }
-    Ok(values.map(|value| u32::try_from(value).unwrap_or_default()).collect::<Vec<_>>().into())
+    Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
+}
+
+/// The values with room behind them, as prompts have it.
+fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
+    let mut column = Vec::with_capacity(room_for(values.size_hint().0));
+    column.extend(values);
+    column.into()
 }
 
 fn read_items(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
