@@ -62,6 +62,8 @@ explore: setup ## explore small worlds exhaustively, both backends edge by edge 
 
 mutants: setup ## hunt every seeded bug, in both languages; fails where one lives
 	$(BIN)/kvcore check --mutants
+	$(BIN)/kvcore check --facade v0 --mutants
+	$(BIN)/kvcore check --facade v0.3 --mutants
 	cargo test --locked --release --features mutants --test mutants
 
 counts: setup ## hold the instructions of the twin's calls to what they were, under valgrind

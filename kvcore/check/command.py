@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_properties(as_json=options.json))
         return FINE
     try:
+        if options.facade is not None:
+            return _explore_facade(options)
         if options.mutants:
             return _hunt(options)
         world = world_of(options)
@@ -98,6 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         print(f"\n{render(report.violation, world)}")
     return VIOLATED
+
+
+def _explore_facade(options: argparse.Namespace) -> int:
+    """Explore the worlds of an older manager. Raises BadOptions."""
+    from kvcore.check.facades.command import run_facade
+
+    progress = Progress(sys.stderr)
+    return run_facade(options, progress, progress.end)
 
 
 def _hunt(options: argparse.Namespace) -> int:

@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_world(group: Any) -> None:
     add = group.add_argument
     add("--profile", metavar="NAME", help="a named world; --list shows them")
+    add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
     add("--blocks", type=count, metavar="N", help="usable device blocks")
     add("--requests", type=count, metavar="N", help="most requests at a time, up to 10")
     add("--tokens", type=count, metavar="N", help="most tokens of a request")

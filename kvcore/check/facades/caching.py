@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine around `kvcore.legacy.block_manager`, with and without its cache of prefixes.
+
+Rules: as the engines of that time: what is cached is asked before a prompt is allocated and not
+computed again, what a step computed is marked behind it, and each step says when it used which
+sequence. Each call is one step. Equal tokens have equal content, so that hits are read. Source:
+S002-38 to 41, 59 to 72. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from kvcore.calls import Call
+from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.memory import Place
+from kvcore.commands import Command, CopyOnWrite, SwapIn, SwapOut
+from kvcore.errors import InvariantViolation
+from kvcore.legacy.block_errors import NoFreeBlocksError
+from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.interfaces import Block, Device
+from kvcore.legacy.null_block import NullBlock
+from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.tiers import Tiers
+
+RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
+
+
+@attrs.frozen(kw_only=True)
+class CachingWorld:
+    """A small world of the V0 manager.
+
+    num_sequences, num_tokens: at most so many at a time, of so many tokens. num_prompt: of a new
+    one. num_letters: tokens that may follow one prefix. window: tokens that a query sees.
+    """
+
+    num_blocks: int = 3
+    num_host_blocks: int = 0
+    block_size: int = 2
+    num_sequences: int = 2
+    num_tokens: int = 4
+    num_prompt: int = 3
+    num_letters: int = 2
+    window: int | None = None
+    watermark: float = 0.0
+    caching: bool = True
+    calls: frozenset[str] = frozenset({"fork", "reset"})
+
+
+class CachingEngine(FacadeEngine):
+    """Sequences in a world, over one backend; each is a group of its own, with its forks."""
+
+    shortages = (NoFreeBlocksError,)
+    renames_blocks = False
+
+    def __init__(self, world: CachingWorld, backend: Any = "python") -> None:
+        super().__init__(world.block_size)
+        self.world = world
+        self.manager = SelfAttnBlockSpaceManager(
+            world.block_size,
+            world.num_blocks,
+            world.num_host_blocks,
+            world.watermark,
+            world.window,
+            world.caching,
+            backend=backend,
+        )
+        self.seqs: dict[int, Sequence] = {}
+        self.now = 0.0
+
+    def moves(self) -> Iterator[Call]:
+        world = self.world
+        fresh = next(n for n in range(len(self.seqs) + 1) if n not in self.seqs)
+        room = len(self.seqs) < world.num_sequences
+        for prompt in self._prompts(()) if room else ():
+            yield Call("admit", (fresh, prompt))
+        for number, seq in sorted(self.seqs.items()):
+            tokens = tuple(seq.get_token_ids())
+            if seq.status is RUNNING:
+                for token in self._letters(tokens) if len(tokens) < world.num_tokens else ():
+                    yield Call("append_token", (number, token))
+                if room and "fork" in world.calls:
+                    yield Call("fork_sequence", (number, fresh))
+                if world.num_host_blocks:
+                    yield Call("move_out", (number,))
+            else:
+                yield Call("move_in", (number,))
+            yield Call("free_sequence", (number,))
+        if world.caching and "reset" in world.calls:
+            yield Call("reset")
+
+    def perform(self, call: Call) -> bool:
+        self.now += 1.0
+        move: Any = getattr(self, f"do_{call.name}")
+        done: bool = move(*call.args)
+        return done
+
+    def do_admit(self, number: int, prompt: tuple[int, ...]) -> bool:
+        manager, size = self.manager, self.world.block_size
+        seq = Sequence(number, list(prompt))
+        group = SequenceGroup(str(number), [seq])
+        free, most = manager.get_num_free_gpu_blocks(), -(-len(prompt) // size)
+        if manager.max_block_sliding_window is not None:
+            most = min(most, manager.max_block_sliding_window)
+        left = int(self.world.watermark * self.world.num_blocks)
+        expected = AllocStatus.OK if free - most >= left else AllocStatus.LATER
+        if self.world.num_blocks - most < left:
+            expected = AllocStatus.NEVER
+        status = manager.can_allocate(group)
+        if status is not expected:
+            detail = f"{most} blocks of a prompt, {free} free: {status.name}, not {expected.name}"
+            raise InvariantViolation("ADMIT-EXACT", detail)
+        cached = manager.get_num_cached_tokens(seq)
+        needed = self._needed("device", [tuple(prompt)])
+        done, _ = self.try_call(
+            f"a prompt of {len(prompt)} tokens", lambda: manager.allocate(group), needed, free
+        )
+        if not done:
+            manager.remove_seq_from_computed_blocks_tracker(seq)
+            return False
+        seq.status = RUNNING
+        self.seqs[number] = seq
+        self._schedule(seq, cached)
+        return True
+
+    def do_append_token(self, number: int, token: int) -> bool:
+        manager, old = self.manager, self.seqs[number]
+        group = SequenceGroup(str(number), [seq := old.fork(number)])
+        seq.append_token_id(token)
+        table, free = manager.block_tables[number], manager.get_num_free_gpu_blocks()
+        last = table.blocks[-1]
+        needed: Any = 1
+        if len(old.get_token_ids()) % self.world.block_size:
+            owners = manager.block_allocator.backing.ref_count(_id(last))
+            needed = int(owners > 1)
+        if self.world.window is not None:
+            needed = None  # what leaves the window makes room
+        elif manager.can_append_slots(group, 0) and needed > free:
+            raise InvariantViolation("ADMIT-EXACT", f"can_append_slots with {free} blocks free")
+        done, pairs = self.try_call(
+            f"sequence {number}", lambda: manager.append_slots(seq, 0), needed, free
+        )
+        if not done:
+            return False
+        self.said.append((CopyOnWrite, pairs, False))
+        self.seqs[number] = seq
+        self._schedule(seq, len(seq.get_token_ids()) - 1)
+        return True
+
+    def do_fork_sequence(self, number: int, child: int) -> bool:
+        seq = self.seqs[number]
+        self.seqs[child] = seq.fork(child)
+        self.manager.fork(seq, self.seqs[child])
+        return True
+
+    def do_free_sequence(self, number: int) -> bool:
+        self.manager.free(self.seqs.pop(number))
+        return True
+
+    def do_move_out(self, number: int) -> bool:
+        return self._swap(number, "host")
+
+    def do_move_in(self, number: int) -> bool:
+        return self._swap(number, "device")
+
+    def do_reset(self) -> bool:
+        used = [seq for seq in self.seqs.values() if seq.status is RUNNING]
+        done = self.manager.reset_prefix_cache(Device.GPU)
+        is_used = bool(used) or self.manager.block_allocator.has_null_block
+        if done == is_used:
+            raise InvariantViolation("RESET", f"with {len(used)} users, a reset answers {done}")
+        return done
+
+    def blocks(self) -> Tiers:
+        return self.manager.block_allocator.backing.state()
+
+    def take_commands(self) -> tuple[Command, ...]:
+        return tuple(self.manager.take_batch())
+
+    def check_owners(self) -> None:
+        held: dict[str, list[int]] = {"device": [], "host": []}
+        for *_, table in self.sequences():
+            for tier, block in table:
+                held[tier].append(block)
+        null = self._null()
+        held["device"] = [block for block in held["device"] if block != null]
+        if null is not None:
+            held["device"].append(null)
+        self.manager.block_allocator.backing.check(held["device"], held["host"])
+
+    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
+        return [
+            (str(number), tuple(seq.get_token_ids()), seq.status.name, self._table(number))
+            for number, seq in sorted(self.seqs.items())
+        ]
+
+    def times(self) -> list[float]:
+        return [tracker.last_accessed for tracker in self._trackers()]
+
+    def key(self, _: dict[Place, int], order: dict[float, int]) -> object:
+        trackers = [(t.active, order[t.last_accessed], t.computed) for t in self._trackers()]
+        return trackers, self._null()
+
+    def _schedule(self, seq: Sequence, first: int) -> None:
+        """Write a sequence from a position on, read what its next query sees, tell the manager."""
+        window, end = self.world.window, len(seq.get_token_ids())
+        seen = 0 if window is None else max(0, end - window)
+        self.forward.append((str(seq.seq_id), first, seen))
+        seq.data.num_computed_tokens = end
+        self.manager.mark_blocks_as_computed(SequenceGroup("", [seq]), 0)
+        self.manager.access_all_blocks_in_seq(seq, self.now)
+
+    def _swap(self, number: int, to: Any) -> bool:
+        manager, seq = self.manager, self.seqs[number]
+        group = SequenceGroup(str(number), [seq])
+        tokens, free = tuple(seq.get_token_ids()), manager.get_num_free_cpu_blocks()
+        kind: type[Command]
+        if to == "host":
+            can, kind, call = manager.can_swap_out(group), SwapOut, manager.swap_out
+        else:
+            free = manager.get_num_free_gpu_blocks()
+            can = manager.can_swap_in(group, 0) is AllocStatus.OK
+            kind, call = SwapIn, manager.swap_in
+        needed = self._needed(to, [tokens]) if self.world.window is None else None
+        if can and needed is not None and needed > free:
+            detail = f"sequence {number} is said to fit: {needed} blocks, {free} free"
+            raise InvariantViolation("ADMIT-EXACT", detail)
+        done, pairs = self.try_call(f"sequence {number}", lambda: call(group), needed, free)
+        if not done:
+            return False
+        self.said.append((kind, pairs, True))
+        seq.status = SWAPPED if to == "host" else RUNNING
+        if to == "device":
+            self._schedule(seq, len(tokens))
+        return True
+
+    def _needed(self, tier: Any, prompts: list[tuple[int, ...]]) -> int:
+        """Blocks that leave the free ones of a tier for these tokens: as memory has contents."""
+        size, pool = self.world.block_size, self.blocks().pool(tier)
+        owned = {
+            tuple(slots[-1] or ())
+            for (where, block), slots in self.memory.slots.items()
+            if where == tier and pool.ref_counts[block] and pool.keys[block] is not None
+        }
+        needed = 0
+        for tokens in prompts:
+            full = {tokens[:end] for end in range(size, len(tokens) + 1, size)}
+            needed += len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
+        return needed
+
+    def _table(self, number: int) -> list[Place]:
+        num_blocks = self.world.num_blocks
+        places: list[Place] = []
+        for block in self.manager.block_tables[number].blocks:
+            at = _id(block)
+            places.append(("device", at) if at < num_blocks else ("host", at - num_blocks))
+        return places
+
+    def _null(self) -> int | None:
+        allocator = self.manager.block_allocator
+        return _id(allocator.allocate_or_get_null_block()) if allocator.has_null_block else None
+
+    def _trackers(self) -> list[Any]:
+        if not self.world.caching:
+            return []
+        allocators = [self.manager.block_allocator.allocator(each) for each in Device]
+        return [
+            each._block_tracker[at] for each in allocators for at in sorted(each._block_tracker)
+        ]
+
+    def _prompts(self, prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(prefix) < self.world.num_prompt:
+            for token in self._letters(prefix):
+                yield (*prefix, token)
+                yield from self._prompts((*prefix, token))
+
+    def _letters(self, prefix: tuple[int, ...]) -> list[int]:
+        """The tokens that are known behind a prefix, and a fresh one."""
+        seen = [slot for slots in self.memory.slots.values() for slot in slots if slot]
+        seen += [tuple(seq.get_token_ids()) for seq in self.seqs.values()]
+        at = len(prefix)
+        known = sorted({each[at] for each in seen if len(each) > at and each[:at] == prefix})
+        return known + [n for n in range(self.world.num_letters) if n not in known][:1]
+
+
+def _id(block: Block) -> int:
+    assert block.block_id is not None or isinstance(block, NullBlock)
+    return int(block.block_id if block.block_id is not None else 0)

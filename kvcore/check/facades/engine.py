@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine around a facade: it makes legal calls, and judges each by what a user sees of it.
+
+Rules: an engine knows its sequences and asks the facade for tables; memory changes by the batches
+alone. What a call must need is counted here anew, so that a refusal is judged in both directions
+(ADMIT-EXACT), and what is refused must leave the blocks as they were (ATOMIC-FAIL). A subclass
+makes the calls of one facade. Twin: none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import astuple
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore.calls import Call
+from kvcore.check.facades.memory import Memory, Place
+from kvcore.check.hazards import BATCH_JUDGES
+from kvcore.check.scenes import Row, Scene
+from kvcore.commands import Command, segments
+from kvcore.errors import InvariantViolation
+from kvcore.tiers import Tiers
+from kvcore.trace_text import write_tokens
+
+HEADS: Row = ("sequence", "tokens", "status", "blocks")
+BLOCK_HEADS: Row = ("block", "owners", "key", "queue", "slots hold")
+
+
+class FacadeEngine(ABC):
+    """A facade, its sequences and the memory.
+
+    emitted: the commands of the last call. forward: what it scheduled: a sequence, the first
+    position that is written, the first that is read. said: copies that it told of, by their kind,
+    and whether it tells of copies that are not needed, too.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.memory = Memory(block_size)
+        self.emitted: tuple[Command, ...] = ()
+        self.forward: list[tuple[str, int, int]] = []
+        self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
+
+    shortages: tuple[type[Exception], ...] = ()
+    """What the facade raises where blocks are short."""
+    renames_blocks = True
+    """Whether the facade goes on alike when its blocks have other ids."""
+
+    def times(self) -> list[float]:
+        """The times that the facade compares, besides those of ranks."""
+        return []
+
+    @abstractmethod
+    def moves(self) -> Iterator[Call]:
+        """The calls that an engine may make now, in a fixed order."""
+
+    @abstractmethod
+    def perform(self, call: Call) -> bool:
+        """Make a call; whether it was done. Raises InvariantViolation."""
+
+    @abstractmethod
+    def blocks(self) -> Tiers:
+        """The state behind the facade."""
+
+    @abstractmethod
+    def take_commands(self) -> tuple[Command, ...]:
+        """The commands since the last time."""
+
+    @abstractmethod
+    def key(self, names: dict[Place, int], order: dict[float, int], /) -> object:
+        """What else decides how the facade goes on.
+
+        names: of blocks, where these are renamed. order: of all times, since only that counts.
+        """
+
+    @abstractmethod
+    def check_owners(self) -> None:
+        """Raise InvariantViolation unless the facade's holders are the owners that blocks have."""
+
+    @abstractmethod
+    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
+        """Name, tokens, status and table of each sequence."""
+
+    def repeat(self, call: Call) -> None:
+        """Make a call that was judged before."""
+        self.forward, self.said = [], []
+        self.perform(call)
+        self.emitted = self.take_commands()
+        self.said = []
+        self._run_batch()
+        self._forget()
+
+    def make(self, call: Call) -> bool:
+        """Make a call and judge it; whether it was done. Raises InvariantViolation."""
+        before = settled(self.blocks())
+        self.forward, self.said = [], []
+        try:
+            done = self.perform(call)
+        except InvariantViolation:
+            raise
+        except Exception as error:
+            raise InvariantViolation("NOCRASH", f"{call} raises {error!r}") from error
+        self.emitted = self.take_commands()
+        if not done:
+            if self.emitted or settled(self.blocks()) != before:
+                raise InvariantViolation("ATOMIC-FAIL", f"{call}, refused, changes the blocks")
+            return False
+        self._judge_batch(before)
+        self._run_batch()
+        self.check_owners()
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        pools = self.blocks()
+        self.memory.forget(lambda place: _is_read(pools, place))
+
+    def _run_batch(self) -> None:
+        """What a worker does: the copies, then the forward pass of what is scheduled."""
+        self.memory.run(self.emitted)
+        for kind, said, tells_more in self.said:
+            self._check_copies(kind, said, tells_more=tells_more)
+        tables = {name: (tokens, table) for name, tokens, _, table in self.sequences()}
+        for name, first, _ in self.forward:
+            tokens, table = tables[name]
+            self.memory.write(name, table, tokens, first)
+        for name, _, seen in self.forward:
+            tokens, table = tables[name]
+            self.memory.read(name, table, tokens, seen)
+
+    def try_call(
+        self, who: str, function: Callable[[], Any], needed: int | None, room: int
+    ) -> tuple[bool, Any]:
+        """Make a call that needs so many blocks where there is room for so many; None: any number.
+
+        Returns whether it was done, and its value. Raises InvariantViolation (ADMIT-EXACT).
+        """
+        try:
+            value = function()
+        except self.shortages as error:
+            if needed is not None and needed <= room:
+                detail = f"{who} needs {needed} of {room} free blocks and is refused: {error}"
+                raise InvariantViolation("ADMIT-EXACT", detail) from error
+            return False, None
+        if needed is not None and needed > room:
+            detail = f"{who} needs {needed} blocks, {room} are free, and it is not refused"
+            raise InvariantViolation("ADMIT-EXACT", detail)
+        return True, value
+
+    def _check_copies(
+        self, kind: type[Command], said: list[tuple[int, int]], *, tells_more: bool
+    ) -> None:
+        """Raise InvariantViolation (CMD-COMPLETE) unless the batch copies what was told."""
+        copies = [astuple(each) for each in self.emitted if isinstance(each, kind)]
+        if copies != said and not (tells_more and set(copies) <= set(said)):
+            detail = f"the copies {said} are returned, the batch has {copies}"
+            raise InvariantViolation("CMD-COMPLETE", detail)
+
+    def _judge_batch(self, before: Tiers) -> None:
+        commands = self.emitted
+        numbers = segments(commands)
+        for name, judge in BATCH_JUDGES.items():
+            for detail in judge(before, commands, numbers):  # type: ignore[arg-type] # has pools
+                raise InvariantViolation(name, detail)
+
+    @property
+    def scene(self) -> Scene:
+        """What a story shows."""
+        requests = []
+        for name, tokens, status, table in self.sequences():
+            ids = " ".join(_name(place) for place in table) or "-"
+            requests.append((name, write_tokens(list(tokens)), status, ids))
+        return Scene(tuple(requests), tuple(self._rows()), HEADS, BLOCK_HEADS)
+
+    def _rows(self) -> Iterator[Row]:
+        tiers = self.blocks()
+        for tier, pool in (("device", tiers.device), ("host", tiers.host)):
+            if pool is None:
+                continue
+            places = {block: f"free {at}" for at, block in enumerate(pool.queue, 1)}
+            for block, count in enumerate(pool.ref_counts):
+                place: Place = ("device" if tier == "device" else "host", block)
+                key = pool.keys[block]
+                said = "-" if key is None else key.hex()[:8]
+                where = places.get(block, "-")
+                yield (_name(place), str(count), said, where, self.memory.row(place))
+
+
+def settled(tiers: Tiers) -> Tiers:
+    """The state without the open batch."""
+    return evolve(tiers, number=0, commands=pvector())
+
+
+def _is_read(tiers: Tiers, place: Place) -> bool:
+    pool = tiers.pool(place[0])
+    return pool.ref_counts[place[1]] > 0 or pool.keys[place[1]] is not None
+
+
+def _name(place: Place) -> str:
+    return f"{'h' if place[0] == 'host' else ''}{place[1]}"

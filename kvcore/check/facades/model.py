@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A facade in a small world as a model: all runs of an engine around it.
+
+Rules: a node is the calls that led to it, made again where its edges are tried, since a facade
+changes in place. Nodes are folded where tables, owners, keys, ranks, the order of free blocks and
+all contents are equal, blocks renamed where the facade does not go by their ids. A call that is
+refused leads nowhere, once it is judged. Twin: none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from msgspec import Struct
+
+from kvcore.block_pool import BlockPool
+from kvcore.calls import Call
+from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.memory import Place
+from kvcore.check.model import Broken, Edge, Step
+from kvcore.check.properties import Property
+from kvcore.check.scenes import Scene
+from kvcore.commands import Tier
+from kvcore.errors import InvariantViolation
+from kvcore.ranked import NO_RANK
+from kvcore.values import Outcome
+
+Path = tuple[Call, ...]
+
+
+class Seen(Struct, frozen=True):
+    """What a story shows behind some calls; made again when it is shown."""
+
+    make: Callable[[], FacadeEngine]
+    path: Path
+
+    @property
+    def scene(self) -> Scene:
+        """Sequences, and each block."""
+        engine = self.make()
+        for call in self.path:
+            with suppress(InvariantViolation):
+                engine.make(call)
+        return engine.scene
+
+
+class FacadeModel:
+    """All runs of an engine, to be given to `check`.
+
+    make: gives an engine of an empty facade. known: the properties that it is judged by.
+    """
+
+    config = None
+
+    def __init__(self, make: Callable[[], FacadeEngine], known: dict[str, Property]) -> None:
+        self.notes: Counter[tuple[str, str]] = Counter()
+        self.known = known
+        self._make = make
+        self._engine: tuple[Path, FacadeEngine] | None = None
+
+    def start(self) -> Path:
+        """No call was made."""
+        return ()
+
+    def edges(self, node: Path) -> Iterator[Edge]:
+        """Each call that an engine may make next, and is not refused."""
+        for call in list(self._at(node).moves()):
+            engine = self._at(node)
+            try:
+                done = engine.make(call)
+            except InvariantViolation as error:
+                raise Broken(error.name, error.detail, (self._step(node, call, engine),)) from error
+            self.notes["call", f"{call.name}: {'done' if done else 'refused'}"] += 1
+            if not done:
+                continue
+            for command in engine.emitted:
+                self.notes["command", type(command).__name__] += 1
+            path = (*node, call)
+            self._engine = (path, engine)
+            yield Edge(call.name, (self._step(node, call, engine),), path)
+
+    def name(self, node: Path) -> bytes:
+        """All that decides how an engine and its facade go on."""
+        engine = self._at(node)
+        name = repr(_renamed(engine)).encode()
+        self._engine = (node, engine)
+        return name
+
+    def check(self, node: Path) -> None:
+        """Nothing more: each call is judged when it is made."""
+
+    def pack(self, node: Path) -> bytes:
+        """The calls as bytes."""
+        return pickle.dumps([(call.name, call.args, call.options) for call in node])
+
+    def unpack(self, data: bytes) -> Path:
+        """The calls of these bytes."""
+        return tuple(Call(*each) for each in pickle.loads(data))
+
+    def _step(self, node: Path, call: Call, engine: FacadeEngine) -> Step:
+        after = Seen(self._make, (*node, call))
+        return Step(Seen(self._make, node), call, Outcome(after, engine.emitted, None))
+
+    def _at(self, node: Path) -> FacadeEngine:
+        """An engine that made these calls, for the caller to change."""
+        if self._engine is not None and self._engine[0] == node:
+            engine = self._engine[1]
+            self._engine = None
+            return engine
+        engine = self._make()
+        for call in node:
+            engine.repeat(call)
+        return engine
+
+
+def _renamed(engine: FacadeEngine) -> object:
+    """All that decides how an engine goes on, blocks named by their first use where that may be."""
+    tiers, sequences = engine.blocks(), engine.sequences()
+    pools: list[tuple[Tier, BlockPool]] = [("device", tiers.device)]
+    pools += [] if tiers.host is None else [("host", tiers.host)]
+    names: dict[Place, int] = {}
+    if engine.renames_blocks:
+        used = [place for *_, table in sequences for place in table]
+        used += [(tier, block) for tier, pool in pools for block in pool.queue]
+        names = {place: at for at, place in enumerate(dict.fromkeys(used))}
+    times = {time for _, pool in pools for time, _ in pool.ranks.values()}
+    order = {time: at for at, time in enumerate(sorted(times.union(engine.times())))}
+    rows = []
+    for tier, pool in pools:
+        queue = {block: at for at, block in enumerate(pool.queue)}
+        for block, count in enumerate(pool.ref_counts):
+            place = (tier, block)
+            slots = engine.memory.slots.get(place)
+            time, length = pool.ranks.get(block, NO_RANK)
+            where = (names.get(place, block), tier, queue.get(block))
+            rows.append((*where, count, pool.keys[block], order.get(time), length, slots))
+    tables = [(*seq[:3], [names.get(place, place) for place in seq[3]]) for seq in sequences]
+    rows.sort(key=lambda row: (row[1], row[0]))
+    return tables, rows, engine.key(names, order)

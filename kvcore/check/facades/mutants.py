@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs of the older managers, seeded into the facades and the pool behind them.
+
+Rules: as kvcore/check/mutants/seeding.py has it: a patch, the world in which it shows, the property
+that finds it, the rows of the catalogue. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import attrs
+
+from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.model import FacadeModel
+from kvcore.check.facades.profiles import FACADES, make_engine
+from kvcore.check.facades.space import SpaceEngine
+from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.commands import Command, SwapIn
+from kvcore.hash_index import HashIndexDraft
+from kvcore.legacy.block_allocator import BlockTable
+from kvcore.legacy.block_table import BlockTable as CachingTable
+from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
+from kvcore.legacy.tier_allocator import TierAllocator
+from kvcore.ranked import RankedDraft
+
+LONGEST_RUN = 8
+"""Calls of a run to a bug, at most."""
+
+
+@attrs.frozen(kw_only=True)
+class FacadeMutant:
+    """A seeded bug of a facade, the world in which it shows, and the property that finds it."""
+
+    name: str
+    sentence: str
+    patch: Callable[[Patcher], None]
+    facade: str
+    world: str
+    broken: str
+    rows: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MUTANTS: list[FacadeMutant] = []
+
+
+def facade_mutant(
+    facade: str, world: str, broken: str, *, rows: tuple[int, ...] = ()
+) -> Callable[[Callable[[Patcher], None]], Callable[[Patcher], None]]:
+    """Add a patch to the mutants."""
+
+    def add(patch: Callable[[Patcher], None]) -> Callable[[Patcher], None]:
+        assert patch.__doc__ is not None, patch.__name__
+        MUTANTS.append(
+            FacadeMutant(
+                name=patch.__name__,
+                sentence=patch.__doc__,
+                patch=patch,
+                facade=facade,
+                world=world,
+                broken=broken,
+                rows=rows,
+            )
+        )
+        return patch
+
+    return add
+
+
+def hunt(mutant: FacadeMutant, *, max_states: int = 3000) -> Report:
+    """Explore the world of a seeded bug with it."""
+    facade = FACADES[mutant.facade]
+    make = partial(make_engine, facade.worlds[mutant.world])
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        return check(FacadeModel(make, facade.known), max_states=max_states)
+
+
+@facade_mutant("v0.3", "window", "REF", rows=(22, 24))
+def m_ring_given_back_twice(patcher: Patcher) -> None:
+    """A ring's blocks are given back once for each place that names them."""
+    patcher.setattr(BlockTable, "distinct", lambda self: list(self.numbers))
+
+
+@facade_mutant("v0.3", "plain", "REF", rows=(24,))
+def m_fork_owns_nothing(patcher: Patcher) -> None:
+    """A fork gets its parent's table and no part in its blocks."""
+
+    def fork(self: Any, parent_seq: Any, child_seq: Any) -> None:
+        self.block_tables[child_seq.seq_id] = self.block_tables[parent_seq.seq_id].copy()
+
+    from kvcore.legacy.block_space_manager import BlockSpaceManager
+
+    patcher.setattr(BlockSpaceManager, "fork", fork)
+
+
+@facade_mutant("v0.3", "swap", "KV-READ", rows=(63,))
+def m_swaps_in_before_out(patcher: Patcher) -> None:
+    """In one step the worker swaps in before it swaps out."""
+    take = SpaceEngine.take_commands
+
+    def reordered(self: FacadeEngine) -> tuple[Command, ...]:
+        commands = take(self)  # type: ignore[arg-type] # of this class
+        return tuple(sorted(commands, key=lambda each: not isinstance(each, SwapIn)))
+
+    patcher.setattr(SpaceEngine, "take_commands", reordered)
+
+
+@facade_mutant("v0", "caching", "IDX-SOUND")
+def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
+    """An evicted block is still found under its old key."""
+    patcher.setattr(HashIndexDraft, "remove", lambda *_: False)
+
+
+@facade_mutant("v0", "swap", "ADMIT-EXACT", rows=(17,))
+def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
+    """What a swap touches leaves out cached blocks without owner, which are the free ones."""
+
+    def is_there(self: Any, content_hash: int) -> bool:
+        return self._blocks.lookup(content_hash) is not None
+
+    patcher.setattr(PrefixCachingBlockAllocator, "_is_owned", is_there)
+
+
+@facade_mutant("v0", "caching", "RANKED")
+def m_newest_leaves_first(patcher: Patcher) -> None:
+    """Cached blocks leave in the wrong order: the one that was used last goes first."""
+
+    def place(self: RankedDraft, block: int) -> tuple[float, int, int]:
+        time, length = self.ranks.get(block, (-1.0, 0))
+        return (-time, length, block)
+
+    patcher.setattr(RankedDraft, "place", place)
+
+
+@facade_mutant("v0", "naive", "KV-READ")
+def m_shared_block_written_in_place(patcher: Patcher) -> None:
+    """A block that a fork shares is written without a copy."""
+    patcher.setattr(TierAllocator, "cow_block_if_not_appendable", lambda _, block: block.block_id)
+
+
+@facade_mutant("v0", "window", "REF", rows=(22,))
+def m_passed_block_given_back_twice(patcher: Patcher) -> None:
+    """A block that the window passed is given back and stays in the table."""
+
+    def drop(self: Any, computed: int | None, *_: Any) -> None:
+        self._allocator.allocate_or_get_null_block()
+        for at in self._passed(computed):
+            block = self._blocks[at]
+            known = block.block_id
+            self._allocator.free(block, keep_block_object=True)
+            block.block_id = known
+
+    patcher.setattr(CachingTable, "_drop_passed", drop)
+
+
+def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
+    """A line on a hunt, and whether the bug is killed by its property in a short run."""
+    found = report.violation
+    rows = ", ".join(map(str, mutant.rows))
+    head = f"{mutant.name}" + (f" (row {rows})" if rows else "")
+    if found is None:
+        return f"{head} lives: {report.verdict}", False
+    killed = found.name == mutant.broken and len(found.calls) <= LONGEST_RUN
+    said = f"{found.name}, {len(found.calls)} calls, {report.num_states} states"
+    return f"{head}: {said} in {mutant.facade} {mutant.world}", killed
+
+
+def run_mutants(names: Iterable[str] = tuple(FACADES)) -> Iterator[tuple[str, bool]]:
+    """Hunt the seeded bugs of these facades."""
+    chosen = set(names)
+    for mutant in MUTANTS:
+        if mutant.facade in chosen:
+            yield tell(mutant, hunt(mutant))
+
+
+__all__ = ["MUTANTS", "FacadeMutant", "hunt", "run_mutants", "tell"]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The older managers in small worlds: all states, both backends, and bugs that must be found."""
+
+from __future__ import annotations
+
+import json
+from functools import cache, partial
+
+import pytest
+
+from kvcore.check.command import main
+from kvcore.check.facades.model import FacadeModel
+from kvcore.check.facades.mutants import LONGEST_RUN, MUTANTS, FacadeMutant, hunt
+from kvcore.check.facades.profiles import FACADES, make_engine
+from kvcore.check.properties import PROPERTIES
+from kvcore.check.report import Report
+from kvcore.check.search import check
+from kvcore.check.story import render
+from tests.conftest import need_twin
+
+COUNTS = {
+    ("v0.3", "plain"): (533, 2355),
+    ("v0.3", "watermark"): (197, 859),
+    ("v0.3", "siblings"): (716, 3058),
+    ("v0.3", "window"): (1725, 5599),
+    ("v0.3", "prefix"): (536, 2167),
+    ("v0.3", "swap"): (445, 2287),
+    ("v0", "caching"): (2017, 9463),
+    ("v0", "swap"): (2570, 10623),
+    ("v0", "window"): (437, 946),
+    ("v0", "naive"): (2070, 8748),
+}
+"""States and edges of each world: a change of a facade's or an engine's rules changes them."""
+
+
+@cache
+def explore(facade: str, world: str, backend: str = "python") -> Report:
+    """All states of a facade's world."""
+    known = FACADES[facade]
+    make = partial(make_engine, known.worlds[world], backend)
+    return check(FacadeModel(make, known.known))
+
+
+def test_every_world_has_its_counts() -> None:
+    worlds = {(name, world) for name, each in FACADES.items() for world in each.worlds}
+    assert set(COUNTS) == worlds
+
+
+@pytest.mark.parametrize(("facade", "world"), COUNTS)
+def test_nothing_is_broken_in_any_state(facade: str, world: str) -> None:
+    report = explore(facade, world)
+    assert report.verdict == "complete", report.violation
+    assert (report.num_states, report.num_edges) == COUNTS[facade, world]
+
+
+@pytest.mark.parametrize(("facade", "world"), [("v0.3", "swap"), ("v0", "swap"), ("v0", "window")])
+def test_the_twin_has_the_same_states(facade: str, world: str) -> None:
+    need_twin()
+    report = explore(facade, world, "rust")
+    assert report.verdict == "complete", report.violation
+    assert (report.num_states, report.num_edges) == COUNTS[facade, world]
+
+
+@pytest.mark.parametrize("name", FACADES)
+def test_each_move_and_each_refusal_is_reached(name: str) -> None:
+    notes = {
+        key
+        for world in FACADES[name].worlds
+        for key, count in explore(name, world).notes.items()
+        if count
+    }
+    wanted = {
+        "admit: done",
+        "admit: refused",
+        "append_token: done",
+        "append_token: refused",
+        "fork_sequence: done",
+    }
+    wanted |= {
+        "move_out: done",
+        "move_in: done",
+        "free_sequence: done",
+        "reset: done",
+        "move_out: refused",
+    }
+    assert {("call", each) for each in wanted} <= notes
+    assert {("command", each) for each in ("CopyOnWrite", "SwapOut", "SwapIn", "Free")} <= notes
+
+
+@pytest.mark.parametrize("name", FACADES)
+def test_every_property_is_judged_or_lifted_with_a_reason(name: str) -> None:
+    facade = FACADES[name]
+    assert not set(facade.judged) & set(facade.reasons)
+    assert set(facade.judged) | set(facade.reasons) >= set(PROPERTIES)
+    assert set(facade.reasons) <= set(PROPERTIES)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_seeded_bug_is_found_in_a_short_run(mutant: FacadeMutant) -> None:
+    report = hunt(mutant)
+    found = report.violation
+    assert found is not None, report.verdict
+    assert found.name == mutant.broken, found.detail
+    assert len(found.calls) <= LONGEST_RUN
+
+
+def test_a_counterexample_shows_each_call_and_each_block() -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_fork_owns_nothing")
+    facade = FACADES[mutant.facade]
+    report = hunt(mutant)
+    assert report.violation is not None
+    make = partial(make_engine, facade.worlds[mutant.world])
+    text = render(report.violation, FacadeModel(make, facade.known), colour=False)
+    assert "REF (wrong KV) does not hold after 2 calls" in text
+    assert "1 admit 0 1 1" in text
+    assert "2 fork_sequence 0 1" in text
+    assert "RUNNING" in text
+
+
+def test_the_command_explores_a_facade(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--facade", "v0.3", "--profile", "watermark"]) == 0
+    said = capsys.readouterr().out
+    assert "complete: no property is broken" in said
+    assert "NO-ALIAS: a ring names one block at several places (S003-14)" in said
+    assert main(["--facade", "v0.3", "--profile", "watermark", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["worlds"]["watermark"]["states"] == COUNTS["v0.3", "watermark"][0]
+    assert main(["--facade", "v0.3", "--blocks", "2", "--requests", "1", "--tokens", "2"]) == 0
+    assert "num_blocks 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--facade", "v1"], "there is no facade 'v1'; there are v0.3, v0"),
+        (["--facade", "v0", "--events"], "--facade knows no --events"),
+        (["--facade", "v0", "--profile", "plain"], "v0 has no world 'plain'; it has caching"),
+        (["--facade", "v0", "--backend", "both"], "one backend at a time"),
+        (["--facade", "v0.3", "--letters", "2"], "tokens do not matter to v0.3"),
+        (["--facade", "v0.3", "--blocks", "0"], "--blocks must be at least 1"),
+        (["--facade", "v0", "--properties", "REF"], "leave --properties out"),
+    ],
+)
+def test_what_a_facade_has_not_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
