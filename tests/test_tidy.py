@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[1]
 LINES_MAX = 400
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 60
-IMPORT_SECONDS_MAX = 0.15
-NUM_IMPORTS = 7
+MODULES_MAX = 180
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 GENERATED = ("kvcore/_rust.pyi",)
 
@@ -158,15 +157,11 @@ def test_the_lock_pins_every_package_by_hash() -> None:
 
 
 def test_kvcore_is_imported_in_a_moment() -> None:
-    """Processor seconds, best of several: the wall clock would measure the neighbours as well."""
-    clock = "time.process_time()"
-    code = f"import time; start = {clock}; import kvcore; print({clock} - start)"
-
-    def seconds() -> float:
-        command = [sys.executable, "-c", code]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-    assert min(seconds() for _ in range(NUM_IMPORTS)) < IMPORT_SECONDS_MAX
+    """By the modules that an import brings: seconds would measure the neighbours as well."""
+    code = "import sys; known = {*sys.modules}; import kvcore; print(len({*sys.modules} - known))"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(told) <= MODULES_MAX
 
 
 def test_kvcore_is_imported_without_what_only_tests_need() -> None:
