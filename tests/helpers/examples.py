@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 LINES_MAX = 60
 STORY_LINES_MAX = 200
 """Of an example whose header shows a whole counterexample."""
+LONG_LINES_MAX = {"generations.py": 380}
+"""Of those that drive several managers, each by its own calls."""
 
 
 def check_example(
@@ -38,4 +40,5 @@ def check_sizes(paths: Sequence[Path], least: int) -> None:
     assert len(paths) >= least
     for path in paths:
         most = STORY_LINES_MAX if path.name.startswith("check_") else LINES_MAX
+        most = LONG_LINES_MAX.get(path.name, most)
         assert len(path.read_text(encoding="utf-8").splitlines()) <= most, path.name

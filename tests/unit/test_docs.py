@@ -18,6 +18,8 @@ from tools import draw_layout
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / "docs" / "engines.md"
 CHECKING = ROOT / "docs" / "checking.md"
+GENERATIONS = ROOT / "docs" / "generations.md"
+WITH_PROGRAMS = (ROOT / "README.md", ENGINES, CHECKING, GENERATIONS)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 HEADING = re.compile(r"^#+ +(.*)$")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -42,7 +44,7 @@ def programs(page: Path) -> Iterator[tuple[str, str]]:
 
 PROGRAMS = [
     pytest.param(page, source, id=f"{page.name}-{heading}")
-    for page in (ROOT / "README.md", ENGINES, CHECKING)
+    for page in WITH_PROGRAMS
     for heading, source in programs(page)
 ]
 
@@ -55,9 +57,7 @@ def test_programs_of_a_page_run(
     exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ENGINES, CHECKING], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
 def test_every_python_block_of_a_page_is_run(page: Path) -> None:
     blocks = FENCED.findall(page.read_text(encoding="utf-8"))
     assert blocks
