@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four stories through five managers: vLLM's of 0.3, of V0, V1 at first and in 0.8.5, and kvcore's.
+"""Five stories through five managers: vLLM's of 0.3, of V0, V1 at first and in 0.8.5, and kvcore's.
 
 Each class below drives one manager by its own calls, as its engines did; `main` tells the stories.
 Blocks have 4 tokens, and each pool has 8 besides the null block; the host's blocks have an h.
