@@ -104,6 +104,15 @@ def test_a_seeded_bug_is_found_in_a_short_run(mutant: FacadeMutant) -> None:
     assert len(found.calls) <= LONGEST_RUN
 
 
+def test_a_swap_out_that_comes_late_copies_what_came_in() -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_swaps_out_last")
+    found = hunt(mutant).violation
+    assert found is not None
+    assert "1 reads device block" in found.detail
+    # Sequence 0 samples token 10 and sequence 1 token 11.
+    assert found.detail.endswith("it holds 10, not 11")
+
+
 def test_a_counterexample_shows_each_call_and_each_block() -> None:
     mutant = next(each for each in MUTANTS if each.name == "m_fork_owns_nothing")
     facade = FACADES[mutant.facade]

@@ -13,15 +13,14 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.profiles import FACADES, make_engine
-from kvcore.check.facades.space import SpaceEngine
 from kvcore.check.mutants.seeding import Patcher
 from kvcore.check.report import Report
 from kvcore.check.search import check
-from kvcore.commands import Command, SwapIn
+from kvcore.commands import Batch, SwapOut, close
 from kvcore.hash_index import HashIndexDraft
+from kvcore.legacy.backing import Backing
 from kvcore.legacy.block_allocator import BlockTable
 from kvcore.legacy.block_table import BlockTable as CachingTable
 from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
@@ -102,15 +101,15 @@ def m_fork_owns_nothing(patcher: Patcher) -> None:
 
 
 @facade_mutant("v0.3", "swap", "KV-READ", rows=(63,))
-def m_swaps_in_before_out(patcher: Patcher) -> None:
-    """In one step the worker swaps in before it swaps out."""
-    take = SpaceEngine.take_commands
+def m_swaps_out_last(patcher: Patcher) -> None:
+    """In one step blocks are swapped in, before what leaves the same blocks is swapped out."""
+    take_batch = Backing.take_batch
 
-    def reordered(self: FacadeEngine) -> tuple[Command, ...]:
-        commands = take(self)  # type: ignore[arg-type] # of this class
-        return tuple(sorted(commands, key=lambda each: not isinstance(each, SwapIn)))
+    def reordered(self: Backing) -> Batch:
+        batch = take_batch(self)
+        return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
 
-    patcher.setattr(SpaceEngine, "take_commands", reordered)
+    patcher.setattr(Backing, "take_batch", reordered)
 
 
 @facade_mutant("v0", "caching", "IDX-SOUND")

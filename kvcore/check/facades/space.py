@@ -10,6 +10,7 @@ sequence that sees a window reads no more. Source: S003-07 to S003-36. Twin: non
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -174,7 +175,7 @@ class SpaceEngine(FacadeEngine):
         longer = seq.fork(number)
         longer.append_token_id(10 + number)
         who = f"sequence {number}"
-        call = lambda: self.manager.append_slot(longer)  # noqa: E731 # one line is enough
+        call = partial(self.manager.append_slot, longer)
         done, pair = self.try_call(who, call, needed, free)
         if not done:
             return False
@@ -205,7 +206,7 @@ class SpaceEngine(FacadeEngine):
         if self.manager.can_swap_out(group) != (len(distinct) <= free):
             detail = f"can_swap_out of {len(distinct)} blocks, {free} free on the CPU"
             raise InvariantViolation("ADMIT-EXACT", detail)
-        call = lambda: self.manager.swap_out(group)  # noqa: E731 # one line is enough
+        call = partial(self.manager.swap_out, group)
         done, mapping = self.try_call(f"group {at}", call, len(distinct), free)
         if not done:
             return False
@@ -228,7 +229,7 @@ class SpaceEngine(FacadeEngine):
         if self.manager.can_swap_in(group) != can:
             detail = f"can_swap_in of {len(distinct)} blocks and {len(seqs)} sequences, {free} free"
             raise InvariantViolation("ADMIT-EXACT", detail)
-        call = lambda: self.manager.swap_in(group)  # noqa: E731 # one line is enough
+        call = partial(self.manager.swap_in, group)
         done, mapping = self.try_call(f"group {at}", call, len(distinct), free)
         if not done:
             return False
