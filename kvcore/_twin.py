@@ -7,7 +7,7 @@ Rules: nothing is decided here. Where the extension is missing, asking for it sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcore.backend import Backend
 from kvcore.config import Config
@@ -22,6 +22,9 @@ except ImportError:
 else:
     _missing = False
 
+if TYPE_CHECKING:
+    Blocks: TypeAlias = _rust.Tiers
+
 
 def available() -> bool:
     """Whether the compiled twin is installed."""
@@ -34,7 +37,7 @@ def make_backend(config: Config) -> Backend:
     return _rust.Manager(config)
 
 
-def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Any:
+def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     """The blocks of `kvcore/legacy/backing.py` over the twin. Raises BackendMissing,
     InvalidConfig.
     """

@@ -2,8 +2,10 @@
 """The blocks behind a facade: the transitions of `kvcore.tiers`, over either backend.
 
 Rules: methods are those transitions without the state, which is held here; a facade asks nothing
-else of the core. They raise typed errors and leave all as it was; a refusal is a value. `state`
-gives the same value from both backends, for tests and for `check` (`backing_check.py`).
+else of the core. They raise typed errors and leave all as it was; a refusal is a value. Over the
+twin a Python call around a transition takes as long as the transition: what is called for each
+token asks `blocks` itself, with all arguments. `state` gives the same value from both backends, for
+tests and for `check` (`backing_check.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ BackendName = Literal["python", "rust"]
 
 
 class Backing:
-    """Blocks of one or two tiers and an open batch, changed by each call."""
+    """Blocks of one or two tiers and an open batch, changed by each call.
 
-    __slots__ = ("_blocks", "_eviction", "_first_block")
+    blocks: the same transitions as the backend has them, of either language.
+    """
+
+    __slots__ = ("_eviction", "_first_block", "blocks")
 
     def __init__(
         self,
@@ -40,36 +45,35 @@ class Backing:
     ) -> None:
         """Raises InvalidConfig, BackendMissing."""
         options: Any = {"null_block": null_block, "eviction": eviction, "order": order}
-        self._blocks = _make(backend, (num_blocks, num_host_blocks), options)
+        self.blocks: _twin.Blocks = _make(backend, (num_blocks, num_host_blocks), options)
         self._first_block = int(null_block)
         self._eviction = eviction
 
     def take(self, count: int, tier: Tier = "device") -> tuple[int, ...] | Refused:
         """Give so many free blocks one owner each; refused as a whole. Raises InvalidCount."""
-        taken: tuple[int, ...] | Refused = self._blocks.take(count, tier)
-        return taken
+        return self.blocks.take(count, tier)
 
     def touch(self, blocks: Sequence[int], tier: Tier = "device") -> None:
         """Add an owner to each block that has one, or has a key.
 
         Raises UnknownBlock, UnusedBlock.
         """
-        self._blocks.touch(blocks, tier)
+        self.blocks.touch(blocks, tier)
 
     def release(self, blocks: Sequence[int], tier: Tier = "device") -> None:
         """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree."""
-        self._blocks.release(blocks, tier)
+        self.blocks.release(blocks, tier)
 
     def publish(self, block: int, key: bytes, tier: Tier = "device") -> None:
         """Make a block with an owner findable.
 
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
-        self._blocks.publish(block, key, tier)
+        self.blocks.publish(block, key, tier)
 
     def unpublish(self, block: int, tier: Tier = "device") -> None:
         """Forget a block's key, if it has one. Raises UnknownBlock."""
-        self._blocks.unpublish(block, tier)
+        self.blocks.unpublish(block, tier)
 
     def rank(
         self,
@@ -82,68 +86,68 @@ class Backing:
 
         Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
         """
-        self._blocks.rank(blocks, time, length, tier)
+        self.blocks.rank(blocks, time, length, tier)
 
     def clear_index(self, tier: Tier = "device") -> None:
         """Forget every key."""
-        self._blocks.clear_index(tier)
+        self.blocks.clear_index(tier)
 
     def copy(self, block: int) -> int | Refused:
         """Copy a device block for one of its owners, which moves to the copy that is returned.
 
         Raises UnknownBlock, NoOwner.
         """
-        fresh: int | Refused = self._blocks.copy(block)
-        return fresh
+        return self.blocks.copy(block)
 
     def copy_out(self, block: int, host_block: int) -> None:
         """Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner."""
-        self._blocks.copy_out(block, host_block)
+        self.blocks.copy_out(block, host_block)
 
     def copy_in(self, host_block: int, block: int) -> None:
         """Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner."""
-        self._blocks.copy_in(host_block, block)
+        self.blocks.copy_in(host_block, block)
 
     def lookup(self, key: bytes, tier: Tier = "device") -> int | None:
         """The block that answers for a key. Raises InvalidKey."""
-        found: int | None = self._blocks.lookup(key, tier)
-        return found
+        return self.blocks.lookup(key, tier)
 
     def num_free(self, tier: Tier = "device") -> int:
         """Blocks in the free queue."""
-        count: int = self._blocks.num_free(tier)
-        return count
+        return self.blocks.num_free(tier)
 
     def ref_count(self, block: int, tier: Tier = "device") -> int:
         """Owners of a block. Raises UnknownBlock."""
-        count: int = self._blocks.ref_count(block, tier)
-        return count
+        return self.blocks.ref_count(block, tier)
 
     def key_of(self, block: int, tier: Tier = "device") -> bytes | None:
         """The key of a block. Raises UnknownBlock."""
-        key: bytes | None = self._blocks.key_of(block, tier)
-        return key
+        return self.blocks.key_of(block, tier)
 
     def free_blocks(self, tier: Tier = "device") -> tuple[int, ...]:
         """The free queue, front first. Cost: O(free blocks)."""
-        blocks: tuple[int, ...] = self._blocks.free_blocks(tier)
-        return blocks
+        return self.blocks.free_blocks(tier)
 
     def is_cached_free(self, block: int, tier: Tier = "device") -> bool:
         """Whether a block has no owner and a key. Raises UnknownBlock."""
-        answer: bool = self._blocks.is_cached_free(block, tier)
-        return answer
+        return self.blocks.is_cached_free(block, tier)
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: the commands since the last one."""
-        batch: Batch = self._blocks.take_batch()
-        return batch
+        return self.blocks.take_batch()
+
+    @property
+    def _blocks(self) -> Any:
+        return self.blocks
+
+    @_blocks.setter
+    def _blocks(self, blocks: Any) -> None:
+        self.blocks = blocks
 
     def state(self) -> Tiers:
         """The value that both backends have. Cost: O(pool) with the twin."""
-        if isinstance(self._blocks, PureBlocks):
-            return self._blocks.state
-        columns = self._blocks.dump()
+        if isinstance(self.blocks, PureBlocks):
+            return self.blocks.state
+        columns = self.blocks.dump()
         return from_columns(*columns, first_block=self._first_block, eviction=self._eviction)
 
     def check(
