@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a facade's call costs beside what it asks of the core.
 
-Run: python -m benches.legacy [--rounds 15] [--backend rust]. A story is played on a facade once to
-note which transitions each of its phases makes; then the story and those transitions alone are
-timed in turn, in CPU time of this thread, and the least of the rounds is kept. Only the ratios mean
-something; `MOST` is what a facade may cost. A phase is some hundred calls, so that the clock does
-not count. Each facade brings its stories: `STORIES` of `benches/legacy_*.py`.
+Run: python -m benches.legacy [--rounds 15] [--backend rust] [--facade v0]. A story is played on a
+facade once to note what each of its phases asks of the core; then the story and what was asked are
+done in turn, in CPU time of this thread, and the least of the rounds is kept. A phase is some
+hundred calls, so that the clock does not count.
+
+Beneath a call are the transitions that it makes, and hashing where the core does it: the ratio is
+the call's time by theirs, and `MOST` is what it may be. What a call reads of the core is told
+beside it and counts as the facade's own, so that asking less makes a facade cheaper. Phases that
+change nothing have no ratio and are listed by themselves. Microseconds are those of one call; only
+within a run do they compare. Each facade brings its stories: `STORIES` of `benches/legacy_*.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +19,19 @@ import argparse
 import gc
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from kvcore import tiers
 from kvcore.legacy.backing import BackendName, Backing
 
 MOST = 3.0
 BACKENDS: tuple[BackendName, ...] = ("rust", "python")
-Work = Callable[..., object]
-Calls = list[tuple[str | Work, tuple[Any, ...]]]
+Work = Callable[[], object]
+Calls = list[tuple[str | Callable[..., object], tuple[Any, ...]]]
 
 
 class Story(Protocol):
@@ -42,18 +49,48 @@ class Story(Protocol):
         ...
 
 
+class Each:
+    """Work that calls something with each row of arguments, and keeps the answers."""
+
+    def __init__(self, call: Callable[..., Any], *columns: Iterable[object]) -> None:
+        self.call = call
+        self.rows = list(zip(*columns, strict=True))
+        self.answers: list[Any] = []
+
+    def __call__(self) -> None:
+        call = self.call
+        self.answers = [call(*row) for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+for_each = Each
+
+
+@dataclass
+class Noted:
+    """What a phase asks of the core, and how many calls of the facade it is."""
+
+    num_calls: int
+    transitions: Calls
+    reads: Calls
+
+
 class Noting:
     """Blocks that note each call that reaches them."""
 
     def __init__(self, blocks: Any) -> None:
         self._blocks = blocks
-        self.calls: Calls = []
+        self.transitions: Calls = []
+        self.reads: Calls = []
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._blocks, name)
+        calls = self.transitions if is_transition(name) else self.reads
 
         def call(*args: Any) -> Any:
-            self.calls.append((name, args))
+            calls.append((name, args))
             return method(*args)
 
         return call
@@ -66,29 +103,53 @@ class Noting:
             return list(answer) if isinstance(answer, Iterator) else answer
 
         def call(*args: Any, **options: Any) -> Any:
-            self.calls.append((partial(read, **options), args))
+            self.transitions.append((partial(read, **options), args))
             return read(*args, **options)
 
         return call
 
+    def hand_out(self, num_calls: int) -> Noted:
+        """What was noted since the last time, which is forgotten."""
+        noted = Noted(num_calls, self.transitions[:], self.reads[:])
+        self.transitions.clear()
+        self.reads.clear()
+        return noted
 
-def note(story: Story) -> dict[str, Calls]:
-    """The transitions of each phase of a story, which is played."""
-    noting = Noting(story.backing._blocks)
-    story.backing._blocks = noting
+
+def is_transition(name: str) -> bool:
+    """Whether a call of this name changes the tiers, by what it answers."""
+    return str(getattr(tiers, name).__annotations__["return"]).startswith("Outcome")
+
+
+def note(story: Story) -> dict[str, Noted]:
+    """What each phase of a story asks of the core; the story is played."""
+    noting = Noting(blocks_of(story.backing))
+    bind(story.backing, noting)
     places = getattr(story, "core_functions", ())
     functions = [getattr(module, name) for module, name in places]
     for (module, name), function in zip(places, functions, strict=True):
         setattr(module, name, noting.wrap(function))
-    found: dict[str, Calls] = {}
+    found: dict[str, Noted] = {}
     for name, work in story.phases():
-        noting.calls = []
+        noting.hand_out(0)
         work()
-        found[name] = noting.calls
-        noting.calls = []
+        found[name] = noting.hand_out(len(work) if isinstance(work, Sized) else 1)
     for (module, name), function in zip(places, functions, strict=True):
         setattr(module, name, function)
     return found
+
+
+def blocks_of(backing: Any) -> Any:
+    """The core's object behind a backing."""
+    return backing.blocks if hasattr(backing, "blocks") else backing._blocks
+
+
+def bind(backing: Any, blocks: Any) -> None:
+    """Put another object in its place."""
+    if hasattr(backing, "bind"):
+        backing.bind(blocks)
+    else:
+        backing._blocks = blocks
 
 
 def time_story(story: Story) -> dict[str, float]:
@@ -96,22 +157,30 @@ def time_story(story: Story) -> dict[str, float]:
     return {name: seconds(work) for name, work in story.phases()}
 
 
-def time_calls(backing: Backing, noted: dict[str, Calls]) -> dict[str, float]:
-    """Seconds of the same transitions on fresh blocks."""
-    found = {}
-    for name, calls in noted.items():
-        bound = [
-            (getattr(backing._blocks, method) if isinstance(method, str) else method, args)
-            for method, args in calls
-        ]
-        found[name] = seconds(partial(call_all, bound))
-    return found
+def time_calls(backing: Backing, noted: dict[str, Noted]) -> dict[str, tuple[float, float]]:
+    """Seconds of the same transitions on fresh blocks, and of the reads behind them.
+
+    The reads of a phase are done when its transitions are, which changes what they answer.
+    """
+    blocks = blocks_of(backing)
+    return {
+        name: (seconds(calls_of(blocks, each.transitions)), seconds(calls_of(blocks, each.reads)))
+        for name, each in noted.items()
+    }
 
 
-def call_all(bound: list[tuple[Work, tuple[Any, ...]]]) -> None:
-    """Make calls, one after the other."""
-    for method, args in bound:
-        method(*args)
+def calls_of(blocks: Any, calls: Calls) -> Work:
+    """Work that makes calls, one after the other."""
+    bound = [
+        (getattr(blocks, method) if isinstance(method, str) else method, args)
+        for method, args in calls
+    ]
+
+    def work() -> None:
+        for method, args in bound:
+            method(*args)
+
+    return work
 
 
 def seconds(work: Work) -> float:
@@ -121,38 +190,51 @@ def seconds(work: Work) -> float:
     return time.thread_time() - start
 
 
-def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: int) -> None:
-    """Print a line for each phase of a story."""
+def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: int) -> list[str]:
+    """Print a line for each phase of a story that changes something; lines for the others."""
     noted = note(make(backend))
     facade = dict.fromkeys(noted, float("inf"))
-    beneath = dict(facade)
+    transitions, reads = dict(facade), dict(facade)
     for _ in range(rounds):
-        for least, times in (
-            (facade, time_story(make(backend))),
-            (beneath, time_calls(make(backend).backing, noted)),
-        ):
-            for name, value in times.items():
-                least[name] = min(least[name], value)
+        for name, value in time_story(make(backend)).items():
+            facade[name] = min(facade[name], value)
+        for name, (changing, reading) in time_calls(make(backend).backing, noted).items():
+            transitions[name] = min(transitions[name], changing)
+            reads[name] = min(reads[name], reading)
+    questions = []
     for name, calls in noted.items():
-        ratio = facade[name] / beneath[name] if calls else float("nan")
-        mark = f"  more than {MOST}" if ratio > MOST else ""  # nothing beneath has no ratio
-        print(
-            f"{make.__name__:24} {backend:7} {name:34} {len(calls):6} transitions"
-            f" {1e6 * facade[name]:9.0f} us {ratio:6.2f} times{mark}"
-        )
+        part = 1e6 / calls.num_calls
+        own, beneath, asked = part * facade[name], part * transitions[name], part * reads[name]
+        num_changes, num_reads = len(calls.transitions), len(calls.reads)
+        head = f"{make.__name__:10} {backend:7} {name:31} {own:8.2f} us"
+        said = f"{num_reads / calls.num_calls:5.1f} reads {asked:6.2f} us"
+        if not num_changes:
+            questions.append(f"{head}  {said}")
+            continue
+        ratio = own / beneath
+        mark = f"  more than {MOST}" if ratio > MOST else ""
+        count = num_changes / calls.num_calls
+        print(f"{head} {ratio:6.2f} times {count:5.1f} transitions {beneath:7.2f} us, {said}{mark}")
+    return questions
 
 
 def main() -> None:
-    """Measure the stories of all facades."""
+    """Measure the stories of all facades, or of those whose files have a name in them."""
     parser = argparse.ArgumentParser(description="What a facade's call costs.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--backend", choices=BACKENDS)
+    parser.add_argument("--facade", default="", help="such as v0, v03, kv_cache")
     options = parser.parse_args()
     gc.disable()
+    questions = []
     for path in sorted(Path(__file__).parent.glob("legacy_*.py")):
+        if options.facade and path.stem != f"legacy_{options.facade}":
+            continue
         for make in importlib.import_module(f"benches.{path.stem}").STORIES:
             for backend in (options.backend,) if options.backend else BACKENDS:
-                measure(make, backend, options.rounds)
+                questions += measure(make, backend, options.rounds)
+    print("\nThat change nothing:")
+    print("\n".join(questions))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benches.legacy import Work
-from benches.legacy_v03 import for_each
+from benches.legacy import Work, for_each
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from kvcore.legacy.kv_cache_manager import KVCacheManager

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benches.legacy import Story, Work
-from benches.legacy_v03 import for_each
+from benches.legacy import Story, Work, for_each
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_manager import BlockSpaceManager
 from kvcore.legacy.prefix_caching_block import PrefixCachingBlockAllocator
@@ -48,7 +47,7 @@ class Naive:
         for name in ("append_slots, a new block", "append_slots, in place"):
             for seq in seqs:
                 seq.append_token_id(1)
-            yield "can_append_slots", for_each(manager.can_append_slots, groups, ahead)
+            yield f"can_{name}", for_each(manager.can_append_slots, groups, ahead)
             yield name, for_each(manager.append_slots, seqs, ahead)
         children = [seq.fork(NUM_GROUPS + seq.seq_id) for seq in seqs]
         yield "fork, 33 blocks", for_each(manager.fork, seqs, children)
@@ -90,20 +89,12 @@ class Blocks:
         allocator, count = self.allocator, 1024
         alone = [None] * count
         tokens = [[number] * SIZE for number in range(count)]
-        made: list[object] = []
-        yield (
-            "allocate_immutable_block, new",
-            lambda: made.extend(map(allocator.allocate_immutable_block, alone, tokens)),
-        )
-        yield (
-            "allocate_immutable_block, a hit",
-            lambda: made.extend(map(allocator.allocate_immutable_block, alone, tokens)),
-        )
-        yield "free", for_each(allocator.free, made)
-        yield (
-            "allocate_mutable_block",
-            lambda: made.extend(map(allocator.allocate_mutable_block, alone)),
-        )
+        new = for_each(allocator.allocate_immutable_block, alone, tokens)
+        yield "allocate_immutable_block, new", new
+        hits = for_each(allocator.allocate_immutable_block, alone, tokens)
+        yield "allocate_immutable_block, a hit", hits
+        yield "free", for_each(allocator.free, new.answers + hits.answers)
+        yield "allocate_mutable_block", for_each(allocator.allocate_mutable_block, alone)
 
 
 STORIES: tuple[Callable[[BackendName], Story], ...] = (Naive, Cached, Blocks)

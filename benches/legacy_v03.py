@@ -6,9 +6,9 @@ Run by benches/legacy.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from benches.legacy import Story, Work
+from benches.legacy import Story, Work, for_each
 from kvcore import _twin
 from kvcore.legacy import early_v1
 from kvcore.legacy.backing import BackendName
@@ -24,17 +24,6 @@ SIZE = 16
 PROMPT = 512
 NUM_GROUPS = 64
 NUM_BLOCKS = 8192
-
-
-def for_each(call: Callable[..., object], *columns: Iterable[object]) -> Work:
-    """Work that calls something with each row of arguments."""
-    rows = list(zip(*columns, strict=True))
-
-    def work() -> None:
-        for row in rows:
-            call(*row)
-
-    return work
 
 
 class Space:
