@@ -30,11 +30,15 @@ from kvcore.values import Outcome, Reason, Refused
 
 __all__ = [
     "BlockPool",
+    "admit",
     "clear_index",
+    "first_stale",
     "lookup",
+    "lookup_prefix",
     "make_pool",
     "pin",
     "publish",
+    "publish_all",
     "rank",
     "release",
     "take",
@@ -56,6 +60,29 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
         reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
         return Outcome(pool, (), Refused(reason, count, pool.num_free))
     return _change(pool, lambda draft: tuple(draft.take(count)))
+
+
+def admit(
+    pool: BlockPool, blocks: Sequence[int], count: int
+) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
+    """Touch blocks and take so many others; refused as a whole; value: those that were taken.
+
+    Raises InvalidCount, UnknownBlock, UnusedBlock.
+    """
+    count, ids = read_count("count", count), read_ints(blocks)
+
+    def change(draft: PoolDraft) -> tuple[int, ...] | Refused:
+        draft.check_pins(ids)
+        touched = set(ids)
+        needed = count + sum(not draft.ref_counts[block] for block in touched)
+        if needed > draft.num_free:
+            never = count + len(touched) > draft.num_usable
+            return Refused(Reason.NEVER if never else Reason.LATER, needed, draft.num_free)
+        for block in ids:
+            draft.touch(block)
+        return tuple(draft.take(count))
+
+    return _change(pool, change)
 
 
 def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
@@ -99,6 +126,35 @@ def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]
         if draft.ref_counts[block] == 0:
             raise UnusedBlock(block=block)
         draft.publish(block, key)
+
+    return _change(pool, change)
+
+
+def publish_all(
+    pool: BlockPool, blocks: Sequence[int], keys: Sequence[bytes]
+) -> Outcome[BlockPool, None]:
+    """Make blocks with owners findable, in order, by a key each; all of them or none.
+
+    Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    ids = read_ints(blocks)
+    if len(keys) != len(ids):
+        expected = f"{len(ids)} of them, one for each block"
+        raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))
+    for key in keys:
+        _check_key(key)
+
+    def change(draft: PoolDraft) -> None:
+        seen: set[int] = set()
+        for block in ids:
+            draft.check_block(block)
+            if draft.keys[block] is not None or block in seen:
+                raise AlreadyPublished(block=block)
+            if draft.ref_counts[block] == 0:
+                raise UnusedBlock(block=block)
+            seen.add(block)
+        for block, key in zip(ids, keys, strict=True):
+            draft.publish(block, key)
 
     return _change(pool, change)
 
@@ -147,6 +203,37 @@ def lookup(pool: BlockPool, key: bytes) -> int | None:
     """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
     _check_key(key)
     return pool.index.firsts.get(key)
+
+
+def lookup_prefix(pool: BlockPool, keys: Sequence[bytes]) -> tuple[int, ...]:
+    """The blocks that answer for keys, up to the first for which none does.
+
+    Does not modify the pool. Raises InvalidKey.
+    """
+    for key in keys:
+        _check_key(key)
+    found: list[int] = []
+    for key in keys:
+        block = pool.index.firsts.get(key)
+        if block is None:
+            break
+        found.append(block)
+    return tuple(found)
+
+
+def first_stale(pool: BlockPool, blocks: Sequence[int], keys: Sequence[bytes]) -> int | None:
+    """The first place whose block does not have the key of that place; None where all have.
+
+    What is no block has no key, nor has a place behind the keys. Does not modify the pool. Raises
+    InvalidKey.
+    """
+    for key in keys:
+        _check_key(key)
+    for place, block in enumerate(read_ints(blocks)):
+        known = isinstance(block, int) and 0 <= block < pool.num_blocks
+        if not known or place >= len(keys) or pool.keys[block] != keys[place]:
+            return place
+    return None
 
 
 def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:

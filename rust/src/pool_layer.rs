@@ -23,6 +23,31 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted
     Ok(ranked::take(pool, count, effects).into_vec())
 }
 
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken. Fails
+/// with UnknownBlock, UnusedBlock.
+pub fn admit(
+    pool: &mut BlockPool,
+    blocks: &[i64],
+    count: u32,
+    effects: &mut Effects,
+) -> Result<Admitted<Vec<BlockId>>, Error> {
+    let known = pool.check_pins(blocks)?;
+    let mut touched = known.clone();
+    touched.sort_unstable();
+    touched.dedup();
+    let num_idle = touched.iter().filter(|&&block| pool.ref_count(block) == 0).count();
+    let needed = u64::from(count) + num_idle as u64;
+    if needed > u64::from(pool.num_free()) {
+        let never = u64::from(count) + touched.len() as u64 > u64::from(pool.num_usable());
+        let reason = if never { Reason::Never } else { Reason::Later };
+        return Ok(Err(Refused::new(reason, needed, pool.num_free())));
+    }
+    for block in known {
+        pool.touch(block, effects);
+    }
+    Ok(Ok(ranked::take(pool, count, effects).into_vec()))
+}
+
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
 pub fn touch(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
     for block in pool.check_pins(blocks)? {
@@ -49,14 +74,28 @@ pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> R
 
 /// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
 pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> {
-    let known = pool.check_block(block)?;
-    if pool.key(known).is_some() {
-        return Err(Error::AlreadyPublished { block });
-    }
-    if pool.ref_count(known) == 0 {
-        return Err(Error::UnusedBlock { block });
-    }
+    let known = check_unkeyed(pool, block)?;
     pool.publish(known, key);
+    Ok(())
+}
+
+/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish_all(pool: &mut BlockPool, blocks: &[i64], keys: &[Key]) -> Result<(), Error> {
+    let mut sorted = blocks.to_vec();
+    sorted.sort_unstable();
+    let distinct = sorted.is_sorted_by(|before, after| before < after);
+    let check = |(place, &block): (usize, &i64)| {
+        let known = check_unkeyed(pool, block)?;
+        if !distinct && blocks[..place].contains(&block) {
+            return Err(Error::AlreadyPublished { block });
+        }
+        Ok(known)
+    };
+    let known: Vec<BlockId> = blocks.iter().enumerate().map(check).collect::<Result<_, _>>()?;
+    for (block, &key) in known.into_iter().zip(keys) {
+        pool.publish(block, key);
+    }
     Ok(())
 }
 
@@ -100,6 +139,23 @@ pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
     pool.index.first(key)
 }
 
+/// The blocks that answer for keys, up to the first for which none does. Does not modify the pool.
+#[must_use]
+pub fn lookup_prefix(pool: &BlockPool, keys: &[Key]) -> Vec<BlockId> {
+    keys.iter().map_while(|key| lookup(pool, key)).collect()
+}
+
+/// The first place whose block does not have the key of that place; None where all have. What is no
+/// block has no key, nor has a place behind the keys. Does not modify the pool.
+#[must_use]
+pub fn first_stale(pool: &BlockPool, blocks: &[i64], keys: &[Key]) -> Option<usize> {
+    let has = |(place, &block): (usize, &i64)| {
+        let known = pool.check_block(block).ok()?;
+        pool.key(known).filter(|&key| keys.get(place) == Some(key))
+    };
+    blocks.iter().enumerate().position(|each| has(each).is_none())
+}
+
 /// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.
 pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
     for block in pool.check_pins(blocks)? {
@@ -114,6 +170,18 @@ pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Res
         ranked::unpin(pool, block, effects);
     }
     Ok(())
+}
+
+/// The block of this number, which has an owner and no key.
+fn check_unkeyed(pool: &BlockPool, block: i64) -> Result<BlockId, Error> {
+    let known = pool.check_block(block)?;
+    if pool.key(known).is_some() {
+        return Err(Error::AlreadyPublished { block });
+    }
+    if pool.ref_count(known) == 0 {
+        return Err(Error::UnusedBlock { block });
+    }
+    Ok(known)
 }
 
 #[cfg(test)]

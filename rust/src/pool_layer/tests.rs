@@ -7,6 +7,7 @@ use crate::commands::Command;
 use crate::config::Eviction;
 
 const KEY: Key = Key([9; 36]);
+const OTHER: Key = Key([8; 36]);
 
 fn queue(pool: &BlockPool) -> Vec<u32> {
     pool.queue.iter().map(|block| block.0).collect()
@@ -64,4 +65,40 @@ fn misuse_changes_nothing() {
     unpin(&mut pool, &[1], &mut effects).unwrap();
     release(&mut pool, &[1], &mut effects).unwrap();
     assert_eq!(queue(&pool), [2, 3, 1]);
+}
+
+#[test]
+fn an_admission_takes_beside_what_it_touches_or_changes_nothing() {
+    let (mut pool, mut effects) = (make_pool(6, true, Eviction::Lru, false), Effects::new(false));
+    take(&mut pool, 3, &mut effects).unwrap();
+    publish_all(&mut pool, &[1, 2], &[KEY, OTHER]).unwrap();
+    release(&mut pool, &[1], &mut effects).unwrap();
+    assert_eq!(queue(&pool), [4, 5, 1]);
+    let later = Refused { reason: Reason::Later, needed: 4, available: 3, pending: 0 };
+    assert_eq!(admit(&mut pool, &[1, 2, 1], 3, &mut effects), Ok(Err(later)), "1 is in the queue");
+    let never = Refused { reason: Reason::Never, needed: 5, ..later };
+    assert_eq!(admit(&mut pool, &[1, 2], 4, &mut effects), Ok(Err(never)));
+    let unused = Error::UnusedBlock { block: 4 };
+    assert_eq!(admit(&mut pool, &[1, 4], 0, &mut effects), Err(unused));
+    assert_eq!((queue(&pool), pool.ref_count(BlockId(2))), (vec![4, 5, 1], 1));
+    assert_eq!(admit(&mut pool, &[1, 2, 1], 1, &mut effects), Ok(Ok(vec![BlockId(4)])));
+    assert_eq!((queue(&pool), pool.ref_count(BlockId(1))), (vec![5], 2));
+}
+
+#[test]
+fn keys_are_published_all_or_none_and_found_up_to_the_first_miss() {
+    let (mut pool, mut effects) = (make_pool(5, true, Eviction::Lru, false), Effects::new(false));
+    take(&mut pool, 3, &mut effects).unwrap();
+    let twice = Error::AlreadyPublished { block: 1 };
+    assert_eq!(publish_all(&mut pool, &[1, 2, 1], &[KEY, OTHER, KEY]), Err(twice));
+    let unused = Error::UnusedBlock { block: 4 };
+    assert_eq!(publish_all(&mut pool, &[2, 4], &[KEY, OTHER]), Err(unused));
+    assert_eq!(lookup_prefix(&pool, &[KEY]), []);
+    publish_all(&mut pool, &[2, 1], &[KEY, OTHER]).unwrap();
+    let third = Key([7; 36]);
+    assert_eq!(lookup_prefix(&pool, &[OTHER, KEY, third, KEY]), [BlockId(1), BlockId(2)]);
+    assert_eq!(first_stale(&pool, &[2, 1], &[KEY, OTHER, third]), None);
+    assert_eq!(first_stale(&pool, &[2, 1, 3], &[KEY, OTHER]), Some(2), "no key is there");
+    assert_eq!(first_stale(&pool, &[2, 0], &[KEY, OTHER]), Some(1), "no block is there");
+    assert_eq!(first_stale(&pool, &[1, 2], &[KEY, OTHER]), Some(0));
 }
