@@ -10,7 +10,7 @@ from kvcore.event_log import Events
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["BlockPool", "FreeQueue", "Manager", "Tiers", "check_world", "hash_blocks", "judge_state", "judge_world", "root_hash"]
+__all__ = ["BlockPool", "FreeQueue", "Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
 
 @final
 class BlockPool:
@@ -329,6 +329,12 @@ class Tiers:
         """
         Empty tiers, which have one policy and one order in which blocks are first taken.
         """
+    def admit(self, blocks: Iterable[int], count: int, tier: str, /) -> tuple[int, ...] | Refused:
+        """
+        Touch blocks and take so many others; refused as a whole.
+
+        Raises InvalidCount, UnknownBlock, UnusedBlock.
+        """
     def clear_index(self, tier: str, /) -> None:
         """
         Forget every key.
@@ -347,9 +353,26 @@ class Tiers:
         """
         Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
         """
+    def copy_pairs(self, blocks: Iterable[int], host_blocks: Iterable[int], to: str, /) -> None:
+        """
+        Copy device blocks to host blocks, or back, pair by pair, all or none.
+
+        Raises WrongArgument, NoHostTier, UnknownBlock, NoOwner.
+        """
     def dump(self, /) -> tuple[tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None], tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None] | None, Batch]:
         """
         The columns of the device's and the host's blocks, and the open batch.
+        """
+    def find_or_take(self, keys: Iterable[bytes | None], lengths: Iterable[int], tier: str, /) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | Refused:
+        """
+        Give the block of each key an owner more, found or new; for None a new one without key.
+
+        Gives the blocks, those of them that are new, those that were found without an owner. Raises
+        InvalidKey, WrongArgument.
+        """
+    def first_stale(self, blocks: Iterable[int], keys: Iterable[bytes], tier: str, /) -> int | None:
+        """
+        The first place whose block does not have the key of that place. Raises InvalidKey.
         """
     def free_blocks(self, tier: str, /) -> tuple[int, ...]:
         """
@@ -367,9 +390,36 @@ class Tiers:
         """
         The block that answers for a key. Raises InvalidKey.
         """
+    def lookup_prefix(self, keys: Iterable[bytes], tier: str, /) -> tuple[int, ...]:
+        """
+        The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
+        """
+    def move_in(self, host_blocks: Iterable[int], /) -> tuple[int, ...] | Refused:
+        """
+        Move one owner of each host block to the device; gives where each is; refused as a whole.
+
+        Raises NoHostTier, UnknownBlock, DoubleFree.
+        """
+    def move_out(self, blocks: Iterable[int], /) -> tuple[int, ...] | Refused:
+        """
+        Move one owner of each device block to the host; gives where each is; refused as a whole.
+
+        Raises NoHostTier, UnknownBlock, DoubleFree.
+        """
     def num_free(self, tier: str, /) -> int:
         """
         Blocks in the free queue.
+        """
+    def own(self, block: int, /) -> int | Refused:
+        """
+        Let one of a device block's owners write; gives where: there, or to a copy of its own.
+
+        Raises UnknownBlock, NoOwner.
+        """
+    def owners_of(self, keys: Iterable[bytes], tier: str, /) -> tuple:
+        """
+        How many own the block that answers for each key; None where none answers. Raises
+        InvalidKey.
         """
     def publish(self, block: int, key: bytes, tier: str, /) -> None:
         """
@@ -377,15 +427,29 @@ class Tiers:
 
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
+    def publish_all(self, blocks: Iterable[int], keys: Iterable[bytes], tier: str, /) -> None:
+        """
+        Make blocks with owners findable, in order, by a key each; all of them or none.
+
+        Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+        """
     def rank(self, blocks: Iterable[int], time: Any, length: Any, tier: str, /) -> None:
         """
         Say when blocks were used, and how many tokens their chain has; None changes nothing.
 
         Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
         """
+    def rank_of(self, block: int, tier: str, /) -> tuple[float, int]:
+        """
+        When a block was last used, and how many tokens its chain has. Raises UnknownBlock.
+        """
     def ref_count(self, block: int, tier: str, /) -> int:
         """
         Owners of a block. Raises UnknownBlock.
+        """
+    def ref_counts(self, blocks: Iterable[int], tier: str, /) -> tuple[int, ...]:
+        """
+        Owners of each block. Raises UnknownBlock.
         """
     def release(self, blocks: Iterable[int], tier: str, /) -> None:
         """
@@ -415,6 +479,13 @@ def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judge
     symmetry: whether requests, blocks and tokens are renamed. judges: the properties that count,
     all unless given. progress: is told states, edges, depth, waiting states, seconds and bytes, now
     and then.
+    """
+
+def hash_block(parent: bytes, tokens: Any, hashing: str = "sha256", /) -> bytes:
+    """
+    The hash of one full block of these tokens, which has no extra keys.
+
+    Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig.
     """
 
 def hash_blocks(request: Request, parent: bytes, block_size: SupportsIndex, /, *, start: SupportsIndex = 0, hashing: str = "sha256") -> list[bytes]:

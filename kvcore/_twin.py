@@ -51,6 +51,16 @@ def make_queue(num_blocks: int) -> Any:
     return _rust.FreeQueue(num_blocks)
 
 
+def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash of one full block, by the twin: `kvcore.hashing.hash_block` with its defaults.
+
+    Raises BackendMissing, InvalidKey, InvalidToken.
+    """
+    if _missing:
+        _check_there()
+    return _rust.hash_block(parent, tokens)
+
+
 def hash_blocks(
     tokens: Sequence[int], parent: bytes, block_size: int, hashing: Hashing
 ) -> list[bytes]:

@@ -18,7 +18,9 @@ from kvcore.block_pool import BlockPool, PoolDraft
 from kvcore.commands import Free
 from kvcore.effects import Effects
 
-NO_RANK = (-1.0, 0)
+NEVER = -1.0
+"""The time of a block of which none was said."""
+NO_RANK = (NEVER, 0)
 """Time and length of a block of which nothing was said: it goes before all that were used."""
 
 
@@ -126,16 +128,20 @@ class RankedDraft(PoolDraft):
         self.queue.remove(block)
         self.queue.prepend(block)
 
+    def note(self, block: int, time: float | None, length: int | None) -> None:
+        """Say when a block was used and how long its chain is; it stays in its place."""
+        old_time, old_length = self.ranks.get(block, NO_RANK)
+        new_time = old_time if time is None else time
+        new_length = old_length if length is None else length
+        if (new_time, new_length) != NO_RANK:
+            self.ranks = self.ranks.set(block, (new_time, new_length))
+        elif block in self.ranks:
+            self.ranks = self.ranks.delete(block)
+
     def rank(self, blocks: Sequence[int], time: float | None, length: int | None) -> None:
         """Say when blocks were used and how long their chain is; cached ones change places."""
         for block in blocks:
-            old_time, old_length = self.ranks.get(block, NO_RANK)
-            new_time = old_time if time is None else time
-            new_length = old_length if length is None else length
-            if (new_time, new_length) != NO_RANK:
-                self.ranks = self.ranks.set(block, (new_time, new_length))
-            elif block in self.ranks:
-                self.ranks = self.ranks.delete(block)
+            self.note(block, time, length)
         distinct = dict.fromkeys(blocks)
         moved = [each for each in distinct if self.keys[each] is not None and each in self.queue]
         for block in moved:

@@ -11,6 +11,7 @@ rust/src/tiers.rs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
@@ -19,7 +20,7 @@ from msgspec.structs import replace as evolve
 from pyrsistent import PVector, pvector
 
 from kvcore import pool_layer
-from kvcore.arguments import read_int
+from kvcore.arguments import read_int, read_ints
 from kvcore.block_pool import BlockPool, PoolDraft, PoolEviction, make_pool
 from kvcore.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, Tier, close
 from kvcore.config import MAX_BLOCKS
@@ -49,6 +50,42 @@ class Tiers(Struct, frozen=True, gc=False):
         if self.host is None:
             raise NoHostTier
         return self.host
+
+    def run(
+        self, tier: Tier, transition: Callable[[BlockPool], Outcome[BlockPool, T]]
+    ) -> Outcome[Tiers, T]:
+        """The tiers after a transition of the pool layer in one of them."""
+        pool = self.pool(tier)
+        try:
+            outcome = transition(pool)
+        except KvcoreError as error:
+            raise _in_tier(error, tier) from None
+        if tier == "device":
+            changed = self if outcome.state is pool else evolve(self, device=outcome.state)
+            return _emit(changed, outcome.commands, outcome.value)
+        changed = self if outcome.state is pool else evolve(self, host=outcome.state)
+        return Outcome(changed, (), outcome.value)
+
+    def known(self, block: Any, tier: Tier) -> int:
+        """The block of this number. Raises UnknownBlock."""
+        number = read_int(block)
+        try:
+            PoolDraft(self.pool(tier), Effects()).check_block(number)
+        except KvcoreError as error:
+            raise _in_tier(error, tier) from None
+        return int(number)
+
+    def held_pair(self, block: Any, host_block: Any) -> tuple[int, int]:
+        """A device block and a host block that both have owners.
+
+        Raises NoHostTier, UnknownBlock, NoOwner.
+        """
+        host = self.pool("host")
+        on_device = _held(PoolDraft(self.device, Effects()), block)
+        try:
+            return on_device, _held(PoolDraft(host, Effects()), host_block)
+        except KvcoreError as error:
+            raise _in_tier(error, "host") from None
 
 
 def make_tiers(
@@ -99,17 +136,27 @@ def take(
     tiers: Tiers, count: int, tier: Tier = "device"
 ) -> Outcome[Tiers, tuple[int, ...] | Refused]:
     """Give so many free blocks one owner each; refused as a whole. Raises InvalidCount."""
-    return _run(tiers, tier, lambda pool: pool_layer.take(pool, count))
+    return tiers.run(tier, lambda pool: pool_layer.take(pool, count))
+
+
+def admit(
+    tiers: Tiers, blocks: Sequence[int], count: int, tier: Tier = "device"
+) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+    """Touch blocks and take so many others; refused as a whole; value: those that were taken.
+
+    Raises InvalidCount, UnknownBlock, UnusedBlock.
+    """
+    return tiers.run(tier, lambda pool: pool_layer.admit(pool, blocks, count))
 
 
 def touch(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> Outcome[Tiers, None]:
     """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
-    return _run(tiers, tier, lambda pool: pool_layer.touch(pool, blocks))
+    return tiers.run(tier, lambda pool: pool_layer.touch(pool, blocks))
 
 
 def release(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> Outcome[Tiers, None]:
     """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree."""
-    return _run(tiers, tier, lambda pool: pool_layer.release(pool, blocks))
+    return tiers.run(tier, lambda pool: pool_layer.release(pool, blocks))
 
 
 def publish(tiers: Tiers, block: int, key: bytes, tier: Tier = "device") -> Outcome[Tiers, None]:
@@ -117,12 +164,22 @@ def publish(tiers: Tiers, block: int, key: bytes, tier: Tier = "device") -> Outc
 
     Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
-    return _run(tiers, tier, lambda pool: pool_layer.publish(pool, block, key))
+    return tiers.run(tier, lambda pool: pool_layer.publish(pool, block, key))
+
+
+def publish_all(
+    tiers: Tiers, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
+) -> Outcome[Tiers, None]:
+    """Make blocks with owners findable, in order, by a key each; all of them or none.
+
+    Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    return tiers.run(tier, lambda pool: pool_layer.publish_all(pool, blocks, keys))
 
 
 def unpublish(tiers: Tiers, block: int, tier: Tier = "device") -> Outcome[Tiers, None]:
     """Forget a block's key, if it has one. Raises UnknownBlock."""
-    return _run(tiers, tier, lambda pool: pool_layer.unpublish(pool, block))
+    return tiers.run(tier, lambda pool: pool_layer.unpublish(pool, block))
 
 
 def rank(
@@ -136,12 +193,12 @@ def rank(
 
     Raises WrongArgument, UnknownBlock, and InvalidConfig unless the tiers are ranked.
     """
-    return _run(tiers, tier, lambda pool: pool_layer.rank(pool, blocks, time, length))
+    return tiers.run(tier, lambda pool: pool_layer.rank(pool, blocks, time, length))
 
 
 def clear_index(tiers: Tiers, tier: Tier = "device") -> Outcome[Tiers, None]:
     """Forget every key."""
-    return _run(tiers, tier, pool_layer.clear_index)
+    return tiers.run(tier, pool_layer.clear_index)
 
 
 def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
@@ -160,12 +217,25 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     return _emit(evolve(tiers, device=draft.freeze()), effects.commands, fresh)
 
 
+def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
+    """Let one of a device block's owners write; value: where: there if it is the only one and
+    nobody can find the block, else to a copy, to which it moves.
+
+    Raises UnknownBlock, NoOwner.
+    """
+    pool = tiers.device
+    held = _held(PoolDraft(pool, Effects()), block)
+    if pool.ref_counts[held] == 1 and pool.keys[held] is None:
+        return Outcome(tiers, (), held)
+    return copy(tiers, held)
+
+
 def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
     """Copy a device block to a host block; both have owners, and keep them.
 
     Raises NoHostTier, UnknownBlock, NoOwner.
     """
-    source, target = _held_pair(tiers, block, host_block)
+    source, target = tiers.held_pair(block, host_block)
     return _emit(tiers, [SwapOut(source, target)], None)
 
 
@@ -174,13 +244,49 @@ def copy_in(tiers: Tiers, host_block: int, block: int) -> Outcome[Tiers, None]:
 
     Raises NoHostTier, UnknownBlock, NoOwner.
     """
-    target, source = _held_pair(tiers, block, host_block)
+    target, source = tiers.held_pair(block, host_block)
     return _emit(tiers, [SwapIn(source, target)], None)
+
+
+def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+    """Move one owner of each device block to the host; refused as a whole.
+
+    A block that is named again moves once, with an owner more. Value: where each owner is now.
+    Raises NoHostTier, UnknownBlock, DoubleFree.
+    """
+    return _move(tiers, blocks, "device", "host")
+
+
+def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+    """Move one owner of each host block to the device, likewise.
+
+    Raises NoHostTier, UnknownBlock, DoubleFree.
+    """
+    return _move(tiers, host_blocks, "host", "device")
 
 
 def lookup(tiers: Tiers, key: bytes, tier: Tier = "device") -> int | None:
     """The block that answers for a key. Does not modify the tiers. Raises InvalidKey."""
     return pool_layer.lookup(tiers.pool(tier), key)
+
+
+def lookup_prefix(tiers: Tiers, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int, ...]:
+    """The blocks that answer for keys, up to the first for which none does.
+
+    Does not modify the tiers. Raises InvalidKey.
+    """
+    return pool_layer.lookup_prefix(tiers.pool(tier), keys)
+
+
+def first_stale(
+    tiers: Tiers, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
+) -> int | None:
+    """The first place whose block does not have the key of that place; None where all have.
+
+    What is no block has no key, nor has a place behind the keys. Does not modify the tiers. Raises
+    InvalidKey.
+    """
+    return pool_layer.first_stale(tiers.pool(tier), blocks, keys)
 
 
 def num_free(tiers: Tiers, tier: Tier = "device") -> int:
@@ -190,12 +296,12 @@ def num_free(tiers: Tiers, tier: Tier = "device") -> int:
 
 def ref_count(tiers: Tiers, block: int, tier: Tier = "device") -> int:
     """Owners of a block. Does not modify the tiers. Raises UnknownBlock."""
-    return tiers.pool(tier).ref_counts[_known(tiers, block, tier)]
+    return tiers.pool(tier).ref_counts[tiers.known(block, tier)]
 
 
 def key_of(tiers: Tiers, block: int, tier: Tier = "device") -> bytes | None:
     """The key of a block. Does not modify the tiers. Raises UnknownBlock."""
-    return tiers.pool(tier).keys[_known(tiers, block, tier)]
+    return tiers.pool(tier).keys[tiers.known(block, tier)]
 
 
 def free_blocks(tiers: Tiers, tier: Tier = "device") -> tuple[int, ...]:
@@ -205,7 +311,7 @@ def free_blocks(tiers: Tiers, tier: Tier = "device") -> tuple[int, ...]:
 
 def is_cached_free(tiers: Tiers, block: int, tier: Tier = "device") -> bool:
     """Whether a block has no owner and a key. Does not modify the tiers. Raises UnknownBlock."""
-    pool, known = tiers.pool(tier), _known(tiers, block, tier)
+    pool, known = tiers.pool(tier), tiers.known(block, tier)
     return pool.ref_counts[known] == 0 and pool.keys[known] is not None
 
 
@@ -215,19 +321,25 @@ def take_batch(tiers: Tiers) -> Outcome[Tiers, Batch]:
     return Outcome(evolve(tiers, number=tiers.number + 1, commands=pvector()), (), taken)
 
 
-def _run(
-    tiers: Tiers, tier: Tier, transition: Callable[[BlockPool], Outcome[BlockPool, T]]
-) -> Outcome[Tiers, T]:
-    pool = tiers.pool(tier)
-    try:
-        outcome = transition(pool)
-    except KvcoreError as error:
-        raise _in_tier(error, tier) from None
-    if tier == "device":
-        changed = tiers if outcome.state is pool else evolve(tiers, device=outcome.state)
-        return _emit(changed, outcome.commands, outcome.value)
-    changed = tiers if outcome.state is pool else evolve(tiers, host=outcome.state)
-    return Outcome(changed, (), outcome.value)
+def _move(
+    tiers: Tiers, blocks: Sequence[int], source: Tier, target: Tier
+) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+    """Let owners leave the blocks of one tier for new ones of the other, which are copies."""
+    ids = read_ints(blocks)
+    left = release(tiers, ids, source)
+    times = Counter(ids)
+    taken = take(tiers, len(times), target)
+    if isinstance(taken.value, Refused):
+        return Outcome(tiers, (), taken.value)
+    moved = dict(zip(times, taken.value, strict=True))
+    more = [moved[block] for block, count in times.items() for _ in range(1, count)]
+    arrived = touch(taken.state, more, target)
+    copied = SwapOut if source == "device" else SwapIn
+    copies = [copied(*pair) for pair in moved.items()]
+    on_device, on_host = (left, arrived) if source == "device" else (arrived, left)
+    changed = evolve(tiers, device=on_device.state.device, host=on_host.state.host)
+    commands = (*taken.commands, *copies, *left.commands)
+    return _emit(changed, commands, tuple(map(moved.__getitem__, ids)))
 
 
 def _emit(tiers: Tiers, commands: Sequence[Command], value: T) -> Outcome[Tiers, T]:
@@ -243,31 +355,12 @@ def _in_tier(error: KvcoreError, tier: Tier) -> KvcoreError:
     return type(error)(**error.fields, tier=tier)
 
 
-def _known(tiers: Tiers, block: Any, tier: Tier) -> int:
-    number = read_int(block)
-    try:
-        PoolDraft(tiers.pool(tier), Effects()).check_block(number)
-    except KvcoreError as error:
-        raise _in_tier(error, tier) from None
-    return int(number)
-
-
 def _held(draft: PoolDraft, block: Any) -> int:
     number = read_int(block)
     draft.check_block(number)
     if draft.ref_counts[number] == 0:
         raise NoOwner(block=number)
     return int(number)
-
-
-def _held_pair(tiers: Tiers, block: Any, host_block: Any) -> tuple[int, int]:
-    """A device block and a host block that both have owners."""
-    host = tiers.pool("host")
-    on_device = _held(PoolDraft(tiers.device, Effects()), block)
-    try:
-        return on_device, _held(PoolDraft(host, Effects()), host_block)
-    except KvcoreError as error:
-        raise _in_tier(error, "host") from None
 
 
 def _read_size(name: str, value: Any, least: int) -> int:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore import _twin, tiers
+from kvcore import _twin, contents, tiers
 from kvcore.block_pool import PoolEviction
 from kvcore.commands import Batch, Tier
+from kvcore.contents import Placed
 from kvcore.errors import BackendMissing
 from kvcore.legacy.backing_check import check_tiers
 from kvcore.legacy.backing_state import from_columns
@@ -53,6 +54,15 @@ class Backing:
         """Give so many free blocks one owner each; refused as a whole. Raises InvalidCount."""
         return self.blocks.take(count, tier)
 
+    def admit(
+        self, blocks: Sequence[int], count: int, tier: Tier = "device"
+    ) -> tuple[int, ...] | Refused:
+        """Touch blocks and take so many others; refused as a whole.
+
+        Raises InvalidCount, UnknownBlock, UnusedBlock.
+        """
+        return self.blocks.admit(blocks, count, tier)
+
     def touch(self, blocks: Sequence[int], tier: Tier = "device") -> None:
         """Add an owner to each block that has one, or has a key.
 
@@ -70,6 +80,15 @@ class Backing:
         Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
         """
         self.blocks.publish(block, key, tier)
+
+    def publish_all(
+        self, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
+    ) -> None:
+        """Make blocks with owners findable, in order, by a key each; all of them or none.
+
+        Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+        """
+        self.blocks.publish_all(blocks, keys, tier)
 
     def unpublish(self, block: int, tier: Tier = "device") -> None:
         """Forget a block's key, if it has one. Raises UnknownBlock."""
@@ -99,6 +118,13 @@ class Backing:
         """
         return self.blocks.copy(block)
 
+    def own(self, block: int) -> int | Refused:
+        """Let one of a device block's owners write; gives where: there, or to a copy of its own.
+
+        Raises UnknownBlock, NoOwner.
+        """
+        return self.blocks.own(block)
+
     def copy_out(self, block: int, host_block: int) -> None:
         """Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner."""
         self.blocks.copy_out(block, host_block)
@@ -107,9 +133,68 @@ class Backing:
         """Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner."""
         self.blocks.copy_in(host_block, block)
 
+    def move_out(self, blocks: Sequence[int]) -> tuple[int, ...] | Refused:
+        """Move one owner of each device block to the host; gives where each is; refused as a whole.
+
+        Raises NoHostTier, UnknownBlock, DoubleFree.
+        """
+        return self.blocks.move_out(blocks)
+
+    def move_in(self, host_blocks: Sequence[int]) -> tuple[int, ...] | Refused:
+        """Move one owner of each host block to the device; gives where each is; refused as a whole.
+
+        Raises NoHostTier, UnknownBlock, DoubleFree.
+        """
+        return self.blocks.move_in(host_blocks)
+
     def lookup(self, key: bytes, tier: Tier = "device") -> int | None:
         """The block that answers for a key. Raises InvalidKey."""
         return self.blocks.lookup(key, tier)
+
+    def lookup_prefix(self, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int, ...]:
+        """The blocks that answer for keys, up to the first without one. Raises InvalidKey."""
+        return self.blocks.lookup_prefix(keys, tier)
+
+    def first_stale(
+        self, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
+    ) -> int | None:
+        """The first place whose block does not have the key of that place; None where all have.
+
+        What is no block has no key, nor has a place behind the keys. Raises InvalidKey.
+        """
+        return self.blocks.first_stale(blocks, keys, tier)
+
+    def find_or_take(
+        self, keys: Sequence[bytes | None], lengths: Sequence[int], tier: Tier = "device"
+    ) -> Placed | Refused:
+        """Give the block of each key an owner more, found or new; for None a new one without key.
+
+        Gives the blocks, those of them that are new, those that were found without an owner. Raises
+        InvalidKey, WrongArgument.
+        """
+        return self.blocks.find_or_take(keys, lengths, tier)
+
+    def copy_pairs(self, blocks: Sequence[int], host_blocks: Sequence[int], to: Tier) -> None:
+        """Copy device blocks to host blocks, or back, pair by pair, all or none.
+
+        Raises WrongArgument, NoHostTier, UnknownBlock, NoOwner.
+        """
+        self.blocks.copy_pairs(blocks, host_blocks, to)
+
+    def owners_of(self, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int | None, ...]:
+        """How many own the block that answers for each key; None where none answers.
+
+        Raises InvalidKey.
+        """
+        return self.blocks.owners_of(keys, tier)
+
+    def ref_counts(self, blocks: Sequence[int], tier: Tier = "device") -> tuple[int, ...]:
+        """Owners of each block. Raises UnknownBlock."""
+        return self.blocks.ref_counts(blocks, tier)
+
+    def rank_of(self, block: int, tier: Tier = "device") -> tuple[float, int]:
+        """When a block was last used, and how many tokens its chain has. Raises UnknownBlock."""
+        return self.blocks.rank_of(block, tier)
 
     def num_free(self, tier: Tier = "device") -> int:
         """Blocks in the free queue."""
@@ -135,14 +220,6 @@ class Backing:
         """Close and number the open batch: the commands since the last one."""
         return self.blocks.take_batch()
 
-    @property
-    def _blocks(self) -> Any:
-        return self.blocks
-
-    @_blocks.setter
-    def _blocks(self, blocks: Any) -> None:
-        self.blocks = blocks
-
     def state(self) -> Tiers:
         """The value that both backends have. Cost: O(pool) with the twin."""
         if isinstance(self.blocks, PureBlocks):
@@ -161,7 +238,9 @@ class Backing:
 
 
 class PureBlocks:
-    """The functions of `kvcore.tiers` over one value; the twin's `Tiers` has the same methods."""
+    """The functions of `kvcore.tiers` and `kvcore.contents` over one value; the twin's `Tiers` has
+    the same methods.
+    """
 
     __slots__ = ("state",)
 
@@ -170,7 +249,7 @@ class PureBlocks:
 
     def __getattr__(self, name: str) -> Any:
         """A transition or a question as a method."""
-        function = getattr(tiers, name)
+        function = getattr(tiers, name, None) or getattr(contents, name)
 
         def call(*args: Any) -> Any:
             answer = function(self.state, *args)

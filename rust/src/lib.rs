@@ -18,6 +18,7 @@ pub mod cancel;
 pub mod check;
 pub mod commands;
 pub mod config;
+pub mod contents;
 pub mod decode;
 mod decode_batch;
 mod decode_request;

@@ -24,8 +24,10 @@ pub struct Rank {
     pub length: u32,
 }
 
+/// The time of a block of which none was said.
+pub const NEVER: f64 = -1.0;
 /// The rank of a block of which nothing was said: it goes before all that were used.
-pub const NO_RANK: Rank = Rank { time: -1.0, length: 0 };
+pub const NO_RANK: Rank = Rank { time: NEVER, length: 0 };
 
 /// What a ranked pool knows of its blocks.
 #[derive(Debug, Clone, PartialEq)]
@@ -170,14 +172,17 @@ fn move_to_front(pool: &mut BlockPool, block: BlockId) {
     pool.queue.prepend(block);
 }
 
+/// Say when a block was used and how long its chain is; it stays in its place.
+pub fn note(pool: &mut BlockPool, block: BlockId, time: Option<f64>, length: Option<u32>) {
+    let Some(ranks) = &mut pool.ranks else { return };
+    let old = ranks.of_blocks[block.index()];
+    let (time, length) = (time.unwrap_or(old.time), length.unwrap_or(old.length));
+    ranks.of_blocks[block.index()] = Rank { time, length };
+}
+
 /// Say when blocks were used and how long their chain is; cached ones change places.
 pub fn rank(pool: &mut BlockPool, blocks: &[BlockId], time: Option<f64>, length: Option<u32>) {
-    let Some(ranks) = &mut pool.ranks else { return };
-    for block in blocks {
-        let old = ranks.of_blocks[block.index()];
-        let (time, length) = (time.unwrap_or(old.time), length.unwrap_or(old.length));
-        ranks.of_blocks[block.index()] = Rank { time, length };
-    }
+    blocks.iter().for_each(|&block| note(pool, block, time, length));
     insert_ranked(pool, blocks);
 }
 

@@ -10,7 +10,11 @@
 
 use std::fmt;
 
-use crate::block_pool::BlockPool;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use rustc_hash::FxBuildHasher;
+
+use crate::block_pool::{BlockPool, count_blocks};
 use crate::commands::{Batch, Command, Tier, close};
 use crate::effects::Effects;
 use crate::errors::Error;
@@ -27,7 +31,7 @@ pub struct Tiers {
     device: BlockPool,
     host: Option<BlockPool>,
     number: u64,
-    effects: Effects,
+    pub(crate) effects: Effects,
     host_effects: Effects,
 }
 
@@ -73,7 +77,7 @@ impl Tiers {
     }
 
     /// Run a transition of the pool layer in one tier.
-    fn run<T>(
+    pub(crate) fn run<T>(
         &mut self,
         tier: Tier,
         transition: impl FnOnce(&mut BlockPool, &mut Effects) -> Result<T, Error>,
@@ -102,7 +106,11 @@ impl Tiers {
     }
 
     /// A device block and a host block that both have owners.
-    fn held_pair(&self, block: i64, host_block: i64) -> Result<(BlockId, BlockId), Misuse> {
+    pub(crate) fn held_pair(
+        &self,
+        block: i64,
+        host_block: i64,
+    ) -> Result<(BlockId, BlockId), Misuse> {
         self.pool(Tier::Host)?;
         Ok((self.held(block, Tier::Device)?, self.held(host_block, Tier::Host)?))
     }
@@ -142,6 +150,17 @@ pub fn take(tiers: &mut Tiers, count: u32, tier: Tier) -> Result<Admitted<Vec<Bl
     tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
 }
 
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken. Fails
+/// with UnknownBlock, UnusedBlock.
+pub fn admit(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    count: u32,
+    tier: Tier,
+) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    tiers.run(tier, |pool, effects| layer::admit(pool, blocks, count, effects))
+}
+
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
 pub fn touch(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misuse> {
     tiers.run(tier, |pool, effects| layer::touch(pool, blocks, effects))
@@ -155,6 +174,17 @@ pub fn release(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misu
 /// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
 pub fn publish(tiers: &mut Tiers, block: i64, key: Key, tier: Tier) -> Result<(), Misuse> {
     tiers.run(tier, |pool, _| layer::publish(pool, block, key))
+}
+
+/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish_all(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    keys: &[Key],
+    tier: Tier,
+) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, _| layer::publish_all(pool, blocks, keys))
 }
 
 /// Forget a block's key, if it has one. Fails with UnknownBlock.
@@ -197,6 +227,16 @@ pub fn copy(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> 
     Ok(Ok(fresh))
 }
 
+/// Let one of a device block's owners write; value: where: there if it is the only one and nobody
+/// can find the block, else to a copy, to which it moves. Fails with UnknownBlock, NoOwner.
+pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
+    let held = tiers.held(block, Tier::Device)?;
+    if tiers.device.is_writable(held) {
+        return Ok(Ok(held));
+    }
+    copy(tiers, block)
+}
+
 /// Copy a device block to a host block; both have owners, and keep them. Fails with NoHostTier,
 /// UnknownBlock, NoOwner.
 pub fn copy_out(tiers: &mut Tiers, block: i64, host_block: i64) -> Result<(), Misuse> {
@@ -213,9 +253,39 @@ pub fn copy_in(tiers: &mut Tiers, host_block: i64, block: i64) -> Result<(), Mis
     Ok(())
 }
 
+/// Move one owner of each device block to the host; refused as a whole.
+///
+/// A block that is named again moves once, with an owner more. Value: where each owner is now.
+/// Fails with NoHostTier, UnknownBlock, DoubleFree.
+pub fn move_out(tiers: &mut Tiers, blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    move_owners(tiers, blocks, Tier::Device, Tier::Host)
+}
+
+/// Move one owner of each host block to the device, likewise. Fails with NoHostTier, UnknownBlock,
+/// DoubleFree.
+pub fn move_in(tiers: &mut Tiers, host_blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    move_owners(tiers, host_blocks, Tier::Host, Tier::Device)
+}
+
 /// The block that answers for a key. Does not modify the tiers.
 pub fn lookup(tiers: &Tiers, key: &Key, tier: Tier) -> Result<Option<BlockId>, Misuse> {
     Ok(layer::lookup(tiers.pool(tier)?, key))
+}
+
+/// The blocks that answer for keys, up to the first for which none does. Does not modify the tiers.
+pub fn lookup_prefix(tiers: &Tiers, keys: &[Key], tier: Tier) -> Result<Vec<BlockId>, Misuse> {
+    Ok(layer::lookup_prefix(tiers.pool(tier)?, keys))
+}
+
+/// The first place whose block does not have the key of that place; None where all have. What is no
+/// block has no key, nor has a place behind the keys. Does not modify the tiers.
+pub fn first_stale(
+    tiers: &Tiers,
+    blocks: &[i64],
+    keys: &[Key],
+    tier: Tier,
+) -> Result<Option<usize>, Misuse> {
+    Ok(layer::first_stale(tiers.pool(tier)?, blocks, keys))
 }
 
 /// Blocks in the free queue. Does not modify the tiers.
@@ -254,60 +324,56 @@ pub fn take_batch(tiers: &mut Tiers) -> Batch {
     taken
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Eviction;
-
-    const LRU: PoolEviction = PoolEviction::Of(Eviction::Lru);
-    const A: BlockId = BlockId(0);
-    const B: BlockId = BlockId(1);
-
-    fn taken(tiers: &mut Tiers) -> Vec<Command> {
-        take_batch(tiers).commands().unwrap()
+/// Let owners leave the blocks of one tier for new ones of the other, which are copies.
+fn move_owners(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    from: Tier,
+    to: Tier,
+) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    tiers.pool(from)?;
+    let times = count_blocks(blocks);
+    let leaves = |&number: &i64| {
+        let (pool, block) = tiers.known(number, from)?;
+        let (ref_count, asked) = (i64::from(pool.ref_count(block)), times[&number]);
+        if ref_count < asked {
+            let error = Error::DoubleFree { block: number, ref_count, asked };
+            return Err(Misuse { error, tier: from });
+        }
+        Ok(block)
+    };
+    let sources: Vec<BlockId> = blocks.iter().map(leaves).collect::<Result<_, _>>()?;
+    let fresh = match take(tiers, times.len() as u32, to)? {
+        Ok(fresh) => fresh,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let (mut fresh, mut again) = (fresh.into_iter(), Vec::new());
+    let mut moved: HashMap<BlockId, BlockId, _> =
+        HashMap::with_capacity_and_hasher(times.len(), FxBuildHasher);
+    let mut targets = Vec::with_capacity(sources.len());
+    for &source in &sources {
+        targets.push(*match moved.entry(source) {
+            Entry::Occupied(known) => {
+                again.push(i64::from(known.get().0));
+                known.into_mut()
+            }
+            Entry::Vacant(unknown) => {
+                let target = fresh.next().expect("REF: as many were taken as blocks are named");
+                tiers.effects.emit(match to {
+                    Tier::Host => Command::SwapOut { block: source, host_block: target },
+                    Tier::Device => Command::SwapIn { host_block: source, block: target },
+                });
+                unknown.insert(target)
+            }
+        });
     }
-
-    #[test]
-    fn an_owner_moves_to_a_copy_and_the_last_one_frees_the_source() {
-        let mut tiers = make_tiers(2, 0, false, LRU, false);
-        assert_eq!(take(&mut tiers, 1, Tier::Device).unwrap(), Ok(vec![A]));
-        touch(&mut tiers, &[0], Tier::Device).unwrap();
-        assert_eq!(copy(&mut tiers, 0).unwrap(), Ok(B));
-        assert_eq!(copy(&mut tiers, 0).unwrap(), Err(Refused::new(Reason::Later, 1, 0)));
-        release(&mut tiers, &[1], Tier::Device).unwrap();
-        taken(&mut tiers);
-        assert_eq!(copy(&mut tiers, 0).unwrap(), Ok(B));
-        let copies = [
-            Command::Allocate { block: B },
-            Command::CopyOnWrite { source: A, target: B },
-            Command::Free { block: A, cached: false },
-        ];
-        assert_eq!((tiers.number(), taken(&mut tiers)), (1, copies.to_vec()));
-    }
-
-    #[test]
-    fn the_host_tier_is_silent_but_for_copies() {
-        let mut tiers = make_tiers(2, 2, false, LRU, true);
-        assert_eq!(take(&mut tiers, 1, Tier::Host).unwrap(), Ok(vec![B]), "highest first");
-        take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
-        taken(&mut tiers);
-        copy_out(&mut tiers, 1, 1).unwrap();
-        copy_in(&mut tiers, 1, 1).unwrap();
-        release(&mut tiers, &[1], Tier::Host).unwrap();
-        let out = Command::SwapOut { block: B, host_block: B };
-        assert_eq!(taken(&mut tiers), [out, Command::SwapIn { host_block: B, block: B }]);
-    }
-
-    #[test]
-    fn misuse_names_the_host_tier() {
-        let mut tiers = make_tiers(2, 1, false, LRU, false);
-        take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
-        let said = |outcome: Result<(), Misuse>| outcome.unwrap_err().to_string();
-        let twice = said(release(&mut tiers, &[0], Tier::Host));
-        assert_eq!(twice, "host block 0 has 0 owners, asked to release 1");
-        assert_eq!(said(copy_out(&mut tiers, 0, 0)), "host block 0 has no owner");
-        assert_eq!(said(copy_out(&mut tiers, 1, 0)), "block 1 has no owner");
-        let mut one = make_tiers(2, 0, false, LRU, false);
-        assert!(said(copy_in(&mut one, 0, 0)).starts_with("there is no host tier"));
-    }
+    touch(tiers, &again, to)?;
+    tiers.run(from, |pool, effects| {
+        ranked::release(pool, &sources, effects);
+        Ok(())
+    })?;
+    Ok(Ok(targets))
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ KEY, OTHER = b"k" * KEY_SIZE, b"o" * KEY_SIZE
 Row = tuple[KvcoreError, str, tuple[Any, ...]]
 HOST = {"tier": "host"}
 TIER = "'device' or 'host'"
+ONE_EACH = "1 of them, one for each block"
 
 
 def world(backend: Backend) -> Backing:
@@ -50,12 +51,16 @@ def _unknown(block: object) -> list[Row]:
     rows = []
     for name in ("touch", "release"):
         rows += _in_both(UnknownBlock, fields, name, [2, block])
+    rows += _in_both(UnknownBlock, fields, "admit", [2, block], 1)
+    rows += _in_both(UnknownBlock, fields, "publish_all", [2, block], [KEY, KEY])
     rows += _in_both(UnknownBlock, fields, "publish", block, KEY)
     for name in ("unpublish", "ref_count", "key_of", "is_cached_free"):
         rows += _in_both(UnknownBlock, fields, name, block)
     rows.append((UnknownBlock(**fields), "rank", ([2, block], 1.0)))
     rows.append((UnknownBlock(**fields, **HOST), "rank", ([2, block], 1.0, 2, "host")))
-    rows.append((UnknownBlock(**fields), "copy", (block,)))
+    rows += [(UnknownBlock(**fields), name, (block,)) for name in ("copy", "own")]
+    rows.append((UnknownBlock(**fields), "move_out", ([2, block],)))
+    rows.append((UnknownBlock(**fields, **HOST), "move_in", ([2, block],)))
     for name, args in (("copy_out", (block, 2)), ("copy_in", (2, block))):
         rows.append((UnknownBlock(**fields), name, args))
         rows.append((UnknownBlock(**fields, **HOST), name, args[::-1]))
@@ -69,8 +74,14 @@ OWNERS: list[Row] = [
     *_in_both(UnusedBlock, {"block": 3}, "publish", 3, KEY),
     *_in_both(AlreadyPublished, {"block": 0}, "publish", 0, OTHER),
     *_in_both(AlreadyPublished, {"block": 1}, "publish", 1, KEY),
-    (NoOwner(block=1), "copy", (1,)),
-    (NoOwner(block=3), "copy", (3,)),
+    *_in_both(UnusedBlock, {"block": 3}, "admit", [0, 3], 1),
+    *_in_both(UnusedBlock, {"block": 3}, "publish_all", [2, 3], [KEY, OTHER]),
+    *_in_both(AlreadyPublished, {"block": 0}, "publish_all", [2, 0], [KEY, OTHER]),
+    *_in_both(AlreadyPublished, {"block": 2}, "publish_all", [2, 2], [KEY, OTHER]),
+    *((NoOwner(block=block), name, (block,)) for block in (1, 3) for name in ("copy", "own")),
+    (DoubleFree(block=2, ref_count=1, asked=2), "move_out", ([0, 2, 2],)),
+    (DoubleFree(block=1, ref_count=0, asked=1), "move_out", ([1],)),
+    (DoubleFree(block=2, ref_count=1, asked=2, **HOST), "move_in", ([2, 0, 2],)),
     (NoOwner(block=1), "copy_out", (1, 2)),
     (NoOwner(block=3, **HOST), "copy_out", (2, 3)),
     (NoOwner(block=1, **HOST), "copy_in", (1, 2)),
@@ -81,7 +92,17 @@ VALUES: list[Row] = [
     (InvalidCount(name="count", value=-1, least=0), "take", (-1,)),
     (InvalidCount(name="count", value=-1, least=0), "take", (-1, "host")),
     (InvalidCount(name="count", value="'2'", least=0), "take", ("2",)),
+    (InvalidCount(name="count", value=-1, least=0), "admit", ([0], -1)),
+    (InvalidCount(name="count", value="'2'", least=0), "admit", ([0], "2", "host")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish", (2, b"no")),
+    (InvalidKey(size=2, expected=KEY_SIZE), "publish_all", ([2], [b"no"])),
+    (InvalidKey(size=2, expected=KEY_SIZE), "lookup_prefix", ([OTHER, b"no"], "host")),
+    (InvalidKey(size=2, expected=KEY_SIZE), "first_stale", ([0], [b"no"])),
+    *(
+        (WrongArgument(name="keys", expected=ONE_EACH, value=str(len(keys))), "publish_all", args)
+        for keys in ([], [KEY, b"no"])
+        for args in (([2], keys), ([9], keys, "host"))
+    ),
     (InvalidKey(size=0, expected=KEY_SIZE), "lookup", (b"", "host")),
     *(
         (WrongArgument(name="time", expected="a finite number", value=repr(time)), "rank", args)
@@ -105,7 +126,8 @@ VALUES: list[Row] = [
             *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
             *(("unpublish", (0,)), ("rank", ([0], 1.0, 1)), ("clear_index", ()), ("num_free", ())),
             *(("ref_count", (0,)), ("key_of", (0,)), ("free_blocks", ()), ("lookup", (KEY,))),
-            ("is_cached_free", (0,)),
+            *(("is_cached_free", (0,)), ("admit", ([0], 1)), ("publish_all", ([2], [KEY]))),
+            *(("lookup_prefix", ([KEY],)), ("first_stale", ([0], [KEY]))),
         )
     ),
 ]

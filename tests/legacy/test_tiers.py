@@ -135,6 +135,62 @@ def test_a_copy_may_go_to_an_evicted_block(backend: Backend) -> None:
     assert list(backing.take_batch()) == commands
 
 
+@pytest.mark.seed("S003-19", "S003-20", "S003-21")
+def test_a_lone_owner_writes_in_place_and_others_to_a_copy(backend: Backend) -> None:
+    backing = Backing(3, backend=backend)
+    backing.take(1)
+    before = backing.state()
+    assert backing.own(0) == 0
+    assert backing.state() == before
+    backing.touch([0])
+    backing.take_batch()
+    assert backing.own(0) == 1
+    assert list(backing.take_batch()) == [Allocate(1), CopyOnWrite(0, 1)]
+    backing.publish(1, A)
+    assert backing.own(1) == 2, "what can be found is not written"
+    assert backing.lookup(A) == 1
+    backing.touch([0])
+    backing.take(1)
+    before = backing.state()
+    assert backing.own(0) == Refused(Reason.LATER, 1, 0)
+    assert backing.state() == before
+
+
+@pytest.mark.seed("S003-26", "S003-28")
+def test_owners_move_to_one_copy_of_their_block(backend: Backend) -> None:
+    backing = Backing(4, 2, backend=backend)
+    backing.take(3)
+    backing.touch([0, 0])
+    backing.publish(1, A)
+    backing.take_batch()
+    assert backing.move_out([0, 1, 0]) == (0, 1, 0)
+    assert [backing.ref_count(block) for block in (0, 1)] == [1, 0]
+    assert [backing.ref_count(block, "host") for block in (0, 1)] == [2, 1]
+    assert list(backing.take_batch()) == [SwapOut(0, 0), SwapOut(1, 1), Free(1, cached=True)]
+    assert backing.lookup(A) == 1, "it is kept where it was"
+    assert backing.lookup(A, "host") is None
+    before = backing.state()
+    assert backing.move_out([2]) == Refused(Reason.LATER, 1, 0)
+    assert backing.state() == before
+    assert backing.move_in([1, 0]) == (3, 1)
+    assert [backing.ref_count(block, "host") for block in (0, 1)] == [1, 0]
+    assert list(backing.take_batch()) == [
+        *(Allocate(3), Evict(1, A), Allocate(1)),
+        *(SwapIn(1, 3), SwapIn(0, 1)),
+    ]
+    assert backing.move_out([]) == backing.move_in(()) == ()
+    assert not backing.take_batch()
+
+
+@pytest.mark.seed("S003-26", "S003-28")
+def test_a_move_that_can_never_fit_says_so(backend: Backend) -> None:
+    backing = Backing(3, 2, backend=backend)
+    backing.take(3)
+    before = backing.state()
+    assert backing.move_out([2, 0, 1]) == Refused(Reason.NEVER, 3, 2)
+    assert backing.state() == before
+
+
 @pytest.mark.seed("S003-26", "S003-28")
 def test_only_the_copies_of_the_host_tier_are_said(backend: Backend) -> None:
     backing = Backing(2, 2, backend=backend)
@@ -197,3 +253,31 @@ def test_a_null_block_needs_a_block(backend: Backend) -> None:
     with pytest.raises(InvalidConfig, match="from 1 to"):
         Backing(0, null_block=True, backend=backend)
     assert Backing(0, backend=backend).num_free() == 0
+
+
+def test_an_admission_is_refused_as_a_whole(backend: Backend) -> None:
+    backing = Backing(6, null_block=True, backend=backend)
+    backing.take(3)
+    backing.publish_all([1, 2], [A, B])
+    backing.release([1])
+    before = backing.state()
+    assert backing.admit([1, 2, 1], 3) == Refused(Reason.LATER, 4, 3), "block 1 is one of the free"
+    assert backing.admit([1, 2], 4) == Refused(Reason.NEVER, 5, 3)
+    assert backing.state() == before
+    assert backing.admit([1, 2, 1], 2) == (4, 5)
+    assert [backing.ref_count(block) for block in range(1, 6)] == [2, 2, 1, 1, 1]
+    assert backing.admit([], 0) == ()
+    last = [Touch(1), Allocate(4), Allocate(5)]
+    assert list(backing.take_batch())[-3:] == last
+
+
+def test_keys_are_looked_up_to_the_first_miss_and_compared_place_by_place(backend: Backend) -> None:
+    backing = Backing(4, 2, backend=backend)
+    backing.take(3)
+    backing.publish_all((2, 0), (A, B))
+    assert backing.lookup_prefix([B, A, C, A]) == (0, 2)
+    assert backing.lookup_prefix([B], "host") == ()
+    assert backing.first_stale([2, 0], [A, B, C]) is None
+    assert backing.first_stale([2, 0, 1], [A, B]) == 2, "there is no key"
+    assert backing.first_stale([2, 1], [A, B]) == 1, "another key"
+    assert backing.first_stale([7], [A]) == 0, "no block"

@@ -35,6 +35,7 @@ def twin() -> None:
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4)
 keys = st.sampled_from(KEYS)
+many_keys = st.lists(keys, max_size=4)
 tiers = st.sampled_from(["device", "device", "host"])
 times = st.none() | st.sampled_from([-2.0, -1.0, 0.0, -0.0, 1, 2.5, 1e300])
 lengths = st.none() | st.integers(0, 3)
@@ -43,12 +44,16 @@ calls = st.one_of(
     st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1), tiers),
     st.tuples(st.sampled_from(["touch", "release", "release"]), several, tiers),
     st.tuples(st.sampled_from(["touch", "release"]), ids.map(lambda block: [block]), tiers),
+    st.tuples(st.just("admit"), several, st.integers(-1, NUM_BLOCKS), tiers),
     st.tuples(st.just("publish"), ids, keys, tiers),
+    st.tuples(st.sampled_from(["publish_all", "first_stale"]), several, many_keys, tiers),
+    st.tuples(st.just("lookup_prefix"), many_keys, tiers),
     st.tuples(one_of_tier, ids, tiers),
     st.tuples(st.just("rank"), several, times, lengths, tiers),
     st.tuples(st.sampled_from(["clear_index", "num_free", "free_blocks"]), tiers),
     st.tuples(st.just("lookup"), keys, tiers),
-    st.tuples(st.just("copy"), ids),
+    st.tuples(st.sampled_from(["copy", "own"]), ids),
+    st.tuples(st.sampled_from(["move_out", "move_in"]), several),
     st.tuples(st.sampled_from(["copy_out", "copy_in"]), ids, ids),
     st.just(("take_batch",)),
 )
@@ -76,11 +81,17 @@ class Holders:
             self.held[tier].update(value)
         elif name == "touch":
             self.held[tier].update(args[0])
+        elif name == "admit":
+            self.held[tier].update([*args[0], *value])
         elif name == "release":
             self.held[tier].subtract(args[0])
-        elif name == "copy":
+        elif name in ("copy", "own"):
             self.held[tier].update([value])
             self.held[tier].subtract([args[0]])
+        elif name in ("move_out", "move_in"):
+            left, arrived = ("device", "host") if name == "move_out" else ("host", "device")
+            self.held[left].subtract(args[0])
+            self.held[arrived].update(value)
 
 
 @given(
@@ -145,13 +156,15 @@ class Model:
             if old.ref_counts[block] == 0 and new.ref_counts[block] > 0:
                 self.cached.discard(block)
                 self.uncached = [each for each in self.uncached if each != block]
-                if name in ("take", "copy"):
+                if name in ("take", "copy", "own") or (name == "admit" and block not in args[0]):
                     self.ranks.pop(block, None)
         for block in lost:
             if new.ref_counts[block] == 0:
                 self.cached.discard(block)
                 self.uncached.insert(0, block)
-        freed = dict.fromkeys(args[0] if name == "release" else args[:1] if name == "copy" else [])
+        freed = dict.fromkeys(
+            args[0] if name == "release" else args[:1] if name in ("copy", "own") else []
+        )
         order = sorted(freed, key=lambda block: last_at(args[0], block))
         for block in order:
             if old.ref_counts[block] > 0 and new.ref_counts[block] == 0:

@@ -61,6 +61,8 @@ arguments! {
     CountArg: INT;
     /// Block hashes.
     HashesArg: HASHES;
+    /// Keys, and None where there is none.
+    ContentsArg: CONTENTS;
     /// True or False.
     FlagArg: BOOL;
     /// A block id.

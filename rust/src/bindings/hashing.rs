@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.root_hash` and `hash_blocks`: the twin's hashing alone, for tests of it.
+//! `kvcore._rust.root_hash`, `hash_block` and `hash_blocks`: the twin's hashing alone.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -10,7 +10,7 @@ use crate::bindings::extra_keys::Parts;
 use crate::bindings::tokens::read_tokens;
 use crate::errors::{Error, repr};
 use crate::extra_keys::read_extra_keys;
-use crate::hashing::{self, HASH_SIZE, Hashing};
+use crate::hashing::{self, BlockHash, HASH_SIZE, Hashing};
 
 /// The parent of each request's first block.
 #[pyfunction]
@@ -22,6 +22,21 @@ pub(crate) fn root_hash<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let hash = hashing::root_hash(seed, self::hashing(py, hashing)?);
     Ok(PyBytes::new(py, &hash))
+}
+
+/// The hash of one full block of these tokens, which has no extra keys.
+///
+/// Raises InvalidToken, UnsupportedBuffer, InvalidKey, InvalidConfig.
+#[pyfunction]
+#[pyo3(signature = (parent, tokens, hashing = "sha256", /))]
+pub(crate) fn hash_block<'py>(
+    parent: &[u8],
+    tokens: TokensArg<'_, 'py>,
+    hashing: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let py = tokens.0.py();
+    let (parent, hashing) = (read_parent(py, parent)?, self::hashing(py, hashing)?);
+    Ok(PyBytes::new(py, &hashing::hash_block(&parent, &read_tokens(tokens)?, &[], hashing)))
 }
 
 /// The hashes of a request's full blocks from token `start` on, of which `parent` is before.
@@ -41,15 +56,19 @@ pub(crate) fn hash_blocks<'py>(
     let id: String = request.0.getattr("request_id")?.extract()?;
     let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()))?;
     let hashing = self::hashing(py, hashing)?;
-    let (size, expected) = (parent.len() as i64, HASH_SIZE as i64);
-    let wrong_size = |_| raise(py, Error::InvalidKey { size, expected });
-    let parent = parent.try_into().map_err(wrong_size)?;
+    let parent = read_parent(py, parent)?;
     let parts = Parts::read(request)?;
     let keys = read_extra_keys(&id, parts.keys(&mut given), tokens.len() as u32, block_size)
         .map_err(|error| Wrong::from(error).raise(py, &given))?;
     let rest = tokens.get(start as usize..).unwrap_or_default();
     let hashes = hashing::hash_blocks(parent, rest, block_size, start, &keys, hashing);
     Ok(hashes.map(|hash| PyBytes::new(py, &hash)).collect())
+}
+
+/// A hash of the right size. Raises InvalidKey.
+fn read_parent(py: Python<'_>, parent: &[u8]) -> PyResult<BlockHash> {
+    let (size, expected) = (parent.len() as i64, HASH_SIZE as i64);
+    parent.try_into().map_err(|_| raise(py, Error::InvalidKey { size, expected }))
 }
 
 /// A hashing by its name. Raises InvalidConfig.

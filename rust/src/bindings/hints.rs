@@ -42,3 +42,9 @@ const KEYS_OF_GROUP: PyStaticExpr = type_hint_subscript!(TUPLE, BYTES, ELLIPSIS)
 pub(crate) const KEYS: PyStaticExpr = type_hint_subscript!(TUPLE, KEYS_OF_GROUP, ELLIPSIS);
 pub(crate) const HASHES: PyStaticExpr =
     type_hint_subscript!(type_hint_identifier!("collections.abc", "Iterable"), BYTES);
+pub(crate) const CONTENTS: PyStaticExpr = type_hint_subscript!(
+    type_hint_identifier!("collections.abc", "Iterable"),
+    type_hint_union!(BYTES, NONE)
+);
+pub(crate) const PLACED: PyStaticExpr =
+    type_hint_union!(type_hint_subscript!(TUPLE, NUMBERS, NUMBERS, NUMBERS), REFUSED);

@@ -8,6 +8,7 @@ mod arguments;
 mod check;
 mod check_calls;
 mod classes;
+mod contents;
 mod errors;
 mod extra_keys;
 mod hashing;
@@ -22,6 +23,7 @@ mod questions;
 mod queue_layer;
 mod requests;
 mod tiers;
+mod tiers_dump;
 mod tokens;
 mod values;
 
@@ -31,7 +33,7 @@ mod _rust {
     #[pymodule_export]
     use super::check::{check_world, judge_world};
     #[pymodule_export]
-    use super::hashing::{hash_blocks, root_hash};
+    use super::hashing::{hash_block, hash_blocks, root_hash};
     #[pymodule_export]
     use super::judge::judge_state;
     #[pymodule_export]

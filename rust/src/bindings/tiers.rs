@@ -5,24 +5,28 @@
 //! one. The options were checked there.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::bindings::arguments::{
-    BlockArg, BlocksArg, CountArg, Given, NumberArg, TierArg, length, pool_eviction, tier, time,
+    BlockArg, BlocksArg, CountArg, Given, HashesArg, NumberArg, TierArg, items, length,
+    pool_eviction, tier, time,
 };
-use crate::bindings::errors::raise_in;
+use crate::bindings::errors::{raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
+use crate::bindings::tiers_dump::{Dump, dump};
 use crate::bindings::values::{self, PyBatch, PyCopied, PyNumbers, PyTaken};
-use crate::block_pool::BlockPool;
 use crate::commands::Tier;
 use crate::errors::Error;
+use crate::hashing::Key;
 use crate::ids::BlockId;
-use crate::ranked::NO_RANK;
 use crate::tiers::{self, Misuse, make_tiers};
+use crate::values::Admitted;
+
+type Moved<T> = Result<Admitted<T>, Misuse>;
 
 /// The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
 #[pyclass(module = "kvcore._rust")]
-pub(crate) struct Tiers(tiers::Tiers);
+pub(crate) struct Tiers(pub(super) tiers::Tiers);
 
 impl Tiers {
     /// Run a transition of some blocks.
@@ -39,7 +43,7 @@ impl Tiers {
     }
 
     /// Ask a question about one block.
-    fn ask_of<'a, T>(
+    pub(super) fn ask_of<'a, T>(
         &'a self,
         block: BlockArg<'_, '_>,
         tier: TierArg<'_, '_>,
@@ -63,8 +67,33 @@ impl Tiers {
         transition(&mut self.0, first, second).map_err(|misuse| raise_in(py, misuse, &given))
     }
 
+    /// Run a transition that may copy a block.
+    fn copy_for<'py>(
+        &mut self,
+        block: BlockArg<'_, 'py>,
+        transition: fn(&mut tiers::Tiers, i64) -> Moved<BlockId>,
+    ) -> PyResult<PyCopied<'py>> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let id = given.block(block.0)?;
+        let outcome = transition(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::copied(py, outcome)
+    }
+
+    /// Run a transition that takes blocks for others.
+    fn move_owners<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        transition: fn(&mut tiers::Tiers, &[i64]) -> Moved<Vec<BlockId>>,
+    ) -> PyResult<PyTaken<'py>> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let ids = given.blocks(blocks)?;
+        let outcome =
+            transition(&mut self.0, &ids).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::taken(py, outcome.map(numbers))
+    }
+
     /// A tier that is there. Raises WrongArgument, NoHostTier.
-    fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
+    pub(super) fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
         let (tier, py) = (tier(name)?, name.0.py());
         self.0.pool(tier).map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
         Ok(tier)
@@ -99,10 +128,27 @@ impl Tiers {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
         let asked = given.count(count)?;
-        let invalid = || Error::InvalidCount { name: "count", value: asked, least: 0 };
-        let outcome = u32::try_from(asked)
-            .map_err(|_| Misuse { error: invalid(), tier })
+        let outcome = read_number(asked, tier)
             .and_then(|count| tiers::take(&mut self.0, count, tier))
+            .map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::taken(py, outcome.map(numbers))
+    }
+
+    /// Touch blocks and take so many others; refused as a whole.
+    ///
+    /// Raises InvalidCount, UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, count, tier, /))]
+    fn admit<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        count: CountArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<PyTaken<'py>> {
+        let (mut given, py) = (Given::default(), count.0.py());
+        let tier = self.tier(tier)?;
+        let (asked, ids) = (given.count(count)?, given.blocks(blocks)?);
+        let outcome = read_number(asked, tier)
+            .and_then(|count| tiers::admit(&mut self.0, &ids, count, tier))
             .map_err(|misuse| raise_in(py, misuse, &given))?;
         values::taken(py, outcome.map(numbers))
     }
@@ -133,6 +179,29 @@ impl Tiers {
         let tier = self.tier(tier)?;
         let (key, id) = (read_key(py, key)?, given.block(block.0)?);
         tiers::publish(&mut self.0, id, key, tier).map_err(|misuse| raise_in(py, misuse, &given))
+    }
+
+    /// Make blocks with owners findable, in order, by a key each; all of them or none.
+    ///
+    /// Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    #[pyo3(signature = (blocks, keys, tier, /))]
+    fn publish_all<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        keys: HashesArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<()> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let tier = self.tier(tier)?;
+        let (ids, listed) = (given.blocks(blocks)?, items(keys.0)?);
+        if listed.len() != ids.len() {
+            let expected = format!("{} of them, one for each block", ids.len());
+            let count = listed.len().into_pyobject(py)?;
+            return Err(wrong_argument("keys", &expected, count.as_any().as_borrowed()));
+        }
+        let keys = read_keys(&listed)?;
+        tiers::publish_all(&mut self.0, &ids, &keys, tier)
+            .map_err(|misuse| raise_in(py, misuse, &given))
     }
 
     /// Forget a block's key, if it has one. Raises UnknownBlock.
@@ -175,11 +244,15 @@ impl Tiers {
     /// Raises UnknownBlock, NoOwner.
     #[pyo3(signature = (block, /))]
     fn copy<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
-        let (mut given, py) = (Given::default(), block.0.py());
-        let id = given.block(block.0)?;
-        let outcome =
-            tiers::copy(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::copied(py, outcome)
+        self.copy_for(block, tiers::copy)
+    }
+
+    /// Let one of a device block's owners write; gives where: there, or to a copy of its own.
+    ///
+    /// Raises UnknownBlock, NoOwner.
+    #[pyo3(signature = (block, /))]
+    fn own<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
+        self.copy_for(block, tiers::own)
     }
 
     /// Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
@@ -202,6 +275,22 @@ impl Tiers {
         self.change_pair(host_block, block, tiers::copy_in)
     }
 
+    /// Move one owner of each device block to the host; gives where each is; refused as a whole.
+    ///
+    /// Raises NoHostTier, UnknownBlock, DoubleFree.
+    #[pyo3(signature = (blocks, /))]
+    fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+        self.move_owners(blocks, tiers::move_out)
+    }
+
+    /// Move one owner of each host block to the device; gives where each is; refused as a whole.
+    ///
+    /// Raises NoHostTier, UnknownBlock, DoubleFree.
+    #[pyo3(signature = (host_blocks, /))]
+    fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+        self.move_owners(host_blocks, tiers::move_in)
+    }
+
     /// The block that answers for a key. Raises InvalidKey.
     #[pyo3(signature = (key, tier, /))]
     fn lookup(&self, key: &[u8], tier: TierArg<'_, '_>) -> PyResult<Option<u32>> {
@@ -209,6 +298,35 @@ impl Tiers {
         let found = tiers::lookup(&self.0, &read_key(py, key)?, tier);
         let block = found.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
         Ok(block.map(|block| block.0))
+    }
+
+    /// The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
+    #[pyo3(signature = (keys, tier, /))]
+    fn lookup_prefix<'py>(
+        &self,
+        keys: HashesArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<PyNumbers<'py>> {
+        let (py, tier) = (tier.0.py(), self.tier(tier)?);
+        let keys = read_keys(&items(keys.0)?)?;
+        let found = tiers::lookup_prefix(&self.0, &keys, tier)
+            .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+        values::numbers(py, numbers(found))
+    }
+
+    /// The first place whose block does not have the key of that place. Raises InvalidKey.
+    #[pyo3(signature = (blocks, keys, tier, /))]
+    fn first_stale<'py>(
+        &self,
+        blocks: BlocksArg<'_, 'py>,
+        keys: HashesArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<Option<usize>> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let tier = self.tier(tier)?;
+        let (ids, keys) = (given.blocks(blocks)?, read_keys(&items(keys.0)?)?);
+        tiers::first_stale(&self.0, &ids, &keys, tier)
+            .map_err(|misuse| raise_in(py, misuse, &given))
     }
 
     /// Blocks in the free queue.
@@ -261,42 +379,21 @@ impl Tiers {
 
     /// The columns of the device's and the host's blocks, and the open batch.
     fn dump<'py>(&self, py: Python<'py>) -> PyResult<Dump<'py>> {
-        let host = self.0.pool(Tier::Host).ok().map(|pool| columns(py, pool));
-        let device = self.0.pool(Tier::Device).map(|pool| columns(py, pool));
-        let device = device.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
-        Ok((device, host, values::batch(py, &self.0.open_batch())?))
+        dump(py, &self.0)
     }
 }
 
-type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
-
-/// The owners of each block, their keys, the free queue from its front, the place of each among
-/// those of its key, the ranks of those that have one, the block that was ranked into place last.
-type Columns<'py> = (
-    Vec<u32>,
-    Vec<Option<Bound<'py, PyBytes>>>,
-    Vec<u32>,
-    Vec<u32>,
-    Vec<(u32, (f64, u32))>,
-    Option<u32>,
-);
-
-fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
-    let ids = || (0..pool.num_blocks()).map(BlockId);
-    let key = |block| pool.key(block).map(|key| PyBytes::new(py, &key.0));
-    let known = pool.ranks.as_ref();
-    let ranks = (0..).zip(known.iter().flat_map(|ranks| &ranks.of_blocks));
-    let ranks = ranks.filter(|(_, rank)| **rank != NO_RANK);
-    (
-        ids().map(|block| pool.ref_count(block)).collect(),
-        ids().map(key).collect(),
-        numbers(pool.queue.iter().collect()),
-        pool.index.ranks(),
-        ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
-        known.and_then(|ranks| ranks.last_placed).map(|block| block.0),
-    )
+pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
+    blocks.into_iter().map(|block| block.0).collect()
 }
 
-fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
-    blocks.into_iter().map(|block| block.0).collect()
+/// A count that was asked for in a tier.
+fn read_number(asked: i64, tier: Tier) -> Result<u32, Misuse> {
+    let error = Error::InvalidCount { name: "count", value: asked, least: 0 };
+    u32::try_from(asked).map_err(|_| Misuse { error, tier })
+}
+
+/// Keys of the right size. Raises InvalidKey.
+pub(super) fn read_keys(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
+    keys.iter_borrowed().map(|key| read_key(keys.py(), key.extract()?)).collect()
 }

@@ -6,6 +6,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 
 use crate::bindings::classes::Classes;
 use crate::commands::Batch;
+use crate::contents::Placed;
 use crate::events::EventLog;
 use crate::hashing::Key;
 use crate::ids::BlockId;
@@ -57,6 +58,8 @@ results! {
     PyEvents: EVENTS;
     /// A tuple of block ids or operations, or a `Refused`.
     PyTaken: TAKEN;
+    /// A tuple of three tuples of block ids, or a `Refused`.
+    PyPlaced: PLACED;
     /// A block id, or a `Refused`.
     PyCopied: COPIED;
     /// A tuple of numbers, of blocks, operations or batches.
@@ -102,6 +105,16 @@ pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyM
 pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResult<PyTaken<'py>> {
     Ok(PyTaken(match outcome {
         Ok(numbers) => PyTuple::new(py, numbers)?.into_any(),
+        Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// The blocks of contents, those that are new, those that had no owner; or a refusal.
+pub(crate) fn placed<'py>(py: Python<'py>, outcome: Admitted<Placed>) -> PyResult<PyPlaced<'py>> {
+    Ok(PyPlaced(match outcome {
+        Ok(Placed { blocks, taken, revived }) => {
+            (ids(py, &blocks)?, ids(py, &taken)?, ids(py, &revived)?).into_pyobject(py)?.into_any()
+        }
         Err(refusal) => refused(py, &refusal)?,
     }))
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tiers as Python's value: their columns, of which `kvcore/legacy/backing_state.py` makes it.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bindings::arguments::Given;
+use crate::bindings::errors::raise_in;
+use crate::bindings::tiers::numbers;
+use crate::bindings::values::{self, PyBatch};
+use crate::block_pool::BlockPool;
+use crate::commands::Tier;
+use crate::ids::BlockId;
+use crate::ranked::NO_RANK;
+use crate::tiers::Tiers;
+
+/// The columns of the device's and the host's blocks, and the open batch.
+pub(super) type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
+
+/// The owners of each block, their keys, the free queue from its front, the place of each among
+/// those of its key, the ranks of those that have one, the block that was ranked into place last.
+pub(super) type Columns<'py> = (
+    Vec<u32>,
+    Vec<Option<Bound<'py, PyBytes>>>,
+    Vec<u32>,
+    Vec<u32>,
+    Vec<(u32, (f64, u32))>,
+    Option<u32>,
+);
+
+/// The columns of all tiers.
+pub(super) fn dump<'py>(py: Python<'py>, tiers: &Tiers) -> PyResult<Dump<'py>> {
+    let host = tiers.pool(Tier::Host).ok().map(|pool| columns(py, pool));
+    let device = tiers.pool(Tier::Device).map(|pool| columns(py, pool));
+    let device = device.map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
+    Ok((device, host, values::batch(py, &tiers.open_batch())?))
+}
+
+fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
+    let ids = || (0..pool.num_blocks()).map(BlockId);
+    let key = |block| pool.key(block).map(|key| PyBytes::new(py, &key.0));
+    let known = pool.ranks.as_ref();
+    let ranks = (0..).zip(known.iter().flat_map(|ranks| &ranks.of_blocks));
+    let ranks = ranks.filter(|(_, rank)| **rank != NO_RANK);
+    (
+        ids().map(|block| pool.ref_count(block)).collect(),
+        ids().map(key).collect(),
+        numbers(pool.queue.iter().collect()),
+        pool.index.ranks(),
+        ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
+        known.and_then(|ranks| ranks.last_placed).map(|block| block.0),
+    )
+}

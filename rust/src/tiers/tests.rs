@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stories of the tiers: a few blocks each.
+
+use super::*;
+use crate::config::Eviction;
+
+const LRU: PoolEviction = PoolEviction::Of(Eviction::Lru);
+const A: BlockId = BlockId(0);
+const B: BlockId = BlockId(1);
+
+fn taken(tiers: &mut Tiers) -> Vec<Command> {
+    take_batch(tiers).commands().unwrap()
+}
+
+#[test]
+fn an_owner_moves_to_a_copy_and_the_last_one_frees_the_source() {
+    let mut tiers = make_tiers(2, 0, false, LRU, false);
+    assert_eq!(take(&mut tiers, 1, Tier::Device).unwrap(), Ok(vec![A]));
+    touch(&mut tiers, &[0], Tier::Device).unwrap();
+    assert_eq!(copy(&mut tiers, 0).unwrap(), Ok(B));
+    assert_eq!(copy(&mut tiers, 0).unwrap(), Err(Refused::new(Reason::Later, 1, 0)));
+    release(&mut tiers, &[1], Tier::Device).unwrap();
+    taken(&mut tiers);
+    assert_eq!(copy(&mut tiers, 0).unwrap(), Ok(B));
+    let copies = [
+        Command::Allocate { block: B },
+        Command::CopyOnWrite { source: A, target: B },
+        Command::Free { block: A, cached: false },
+    ];
+    assert_eq!((tiers.number(), taken(&mut tiers)), (1, copies.to_vec()));
+}
+
+#[test]
+fn owners_move_to_one_copy_of_their_block_and_leave_it_or_stay() {
+    let mut tiers = make_tiers(3, 2, false, LRU, false);
+    take(&mut tiers, 2, Tier::Device).unwrap().unwrap();
+    touch(&mut tiers, &[0, 0], Tier::Device).unwrap();
+    taken(&mut tiers);
+    assert_eq!(move_out(&mut tiers, &[0, 1, 0]).unwrap(), Ok(vec![A, B, A]));
+    assert_eq!((ref_count(&tiers, 0, Tier::Host), num_free(&tiers, Tier::Device)), (Ok(2), Ok(2)));
+    let swaps = [(A, A), (B, B)].map(|(block, host_block)| Command::SwapOut { block, host_block });
+    let freed = Command::Free { block: B, cached: false };
+    assert_eq!(taken(&mut tiers), [&swaps[..], &[freed]].concat());
+    assert_eq!(move_out(&mut tiers, &[0]).unwrap(), Err(Refused::new(Reason::Later, 1, 0)));
+    assert!(move_in(&mut tiers, &[1, 1]).is_err(), "it has one owner");
+    assert_eq!(move_in(&mut tiers, &[1]).unwrap(), Ok(vec![BlockId(2)]));
+    let back = Command::SwapIn { host_block: B, block: BlockId(2) };
+    assert_eq!(taken(&mut tiers), [Command::Allocate { block: BlockId(2) }, back]);
+}
+
+#[test]
+fn a_lone_owner_writes_in_place_and_others_to_a_copy() {
+    let mut tiers = make_tiers(3, 0, false, LRU, false);
+    take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
+    assert_eq!(own(&mut tiers, 0).unwrap(), Ok(A));
+    touch(&mut tiers, &[0], Tier::Device).unwrap();
+    assert_eq!(own(&mut tiers, 0).unwrap(), Ok(B));
+    publish(&mut tiers, 1, Key([1; crate::hashing::KEY_SIZE]), Tier::Device).unwrap();
+    assert_eq!(own(&mut tiers, 1).unwrap(), Ok(BlockId(2)), "what can be found stays as it is");
+}
+
+#[test]
+fn the_host_tier_is_silent_but_for_copies() {
+    let mut tiers = make_tiers(2, 2, false, LRU, true);
+    assert_eq!(take(&mut tiers, 1, Tier::Host).unwrap(), Ok(vec![B]), "highest first");
+    take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
+    taken(&mut tiers);
+    copy_out(&mut tiers, 1, 1).unwrap();
+    copy_in(&mut tiers, 1, 1).unwrap();
+    release(&mut tiers, &[1], Tier::Host).unwrap();
+    let out = Command::SwapOut { block: B, host_block: B };
+    assert_eq!(taken(&mut tiers), [out, Command::SwapIn { host_block: B, block: B }]);
+}
+
+#[test]
+fn misuse_names_the_host_tier() {
+    let mut tiers = make_tiers(2, 1, false, LRU, false);
+    take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
+    let said = |outcome: Result<(), Misuse>| outcome.unwrap_err().to_string();
+    let twice = said(release(&mut tiers, &[0], Tier::Host));
+    assert_eq!(twice, "host block 0 has 0 owners, asked to release 1");
+    assert_eq!(said(copy_out(&mut tiers, 0, 0)), "host block 0 has no owner");
+    assert_eq!(said(copy_out(&mut tiers, 1, 0)), "block 1 has no owner");
+    let mut one = make_tiers(2, 0, false, LRU, false);
+    assert!(said(copy_in(&mut one, 0, 0)).starts_with("there is no host tier"));
+}
