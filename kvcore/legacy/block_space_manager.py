@@ -27,6 +27,7 @@ from kvcore.legacy.block_allocator import (
     make_backing,
 )
 from kvcore.legacy.interfaces import Device
+from kvcore.legacy.named import NamedEnum
 from kvcore.legacy.space_errors import (
     EmptyTable,
     NoWaitingSequence,
@@ -40,6 +41,8 @@ from kvcore.legacy.space_sequences import (
     Sequence,
     SequenceGroup,
     SequenceStatus,
+    has_status,
+    seqs_of,
 )
 from kvcore.legacy.space_tables import SequenceTables, on_other_device, prefix_numbers
 from kvcore.tiers import Tiers
@@ -61,7 +64,7 @@ __all__ = [
 ]
 
 
-class AllocStatus(enum.Enum):
+class AllocStatus(NamedEnum):
     """What `can_allocate` says of a group."""
 
     OK = enum.auto()
@@ -150,7 +153,7 @@ class BlockSpaceManager:
         self.gpu_allocator.hold(held)
         if len(waiting) < num_owners:
             for each in seq_group.get_seqs():
-                if each.status is not SequenceStatus.WAITING:
+                if not has_status(each, SequenceStatus.WAITING):
                     self._tables.others.setdefault(each.seq_id, []).extend(table.numbers)
         window = self.block_sliding_window
         while window is not None and len(table) < num_logical:
@@ -160,7 +163,7 @@ class BlockSpaceManager:
 
     def can_append_slot(self, seq_group: SequenceGroup) -> bool:
         """Whether each running sequence could have a block; the watermark does not matter."""
-        num_seqs = seq_group.num_seqs(status=SequenceStatus.RUNNING)
+        num_seqs = len(seqs_of(seq_group, SequenceStatus.RUNNING))
         return num_seqs <= self.get_num_free_gpu_blocks()
 
     def append_slot(self, seq: Sequence) -> tuple[int, int] | None:
@@ -200,7 +203,7 @@ class BlockSpaceManager:
     def can_swap_in(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the GPU with one more each, the watermark left free."""
         on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
-        needed = len(on_gpu) + len(on_cpu) + seq_group.num_seqs(status=SequenceStatus.SWAPPED)
+        needed = len(on_gpu) + len(on_cpu) + len(seqs_of(seq_group, SequenceStatus.SWAPPED))
         return self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks
 
     def swap_in(self, seq_group: SequenceGroup) -> dict[int, int]:
@@ -210,7 +213,7 @@ class BlockSpaceManager:
         UnknownPrefix, UnknownSequence, OnOtherDevice, OutOfMemory.
         """
         shared = self._tables.ready_prefix(seq_group)
-        seqs = seq_group.get_seqs(status=SequenceStatus.SWAPPED)
+        seqs = seqs_of(seq_group, SequenceStatus.SWAPPED)
         tables = self._tables.find_all(seqs, Device.CPU)
         used = list(chain.from_iterable(table.distinct() for table in tables))
         uses = Counter(used)
@@ -239,7 +242,7 @@ class BlockSpaceManager:
         OnOtherDevice, OutOfMemory.
         """
         shared = set(prefix_numbers(seq_group.prefix))
-        seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
+        seqs = seqs_of(seq_group, SequenceStatus.RUNNING)
         tables = self._tables.find_all(seqs, Device.GPU)
         released = list(chain.from_iterable(table.distinct() for table in tables))
         used = [number for number in released if number not in shared] if shared else released
@@ -320,7 +323,7 @@ class BlockSpaceManager:
 
 def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
     """A group's waiting sequences. Raises NoWaitingSequence."""
-    waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
+    waiting = seqs_of(seq_group, SequenceStatus.WAITING)
     if not waiting:
         raise NoWaitingSequence(group=repr(seq_group.request_id), num_seqs=seq_group.num_seqs())
     return waiting

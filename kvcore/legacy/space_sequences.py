@@ -3,7 +3,8 @@
 
 Rules: a manager reads the number of a sequence's logical blocks, its id and its status, and never
 changes a status; it writes the block table of a prefix. Whoever has classes with these members may
-use those. Source: S003-06, 07, 13, 30, 36. Twin: none.
+use those: a status of another enumeration counts by its name. Source: S003-06, 07, 13, 30, 36.
+Twin: none.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Any
 
 from kvcore.arguments import read_count
+from kvcore.legacy.named import NamedEnum
 from kvcore.legacy.space_errors import WrongPrefix
 
 if TYPE_CHECKING:
     from kvcore.legacy.block_allocator import PhysicalTokenBlock
 
 
-class SequenceStatus(enum.Enum):
+class SequenceStatus(NamedEnum):
     """Where a sequence is between its arrival and its end."""
 
     WAITING = enum.auto()
@@ -36,6 +38,17 @@ class SequenceStatus(enum.Enum):
     def is_finished(status: SequenceStatus) -> bool:
         """Whether a sequence of this status needs no blocks any more."""
         return status.name.startswith("FINISHED")
+
+
+def has_status(seq: Sequence, status: SequenceStatus) -> bool:
+    """Whether a sequence's status is this one, or of its name in an engine's own enumeration."""
+    given = seq.status
+    return given is status or (type(given) is not type(status) and given.name == status.name)
+
+
+def seqs_of(seq_group: SequenceGroup, status: SequenceStatus) -> list[Sequence]:
+    """A group's sequences of one status; the group is not asked, since it may compare otherwise."""
+    return [seq for seq in seq_group.get_seqs() if has_status(seq, status)]
 
 
 class LogicalTokenBlock:
@@ -223,8 +236,8 @@ class SequenceGroup:
 
     def get_seqs(self, status: SequenceStatus | None = None) -> list[Sequence]:
         """All sequences, or those of one status."""
-        seqs = self.seqs_dict.values()
-        return [seq for seq in seqs if status is None or seq.status is status]
+        seqs = list(self.seqs_dict.values())
+        return seqs if status is None else [seq for seq in seqs if has_status(seq, status)]
 
     def num_seqs(self, status: SequenceStatus | None = None) -> int:
         """How many these are."""
