@@ -300,7 +300,7 @@ class SelfAttnBlockSpaceManager:
                 pair for _, pair in zip(table.blocks, pairs, strict=False) if pair is not STAYS
             )
             mapping += [(place(source, old), place(target, new)) for old, new in moved.items()]
-            table.update(list(table.blocks))
+            table.update(table.blocks)
         return mapping
 
 

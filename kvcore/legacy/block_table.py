@@ -3,14 +3,17 @@
 
 Rules: full blocks are immutable, the last one may be part full, those behind it are empty and there
 for tokens to come. What lies behind a sliding window becomes the null block. A call works out what
-it needs before its first change. Ids that were handed out are a live list. Source: S002-66 to 70.
+it needs before its first change. Lists that were handed out are live until a swap, a `free` or an
+`update` puts others in their place, which leaves them as they were. Source: S002-66 to 70.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
+from kvcore.legacy.content_block import PrefixCachingBlock
 from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.interfaces import Block, BlockId, Device
 from kvcore.legacy.null_block import NullBlock
@@ -79,12 +82,12 @@ class BlockTable:
         self._num_full_slots = num
 
     def update(self, blocks: Sequence[Block]) -> None:
-        """Take these blocks for the table's."""
-        self._blocks[:] = list(blocks)
-        ids = [block.block_id for block in self._blocks]
+        """Take these blocks for the table's, a list itself; ids of before stay what they were."""
+        ids: list[Any] = [block.block_id for block in blocks]
         if None in ids:
-            ids = [_id_of(block) for block in self._blocks]
-        self._block_ids[:] = ids  # type: ignore[assignment] # none of them is None
+            ids = [_id_of(block) for block in blocks]
+        self._blocks = blocks if type(blocks) is list else list(blocks)
+        self._block_ids = ids
 
     def append_token_ids(
         self,
@@ -163,6 +166,10 @@ class BlockTable:
         """A sequence's tokens that are not in the table yet."""
         return sequence_token_ids[self._num_full_slots :]
 
+    def _get_all_token_ids(self) -> list[int]:
+        """The tokens of all blocks, as tests of the original read them."""
+        return [token for block in self._blocks for token in block.token_ids]
+
     def _first_chunk_size(self) -> int:
         """Tokens that fit into the block that the next one goes to."""
         return self._block_size - self._num_full_slots % self._block_size
@@ -181,10 +188,12 @@ class BlockTable:
         reason = "a window over {num} blocks needs the number of computed slots"
         require(num_computed_slots is not None, reason, num=len(self._blocks))
         assert num_computed_slots is not None
-        reason = "{computed} slots are computed of {full} that are full"
-        full, computed = self._num_full_slots, num_computed_slots
-        require(0 <= computed <= full, reason, computed=computed, full=full)
         end = num_computed_slots // self._block_size - self._max_block_sliding_window
+        if end > self._num_full_slots // self._block_size:
+            reason = f"{num_computed_slots} computed slots put the window behind the end of a table"
+            raise WrongValue(reason=f"{reason} of {self._num_full_slots} tokens")
+        if end == len(self._blocks) and isinstance(self._blocks[-1], PrefixCachingBlock):
+            require(False, "no block with a content hash can follow {num} that went", num=end)
         ahead = self._blocks[: max(end, 0)]
         return [at for at, block in enumerate(ahead) if not isinstance(block, NullBlock)]
 

@@ -83,7 +83,8 @@ def test_a_table_fills_blocks_then_adds_some_and_can_look_ahead(
     assert [block.token_ids for block in made.blocks[3:]] == [[6, 7], [8], []]
     assert made.get_unseen_token_ids(list(range(11))) == [9, 10]
     made.free()
-    assert (live, made.blocks, tiers.get_num_free_blocks(GPU)) == ([], [], 6)
+    assert (made.physical_block_ids, made.blocks, tiers.get_num_free_blocks(GPU)) == ([], [], 6)
+    assert live == [0, 1, 2, 3, 4, 5]  # what was handed out is the reader's from then on
     # Freed from the first on, so that the last one leaves next; what has content is hit.
     again = [5, 4, 3] if kind == "naive" else [0, 1, 5]
     assert table(tiers, 5).physical_block_ids == again
