@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvcore import tiers
+from kvcore import contents, tiers
 from kvcore.legacy.backing import BackendName, Backing
 
 MOST = 3.0
@@ -118,13 +118,14 @@ class Noting:
 
 def is_transition(name: str) -> bool:
     """Whether a call of this name changes the tiers, by what it answers."""
-    return str(getattr(tiers, name).__annotations__["return"]).startswith("Outcome")
+    function = getattr(tiers, name, None) or getattr(contents, name)
+    return str(function.__annotations__["return"]).startswith("Outcome")
 
 
 def note(story: Story) -> dict[str, Noted]:
     """What each phase of a story asks of the core; the story is played."""
-    noting = Noting(blocks_of(story.backing))
-    bind(story.backing, noting)
+    noting: Any = Noting(story.backing.blocks)
+    story.backing.blocks = noting
     places = getattr(story, "core_functions", ())
     functions = [getattr(module, name) for module, name in places]
     for (module, name), function in zip(places, functions, strict=True):
@@ -139,19 +140,6 @@ def note(story: Story) -> dict[str, Noted]:
     return found
 
 
-def blocks_of(backing: Any) -> Any:
-    """The core's object behind a backing."""
-    return backing.blocks if hasattr(backing, "blocks") else backing._blocks
-
-
-def bind(backing: Any, blocks: Any) -> None:
-    """Put another object in its place."""
-    if hasattr(backing, "bind"):
-        backing.bind(blocks)
-    else:
-        backing._blocks = blocks
-
-
 def time_story(story: Story) -> dict[str, float]:
     """Seconds of each phase of a story."""
     return {name: seconds(work) for name, work in story.phases()}
@@ -162,7 +150,7 @@ def time_calls(backing: Backing, noted: dict[str, Noted]) -> dict[str, tuple[flo
 
     The reads of a phase are done when its transitions are, which changes what they answer.
     """
-    blocks = blocks_of(backing)
+    blocks = backing.blocks
     return {
         name: (seconds(calls_of(blocks, each.transitions)), seconds(calls_of(blocks, each.reads)))
         for name, each in noted.items()

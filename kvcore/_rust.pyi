@@ -416,7 +416,7 @@ class Tiers:
 
         Raises UnknownBlock, NoOwner.
         """
-    def owners_of(self, keys: Iterable[bytes], tier: str, /) -> tuple:
+    def owners_of(self, keys: Iterable[bytes], tier: str, /) -> tuple[int | None, ...]:
         """
         How many own the block that answers for each key; None where none answers. Raises
         InvalidKey.

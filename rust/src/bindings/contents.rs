@@ -12,7 +12,7 @@ use crate::bindings::arguments::{
 use crate::bindings::errors::{raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers::{Tiers, read_keys};
-use crate::bindings::values::{self, PyNumbers, PyPlaced};
+use crate::bindings::values::{self, PyNumbers, PyOwners, PyPlaced};
 use crate::config::NO_LIMIT;
 use crate::contents;
 use crate::hashing::Key;
@@ -67,12 +67,12 @@ impl Tiers {
         &self,
         keys: HashesArg<'_, 'py>,
         tier: TierArg<'_, 'py>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
+    ) -> PyResult<PyOwners<'py>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let keys = read_keys(&items(keys.0)?)?;
         let owners = contents::owners_of(&self.0, &keys, tier)
             .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
-        PyTuple::new(py, owners)
+        Ok(PyOwners(PyTuple::new(py, owners)?.into_any()))
     }
 
     /// Owners of each block. Raises UnknownBlock.

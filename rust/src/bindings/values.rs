@@ -64,6 +64,8 @@ results! {
     PyCopied: COPIED;
     /// A tuple of numbers, of blocks, operations or batches.
     PyNumbers: NUMBERS;
+    /// A tuple of numbers, each of which may be None.
+    PyOwners: OWNERS;
     /// A tuple of keys a group.
     PyKeys: KEYS;
 }
