@@ -102,3 +102,36 @@ class AlreadyAllocated(KvcoreError):
     """A sequence has one block table; another would lose the first one's blocks."""
 
     message = "sequence {sequence} has a table of {num_blocks} blocks: free it first"
+
+
+class StrangeSequence(KvcoreError, KeyError):
+    """A group is asked for a sequence that it has not."""
+
+    message = "sequence {sequence} is none of the {num_seqs} of group {group}"
+
+    def __str__(self) -> str:
+        return ValueError.__str__(self)
+
+
+class KnownSequence(KvcoreError):
+    """A group has one sequence of each number."""
+
+    message = "group {group} has a sequence {sequence}: remove it first"
+
+
+class BlockTooFull(KvcoreError, AssertionError):
+    """More tokens than a logical block has slots."""
+
+    message = "block {block} has {num_slots} empty slots, {given} tokens are appended"
+
+
+class NoLastToken(KvcoreError, AssertionError):
+    """The newest token of a logical block without tokens."""
+
+    message = "block {block} has no tokens"
+
+
+class NoLogprob(KvcoreError, AssertionError):
+    """The log-probabilities of a token's place have that token among them."""
+
+    message = "token {token} of sequence {sequence} is none of the {num_logprobs} logprobs"

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the early block managers are asked about: sequences, groups of them, and shared prefixes.
+"""What the early block managers are asked about: sequences and groups of them.
 
 Rules: a manager reads the number of a sequence's logical blocks, its id and its status, and never
-changes a status; it writes the block table of a prefix. Whoever has classes with these members may
-use those: a status of another enumeration counts by its name. Source: S003-06, 07, 13, 30, 36.
-Twin: none.
+changes a status. Whoever has classes with these members may use those: a status of another
+enumeration counts by its name. Source: S003-06, 07, 30, 36. Twin: none.
 """
 
 from __future__ import annotations
@@ -13,14 +12,27 @@ import copy
 import enum
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcore.arguments import read_count
 from kvcore.legacy.named import NamedEnum
-from kvcore.legacy.space_errors import WrongPrefix
+from kvcore.legacy.space_errors import KnownSequence, NoLogprob, StrangeSequence
+from kvcore.legacy.space_prefixes import Prefix, PrefixPool
+from kvcore.legacy.space_tokens import LogicalTokenBlock, SequenceData
 
-if TYPE_CHECKING:
-    from kvcore.legacy.block_allocator import PhysicalTokenBlock
+__all__ = [
+    "LogicalTokenBlock",
+    "Prefix",
+    "PrefixPool",
+    "Sequence",
+    "SequenceData",
+    "SequenceGroup",
+    "SequenceStatus",
+    "has_status",
+    "seqs_of",
+]
+
+_REASONS = {"STOPPED": "stop", "LENGTH_CAPPED": "length", "ABORTED": "abort", "IGNORED": "length"}
 
 
 class SequenceStatus(NamedEnum):
@@ -39,6 +51,11 @@ class SequenceStatus(NamedEnum):
         """Whether a sequence of this status needs no blocks any more."""
         return status.name.startswith("FINISHED")
 
+    @staticmethod
+    def get_finished_reason(status: SequenceStatus) -> str | None:
+        """Why a sequence of this status has ended, as clients are told; None where it has not."""
+        return _REASONS.get(status.name.removeprefix("FINISHED_"))
+
 
 def has_status(seq: Sequence, status: SequenceStatus) -> bool:
     """Whether a sequence's status is this one, or of its name in an engine's own enumeration."""
@@ -51,38 +68,11 @@ def seqs_of(seq_group: SequenceGroup, status: SequenceStatus) -> list[Sequence]:
     return [seq for seq in seq_group.get_seqs() if has_status(seq, status)]
 
 
-class LogicalTokenBlock:
-    """Some tokens of a sequence that lie in one block."""
-
-    def __init__(self, block_number: int, block_size: int) -> None:
-        self.block_number = block_number
-        self.block_size = block_size
-        self.token_ids: list[int] = []
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens it has."""
-        return len(self.token_ids)
-
-    def is_empty(self) -> bool:
-        """Whether it has no token."""
-        return not self.token_ids
-
-    def is_full(self) -> bool:
-        """Whether it has no slot left."""
-        return len(self.token_ids) == self.block_size
-
-    def get_num_empty_slots(self) -> int:
-        """How many slots it has left."""
-        return self.block_size - len(self.token_ids)
-
-    def get_token_ids(self) -> list[int]:
-        """Its tokens."""
-        return list(self.token_ids)
-
-
 class Sequence:
-    """Tokens of one prompt and one answer, and the logical blocks that they fill."""
+    """Tokens of one prompt and one answer, and the logical blocks that they fill.
+
+    output_text, prefix_offset, read_offset, tokens: an engine's, for its detokenizer.
+    """
 
     def __init__(
         self,
@@ -96,53 +86,85 @@ class Sequence:
         self.prompt = prompt
         self.block_size = read_count("block_size", block_size, 1)
         self.lora_request = lora_request
-        self.status = SequenceStatus.WAITING
-        self.logical_token_blocks: list[LogicalTokenBlock] = []
+        self.data = SequenceData(prompt_token_ids)
         self.output_logprobs: list[Any] = []
-        self._token_ids: list[int] = []
-        self._num_prompt_tokens = len(prompt_token_ids)
-        for token_id in prompt_token_ids:
-            self._append(token_id)
+        self.output_text = ""
+        self.logical_token_blocks: list[LogicalTokenBlock] = []
+        self._append_tokens_to_blocks(self.data.prompt_token_ids)
+        self.status = SequenceStatus.WAITING
+        self.prefix_offset = 0
+        self.read_offset = 0
+        self.tokens: list[str] | None = None
 
     def __repr__(self) -> str:
         blocks = len(self.logical_token_blocks)
         return f"Sequence(seq_id={self.seq_id}, status={self.status.name}, num_blocks={blocks})"
 
-    def _append(self, token_id: int) -> None:
-        if not self.logical_token_blocks or self.logical_token_blocks[-1].is_full():
-            number = len(self.logical_token_blocks)
-            self.logical_token_blocks.append(LogicalTokenBlock(number, self.block_size))
-        self.logical_token_blocks[-1].token_ids.append(token_id)
-        self._token_ids.append(token_id)
+    @property
+    def lora_int_id(self) -> int:
+        """The number of its adapter, 0 without one."""
+        return self.lora_request.lora_int_id if self.lora_request else 0
+
+    def _append_tokens_to_blocks(self, token_ids: Items[int]) -> None:
+        blocks, size = self.logical_token_blocks, self.block_size
+        start = 0
+        while start < len(token_ids):
+            if not blocks or blocks[-1].is_full():
+                blocks.append(LogicalTokenBlock(len(blocks), size))
+            end = start + blocks[-1].get_num_empty_slots()
+            blocks[-1].append_tokens(token_ids[start:end])
+            start = end
 
     def append_token_id(self, token_id: int, logprobs: Any = None) -> None:
-        """Add a token of the answer."""
-        self._append(token_id)
+        """Add a token of the answer.
+
+        logprobs: by token, this one among them; None where nobody asks. Raises NoLogprob.
+        """
+        if logprobs is not None and token_id not in logprobs:
+            raise NoLogprob(sequence=self.seq_id, token=token_id, num_logprobs=len(logprobs))
+        self._append_tokens_to_blocks([token_id])
         self.output_logprobs.append(logprobs)
+        self.data.append_token_id(token_id, 0.0 if logprobs is None else logprobs[token_id])
 
     def get_len(self) -> int:
         """Tokens of prompt and answer."""
-        return len(self._token_ids)
+        return self.data.get_len()
 
     def get_prompt_len(self) -> int:
         """Tokens of the prompt."""
-        return self._num_prompt_tokens
+        return self.data.get_prompt_len()
 
     def get_output_len(self) -> int:
         """Tokens of the answer."""
-        return len(self._token_ids) - self._num_prompt_tokens
+        return self.data.get_output_len()
 
     def get_token_ids(self) -> list[int]:
         """Tokens of prompt and answer."""
-        return list(self._token_ids)
+        return self.data.get_token_ids()
 
     def get_last_token_id(self) -> int:
         """The newest token."""
-        return self._token_ids[-1]
+        return self.data.get_last_token_id()
 
     def get_output_token_ids(self) -> list[int]:
-        """Tokens of the answer."""
-        return self._token_ids[self._num_prompt_tokens :]
+        """Tokens of the answer, as a live list."""
+        return self.data.output_token_ids
+
+    def get_cumulative_logprob(self) -> float:
+        """The sum of the log-probabilities of the answer's tokens."""
+        return self.data.cumulative_logprob
+
+    def get_beam_search_score(
+        self,
+        length_penalty: float = 0.0,
+        seq_len: int | None = None,
+        eos_token_id: int | None = None,
+    ) -> float:
+        """That sum over a power of the length, which leaves out an end token."""
+        if seq_len is None:
+            has_end = eos_token_id is not None and self.get_last_token_id() == eos_token_id
+            seq_len = self.get_len() - has_end
+        return self.get_cumulative_logprob() / float(seq_len**length_penalty)
 
     def is_finished(self) -> bool:
         """Whether it needs no blocks any more."""
@@ -153,63 +175,6 @@ class Sequence:
         child = copy.deepcopy(self)
         child.seq_id = new_seq_id
         return child
-
-
-class Prefix:
-    """Whole blocks of tokens with which several prompts begin.
-
-    computed: set by the engine once a forward pass wrote the blocks. Raises WrongPrefix.
-    """
-
-    def __init__(self, token_ids: Items[int], block_size: int) -> None:
-        self.token_ids = tuple(token_ids)
-        self.block_size = read_count("block_size", block_size, 1)
-        self.length = len(self.token_ids)
-        if self.length % block_size:
-            raise WrongPrefix(num_tokens=self.length, block_size=block_size)
-        self.block_table: list[PhysicalTokenBlock] | None = None
-        self.computed = False
-
-    def __repr__(self) -> str:
-        blocks = None if self.block_table is None else self.get_block_numbers()
-        return f"Prefix(length={self.length}, blocks={blocks}, computed={self.computed})"
-
-    @property
-    def allocated(self) -> bool:
-        """Whether it has blocks."""
-        return self.block_table is not None
-
-    def get_num_blocks(self) -> int:
-        """Blocks that its tokens fill."""
-        return self.length // self.block_size
-
-    def get_block_numbers(self) -> list[int]:
-        """Numbers of its blocks, none before it is allocated."""
-        return [block.block_number for block in self.block_table or ()]
-
-    def get_length(self) -> int:
-        """Its tokens."""
-        return self.length
-
-    def set_block_table(self, block_table: Iterable[PhysicalTokenBlock]) -> None:
-        """Give it blocks: a manager calls this."""
-        self.block_table = list(block_table)
-
-
-class PrefixPool:
-    """The prefixes of an engine: of equal tokens there is one."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = read_count("block_size", block_size, 1)
-        self.prefixes: dict[tuple[int, ...], Prefix] = {}
-
-    def add_or_get_prefix(self, token_ids: Items[int]) -> Prefix | None:
-        """The prefix of these tokens, cut to whole blocks; None where no block is full."""
-        length = len(token_ids) // self.block_size * self.block_size
-        if not length:
-            return None
-        tokens = tuple(token_ids[:length])
-        return self.prefixes.setdefault(tokens, Prefix(tokens, self.block_size))
 
 
 class SequenceGroup:
@@ -230,9 +195,25 @@ class SequenceGroup:
         self.arrival_time = arrival_time
         self.lora_request = lora_request
         self.prefix = prefix
+        self.prompt_logprobs: Any = None
 
     def __repr__(self) -> str:
         return f"SequenceGroup(request_id={self.request_id!r}, num_seqs={len(self.seqs_dict)})"
+
+    @property
+    def prompt(self) -> str:
+        """The text that all its sequences begin with."""
+        return next(iter(self.seqs_dict.values())).prompt
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens of that text."""
+        return next(iter(self.seqs_dict.values())).data.prompt_token_ids
+
+    @property
+    def lora_int_id(self) -> int:
+        """The number of its adapter, 0 without one."""
+        return self.lora_request.lora_int_id if self.lora_request else 0
 
     def get_seqs(self, status: SequenceStatus | None = None) -> list[Sequence]:
         """All sequences, or those of one status."""
@@ -247,20 +228,40 @@ class SequenceGroup:
         """Sequences that need blocks."""
         return [seq for seq in self.get_seqs() if not seq.is_finished()]
 
+    def num_unfinished_seqs(self) -> int:
+        """How many need blocks."""
+        return len(self.get_unfinished_seqs())
+
     def get_finished_seqs(self) -> list[Sequence]:
         """Sequences that need none any more."""
         return [seq for seq in self.get_seqs() if seq.is_finished()]
 
+    def num_finished_seqs(self) -> int:
+        """How many need none any more."""
+        return len(self.get_finished_seqs())
+
+    def get_max_num_running_seqs(self) -> int:
+        """How many will run at once at most, from now on."""
+        best_of: int = self.sampling_params.best_of
+        if self.sampling_params.use_beam_search or best_of > self.num_seqs():
+            return best_of
+        return self.num_unfinished_seqs()
+
     def add(self, seq: Sequence) -> None:
-        """Add a sequence, such as a fork."""
+        """Add a sequence, such as a fork. Raises KnownSequence."""
+        if seq.seq_id in self.seqs_dict:
+            raise KnownSequence(sequence=seq.seq_id, group=repr(self.request_id))
         self.seqs_dict[seq.seq_id] = seq
 
     def remove(self, seq_id: int) -> None:
-        """Forget a sequence. Raises KeyError."""
-        del self.seqs_dict[seq_id]
+        """Forget a sequence. Raises StrangeSequence."""
+        del self.seqs_dict[self.find(seq_id).seq_id]
 
     def find(self, seq_id: int) -> Sequence:
-        """The sequence of an id. Raises KeyError."""
+        """The sequence of an id. Raises StrangeSequence."""
+        if seq_id not in self.seqs_dict:
+            name, count = repr(self.request_id), len(self.seqs_dict)
+            raise StrangeSequence(sequence=seq_id, group=name, num_seqs=count)
         return self.seqs_dict[seq_id]
 
     def is_finished(self) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,100 @@ def test_statuses_of_both_kinds_may_stand_in_a_group_of_ours() -> None:
     for status in (legacy.SequenceStatus.WAITING, waiting):
         assert [seq.seq_id for seq in group.get_seqs(status)] == [0, 1]
     assert [seq.seq_id for seq in seqs_of(group, legacy.SequenceStatus.RUNNING)] == [2]
+
+
+def test_adapters_do_not_share_a_prefix() -> None:
+    """The same tokens under another adapter have other keys and values."""
+    pool = legacy.PrefixPool(2)
+    plain, first, second = (pool.add_or_get_prefix([1, 2, 3], number) for number in range(3))
+    assert plain is not None
+    assert first is not None
+    assert second is not None
+    assert len({id(plain), id(first), id(second)}) == len(pool.prefixes) == 3
+    assert plain.hash == hash(first) == hash((1, 2))
+    assert plain != first
+    assert pool.add_or_get_prefix([1, 2], lora_int_id=2) is second
+    assert pool.add_or_get_prefix([1, 2]) is plain
+    assert pool.add_or_get_prefix([1], 1) is None
+
+
+def test_a_sequence_keeps_its_tokens_and_log_probabilities() -> None:
+    """Prompt 5 6 7, answer 8 9: -0.5 and -1.5 are -2 together, over 4 or 5 tokens."""
+    adapter = SimpleNamespace(lora_int_id=4)
+    seq = legacy.Sequence(3, "text", [5, 6, 7], 2, adapter)
+    seq.append_token_id(8, {8: -0.5, 1: -9.0})
+    seq.append_token_id(9, {9: -1.5})
+    assert (seq.data.prompt_token_ids, seq.data.output_token_ids) == ([5, 6, 7], [8, 9])
+    assert seq.get_output_token_ids() is seq.data.output_token_ids
+    assert seq.output_logprobs == [{8: -0.5, 1: -9.0}, {9: -1.5}]
+    assert seq.get_cumulative_logprob() == seq.data.cumulative_logprob == -2.0
+    assert seq.get_beam_search_score() == -2.0
+    assert seq.get_beam_search_score(1.0) == -0.4
+    assert seq.get_beam_search_score(1.0, eos_token_id=9) == -0.5
+    assert seq.get_beam_search_score(1.0, eos_token_id=8) == -0.4
+    assert seq.get_beam_search_score(2.0, seq_len=1) == -2.0
+    assert (seq.lora_int_id, seq.output_text, seq.tokens) == (4, "", None)
+    assert legacy.Sequence(4, "", [1], 2).lora_int_id == 0
+    child = seq.fork(5)
+    child.append_token_id(1, {1: -1.0})
+    assert (child.data.cumulative_logprob, seq.data.cumulative_logprob) == (-3.0, -2.0)
+
+
+def test_a_token_without_its_log_probability_is_refused() -> None:
+    seq = legacy.Sequence(3, "", [5], 2)
+    with pytest.raises(AssertionError, match="token 7 of sequence 3 is none of the 1 logprobs"):
+        seq.append_token_id(7, {8: -0.5})
+    assert (seq.get_token_ids(), seq.output_logprobs) == ([5], [])
+    assert seq.logical_token_blocks[0].get_token_ids() == [5]
+
+
+def test_a_logical_block_has_slots() -> None:
+    """-1 where no token is: that is what the original's has."""
+    block = legacy.LogicalTokenBlock(6, 3)
+    with pytest.raises(AssertionError, match="block 6 has no tokens"):
+        block.get_last_token_id()
+    block.append_tokens([4, 5])
+    assert (block.token_ids, block.num_tokens, block.get_token_ids()) == ([4, 5, -1], 2, [4, 5])
+    assert (block.get_last_token_id(), block.get_num_empty_slots()) == (5, 1)
+    with pytest.raises(AssertionError, match="block 6 has 1 empty slots, 2 tokens are appended"):
+        block.append_tokens([6, 7])
+    assert block.token_ids == [4, 5, -1]
+    block.append_tokens([6])
+    assert block.is_full()
+
+
+def test_a_group_counts_who_runs_and_who_has_ended() -> None:
+    """Of three one has ended; best_of=4 asks for 4 until there are as many."""
+    seqs = [legacy.Sequence(number, "text", [1, 2], 2) for number in range(3)]
+    params = SimpleNamespace(best_of=4, use_beam_search=False)
+    group = legacy.SequenceGroup("g", seqs, params, 0.0, SimpleNamespace(lora_int_id=2))
+    seqs[1].status = legacy.SequenceStatus.FINISHED_ABORTED
+    assert (group.num_unfinished_seqs(), group.num_finished_seqs()) == (2, 1)
+    assert (group.prompt, group.prompt_token_ids, group.lora_int_id) == ("text", [1, 2], 2)
+    assert group.get_max_num_running_seqs() == 4
+    params.best_of = 3
+    assert group.get_max_num_running_seqs() == 2
+    params.use_beam_search = True
+    assert group.get_max_num_running_seqs() == 3
+    assert group.prompt_logprobs is None
+
+
+def test_a_group_has_each_sequence_once() -> None:
+    seq = legacy.Sequence(1, "", [1], 2)
+    group = legacy.SequenceGroup("g", [seq])
+    with pytest.raises(ValueError, match="group 'g' has a sequence 1"):
+        group.add(legacy.Sequence(1, "", [2], 2))
+    for call in (group.find, group.remove):
+        with pytest.raises(ValueError, match="sequence 7 is none of the 1 of group 'g'"):
+            call(7)
+    assert group.find(1) is seq
+    group.remove(1)
+    assert group.num_seqs() == 0
+
+
+def test_clients_are_told_why_a_sequence_has_ended() -> None:
+    status = legacy.SequenceStatus
+    reasons = {each.name: status.get_finished_reason(each) for each in status}
+    ended = {"STOPPED": "stop", "LENGTH_CAPPED": "length", "ABORTED": "abort", "IGNORED": "length"}
+    running = dict.fromkeys(("WAITING", "RUNNING", "SWAPPED"))
+    assert reasons == running | {f"FINISHED_{name}": reason for name, reason in ended.items()}
