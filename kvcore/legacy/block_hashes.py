@@ -16,19 +16,21 @@ import operator
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from kvcore import _twin, hashing
 from kvcore.arguments import read_count
 from kvcore.errors import CountMismatch, WrongArgument
-from kvcore.hashing import make_key
+from kvcore.hashing import HASH_SIZE, make_key
+from kvcore.legacy.backing import BackendName
 from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash, TokensMissing
 
 HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
 
-_GROUP = 0
-_NUMBER_SIZE = 33
-"""Bytes of a SHA-256 as a number with a sign."""
+_ABOVE, _BELOW, _OTHER = (make_key(b"", group) for group in range(3))
+"""Ends of keys: of numbers from 0 on, of those below, and of what is no number and tokens alone."""
 
 
 class _Record(NamedTuple):
@@ -49,15 +51,7 @@ class BlockHashType(_Record):
     @property
     def core_key(self) -> bytes:
         """The key by which the core knows it. Raises WrongArgument where it is of other kinds."""
-        return self._key or self._make_key()
-
-    def _make_key(self) -> bytes:
-        try:
-            self._key = content_key(self)
-            return self._key
-        except (TypeError, ValueError, AttributeError, pickle.PickleError):
-            expected = "a number, tokens and extra keys"
-            raise WrongArgument(name="a block hash", expected=expected, value=repr(self)) from None
+        return self._key or keys_of((self,))[0]
 
 
 def sha256(value: object) -> int:
@@ -156,21 +150,15 @@ def hash_request_tokens(
 
     Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
     """
-    size = read_count("block_size", block_size, 1)
-    tokens = request.all_token_ids
-    marked = need_extra_keys(request)
-    records: list[BlockHashType] = []
-    parent: int | None = None
-    keys: tuple[Any, ...] | None = None
-    next_mm_idx = 0
-    for start in range(0, len(tokens) - size + 1, size):
-        end = start + size
-        if marked:
-            keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, next_mm_idx)
-        record = hash_block_tokens(hash_function, parent, tokens[start:end], keys)
-        records.append(record)
-        parent = record.hash_value
-    return records
+    size, next_mm_idx = read_count("block_size", block_size, 1), 0
+
+    def keys_of_block(start: int, end: int) -> tuple[Any, ...] | None:
+        nonlocal next_mm_idx
+        keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, next_mm_idx)
+        return keys
+
+    num_full = len(request.all_token_ids) // size
+    return _hash_chain(hash_function, request, (None, 0, num_full, size), keys_of_block)
 
 
 def hash_more_tokens(
@@ -185,30 +173,63 @@ def hash_more_tokens(
     Every media item counts, also where nothing is known yet. Raises TokensMissing, and what
     `generate_block_hash_extra_keys` raises.
     """
-    tokens = request.all_token_ids
-    if num_full > len(known) and len(tokens) < num_full * block_size:
+    num_known, num_tokens = len(known), len(request.all_token_ids)
+    if num_full <= num_known:
+        return []
+    if num_tokens < num_full * block_size:
         name, asked = repr(request.request_id), num_full * block_size
-        raise TokensMissing(request=name, num_tokens=len(tokens), asked=asked)
-    made: list[BlockHashType] = []
-    parent = known[-1].hash_value if known else None
-    marked = need_extra_keys(request)
+        raise TokensMissing(request=name, num_tokens=num_tokens, asked=asked)
+
+    def keys_of_block(start: int, end: int) -> tuple[Any, ...] | None:
+        return generate_block_hash_extra_keys(request, start, end, 0)[0]
+
+    parent = read_record(known[-1]).hash_value if known else None
+    chain = (parent, num_known, num_full, block_size)
+    return _hash_chain(hash_function, request, chain, keys_of_block)
+
+
+def _hash_chain(
+    hash_function: HashFunction,
+    request: Any,
+    chain: tuple[int | None, int, int, int],
+    keys_of_block: Callable[[int, int], tuple[Any, ...] | None],
+) -> list[BlockHashType]:
+    """The records of some of a request's blocks.
+
+    chain: hash of the block before them, first of them, the one behind them, tokens of each.
+    """
+    parent, first, behind, size = chain
+    number = NONE_HASH if parent is None else parent
+    tokens, marked = request.all_token_ids, need_extra_keys(request)
+    records: list[BlockHashType] = []
     keys: tuple[Any, ...] | None = None
-    for start in range(len(known) * block_size, num_full * block_size, block_size):
-        end = start + block_size
+    for start in range(first * size, behind * size, size):
+        end = start + size
+        own = tuple(tokens[start:end])
         if marked:
-            keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        made.append(hash_block_tokens(hash_function, parent, tokens[start:end], keys))
-        parent = made[-1].hash_value
-    return made
+            keys = keys_of_block(start, end)
+        number = hash_function((number, own, keys))
+        # The class's own `__new__`, which Python makes, takes three times as long.
+        records.append(tuple.__new__(BlockHashType, (number, own, keys)))
+    return records
 
 
-def with_keys(records: Iterable[Any]) -> list[BlockHashType]:
-    """Records, also of plain tuples, with their keys made. Raises WrongArgument."""
-    # A call for each that has its key already would be a third of what publishing it costs.
-    return [
-        record if type(record) is BlockHashType and record._key else _with_key(record)
-        for record in records
-    ]
+def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[bytes]:
+    """The keys by which the core knows records, also of plain tuples; made once a record.
+
+    backend: whose hashing makes them; they are the same. Raises WrongArgument.
+    """
+    try:
+        keys = [record._key for record in records]
+    except AttributeError:
+        return [read_record(record).core_key for record in records]
+    if all(keys):
+        return keys
+    hash_block = _twin.hash_block if backend == "rust" else hashing.hash_block
+    for place, record in enumerate(records):
+        if not keys[place]:
+            keys[place] = record._key = _plain_key(record, hash_block) or content_key(record)
+    return keys
 
 
 def read_record(record: Any) -> BlockHashType:
@@ -221,21 +242,32 @@ def read_record(record: Any) -> BlockHashType:
 
 
 def content_key(record: _Record) -> bytes:
-    """The key by which the core knows a record."""
+    """The key by which the core knows a record. Raises WrongArgument."""
     number, tokens, extra = record
+    with suppress(TypeError):
+        number = operator.index(number)
+    key = _plain_key((number, tokens, extra), hashing.hash_block)
+    if key:
+        return key
     try:
-        packed = struct.pack(f"<{len(tokens)}Q", *tokens)
-        head = number.to_bytes(_NUMBER_SIZE, "big", signed=True)
-        form = b"".join((b"q", struct.pack("<I", len(tokens)), head, packed, _encode(extra)))
-    except (struct.error, OverflowError, AttributeError):
-        form = b"".join((b"g", _encode(number), _encode(tuple(tokens)), _encode(extra)))
-    return make_key(hashlib.sha256(form).digest(), _GROUP)
+        form = b"".join((_encode(number), _encode(tuple(tokens)), _encode(extra)))
+    except (TypeError, ValueError, AttributeError, pickle.PickleError):
+        expected = "a number, tokens and extra keys"
+        raise WrongArgument(name="a block hash", expected=expected, value=repr(record)) from None
+    return hashlib.sha256(form).digest() + _OTHER
 
 
-def _with_key(record: Any) -> BlockHashType:
-    read = read_record(record)
-    assert read.core_key
-    return read
+def _plain_key(record: tuple[Any, ...], hash_block: Callable[..., bytes]) -> bytes:
+    """The key of a number and tokens without extra keys; empty of anything else."""
+    number, tokens, extra = record
+    if extra is not None:
+        return b""
+    try:
+        if number < 0:
+            return hash_block((~number).to_bytes(HASH_SIZE, "big"), tokens) + _BELOW
+        return hash_block(number.to_bytes(HASH_SIZE, "big"), tokens) + _ABOVE
+    except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
+        return b""
 
 
 def _span(position: Any) -> tuple[int, int]:

@@ -10,17 +10,19 @@ Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
+from operator import is_
 from typing import Any, NoReturn
 
 from kvcore.arguments import read_count
-from kvcore.errors import UnusedBlock
+from kvcore.errors import AlreadyPublished, UnknownBlock, UnusedBlock
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_hashes import (
     BlockHashType,
     HashFunction,
     hash_more_tokens,
+    keys_of,
     read_record,
-    with_keys,
 )
 from kvcore.legacy.kv_cache_errors import (
     AlreadyHashed,
@@ -28,7 +30,7 @@ from kvcore.legacy.kv_cache_errors import (
     NotByHand,
     TooFewFreeBlocks,
 )
-from kvcore.legacy.live_blocks import KVCacheBlock, publish_blocks
+from kvcore.legacy.live_blocks import KVCacheBlock
 from kvcore.values import Refused
 
 
@@ -129,6 +131,7 @@ class BlockPool:
     ) -> None:
         """Raises InvalidConfig, BackendMissing."""
         self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
+        self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
         self.free_block_queue = PoolQueue(self)
@@ -168,9 +171,10 @@ class BlockPool:
             if block.ref_cnt == 0:
                 raise UnusedBlock(block=block.block_id)
         made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
-        records = with_keys([*block_hashes, *made])
+        records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
+        keys = keys_of(records, self.backend)
         block_hashes += made
-        self.publish(full, records[num_cached_blocks:num_full_blocks])
+        self.publish(full, records, keys)
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Make a block unfindable; whether it was findable."""
@@ -179,21 +183,25 @@ class BlockPool:
         return had
 
     def publish(
-        self, blocks: Sequence[KVCacheBlock], records: Sequence[BlockHashType], num_fresh: int = 0
+        self,
+        blocks: Sequence[KVCacheBlock],
+        records: Sequence[BlockHashType],
+        keys: Sequence[bytes],
     ) -> None:
-        """Make blocks with owners findable by one record each; the null block by none.
+        """Make blocks with owners findable by one record each. keys: of the records.
 
-        Those that have a hash keep it; the last num_fresh are known to have none.
+        Those that have a hash keep it, and the null block gets none.
         """
-        null, key_of = self.null_block, self.backing.key_of
-        num_old = max(0, len(blocks) - num_fresh)
-        pairs = [
-            (block, record)
-            for block, record in zip(blocks[:num_old], records[:num_old], strict=True)
-            if block is not null and key_of(block.block_id) is None
-        ]
-        pairs += zip(blocks[num_old:], records[num_old:], strict=True)
-        publish_blocks(self.backing, pairs)
+        places = [block.block_id for block in blocks]
+        try:
+            self.backing.blocks.publish_all(places, keys, "device")
+        except (AlreadyPublished, UnknownBlock):
+            key_of = self.backing.key_of
+            bare = [place != 0 and key_of(place) is None for place in places]
+            blocks, records = list(compress(blocks, bare)), list(compress(records, bare))
+            self.backing.publish_all(list(compress(places, bare)), list(compress(keys, bare)))
+        for block, record in zip(blocks, records, strict=False):  # a third faster than strict
+            block._record = record
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Give so many free blocks one owner each; they lose their hashes.
@@ -205,7 +213,7 @@ class BlockPool:
             raise TooFewFreeBlocks(
                 asked=taken.needed, available=taken.available, num_blocks=self.num_gpu_blocks
             )
-        return [self.blocks[place] for place in taken]
+        return self.blocks_at(taken)
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add an owner to each; those without one leave the queue.
@@ -236,16 +244,24 @@ class BlockPool:
         """Share of all blocks that are not in the queue: the null block counts as used."""
         return 1.0 - self.get_num_free_blocks() / self.num_gpu_blocks
 
+    def blocks_at(self, places: Sequence[int]) -> list[KVCacheBlock]:
+        """The blocks of these ids."""
+        own = self.blocks
+        return [own[place] for place in places]
+
     def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
         """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
-        listed = list(blocks)
-        self.check_own(listed)
-        return [block.block_id for block in listed if block is not self.null_block]
+        return list(filter(None, self.check_own(list(blocks))))
 
-    def check_own(self, blocks: Sequence[Any]) -> None:
-        """Raise ForeignBlock unless all are blocks of this pool."""
+    def check_own(self, blocks: Sequence[Any]) -> list[int]:
+        """The ids of blocks of this pool. Raises ForeignBlock."""
         own = self.blocks
-        for block in blocks:
-            place = block.block_id if isinstance(block, KVCacheBlock) else -1
-            if not 0 <= place < len(own) or own[place] is not block:
-                raise ForeignBlock(block=repr(block), num_blocks=len(own))
+        try:
+            places = [block.block_id for block in blocks]
+            if all(map(is_, [own[place] for place in places], blocks)):
+                return places
+        except (AttributeError, IndexError, TypeError):
+            pass
+        known = set(map(id, own))
+        stranger = next(block for block in blocks if id(block) not in known)
+        raise ForeignBlock(block=repr(stranger), num_blocks=len(own))

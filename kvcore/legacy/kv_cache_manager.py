@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.8.5's V1 `KVCacheManager`, over the core's pool.
 
-Rules: a call is planned on what is there (`slot_plan.py`), then done in the pool's own transitions:
-trim, touch, take, publish. What does not fit is None, and only a window's trim stays of it; a call
-that raises has changed nothing. Tables and lists of hashes are handed out and keep growing; hashes
-stay through a preemption. Blocks are freed tail first, with caching and without. Source: S001-71 to
-85, X-04. Twin: none.
+Rules: what can raise is asked first (`slot_plan.py`), the rest are the pool's own transitions: to
+release, admit or take, publish. What does not fit is None, whatever else is wrong with it, and only
+a window's trim stays of it; a call that raises has changed nothing. Tables and lists of hashes are
+handed out and keep growing; hashes stay through a preemption. Blocks are freed tail first, with
+caching and without. Source: S001-71 to 85, X-04. Twin: none.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_count
 from kvcore.commands import Batch
-from kvcore.errors import WrongArgument
+from kvcore.errors import KvcoreError, WrongArgument
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_hashes import (
     BlockHashType,
     HashFunction,
     hash_request_tokens,
+    keys_of,
     sha256,
-    with_keys,
 )
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_errors import NotOneGroup, NotRunningRequest
 from kvcore.legacy.live_blocks import KVCacheBlock
-from kvcore.legacy.slot_plan import SlotPlan, plan_slots
+from kvcore.legacy.slot_plan import check_hits, fits, hash_full, limit_new, read_counts
 from kvcore.legacy.specialized_manager import get_specialized_manager
-from kvcore.values import PrefixCacheStats
+from kvcore.values import PrefixCacheStats, Refused
 
 __all__ = ["BlockPool", "KVCacheManager"]
 
 T = TypeVar("T")
+NOTHING: list[Any] = []
 HASH_FUNCTIONS: dict[str, HashFunction] = {"builtin": hash, "sha256": sha256}
 
 
@@ -88,6 +89,7 @@ class KVCacheManager:
         self.req_to_blocks: ListsByRequest[KVCacheBlock] = ListsByRequest()
         self.req_to_block_hashes: ListsByRequest[BlockHashType] = ListsByRequest()
         self.num_cached_block: dict[str, int] = {}
+        self._keys: ListsByRequest[bytes] = ListsByRequest()
 
     def __repr__(self) -> str:
         free, usable = self.block_pool.get_num_free_blocks(), self.num_gpu_blocks - 1
@@ -113,19 +115,20 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return [], 0
-        hashes = self.req_to_block_hashes.get(request.request_id)
-        if not hashes:
+        request_id = request.request_id
+        if not self.req_to_block_hashes.get(request_id):
             found = hash_request_tokens(self.caching_hash_fn, self.block_size, request)
-            hashes = self._keep_hashes(request.request_id, with_keys(found))
+            keys_of(found, self.block_pool.backend)
+            self._keep_hashes(request_id, found)
         if self._wants_prompt_logprobs(request):
             self._count(requests=1)
             return [], 0
-        asked = len(hashes)
+        keys = self.keys_of_request(request_id)
+        asked = len(keys)
         if asked and asked * self.block_size == request.num_tokens:
             asked -= 1
-        blocks = self.specialized_manager.find_longest_cache_hit(
-            hashes[:asked], num_dropped=int(self.use_eagle)
-        )
+            keys = keys[:asked]
+        blocks = self.specialized_manager.find_keys(keys, num_dropped=int(self.use_eagle))
         self._count(requests=1, queries=asked, hits=len(blocks))
         return blocks, len(blocks) * self.block_size
 
@@ -143,16 +146,42 @@ class KVCacheManager:
         draft token are published. Raises InvalidCount, ForeignBlock, HitsWithoutCaching,
         HitsWhileRunning, StaleHit, TooLong, TokensMissing.
         """
-        plan = plan_slots(self, request, num_tokens, new_computed_blocks, num_lookahead_tokens)
-        self._trim(request)
-        if not plan.fits:
-            return None
-        return self._carry_out(request.request_id, plan)
+        counted, ahead = request.num_computed_tokens, num_lookahead_tokens
+        if not type(num_tokens) is type(counted) is type(ahead) is int or (
+            num_tokens < 1 or counted < 0 or ahead < 0
+        ):
+            num_tokens, counted, ahead = read_counts(num_tokens, counted, ahead)
+        request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
+        touched = check_hits(self, request, hits) if hits else []
+        held = len(self.req_to_blocks[request_id]) + len(hits)
+        end = counted + len(hits) * size + num_tokens
+        num_new = (end + ahead - 1) // size + 1 - held
+        if num_new <= 0:
+            num_new = 0
+        elif held + num_new > self.max_num_blocks_per_req:
+            num_new = limit_new(self, request, num_new, touched, len(hits))
+        first, made, keys = 0, NOTHING, NOTHING
+        if self.enable_caching:
+            first = self.num_cached_block.get(request_id, len(hits))
+            if end // size > first:
+                try:
+                    made, keys = hash_full(self, request, first, end, held + num_new)
+                except KvcoreError:
+                    if fits(self, request, num_new, touched):
+                        raise
+        if self.specialized_manager.has_window:
+            self._trim(request_id, counted)
+        new_blocks: list[KVCacheBlock] | None = []
+        if num_new or hits:
+            new_blocks = self._admit(request_id, hits, touched, num_new)
+        if new_blocks is not None and self.enable_caching and (num_new or hits or keys):
+            self._publish(request_id, first, made, keys)
+        return new_blocks
 
     def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first; one that holds nothing is left as it is."""
         blocks = self.req_to_blocks[request.request_id]
-        self.block_pool.free_blocks(reversed(blocks))
+        self.block_pool.free_blocks(blocks[::-1])
         self.req_to_blocks.pop(request.request_id, None)
         self.num_cached_block.pop(request.request_id, None)
 
@@ -179,6 +208,17 @@ class KVCacheManager:
     def free_block_hashes(self, request: Any) -> None:
         """Forget the hashes of a finished request; a preempted one keeps them."""
         self.req_to_block_hashes.pop(request.request_id, None)
+        self._keys.pop(request.request_id, None)
+
+    def keys_of_request(self, request_id: str) -> list[bytes]:
+        """The keys of the hashes that a request has. Raises WrongArgument.
+
+        They are made again where the list of hashes, which is handed out, has another length.
+        """
+        keys, hashes = self._keys[request_id], self.req_to_block_hashes[request_id]
+        if len(keys) != len(hashes):
+            keys = self._keys[request_id] = keys_of(hashes, self.block_pool.backend)
+        return keys
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: the commands since the last one."""
@@ -189,37 +229,49 @@ class KVCacheManager:
         held = [block for table in self.req_to_blocks.values() for block in table]
         self.block_pool.backing.check(self.block_pool.places(held))
 
-    def _trim(self, request: Any) -> None:
+    def _trim(self, request_id: str, counted: int) -> None:
         """Give back what no query of a request sees any more."""
-        table, counted = self.req_to_blocks[request.request_id], request.num_computed_tokens
+        table = self.req_to_blocks[request_id]
         places = self.specialized_manager.skipped_places(table, counted)
         if places:
             self.block_pool.free_blocks([table[place] for place in places])
             self.specialized_manager.remove_skipped_blocks(table, counted)
 
-    def _carry_out(self, request_id: str, plan: SlotPlan) -> list[KVCacheBlock]:
+    def _admit(
+        self, request_id: str, hits: Sequence[KVCacheBlock], touched: list[int], num_new: int
+    ) -> list[KVCacheBlock] | None:
+        """Give a request its hits and so many new blocks, which are returned; None: no room.
+
+        touched: the ids of the hits, without the null block.
+        """
         pool = self.block_pool
-        if plan.hits:
-            null = pool.null_block
-            pool.backing.touch([block.block_id for block in plan.hits if block is not null])
-        new_blocks = pool.get_new_blocks(plan.num_new) if plan.num_new else []
+        ask = pool.backing.blocks
+        taken = ask.admit(touched, num_new, "device") if hits else ask.take(num_new, "device")
+        if isinstance(taken, Refused):
+            return None
+        new_blocks = pool.blocks_at(taken)
         table = self.req_to_blocks.setdefault(request_id, [])
-        table += plan.hits
+        table += hits
         table += new_blocks
-        if self.enable_caching:
-            num_full = plan.first_uncached + len(plan.full)
-            if plan.full:
-                full = table[plan.first_uncached : num_full]
-                num_fresh = num_full - max(plan.first_uncached, len(table) - plan.num_new)
-                pool.publish(full, plan.full, max(0, num_fresh))
-            if plan.new_hashes:
-                self._keep_hashes(request_id, list(plan.new_hashes))
-            self.num_cached_block[request_id] = num_full
         return new_blocks
 
+    def _publish(
+        self, request_id: str, first: int, made: list[BlockHashType], keys: list[bytes]
+    ) -> None:
+        """Make blocks of a request findable from a place on; new hashes join its list."""
+        behind = first + len(keys)
+        if keys:
+            hashes = self._keep_hashes(request_id, made)
+            blocks = self.req_to_blocks[request_id][first:behind]
+            self.block_pool.publish(blocks, hashes[first:behind], keys)
+        self.num_cached_block[request_id] = behind
+
     def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:
+        """Let hashes join the list of a request, and their keys that of its keys."""
         hashes = self.req_to_block_hashes.setdefault(request_id, [])
-        hashes += found
+        if found:
+            hashes += found
+            self._keys.setdefault(request_id, []).extend(keys_of(found, self.block_pool.backend))
         return hashes
 
     def _count(self, *, requests: int, queries: int = 0, hits: int = 0) -> None:

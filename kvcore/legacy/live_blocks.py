@@ -10,7 +10,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -280,14 +280,6 @@ class FreeKVCacheBlockQueue:
             self._links = BackingQueue(self._num_slots, slots, backend=self._backend)
             self._members = [*kept]
         return len(self._members)
-
-
-def publish_blocks(pool: Backing, pairs: Iterable[tuple[KVCacheBlock, BlockHashType]]) -> None:
-    """Make blocks of a pool, which have owners and no hash, findable by one record each."""
-    publish = pool.publish
-    for block, record in pairs:
-        publish(block._place, record.core_key)
-        block._record = record
 
 
 def _leave(block: KVCacheBlock) -> None:

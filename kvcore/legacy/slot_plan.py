@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allocation of vLLM 0.8.5's V1 manager will do, before anything changes.
+"""What can be wrong with an allocation of vLLM 0.8.5's V1 manager, asked before anything changes.
 
-Rules: all that can raise is here. A request that holds nothing brings hits, each of which must
-still have the request's hash at its place; null blocks stand where no query sees. Free are the
-blocks of the queue, and those that the window's trim brings back, less the hits that are in the
-queue. Drafts are given slots and are never full. Source: S001-71 to 75. Twin: none.
+Rules: a request that holds nothing brings hits, each of which must still have the request's hash at
+its place; null blocks stand where no query sees. Drafts are given slots and are never full. Source:
+S001-71 to 75. Twin: none.
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from kvcore.arguments import read_count
 from kvcore.groups import skipped_blocks
-from kvcore.legacy.block_hashes import BlockHashType, hash_more_tokens, with_keys
+from kvcore.legacy.block_hashes import BlockHashType, hash_more_tokens, keys_of
 from kvcore.legacy.kv_cache_errors import (
     HitsWhileRunning,
     HitsWithoutCaching,
@@ -29,109 +26,95 @@ if TYPE_CHECKING:
     from kvcore.legacy.kv_cache_manager import KVCacheManager
 
 
-@attrs.frozen
-class SlotPlan:
-    """What an allocation does.
+def read_counts(num_tokens: Any, num_computed_tokens: Any, num_lookahead_tokens: Any) -> list[int]:
+    """The counts of an allocation as ints, in this order. Raises InvalidCount."""
+    return [
+        read_count("num_tokens", num_tokens, 1),
+        read_count("num_computed_tokens", num_computed_tokens),
+        read_count("num_lookahead_tokens", num_lookahead_tokens),
+    ]
 
-    num_new: blocks to take. full: records of the places to publish, from first_uncached on.
-    new_hashes: those of them, and before them, that the request has not yet.
+
+def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> list[int]:
+    """The ids of hits that a request can be given as its first blocks, without the null block.
+
+    Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
     """
+    pool, size, count = manager.block_pool, manager.block_size, len(hits)
+    if not manager.enable_caching:
+        raise HitsWithoutCaching(request=repr(request.request_id), num_blocks=count)
+    places = pool.check_own(hits)
+    if manager.req_to_blocks.get(request.request_id):
+        raise HitsWhileRunning(request=repr(request.request_id), num_blocks=count)
+    keys = manager.keys_of_request(request.request_id)
+    if len(keys) < count:
+        made = make_hashes(manager, request, min(count, request.num_tokens // size))
+        keys = keys + keys_of(made, pool.backend)
+    num_null = next((at for at, place in enumerate(places) if place), count)
+    num_unseen = skipped_blocks(manager.specialized_manager.group, count * size) if num_null else 0
+    seen = places[num_null:]
+    stale = pool.backing.blocks.first_stale(seen, keys[num_null:count], "device")
+    if num_null <= num_unseen and stale is None:
+        return seen
+    position = num_unseen if num_null > num_unseen else num_null + (stale or 0)
+    block = hits[position].block_id
+    raise StaleHit(request=repr(request.request_id), block=block, position=position)
 
-    fits: bool
-    hits: tuple[KVCacheBlock, ...] = ()
-    num_new: int = 0
-    first_uncached: int = 0
-    full: Sequence[BlockHashType] = ()
-    new_hashes: Sequence[BlockHashType] = ()
 
+def limit_new(
+    manager: KVCacheManager, request: Any, num_new: int, touched: Sequence[int], num_hits: int
+) -> int:
+    """How many of so many new blocks the model's length leaves; all where they do not fit anyway.
 
-def plan_slots(
-    manager: KVCacheManager,
-    request: Any,
-    num_tokens: int,
-    new_computed_blocks: Sequence[KVCacheBlock] | None,
-    num_lookahead_tokens: int,
-) -> SlotPlan:
-    """Plan an allocation; the arguments are those of `allocate_slots`. Changes nothing."""
-    asked = read_count("num_tokens", num_tokens, 1)
-    lookahead = read_count("num_lookahead_tokens", num_lookahead_tokens)
-    counted = read_count("num_computed_tokens", request.num_computed_tokens)
-    hits = tuple(new_computed_blocks or ())
-    if hits:
-        check_hits(manager, request, hits)
-    size, table = manager.block_size, manager.req_to_blocks[request.request_id]
-    held = len(table) + len(hits)
-    end = counted + len(hits) * size + asked
-    needed = max(0, -(-(end + lookahead) // size) - held)
-    if needed and needed > num_available(manager, table, counted, hits):
-        return SlotPlan(fits=False)
-    room = manager.max_num_blocks_per_req - held
-    if needed and room <= 0:
+    Raises TooLong where it leaves none.
+    """
+    held = len(manager.req_to_blocks[request.request_id])
+    room = manager.max_num_blocks_per_req - held - num_hits
+    if num_new <= room or not fits(manager, request, num_new, touched):
+        return num_new
+    if room <= 0:
         raise TooLong(
             request=repr(request.request_id),
-            held=len(table),
-            num_hits=len(hits),
-            asked=needed,
+            held=held,
+            num_hits=num_hits,
+            asked=num_new,
             max_model_len=manager.max_model_len,
             most=manager.max_num_blocks_per_req,
         )
-    num_new = min(needed, room)
-    if not manager.enable_caching:
-        return SlotPlan(True, hits, num_new)
-    first = manager.num_cached_block.get(request.request_id, len(hits))
+    return room
+
+
+def fits(manager: KVCacheManager, request: Any, num_new: int, touched: Sequence[int]) -> bool:
+    """Whether so many can be taken once the window is trimmed and hits are touched."""
+    pool, table = manager.block_pool, manager.req_to_blocks[request.request_id]
+    ref_count, counted = pool.backing.ref_count, request.num_computed_tokens
+    skipped = manager.specialized_manager.skipped_places(table, counted)
+    coming = sum(ref_count(table[place].block_id) == 1 for place in skipped)
+    going = sum(ref_count(place) == 0 for place in touched)
+    return num_new + going <= pool.get_num_free_blocks() + coming
+
+
+def hash_full(
+    manager: KVCacheManager, request: Any, first: int, end: int, num_blocks: int
+) -> tuple[list[BlockHashType], list[bytes]]:
+    """The hashes that a request lacks of its full blocks, and the keys of those from a place on.
+
+    end: its tokens with the drafts. num_blocks: of its table. Raises TokensMissing, WrongArgument.
+    """
     num_drafts = len(getattr(request, "spec_token_ids", None) or ())
-    num_full = min((end - num_drafts) // size, held + num_new)
+    num_full = min((end - num_drafts) // manager.block_size, num_blocks)
     if num_full <= first:
-        return SlotPlan(True, hits, num_new, first)
+        return [], []
+    known = manager.keys_of_request(request.request_id)
+    if num_full <= len(known):
+        return [], known[first:num_full]
     made = make_hashes(manager, request, num_full)
-    known = manager.req_to_block_hashes[request.request_id]
-    full = [*known[first:num_full], *made[max(0, first - len(known)) :]]
-    return SlotPlan(True, hits, num_new, first, with_keys(full), made)
-
-
-def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> None:
-    """Raise unless a request can be given these blocks as its first."""
-    name = repr(request.request_id)
-    if not manager.enable_caching:
-        raise HitsWithoutCaching(request=name, num_blocks=len(hits))
-    manager.block_pool.check_own(hits)
-    if manager.req_to_blocks[request.request_id]:
-        raise HitsWhileRunning(request=name, num_blocks=len(hits))
-    hashes = [
-        *manager.req_to_block_hashes[request.request_id],
-        *make_hashes(manager, request, min(len(hits), request.num_tokens // manager.block_size)),
-    ]
-    group, pool = manager.specialized_manager.group, manager.block_pool
-    num_unseen = skipped_blocks(group, len(hits) * manager.block_size)
-    null, key_of = pool.null_block, pool.backing.key_of
-    for place, block in enumerate(hits):
-        if block is null:
-            is_good = place < num_unseen
-        else:
-            key = key_of(block.block_id)
-            is_good = place < len(hashes) and key == hashes[place].core_key
-        if not is_good:
-            raise StaleHit(request=name, block=block.block_id, position=place)
-
-
-def num_available(
-    manager: KVCacheManager,
-    table: Sequence[KVCacheBlock],
-    counted: int,
-    hits: Sequence[KVCacheBlock],
-) -> int:
-    """Blocks that can be taken once the window is trimmed and the hits are touched."""
-    pool = manager.block_pool
-    null, ref_count = pool.null_block, pool.backing.ref_count
-    coming = going = 0
-    for place in manager.specialized_manager.skipped_places(table, counted):
-        coming += ref_count(table[place].block_id) == 1
-    for block in hits:
-        going += block is not null and ref_count(block.block_id) == 0
-    return pool.get_num_free_blocks() + coming - going
+    keys = keys_of(made, manager.block_pool.backend)
+    return made, known[first:] + keys[max(0, first - len(known)) :]
 
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
     """The hashes of a request's first blocks behind those that it has. Raises TokensMissing."""
     known = manager.req_to_block_hashes[request.request_id]
-    return hash_more_tokens(manager.caching_hash_fn, manager.block_size, request, known, num_full)
+    function, size = manager.caching_hash_fn, manager.block_size
+    return hash_more_tokens(function, size, request, known, num_full)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcore.errors import WrongArgument
 from kvcore.groups import Group, skipped_blocks
-from kvcore.legacy.block_hashes import BlockHashType, read_record
+from kvcore.legacy.block_hashes import BlockHashType, keys_of
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_interface import read_spec
 from kvcore.legacy.live_blocks import KVCacheBlock
@@ -28,14 +28,19 @@ class SpecializedManager(ABC):
         spec = read_spec(kv_cache_spec)
         self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
         self.block_size = spec.block_size
+        self.has_window = self.group.window is not None
         self.kv_cache_spec = kv_cache_spec
         self.block_pool = block_pool
 
-    @abstractmethod
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
     ) -> list[KVCacheBlock]:
         """The blocks of the longest hit of a chain. num_dropped: last ones that are not used."""
+        return self.find_keys(keys_of(block_hashes, self.block_pool.backend), num_dropped)
+
+    @abstractmethod
+    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
+        """The same by the keys of the hashes."""
 
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
@@ -64,20 +69,13 @@ class SpecializedManager(ABC):
 class FullAttentionManager(SpecializedManager):
     """Every query sees all tokens before it."""
 
-    def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
-    ) -> list[KVCacheBlock]:
+    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
         """From the left up to the first miss, less what is dropped."""
-        hit: list[KVCacheBlock] = []
-        lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
-        for block_hash in block_hashes:
-            known = type(block_hash) is BlockHashType
-            record = block_hash if known else read_record(block_hash)
-            place = lookup(record.core_key)
-            if place is None:
-                break
-            hit.append(blocks[place])
-        return hit[: max(0, len(hit) - num_dropped)]
+        ask = self.block_pool.backing.blocks
+        if not keys or ask.lookup(keys[0], "device") is None:
+            return []  # before the other keys are read
+        hit = self.block_pool.blocks_at(ask.lookup_prefix(keys, "device"))
+        return hit[: max(0, len(hit) - num_dropped)] if num_dropped else hit
 
     def skipped_places(
         self,
@@ -96,18 +94,17 @@ class SlidingWindowManager(SpecializedManager):
         self.sliding_window = self.group.window or 1
         self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
 
-    def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
-    ) -> list[KVCacheBlock]:
+    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
         """The last run of enough blocks, less what is dropped behind it; null before it."""
         needed = self.sliding_window_contiguous_blocks + num_dropped
         run: list[KVCacheBlock] = []
-        for place in range(len(block_hashes) - 1, -1, -1):
-            block = self.block_pool.get_cached_block(block_hashes[place])
-            if block is None:
+        lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
+        for place in range(len(keys) - 1, -1, -1):
+            found = lookup(keys[place])
+            if found is None:
                 run.clear()
                 continue
-            run.append(block)
+            run.append(blocks[found])
             if len(run) >= needed:
                 nulls = [self.block_pool.null_block] * place
                 return (nulls + run[::-1])[: place + len(run) - num_dropped]
