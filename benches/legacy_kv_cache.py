@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A story of vLLM 0.8.5's V1 manager: prompts of 512 tokens, hits, decoding, preemption.
 
-Run by benches/legacy.py. Hashes and their keys are made before look-ups are timed: that is done by
-the engine's hash function, once a block, and no transition of the core stands beneath it.
+Run by benches/legacy.py. A look-up makes a prompt's hashes by the engine's function and their keys
+by the core's hashing, once a request; further look-ups are timed apart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benches.legacy import Work, for_each
+from kvcore import _twin, hashing
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from kvcore.legacy.kv_cache_manager import KVCacheManager
@@ -47,6 +48,7 @@ class V1:
         config = KVCacheConfig(NUM_BLOCKS, {}, [KVCacheGroupSpec(["layer"], spec)])
         self.manager = KVCacheManager(config, 4096, backend=backend)
         self.backing = self.manager.block_pool.backing
+        self.core_functions = ((_twin, "hash_block"), (hashing, "hash_block"))
         tokens = [list(range(number, number + PROMPT)) for number in range(NUM_REQUESTS)]
         self.first = [Request(f"a{number}", list(each)) for number, each in enumerate(tokens)]
         self.second = [Request(f"b{number}", [*each, 1]) for number, each in enumerate(tokens)]
@@ -55,15 +57,18 @@ class V1:
         """The life of all requests."""
         manager, first, second = self.manager, self.first, self.second
         allocate = manager.allocate_slots
-        for request in (*first, *second):
-            manager.get_computed_blocks(request)
+        yield "look-up, hashes and a miss", for_each(manager.get_computed_blocks, first)
         yield "look-up, a miss", for_each(manager.get_computed_blocks, first)
         yield "allocate, 32 blocks", for_each(allocate, first, [PROMPT] * NUM_REQUESTS)
+        for request in second:
+            manager.get_computed_blocks(request)
         yield "look-up, 32 hits", for_each(manager.get_computed_blocks, second)
         hits = [manager.get_computed_blocks(request)[0] for request in second]
         yield "allocate, 32 hits", for_each(allocate, second, [1] * NUM_REQUESTS, hits)
         self._compute(first, PROMPT)
         yield "decode, a new block", for_each(allocate, first, [1] * NUM_REQUESTS)
+        self._compute(first, PROMPT + 1)
+        yield "decode, in place", for_each(allocate, first, [1] * NUM_REQUESTS)
         self._compute(first, PROMPT + SIZE - 1)
         yield "decode, a full block", for_each(allocate, first, [1] * NUM_REQUESTS)
         common = manager.get_num_common_prefix_blocks

@@ -150,15 +150,9 @@ def hash_request_tokens(
 
     Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
     """
-    size, next_mm_idx = read_count("block_size", block_size, 1), 0
-
-    def keys_of_block(start: int, end: int) -> tuple[Any, ...] | None:
-        nonlocal next_mm_idx
-        keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, next_mm_idx)
-        return keys
-
+    size = read_count("block_size", block_size, 1)
     num_full = len(request.all_token_ids) // size
-    return _hash_chain(hash_function, request, (None, 0, num_full, size), keys_of_block)
+    return _hash_chain(hash_function, size, request, None, 0, num_full, every_item=False)
 
 
 def hash_more_tokens(
@@ -173,41 +167,37 @@ def hash_more_tokens(
     Every media item counts, also where nothing is known yet. Raises TokensMissing, and what
     `generate_block_hash_extra_keys` raises.
     """
-    num_known, num_tokens = len(known), len(request.all_token_ids)
+    num_known, asked = len(known), num_full * block_size
     if num_full <= num_known:
         return []
-    if num_tokens < num_full * block_size:
-        name, asked = repr(request.request_id), num_full * block_size
+    if len(request.all_token_ids) < asked:
+        name, num_tokens = repr(request.request_id), len(request.all_token_ids)
         raise TokensMissing(request=name, num_tokens=num_tokens, asked=asked)
-
-    def keys_of_block(start: int, end: int) -> tuple[Any, ...] | None:
-        return generate_block_hash_extra_keys(request, start, end, 0)[0]
-
     parent = read_record(known[-1]).hash_value if known else None
-    chain = (parent, num_known, num_full, block_size)
-    return _hash_chain(hash_function, request, chain, keys_of_block)
+    return _hash_chain(hash_function, block_size, request, parent, num_known, num_full, True)
 
 
 def _hash_chain(
     hash_function: HashFunction,
+    size: int,
     request: Any,
-    chain: tuple[int | None, int, int, int],
-    keys_of_block: Callable[[int, int], tuple[Any, ...] | None],
+    parent: int | None,
+    first: int,
+    behind: int,
+    every_item: bool,
 ) -> list[BlockHashType]:
-    """The records of some of a request's blocks.
-
-    chain: hash of the block before them, first of them, the one behind them, tokens of each.
-    """
-    parent, first, behind, size = chain
+    """The records of blocks behind a parent. every_item: whether a block looks at all media."""
     number = NONE_HASH if parent is None else parent
     tokens, marked = request.all_token_ids, need_extra_keys(request)
     records: list[BlockHashType] = []
     keys: tuple[Any, ...] | None = None
+    next_mm_idx = 0
     for start in range(first * size, behind * size, size):
         end = start + size
         own = tuple(tokens[start:end])
         if marked:
-            keys = keys_of_block(start, end)
+            asked = 0 if every_item else next_mm_idx
+            keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, asked)
         number = hash_function((number, own, keys))
         # The class's own `__new__`, which Python makes, takes three times as long.
         records.append(tuple.__new__(BlockHashType, (number, own, keys)))
@@ -219,16 +209,14 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
 
     backend: whose hashing makes them; they are the same. Raises WrongArgument.
     """
-    try:
-        keys = [record._key for record in records]
-    except AttributeError:
-        return [read_record(record).core_key for record in records]
-    if all(keys):
-        return keys
     hash_block = _twin.hash_block if backend == "rust" else hashing.hash_block
-    for place, record in enumerate(records):
-        if not keys[place]:
-            keys[place] = record._key = _plain_key(record, hash_block) or content_key(record)
+    keys = []
+    for each in records:
+        record = each if type(each) is BlockHashType else read_record(each)
+        key = record._key
+        if not key:
+            key = record._key = _plain_key(record, hash_block) or content_key(record)
+        keys.append(key)
     return keys
 
 

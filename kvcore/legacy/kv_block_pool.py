@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
-from operator import is_
 from typing import Any, NoReturn
 
 from kvcore.arguments import read_count
@@ -251,17 +250,18 @@ class BlockPool:
 
     def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
         """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
-        return list(filter(None, self.check_own(list(blocks))))
+        places = self.check_own(list(blocks))
+        return [place for place in places if place] if 0 in places else places
 
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
         """The ids of blocks of this pool. Raises ForeignBlock."""
         own = self.blocks
         try:
-            places = [block.block_id for block in blocks]
-            if all(map(is_, [own[place] for place in places], blocks)):
-                return places
+            places = [block.block_id for block in blocks if own[block.block_id] is block]
         except (AttributeError, IndexError, TypeError):
-            pass
+            places = []
+        if len(places) == len(blocks):
+            return places
         known = set(map(id, own))
         stranger = next(block for block in blocks if id(block) not in known)
         raise ForeignBlock(block=repr(stranger), num_blocks=len(own))

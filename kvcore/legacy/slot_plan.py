@@ -50,8 +50,10 @@ def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBloc
     if len(keys) < count:
         made = make_hashes(manager, request, min(count, request.num_tokens // size))
         keys = keys + keys_of(made, pool.backend)
-    num_null = next((at for at, place in enumerate(places) if place), count)
-    num_unseen = skipped_blocks(manager.specialized_manager.group, count * size) if num_null else 0
+    num_null = num_unseen = 0
+    if not places[0]:
+        num_null = next((at for at, place in enumerate(places) if place), count)
+        num_unseen = skipped_blocks(manager.specialized_manager.group, count * size)
     seen = places[num_null:]
     stale = pool.backing.blocks.first_stale(seen, keys[num_null:count], "device")
     if num_null <= num_unseen and stale is None:
@@ -110,7 +112,7 @@ def hash_full(
         return [], known[first:num_full]
     made = make_hashes(manager, request, num_full)
     keys = keys_of(made, manager.block_pool.backend)
-    return made, known[first:] + keys[max(0, first - len(known)) :]
+    return made, keys if first == len(known) else (known + keys)[first:]
 
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
