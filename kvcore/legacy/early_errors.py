@@ -25,6 +25,12 @@ class AlreadyAllocated(KvcoreError):
     message = "request {request} has {num_blocks} blocks: append to them, or free them first"
 
 
+class BlockInUse(KvcoreError):
+    """A block forgets its tokens while requests have it in their table."""
+
+    message = "block {block} has {num_owners} owners: free their requests first"
+
+
 class NoTokensLeft(KvcoreError, RuntimeError):
     """Slots are asked for tokens that the request does not have."""
 

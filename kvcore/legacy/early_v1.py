@@ -22,6 +22,7 @@ from kvcore.commands import Batch
 from kvcore.errors import InvalidConfig, StaleHits
 from kvcore.hashing import HASH_SIZE, HASHINGS, Hashing, hash_blocks, make_key, root_hash
 from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.early_blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Pool, Text
 from kvcore.legacy.early_errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
@@ -29,9 +30,21 @@ from kvcore.legacy.early_errors import (
     TooFewTokens,
     UnallocatedRequest,
 )
+from kvcore.legacy.early_hashes import BlockHashType, hash_block_tokens, hash_request_tokens
 from kvcore.tiers import Tiers
 from kvcore.tokens import read_tokens
 from kvcore.values import Refused
+
+__all__ = [
+    "BlockHashType",
+    "EngineRequest",
+    "FreeBlockQueue",
+    "KVCacheBlock",
+    "KVCacheManager",
+    "Request",
+    "hash_block_tokens",
+    "hash_request_tokens",
+]
 
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
@@ -70,53 +83,15 @@ class Request:
         self._token_ids += [token_ids] if isinstance(token_ids, int) else token_ids
 
 
-class KVCacheBlock:
-    """One block: its number, and its owners and its key at the time of the question."""
-
-    __slots__ = ("_backing", "block_id")
-
-    def __init__(self, block_id: int, backing: Backing) -> None:
-        self.block_id = block_id
-        self._backing = backing
-
-    @property
-    def ref_cnt(self) -> int:
-        """Requests that have it in their table."""
-        return self._backing.ref_count(self.block_id)
-
-    @property
-    def block_hash(self) -> bytes | None:
-        """The key under which it is found, None unless it is full and cached."""
-        return self._backing.key_of(self.block_id)
-
-    def __repr__(self) -> str:
-        return f"KVCacheBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt})"
-
-
-class FreeBlockQueue:
-    """The blocks without owner, the next to be taken first."""
-
-    def __init__(self, blocks: Sequence[KVCacheBlock], backing: Backing) -> None:
-        self._blocks = blocks
-        self._backing = backing
-
-    @property
-    def num_free_blocks(self) -> int:
-        """How many there are."""
-        return self._backing.num_free()
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """All of them. Cost: O(free blocks)."""
-        return [self._blocks[number] for number in self._backing.free_blocks()]
-
-
 class KVCacheManager:
     """Which block holds which tokens of a request; touches no tensor.
 
     sliding_window: read by nobody, as in the original: what leaves a window stays. enable_caching:
     whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
     far as blocks are free. max_model_len: where that room ends, as a later release has it.
-    hash_seed: root of the keys, random per process unless given. Raises InvalidCount,
+    hashing, hash_seed: how keys are made, and of which root, random per process unless given. Who
+    says one of them sees the core's keys as hashes of blocks; who says neither sees hashes as the
+    original makes them. Blocks are found by keys in either case. Raises InvalidCount,
     InvalidConfig, BackendMissing.
     """
 
@@ -129,7 +104,7 @@ class KVCacheManager:
         num_preallocate_tokens: int = 64,
         *,
         max_model_len: int | None = None,
-        hashing: Hashing = "sha256",
+        hashing: Hashing | None = None,
         hash_seed: bytes | None = None,
         backend: BackendName = "python",
     ) -> None:
@@ -142,6 +117,8 @@ class KVCacheManager:
         self.max_model_len = max_model_len
         if max_model_len is not None:
             read_count("max_model_len", max_model_len, 1)
+        shows_keys = hashing is not None or hash_seed is not None
+        hashing = "sha256" if hashing is None else hashing
         if hashing not in HASHINGS:
             raise InvalidConfig(field="hashing", value=repr(hashing), reason=f"one of {HASHINGS}")
         if not isinstance(hash_seed, bytes | None):
@@ -150,10 +127,10 @@ class KVCacheManager:
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
-        self.block_pool = tuple(
-            KVCacheBlock(number, self._backing) for number in range(num_gpu_blocks)
-        )
-        self.free_block_queue = FreeBlockQueue(self.block_pool, self._backing)
+        pool = Pool(num_gpu_blocks, self._backing, shows_keys=shows_keys)
+        self.block_pool = pool.blocks
+        self.free_block_queue = pool.free_block_queue
+        self.cached_block_hash_to_block = CachedBlocks(pool)
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
 
     def __repr__(self) -> str:
@@ -175,20 +152,24 @@ class KVCacheManager:
                 found.append(self.block_pool[number])
         return found
 
+    def get_computed_block_ids(self, request: EngineRequest) -> list[int]:
+        """The ids of these blocks, by which `allocate_slots` knows them as well."""
+        return [block.block_id for block in self.get_computed_blocks(request)]
+
     def allocate_slots(
-        self, request: EngineRequest, num_tokens: int, computed_blocks: list[KVCacheBlock]
+        self, request: EngineRequest, num_tokens: int, computed_blocks: Sequence[KVCacheBlock | int]
     ) -> list[KVCacheBlock] | None:
         """Give a request its first blocks: the computed ones, and new ones for so many tokens.
 
-        computed_blocks: of `get_computed_blocks`. Returns the new blocks, room ahead included, or
-        None where they do not fit. Raises InvalidCount, AlreadyAllocated, HitsWithoutCaching,
-        StaleHits, NoTokensLeft, InvalidToken.
+        computed_blocks: of `get_computed_blocks`, or their ids. Returns the new blocks, room ahead
+        included, or None where they do not fit. Raises InvalidCount, AlreadyAllocated,
+        HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens, 1)
         name = request.request_id
         if name in self.req_to_blocks:
             raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
-        hits = list(computed_blocks)
+        hits = [self._as_block(hit) for hit in computed_blocks]
         keys = self._check_hits(request, hits, num_tokens)
         numbers = [block.block_id for block in hits]
         num_free = self._backing.num_free() - list(map(self._backing.ref_count, numbers)).count(0)
@@ -198,6 +179,10 @@ class KVCacheManager:
         if hits:
             self._backing.touch(numbers)
         fresh = self._take(needed, num_free, len(hits))
+        if self.enable_caching:
+            first = len(hits) * self.block_size
+            tokens = list(request.all_token_ids[first : first + num_tokens])
+            Text(self.block_size, first, hits[-1].place if hits else None, tokens).hold(fresh)
         self._publish(fresh, keys)
         self.req_to_blocks[name] = hits + fresh
         return list(fresh)
@@ -220,11 +205,16 @@ class KVCacheManager:
         first, keys = self._keys_of_filled(request, blocks, end) if self.enable_caching else (0, [])
         if needed > 0 and needed > num_free:
             return None
+        text = blocks[-1].text if self.enable_caching else None
+        if text is not None:
+            text.grow(request.all_token_ids, end)
         if keys:
             self._publish(blocks[first:], keys)
         if needed <= 0:
             return []
         fresh = self._take(needed, num_free, len(blocks))
+        if text is not None:
+            text.hold(fresh, len(blocks))
         self._publish(fresh, keys[len(blocks) - first :])
         blocks += fresh
         return fresh
@@ -293,6 +283,11 @@ class KVCacheManager:
             return first, []
         tokens = request.all_token_ids[first * self.block_size : full * self.block_size]
         return first, list(self._keys(self._root if key is None else key[:HASH_SIZE], tokens))
+
+    def _as_block(self, hit: KVCacheBlock | int) -> KVCacheBlock:
+        """The block of an id; what is none is left as it is, to be refused."""
+        known = isinstance(hit, int) and 0 <= hit < self.num_gpu_blocks
+        return self.block_pool[hit] if known else hit  # type: ignore[index, return-value] # known
 
     def _is_own(self, block: KVCacheBlock) -> bool:
         number = getattr(block, "block_id", None)

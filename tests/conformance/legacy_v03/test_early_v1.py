@@ -154,7 +154,7 @@ def test_a_miss_a_hit_in_the_queue_and_a_hit_in_use(backend: Backend) -> None:
     assert (table(manager, third), manager.block_pool[0].ref_cnt) == ([0, 3], 2)
     # A miss takes the head of the queue, whose content is lost.
     key = manager.block_pool[1].block_hash
-    assert key is not None
+    assert isinstance(key, bytes)
     list(manager.take_batch())
     fourth = admit(manager, "d", [7])
     assert table(manager, fourth) == [1]
