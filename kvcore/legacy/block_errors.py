@@ -40,6 +40,17 @@ class UnknownName(KvcoreError, KeyError):
         return str(self.args[0])
 
 
+class UnknownDevice(WrongValue, KeyError):
+    """No device of an allocator."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoneWaits(WrongCall, IndexError):
+    """A group without waiting sequence where one is asked for."""
+
+
 class NoFreeBlocksError(KvcoreError):
     """Fewer blocks are free than a call needs."""
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.commands import Batch
+from kvcore.legacy import manager_interfaces
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_errors import (
     NoFreeBlocksError,
+    NoneWaits,
     UnknownName,
     WrongValue,
     for_sequence,
@@ -28,7 +30,7 @@ from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, Sequen
 from kvcore.legacy.tier_allocator import check_block_size
 
 
-class SelfAttnBlockSpaceManager:
+class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
     """Blocks of sequences, by their numbers."""
 
     def __init__(
@@ -74,7 +76,7 @@ class SelfAttnBlockSpaceManager:
         return self.block_allocator.take_batch()
 
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether a waiting group's prompt can be given blocks."""
+        """Whether a waiting group's prompt can be given blocks. Raises NoneWaits."""
         tokens = _waiting(seq_group)[0].get_token_ids()
         needed = BlockTable.get_num_required_blocks(tokens, self.block_size, num_lookahead_slots)
         if self.max_block_sliding_window is not None:
@@ -88,7 +90,7 @@ class SelfAttnBlockSpaceManager:
     def allocate(self, seq_group: GroupLike) -> None:
         """Give a waiting group's sequences the blocks of their prompt, which they share.
 
-        Raises WrongCall where one has blocks, NoFreeBlocksError.
+        Raises NoneWaits, WrongCall where one has blocks, NoFreeBlocksError.
         """
         waiting = _waiting(seq_group)
         ids = [seq.seq_id for seq in waiting]
@@ -317,9 +319,9 @@ def _blocks_of_window(sliding_window: int | None, block_size: int) -> int | None
 
 
 def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:
-    """A group's waiting sequences. Raises WrongCall where there are none."""
+    """A group's waiting sequences. Raises NoneWaits where there are none."""
     waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
-    request, num = seq_group.request_id, len(waiting)
-    reason = "request {request!r} has {num} waiting sequences"
-    require(num > 0, reason, request=request, num=num)
+    if not waiting:
+        request = seq_group.request_id
+        raise NoneWaits(reason=f"request {request!r} has 0 waiting sequences", request=request)
     return waiting

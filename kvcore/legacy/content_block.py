@@ -25,6 +25,9 @@ class ContentAllocator(TierAllocator):
 class PrefixCachingBlock(NaiveBlock):
     """Tokens of one physical block, and their hash."""
 
+    _none_hash = NONE_HASH
+    last_accessed: float = NEVER_ACCESSED
+
     def __init__(
         self,
         prev_block: Block | None,
@@ -62,7 +65,7 @@ class PrefixCachingBlock(NaiveBlock):
         self._extra_hash = extra_hash
         self._content_hash = content_hash
         self._computed = computed
-        self.last_accessed: float = NEVER_ACCESSED
+        self.last_accessed = NEVER_ACCESSED
         self._count_total()
 
     def append_token_ids(self, token_ids: list[int]) -> None:
@@ -128,13 +131,28 @@ class PrefixCachingBlock(NaiveBlock):
 
     def _hash_of(self, token_ids: list[int]) -> int | None:
         before = None if self._prev_block is None else self._prev_block.content_hash
-        if self._prev_block is not None and before is None:
+        if self._prev_block is not None and before in (None, NONE_HASH):
             return None
         return self.hash_block_tokens(self._prev_block is None, before, token_ids, self._extra_hash)
 
     def _count_total(self) -> None:
         before = 0 if self._prev_block is None else self._prev_block.num_tokens_total
         self._num_tokens_total = before + len(self._token_ids)
+
+
+def hash_chain(
+    token_ids: list[int], block_size: int, parent: int | None, extra_hash: int | None
+) -> list[int]:
+    """The hashes of the full blocks of tokens behind a block of that hash, None for no block."""
+    hashes = []
+    is_first = parent is None
+    before = NONE_HASH if parent is None else parent
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        # `hash_block_tokens` without a call.
+        before = hash((is_first, before, *token_ids[start : start + block_size], extra_hash))
+        hashes.append(before)
+        is_first = False
+    return hashes
 
 
 def check_previous(prev_block: Block | None) -> None:

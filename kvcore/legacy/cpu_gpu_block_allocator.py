@@ -15,7 +15,13 @@ from typing import Any
 
 from kvcore.commands import Batch
 from kvcore.legacy.backing import BackendName, Backing
-from kvcore.legacy.block_errors import NotSupported, UnknownName, WrongValue, require
+from kvcore.legacy.block_errors import (
+    NotSupported,
+    UnknownDevice,
+    UnknownName,
+    WrongValue,
+    require,
+)
 from kvcore.legacy.interfaces import Block, BlockId, Device
 from kvcore.legacy.naive_block import NaiveBlockAllocator
 from kvcore.legacy.null_block import NullBlock
@@ -101,11 +107,11 @@ class CpuGpuBlockAllocator:
 
     def allocator(self, device: Device) -> Any:
         """The allocator of a device. Raises WrongValue."""
-        if device is Device.GPU:
+        if device is Device.GPU or device == Device.GPU:
             return self._gpu
-        if device is Device.CPU:
+        if device == Device.CPU:
             return self._cpu
-        raise WrongValue(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
+        raise UnknownDevice(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
 
     def owner(self, block: Block) -> Any:
         """The allocator of a block. Raises WrongCall where it has no id, UnknownName."""
@@ -212,7 +218,7 @@ class CpuGpuBlockAllocator:
             if block.token_ids and not is_there:
                 copies.setdefault(new_id, old_id)
         self._copy(dst_device, source.blocks.places(copies.values()), target.blocks.places(copies))
-        if dst_device is Device.CPU:
+        if dst_device == Device.CPU:
             target.note_written(copies)
         source.drop_all(moved)
         for block, (new_id, _) in zip(moved, placed, strict=True):
@@ -286,7 +292,7 @@ class CpuGpuBlockAllocator:
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 
     def _copy(self, dst_device: Device, sources: list[int], targets: list[int]) -> None:
-        if dst_device is Device.CPU:
+        if dst_device == Device.CPU:
             for block, host_block in zip(sources, targets, strict=True):
                 self._backing.copy_out(block, host_block)
         else:

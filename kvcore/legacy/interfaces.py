@@ -1,160 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What blocks and allocators of the V0 block manager have in common, for those who ask by type.
+"""The types of V0's block managers, blocks and allocators, for those who ask by type.
 
-Rules: names are the original's; `device` is a keyword that allocators of one device refuse. Source:
-S002-08, 14, 15, 28, 51, 65.
+Rules: this file defines nothing. It has the names of both modules that are called so in vLLM.
+Source: S002-08, 14, 15, 28, 51, 65.
 """
 
 from __future__ import annotations
 
-import enum
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from kvcore.legacy.block_interfaces import (
+    Block,
+    BlockAllocator,
+    BlockId,
+    Device,
+    PooledBlock,
+    chain,
+)
+from kvcore.legacy.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.manager_interfaces import BlockSpaceManager
+from kvcore.legacy.sequences import AllocStatus
 
-from kvcore.legacy import block_errors
-
-BlockId = int
-
-
-class Device(enum.Enum):
-    """Where a block is: the core's device tier, or its host tier."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-class Block(ABC):
-    """Tokens that share one physical block."""
-
-    pool_id: int | None = None
-
-    @abstractmethod
-    def append_token_ids(self, token_ids: list[int]) -> None:
-        """Add tokens."""
-
-    @property
-    @abstractmethod
-    def block_id(self) -> BlockId | None:
-        """The physical block; None where there is none."""
-
-    @block_id.setter
-    @abstractmethod
-    def block_id(self, value: BlockId | None) -> None:
-        """Name another one."""
-
-    @property
-    @abstractmethod
-    def token_ids(self) -> list[int]:
-        """The tokens."""
-
-    @property
-    @abstractmethod
-    def num_empty_slots(self) -> int:
-        """Tokens that still fit."""
-
-    @property
-    @abstractmethod
-    def is_full(self) -> bool:
-        """Whether no token fits any more."""
-
-    @property
-    @abstractmethod
-    def prev_block(self) -> Block | None:
-        """The block before in its sequence."""
-
-    @property
-    @abstractmethod
-    def content_hash(self) -> int | None:
-        """The hash of all tokens up to its end; None where it has none."""
-
-    @property
-    @abstractmethod
-    def extra_hash(self) -> int | None:
-        """What else its content hangs on."""
-
-    @property
-    @abstractmethod
-    def num_tokens_total(self) -> int:
-        """Tokens of the sequence up to its end."""
-
-    @property
-    @abstractmethod
-    def computed(self) -> bool:
-        """Whether it was found computed."""
-
-    @computed.setter
-    @abstractmethod
-    def computed(self, value: bool) -> None:
-        """Say so."""
-
-
-class PooledBlock(Block):
-    """A block object that is used for one block after another."""
-
-    @abstractmethod
-    def begin(
-        self,
-        prev_block: Block | None,
-        token_ids: list[int],
-        block_size: int,
-        allocator: Any,
-        block_id: BlockId | None,
-        extra_hash: int | None = None,
-        content_hash: int | None = None,
-        computed: bool = False,
-    ) -> None:
-        """Be a new block, whatever this object was before."""
-
-
-class BlockAllocator(ABC):
-    """Gives blocks of one device."""
-
-    NoFreeBlocksError = block_errors.NoFreeBlocksError
-
-    @abstractmethod
-    def allocate_mutable_block(
-        self,
-        prev_block: Block | None,
-        extra_hash: int | None = None,
-        device: Device | None = None,
-    ) -> Block:
-        """An empty block."""
-
-    @abstractmethod
-    def allocate_immutable_blocks(
-        self,
-        prev_block: Block | None,
-        block_token_ids: list[list[int]],
-        extra_hash: int | None = None,
-        device: Device | None = None,
-    ) -> list[Block]:
-        """Full blocks, one behind the other."""
-
-    @abstractmethod
-    def free(self, block: Block, keep_block_object: bool = False) -> None:
-        """Give a block back."""
-
-    @abstractmethod
-    def fork(self, last_block: Block) -> list[Block]:
-        """Another sequence over the same blocks."""
-
-    @abstractmethod
-    def cow_block_if_not_appendable(self, block: Block) -> BlockId:
-        """A block of its own for one that others hold too."""
-
-    @abstractmethod
-    def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Make a full block findable."""
-
-    @abstractmethod
-    def get_num_free_blocks(self, device: Device | None = None) -> int:
-        """Blocks that could be given."""
-
-
-def chain(last_block: Block) -> Sequence[Block]:
-    """A block and all before it, first to last."""
-    blocks = [last_block]
-    while (block := blocks[-1].prev_block) is not None:
-        blocks.append(block)
-    return blocks[::-1]
+__all__ = [
+    "AllocStatus",
+    "Block",
+    "BlockAllocator",
+    "BlockId",
+    "BlockSpaceManager",
+    "Device",
+    "DeviceAwareBlockAllocator",
+    "PooledBlock",
+    "chain",
+]

@@ -23,6 +23,8 @@ NO_HIT_RATE = -1
 class NaiveBlock(PooledBlock):
     """Tokens of one physical block."""
 
+    _cow_target: Block | None = None
+
     def __init__(
         self,
         prev_block: Block | None,
@@ -30,8 +32,12 @@ class NaiveBlock(PooledBlock):
         block_size: int,
         allocator: TierAllocator,
         block_id: BlockId | None = None,
+        _cow_target: Block | None = None,
         extra_hash: int | None = None,  # noqa: ARG002 # the original takes it and has no use for it
     ) -> None:
+        """_cow_target: the block that is copied where others hold it, if it is not this one."""
+        if _cow_target is not None:
+            self._cow_target = _cow_target
         self.begin(prev_block, token_ids, block_size, allocator, block_id)
 
     def begin(
@@ -61,7 +67,10 @@ class NaiveBlock(PooledBlock):
         if not token_ids:
             return
         if self._block_id is not None:
-            self._block_id = self._allocator.cow_block_if_not_appendable(self)
+            copied = self._cow_target
+            self._block_id = self._allocator.cow_block_if_not_appendable(
+                self if copied is None else copied
+            )
         self._token_ids.extend(token_ids)
 
     def move_to(self, allocator: TierAllocator) -> None:
@@ -125,6 +134,16 @@ class NaiveBlock(PooledBlock):
     @computed.setter
     def computed(self, value: bool) -> None:
         reason = f"block {self._block_id} cannot note that it is computed: {value}"
+        raise NotSupported(reason=reason)
+
+    @property
+    def last_accessed(self) -> float:
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"block {self._block_id} does not know when it was used")
+
+    @last_accessed.setter
+    def last_accessed(self, last_accessed_ts: float) -> None:
+        reason = f"block {self._block_id} cannot note when it was used: {last_accessed_ts}"
         raise NotSupported(reason=reason)
 
 

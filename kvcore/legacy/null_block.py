@@ -7,7 +7,7 @@ Source: S002-69, 70.
 
 from __future__ import annotations
 
-from kvcore.legacy.block_errors import WrongValue
+from kvcore.legacy.block_errors import NotSupported, WrongValue
 from kvcore.legacy.interfaces import Block, BlockId
 
 
@@ -65,8 +65,8 @@ class NullBlock(Block):
 
     @property
     def num_tokens_total(self) -> int:
-        """Tokens up to its end."""
-        return self._proxy.num_tokens_total
+        """Raises NotSupported."""
+        raise NotSupported(reason=f"the null block {self.block_id} does not count tokens")
 
     @property
     def computed(self) -> bool:
@@ -76,3 +76,12 @@ class NullBlock(Block):
     @computed.setter
     def computed(self, value: bool) -> None:
         self._proxy.computed = value
+
+    @property
+    def last_accessed(self) -> float:
+        """When it was used; NotSupported where its kind of block does not know."""
+        return self._proxy.last_accessed
+
+    @last_accessed.setter
+    def last_accessed(self, last_accessed_ts: float) -> None:
+        self._proxy.last_accessed = last_accessed_ts

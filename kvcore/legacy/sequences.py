@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences as the V0 block manager asks for them, and plain ones for who has no engine.
 
-Rules: a manager takes whatever has these methods. Statuses are ints with the original's numbers, so
-that an engine's own enumeration compares equal. Source: S002-59, 61, 69, 72.
+Rules: a manager takes whatever has these methods. A sequence's statuses are ints with the
+original's numbers, answers compare by name, so an engine's own enumerations compare equal. Source:
+S002-59, 61, 69, 72.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as List
 from typing import Protocol
+
+from kvcore.legacy.named import NamedEnum
 
 
 class SequenceStatus(enum.IntEnum):
@@ -21,7 +24,7 @@ class SequenceStatus(enum.IntEnum):
     FINISHED_STOPPED = 3
 
 
-class AllocStatus(enum.Enum):
+class AllocStatus(NamedEnum):
     """Whether a group of sequences can be given blocks: now, later, or never."""
 
     OK = enum.auto()

@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.interfaces import BlockSpaceManager, Device
+from kvcore.legacy.naive_block import NaiveBlock
 from kvcore.legacy.null_block import NullBlock
-from kvcore.legacy.sequences import Sequence
+from kvcore.legacy.prefix_caching_block import PrefixCachingBlock
+from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import admit, manager, unchanged
+from tests.helpers.legacy_v0 import SIZE, admit, allocator, manager, two_tiers, unchanged
+
+GPU = Device.GPU
 
 
 def test_a_table_that_was_handed_out_survives_swaps_and_free(backend: Backend) -> None:
@@ -69,3 +79,111 @@ def test_the_tokens_of_a_table_can_be_read(backend: Backend) -> None:
     held, seq = manager(backend), Sequence(0, [1, 2, 3])
     admit(held, seq)
     assert held.block_tables[0]._get_all_token_ids() == [1, 2, 3]
+
+
+def test_a_block_behind_the_hash_of_none_has_no_hash(backend: Backend) -> None:
+    blocks = allocator(backend)
+
+    class Hashed(PrefixCachingBlock):
+        @property
+        def content_hash(self) -> int | None:
+            return hash("None")
+
+    for before, is_hashed in ((None, True), (Hashed(None, [], SIZE, blocks), False)):
+        block = PrefixCachingBlock(before, [1, 2], SIZE, blocks)
+        assert (block.content_hash is not None) is is_hashed
+    assert PrefixCachingBlock._none_hash == hash("None")
+
+
+class Engine:
+    """What an engine has of its own."""
+
+    class Device(enum.Enum):
+        CPU = 1
+        GPU = 2
+
+    class Place(enum.Enum):
+        GPU = 1
+
+    class AllocStatus(enum.Enum):
+        NEVER = 1
+        LATER = 2
+        OK = 3
+
+
+def test_engines_keep_their_own_enumerations(backend: Backend) -> None:
+    held = manager(backend, 2, 2)
+    for size, name in ((2, "OK"), (4, "OK"), (5, "NEVER")):
+        answer: Any = held.can_allocate(SequenceGroup("r", [Sequence(0, list(range(size)))]))
+        assert [each.name for each in Engine.AllocStatus if each == answer] == [name]
+        assert hash(answer) == hash(Engine.AllocStatus[name])
+    gpu: Any = Engine.Device.GPU
+    assert gpu == GPU != Device.CPU
+    assert gpu != Engine.Place.GPU
+    assert Engine.Place.GPU != GPU
+    assert held.get_prefix_cache_hit_rate(gpu) == -1
+    assert held.reset_prefix_cache(gpu)
+    with pytest.raises(KeyError, match="Place"):
+        held.get_prefix_cache_hit_rate(Engine.Place.GPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["naive", "prefix_caching"])
+def test_blocks_that_know_nothing_of_time_or_totals_say_so(backend: Backend, kind: str) -> None:
+    tiers = two_tiers(backend, kind=kind)
+    null, block = (
+        tiers.allocate_or_get_null_block(),
+        NaiveBlock(None, [1], SIZE, tiers.allocator(GPU)),
+    )
+    unknown: list[Callable[[], object]] = [
+        lambda: null.num_tokens_total,
+        lambda: block.num_tokens_total,
+        lambda: block.last_accessed,
+        lambda: setattr(block, "last_accessed", 1.0),
+    ]
+    if kind == "naive":
+        unknown += [lambda: null.last_accessed]
+    else:
+        null.last_accessed = 7.0
+        assert null.last_accessed == 7.0
+    for call in unknown:
+        with pytest.raises(NotImplementedError):
+            call()
+
+
+def test_managers_are_found_by_the_name_of_a_configuration() -> None:
+    find = BlockSpaceManager.get_block_space_manager_class
+    assert find("SelfAttn") is SelfAttnBlockSpaceManager
+    make: Any = find("placeholder")
+    placeholder = make(block_size=4)
+    group = SequenceGroup("r", [Sequence(0, [1])])
+    assert placeholder.can_allocate(group) == AllocStatus.OK
+    assert (placeholder.append_slots(group.seqs[0], 0), placeholder.swap_out(group)) == ([], None)
+    with pytest.raises(ValueError, match="'other'"):
+        find("other")
+
+
+def test_a_block_may_name_another_one_that_is_copied(backend: Backend) -> None:
+    naive = two_tiers(backend, kind="naive").allocator(GPU)
+    held = naive.allocate_mutable_block(None)
+    naive.fork(held)
+    block = NaiveBlock(None, [], SIZE, naive, held.block_id, held, 5)
+    block.append_token_ids([1])
+    assert (block.block_id, held.block_id, naive.clear_copy_on_writes()) == (1, 1, [(0, 1)])
+
+
+def test_what_waits_for_nothing_raises_as_an_empty_list_does(backend: Backend) -> None:
+    held, running = manager(backend), Sequence(0, [1], status=SequenceStatus.RUNNING)
+    group = SequenceGroup("idle", [running])
+    for call in (held.can_allocate, held.allocate):
+        error = unchanged(call, held, given=(group,))
+        assert isinstance(error, IndexError)
+        assert "'idle'" in str(error)
+
+
+def test_a_wrong_device_is_a_key_that_is_not_there(backend: Backend) -> None:
+    tiers: Any = two_tiers(backend)
+    for device in (None, "GPU", 1):
+        for call in (tiers.get_num_free_blocks, tiers.get_num_total_blocks):
+            error = unchanged(call, tiers, given=(device,))
+            assert isinstance(error, KeyError)
+            assert repr(device) in str(error)
