@@ -152,7 +152,7 @@ def hash_request_tokens(
     """
     size = read_count("block_size", block_size, 1)
     num_full = len(request.all_token_ids) // size
-    return _hash_chain(hash_function, size, request, None, 0, num_full, every_item=False)
+    return _hash_chain(hash_function, size, request, None, 0, num_full, last_item=False)
 
 
 def hash_more_tokens(
@@ -164,8 +164,9 @@ def hash_more_tokens(
 ) -> list[BlockHashType]:
     """The records of a request's first num_full blocks behind those that are known.
 
-    Every media item counts, also where nothing is known yet. Raises TokensMissing, and what
-    `generate_block_hash_extra_keys` raises.
+    Where some are known, the rest is taken for generated tokens, of which the last media item alone
+    is asked, also where it ends at the block's start: so the original makes these keys. Raises
+    TokensMissing, and what `generate_block_hash_extra_keys` raises.
     """
     num_known, asked = len(known), num_full * block_size
     if num_full <= num_known:
@@ -174,7 +175,8 @@ def hash_more_tokens(
         name, num_tokens = repr(request.request_id), len(request.all_token_ids)
         raise TokensMissing(request=name, num_tokens=num_tokens, asked=asked)
     parent = read_record(known[-1]).hash_value if known else None
-    return _hash_chain(hash_function, block_size, request, parent, num_known, num_full, True)
+    chain = (parent, num_known, num_full)
+    return _hash_chain(hash_function, block_size, request, *chain, last_item=num_known > 0)
 
 
 def _hash_chain(
@@ -184,9 +186,10 @@ def _hash_chain(
     parent: int | None,
     first: int,
     behind: int,
-    every_item: bool,
+    *,
+    last_item: bool,
 ) -> list[BlockHashType]:
-    """The records of blocks behind a parent. every_item: whether a block looks at all media."""
+    """The records of blocks behind a parent. last_item: whether the last of the media is asked."""
     number = NONE_HASH if parent is None else parent
     tokens, marked = request.all_token_ids, need_extra_keys(request)
     records: list[BlockHashType] = []
@@ -196,7 +199,7 @@ def _hash_chain(
         end = start + size
         own = tuple(tokens[start:end])
         if marked:
-            asked = 0 if every_item else next_mm_idx
+            asked = -1 if last_item else next_mm_idx
             keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, asked)
         number = hash_function((number, own, keys))
         # The class's own `__new__`, which Python makes, takes three times as long.

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvcore.arguments import read_count
 from kvcore.groups import skipped_blocks
-from kvcore.legacy.block_hashes import BlockHashType, hash_more_tokens, keys_of
+from kvcore.legacy.block_hashes import (
+    BlockHashType,
+    hash_more_tokens,
+    hash_request_tokens,
+    keys_of,
+)
 from kvcore.legacy.kv_cache_errors import (
     HitsWhileRunning,
     HitsWithoutCaching,
@@ -112,11 +117,20 @@ def hash_full(
         return [], known[first:num_full]
     made = make_hashes(manager, request, num_full)
     keys = keys_of(made, manager.block_pool.backend)
-    return made, keys if first == len(known) else (known + keys)[first:]
+    if len(known) + len(keys) > num_full or first != len(known):
+        keys = (known + keys)[first:num_full]
+    return made, keys
 
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
-    """The hashes of a request's first blocks behind those that it has. Raises TokensMissing."""
+    """The hashes of a request's first blocks behind those that it has. Raises TokensMissing.
+
+    One that has media and no hashes is hashed as a look-up hashes it: all of its full blocks.
+    """
     known = manager.req_to_block_hashes[request.request_id]
     function, size = manager.caching_hash_fn, manager.block_size
+    if not known and request.mm_positions:
+        made = hash_request_tokens(function, size, request)
+        if len(made) >= num_full:
+            return made
     return hash_more_tokens(function, size, request, known, num_full)

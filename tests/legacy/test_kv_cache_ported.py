@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that was written for vLLM 0.8.5's V1 manager, and looks closer than an engine does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.legacy.kv_cache_manager import KVCacheManager
+from kvcore.legacy.kv_cache_utils import hash_request_tokens
+from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, Span, with_media
+from tests.conformance.legacy_utils.stories import decode, make, resume
+from tests.conftest import Backend
+
+
+def extra_keys(manager: KVCacheManager, request: EngineRequest) -> list[Any]:
+    """The extra keys of a request's hashes."""
+    return [each.extra_keys for each in manager.req_to_block_hashes[request.request_id]]
+
+
+def test_generated_tokens_take_the_last_item_alone(backend: Backend) -> None:
+    """Prompt of 11 in blocks of 4, so the third block is filled by an answer of one token.
+
+    "b" ends where that block begins, and would count (S001-37) if it were asked; "c" is asked.
+    """
+    manager = make(backend)
+    request = with_media(11, ("a", 1, 2), ("b", 5, 3), ("c", 8, 2), lora=7)
+    assert resume(manager, request) == [1, 2, 3]
+    hashes = manager.req_to_block_hashes["r"]
+    assert extra_keys(manager, request) == [(7, "a"), (7, "b")]
+    assert decode(manager, request, 100) == []
+    assert extra_keys(manager, request) == [(7, "a"), (7, "b"), (7, "c")]
+    assert manager.req_to_block_hashes["r"] is hashes
+    assert decode(manager, request, 101, 102, 103, 104) == [4]
+    assert extra_keys(manager, request)[3] == (7,)
+
+
+def test_the_last_item_counts_once_more_where_it_ends_at_a_block(backend: Backend) -> None:
+    """As in the original: "b" ends at token 8, and is asked of the block that begins there."""
+    manager = make(backend)
+    request = with_media(9, ("a", 1, 2), ("b", 5, 3))
+    resume(manager, request)
+    decode(manager, request, 100, 101, 102)
+    assert extra_keys(manager, request) == [("a",), ("b",), ("b",)]
+
+
+def test_items_before_the_last_do_not_mark_generated_tokens(backend: Backend) -> None:
+    """Two items lie in the rest of the prompt: the original's key names the second alone."""
+    manager = make(backend)
+    request = with_media(7, ("a", 0, 1), ("b", 4, 1), ("c", 5, 1))
+    resume(manager, request)
+    decode(manager, request, 100)
+    assert extra_keys(manager, request) == [("a",), ("c",)]
+
+
+def test_a_prompt_in_chunks_that_nobody_looked_up_has_all_its_media(backend: Backend) -> None:
+    """The first call hashes what a look-up would have hashed, so later chunks change nothing."""
+    manager = make(backend)
+    request = with_media(14, ("a", 1, 4), ("b", 5, 3), ("c", 8, 1), ("d", 9, 2))
+    for _ in range(3):
+        assert manager.allocate_slots(request, SIZE) is not None
+        request.num_computed_tokens += SIZE
+    expected = hash_request_tokens(hash, SIZE, request)
+    assert manager.req_to_block_hashes["r"] == expected
+    assert extra_keys(manager, request) == [("a",), ("a", "b"), ("c", "d")]
+    assert [block.block_hash for block in manager.req_to_blocks["r"]] == expected
+    other = with_media(14, ("a", 1, 4), ("b", 5, 3), ("c", 8, 1), ("d", 9, 2))
+    other.request_id = "s"
+    hits, num_hit = manager.get_computed_blocks(other)
+    assert (hits, num_hit) == (manager.req_to_blocks["r"], 12)
+
+
+def test_a_first_chunk_publishes_its_own_blocks_alone(backend: Backend) -> None:
+    """What is hashed ahead is not found: its blocks are not there yet."""
+    manager = make(backend)
+    request = EngineRequest("r", list(range(12)), mm_positions=[Span(1, 2)], mm_hashes=["a"])
+    manager.allocate_slots(request, 6)
+    assert len(manager.req_to_block_hashes["r"]) == 3
+    assert (len(manager.block_pool.cached_block_hash_to_block), manager.num_cached_block) == (
+        1,
+        {"r": 1},
+    )
+    manager.check()
