@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V0's stories on vLLM 0.8.5's own block manager, and steps of its scheduler over both.
+
+Rules: the stories are those of benches/legacy_v0.py. The original asserts that somebody asked for a
+sequence's cached tokens before it is freed, so all are asked, outside the clock. Taking a batch is
+the facade's alone and stands in no table. The scheduler is vLLM's own in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import vllm.core.scheduler as vllm_scheduler
+from vllm import SamplingParams
+from vllm.config import CacheConfig, SchedulerConfig
+from vllm.core.block.prefix_caching_block import PrefixCachingBlockAllocator
+from vllm.core.block_manager import SelfAttnBlockSpaceManager
+from vllm.core.interfaces import AllocStatus as VllmStatus
+from vllm.core.interfaces import BlockSpaceManager
+from vllm.inputs import token_inputs
+from vllm.sequence import Logprob
+from vllm.sequence import Sequence as VllmSequence
+from vllm.sequence import SequenceGroup as VllmGroup
+
+from benches.legacy import Work, for_each
+from benches.legacy_v0 import NUM_BLOCKS, NUM_GROUPS, PROMPT, SIZE, Blocks, Naive
+from benches.peers.legacy import Beside
+from kvcore.legacy.backing import BackendName
+from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager as FacadeManager
+from kvcore.legacy.sequences import AllocStatus, SequenceGroup
+
+NUM_STEPS = 24
+MAX_MODEL_LEN = 2048
+
+
+class DecoderGroup(SequenceGroup):
+    """A group as the original's manager asks for it."""
+
+    def is_encoder_decoder(self) -> bool:
+        """False: it has no encoder."""
+        return False
+
+
+class Told(Naive):
+    """A story of benches/legacy_v0.py, told to either manager."""
+
+    def __init__(self, kind: BackendName | None, *, caching: bool) -> None:
+        """kind: the facade's backend; None for the original."""
+        super().__init__("python")
+        self.caching = caching
+        self.manager: Any = manager(kind, caching=caching)
+        self.groups = [DecoderGroup(each.request_id, each.seqs) for each in self.groups]
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """All phases but the batch; before sequences are freed, somebody asks for their tokens."""
+        if not hasattr(self.manager, "take_batch"):
+            self.manager.take_batch = list
+        for name, work in super().phases():
+            if name == "take_batch":
+                work()
+                continue
+            if name.startswith("free"):
+                for seq in (seq for group in self.groups for seq in group.seqs):
+                    self.manager.get_num_cached_tokens(seq)
+            yield name, work
+
+
+class OriginalBlocks(Blocks):
+    """Block objects of the original's allocator."""
+
+    def __init__(self) -> None:
+        super().__init__("python")
+        self.allocator: Any = PrefixCachingBlockAllocator(NUM_BLOCKS, SIZE)
+
+
+class Steps:
+    """The scheduler over a manager: prompts, steps that decode one token, forks, the end."""
+
+    def __init__(self, make: Callable[..., Any], statuses: type, *, caching: bool) -> None:
+        self.statuses = statuses
+        BlockSpaceManager.get_block_space_manager_class = lambda _: make
+        most = NUM_GROUPS * PROMPT
+        scheduling = SchedulerConfig(
+            "generate",
+            max_num_batched_tokens=most,
+            max_num_seqs=2 * NUM_GROUPS,
+            max_model_len=MAX_MODEL_LEN,
+        )
+        cache = CacheConfig(SIZE, 1.0, 1, "auto", enable_prefix_caching=caching)
+        cache.num_gpu_blocks = cache.num_cpu_blocks = NUM_BLOCKS
+        self.scheduler = vllm_scheduler.Scheduler(scheduling, cache, None)
+        shared = list(range(PROMPT // 2))
+        self.groups = [
+            self.group(number, shared + [number] * (PROMPT // 2)) for number in range(NUM_GROUPS)
+        ]
+        for group in self.groups:
+            self.scheduler.add_seq_group(group)
+
+    def group(self, number: int, tokens: list[int]) -> Any:
+        """A request with one sequence."""
+        seqs = [VllmSequence(number, token_inputs(tokens), SIZE)]
+        sampling = SamplingParams(max_tokens=MAX_MODEL_LEN)
+        return VllmGroup(str(number), seqs, arrival_time=0.0, sampling_params=sampling)
+
+    def step(self, outputs: list[Any]) -> None:
+        """Ask what to run next."""
+        outputs.append(self.scheduler.schedule()[1])
+
+    def apply(self, output: Any) -> None:
+        """What the model answers."""
+        for scheduled in output.scheduled_seq_groups:
+            group = scheduled.seq_group
+            group.update_num_computed_tokens(scheduled.token_chunk_size)
+            for seq in group.get_seqs():
+                seq.append_token_id(1, {1: Logprob(0.0)})
+
+    def phases(self) -> Iterator[tuple[str, Work]]:
+        """Each step is a call; the model's answers are given outside the clock."""
+        vllm_scheduler.AllocStatus = self.statuses
+        outputs: list[Any] = []
+        yield f"schedule {NUM_GROUPS} prompts of {PROMPT}", partial(self.step, outputs)
+        for _ in range(NUM_STEPS):
+            self.apply(outputs.pop())
+            yield f"schedule {NUM_GROUPS} decodes", partial(self.step, outputs)
+        seqs = [group.seqs[0] for group in self.groups]
+        yield "free_seq, 34 blocks", for_each(self.scheduler.free_seq, seqs)
+
+
+def manager(kind: BackendName | None, *, caching: bool) -> Any:
+    """The original's manager, or the facade's."""
+    sizes = (SIZE, NUM_BLOCKS, NUM_BLOCKS)
+    if kind is None:
+        return SelfAttnBlockSpaceManager(*sizes, enable_caching=caching)
+    return FacadeManager(*sizes, enable_caching=caching, backend=kind)
+
+
+def steps(caching: bool) -> Beside:
+    """Steps of the scheduler."""
+    return Beside(
+        f"vLLM's scheduler, {'with' if caching else 'without'} prefix caching",
+        lambda: Steps(SelfAttnBlockSpaceManager, VllmStatus, caching=caching),
+        lambda kind: Steps(partial(FacadeManager, backend=kind), AllocStatus, caching=caching),
+    )
+
+
+def calls(caching: bool) -> Beside:
+    """Calls of the manager."""
+    return Beside(
+        f"V0's manager, {'with' if caching else 'without'} prefix caching",
+        lambda: Told(None, caching=caching),
+        lambda kind: Told(kind, caching=caching),
+    )
+
+
+BESIDE = (
+    calls(caching=False),
+    calls(caching=True),
+    Beside("V0's block objects", OriginalBlocks, Blocks),
+    steps(caching=False),
+    steps(caching=True),
+)
