@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvcore import contents, tiers
-from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.backing import MODULES, BackendName, Backing
 
 MOST = 3.0
 BACKENDS: tuple[BackendName, ...] = ("rust", "python")
@@ -118,7 +117,7 @@ class Noting:
 
 def is_transition(name: str) -> bool:
     """Whether a call of this name changes the tiers, by what it answers."""
-    function = getattr(tiers, name, None) or getattr(contents, name)
+    function = next(getattr(each, name) for each in MODULES if hasattr(each, name))
     return str(function.__annotations__["return"]).startswith("Outcome")
 
 

@@ -335,6 +335,15 @@ class Tiers:
 
         Raises InvalidCount, UnknownBlock, UnusedBlock.
         """
+    def append(self, blocks: Iterable[int], num_blocks: int, /) -> int | Refused | None:
+        """
+        Let the owner of device blocks write behind what is in them, in so many blocks.
+
+        Gives None where that is the last block as it is, else a new block to stand behind it where
+        they were fewer, or a copy to stand in its place.
+
+        Raises InvalidCount, UnknownBlock, NoOwner.
+        """
     def clear_index(self, tier: str, /) -> None:
         """
         Forget every key.

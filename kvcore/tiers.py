@@ -11,7 +11,6 @@ rust/src/tiers.rs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
@@ -20,7 +19,7 @@ from msgspec.structs import replace as evolve
 from pyrsistent import PVector, pvector
 
 from kvcore import pool_layer
-from kvcore.arguments import read_int, read_ints
+from kvcore.arguments import read_int
 from kvcore.block_pool import BlockPool, PoolDraft, PoolEviction, make_pool
 from kvcore.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, Tier, close
 from kvcore.config import MAX_BLOCKS
@@ -217,19 +216,6 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     return _emit(evolve(tiers, device=draft.freeze()), effects.commands, fresh)
 
 
-def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
-    """Let one of a device block's owners write; value: where: there if it is the only one and
-    nobody can find the block, else to a copy, to which it moves.
-
-    Raises UnknownBlock, NoOwner.
-    """
-    pool = tiers.device
-    held = _held(PoolDraft(pool, Effects()), block)
-    if pool.ref_counts[held] == 1 and pool.keys[held] is None:
-        return Outcome(tiers, (), held)
-    return copy(tiers, held)
-
-
 def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
     """Copy a device block to a host block; both have owners, and keep them.
 
@@ -246,23 +232,6 @@ def copy_in(tiers: Tiers, host_block: int, block: int) -> Outcome[Tiers, None]:
     """
     target, source = tiers.held_pair(block, host_block)
     return _emit(tiers, [SwapIn(source, target)], None)
-
-
-def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Move one owner of each device block to the host; refused as a whole.
-
-    A block that is named again moves once, with an owner more. Value: where each owner is now.
-    Raises NoHostTier, UnknownBlock, DoubleFree.
-    """
-    return _move(tiers, blocks, "device", "host")
-
-
-def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Move one owner of each host block to the device, likewise.
-
-    Raises NoHostTier, UnknownBlock, DoubleFree.
-    """
-    return _move(tiers, host_blocks, "host", "device")
 
 
 def lookup(tiers: Tiers, key: bytes, tier: Tier = "device") -> int | None:
@@ -319,27 +288,6 @@ def take_batch(tiers: Tiers) -> Outcome[Tiers, Batch]:
     """Close and number the open batch; value: its commands."""
     taken = close(tiers.number, tiers.commands)
     return Outcome(evolve(tiers, number=tiers.number + 1, commands=pvector()), (), taken)
-
-
-def _move(
-    tiers: Tiers, blocks: Sequence[int], source: Tier, target: Tier
-) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Let owners leave the blocks of one tier for new ones of the other, which are copies."""
-    ids = read_ints(blocks)
-    left = release(tiers, ids, source)
-    times = Counter(ids)
-    taken = take(tiers, len(times), target)
-    if isinstance(taken.value, Refused):
-        return Outcome(tiers, (), taken.value)
-    moved = dict(zip(times, taken.value, strict=True))
-    more = [moved[block] for block, count in times.items() for _ in range(1, count)]
-    arrived = touch(taken.state, more, target)
-    copied = SwapOut if source == "device" else SwapIn
-    copies = [copied(*pair) for pair in moved.items()]
-    on_device, on_host = (left, arrived) if source == "device" else (arrived, left)
-    changed = evolve(tiers, device=on_device.state.device, host=on_host.state.host)
-    commands = (*taken.commands, *copies, *left.commands)
-    return _emit(changed, commands, tuple(map(moved.__getitem__, ids)))
 
 
 def _emit(tiers: Tiers, commands: Sequence[Command], value: T) -> Outcome[Tiers, T]:

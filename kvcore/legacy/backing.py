@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore import _twin, contents, tiers
+from kvcore import _twin, contents, tables, tiers
 from kvcore.block_pool import PoolEviction
 from kvcore.commands import Batch, Tier
 from kvcore.contents import Placed
@@ -23,6 +23,8 @@ from kvcore.legacy.backing_state import from_columns
 from kvcore.tiers import Order, Tiers, check_options, make_tiers
 from kvcore.values import Outcome, Refused
 
+MODULES = (tiers, contents, tables)
+"""Where the transitions of the Python core are."""
 BackendName = Literal["python", "rust"]
 
 
@@ -117,6 +119,15 @@ class Backing:
         Raises UnknownBlock, NoOwner.
         """
         return self.blocks.copy(block)
+
+    def append(self, blocks: Sequence[int], num_blocks: int) -> int | Refused | None:
+        """Let the owner of device blocks write behind what is in them, in so many blocks.
+
+        Gives None where that is the last block as it is, else a new block to stand behind it where
+        they were fewer, or a copy to stand in its place. Raises InvalidCount, UnknownBlock,
+        NoOwner.
+        """
+        return self.blocks.append(blocks, num_blocks)
 
     def own(self, block: int) -> int | Refused:
         """Let one of a device block's owners write; gives where: there, or to a copy of its own.
@@ -238,9 +249,7 @@ class Backing:
 
 
 class PureBlocks:
-    """The functions of `kvcore.tiers` and `kvcore.contents` over one value; the twin's `Tiers` has
-    the same methods.
-    """
+    """The functions of these modules over one value; the twin's `Tiers` has the same methods."""
 
     __slots__ = ("state",)
 
@@ -249,7 +258,7 @@ class PureBlocks:
 
     def __getattr__(self, name: str) -> Any:
         """A transition or a question as a method."""
-        function = getattr(tiers, name, None) or getattr(contents, name)
+        function = next(getattr(each, name) for each in MODULES if hasattr(each, name))
 
         def call(*args: Any) -> Any:
             answer = function(self.state, *args)

@@ -57,6 +57,7 @@ pub mod rewind;
 pub mod row_map;
 pub mod state;
 pub mod swap;
+pub mod tables;
 pub mod tiers;
 #[cfg(test)]
 mod trace;

@@ -10,11 +10,7 @@
 
 use std::fmt;
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
-use rustc_hash::FxBuildHasher;
-
-use crate::block_pool::{BlockPool, count_blocks};
+use crate::block_pool::BlockPool;
 use crate::commands::{Batch, Command, Tier, close};
 use crate::effects::Effects;
 use crate::errors::Error;
@@ -91,7 +87,7 @@ impl Tiers {
     }
 
     /// The block of this number.
-    fn known(&self, block: i64, tier: Tier) -> Result<(&BlockPool, BlockId), Misuse> {
+    pub(crate) fn known(&self, block: i64, tier: Tier) -> Result<(&BlockPool, BlockId), Misuse> {
         let pool = self.pool(tier)?;
         Ok((pool, pool.check_block(block).map_err(|error| Misuse { error, tier })?))
     }
@@ -227,16 +223,6 @@ pub fn copy(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> 
     Ok(Ok(fresh))
 }
 
-/// Let one of a device block's owners write; value: where: there if it is the only one and nobody
-/// can find the block, else to a copy, to which it moves. Fails with UnknownBlock, NoOwner.
-pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
-    let held = tiers.held(block, Tier::Device)?;
-    if tiers.device.is_writable(held) {
-        return Ok(Ok(held));
-    }
-    copy(tiers, block)
-}
-
 /// Copy a device block to a host block; both have owners, and keep them. Fails with NoHostTier,
 /// UnknownBlock, NoOwner.
 pub fn copy_out(tiers: &mut Tiers, block: i64, host_block: i64) -> Result<(), Misuse> {
@@ -251,20 +237,6 @@ pub fn copy_in(tiers: &mut Tiers, host_block: i64, block: i64) -> Result<(), Mis
     let (block, host_block) = tiers.held_pair(block, host_block)?;
     tiers.effects.emit(Command::SwapIn { host_block, block });
     Ok(())
-}
-
-/// Move one owner of each device block to the host; refused as a whole.
-///
-/// A block that is named again moves once, with an owner more. Value: where each owner is now.
-/// Fails with NoHostTier, UnknownBlock, DoubleFree.
-pub fn move_out(tiers: &mut Tiers, blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
-    move_owners(tiers, blocks, Tier::Device, Tier::Host)
-}
-
-/// Move one owner of each host block to the device, likewise. Fails with NoHostTier, UnknownBlock,
-/// DoubleFree.
-pub fn move_in(tiers: &mut Tiers, host_blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
-    move_owners(tiers, host_blocks, Tier::Host, Tier::Device)
 }
 
 /// The block that answers for a key. Does not modify the tiers.
@@ -322,57 +294,6 @@ pub fn take_batch(tiers: &mut Tiers) -> Batch {
     tiers.effects.commands.clear();
     tiers.number += 1;
     taken
-}
-
-/// Let owners leave the blocks of one tier for new ones of the other, which are copies.
-fn move_owners(
-    tiers: &mut Tiers,
-    blocks: &[i64],
-    from: Tier,
-    to: Tier,
-) -> Result<Admitted<Vec<BlockId>>, Misuse> {
-    tiers.pool(from)?;
-    let times = count_blocks(blocks);
-    let leaves = |&number: &i64| {
-        let (pool, block) = tiers.known(number, from)?;
-        let (ref_count, asked) = (i64::from(pool.ref_count(block)), times[&number]);
-        if ref_count < asked {
-            let error = Error::DoubleFree { block: number, ref_count, asked };
-            return Err(Misuse { error, tier: from });
-        }
-        Ok(block)
-    };
-    let sources: Vec<BlockId> = blocks.iter().map(leaves).collect::<Result<_, _>>()?;
-    let fresh = match take(tiers, times.len() as u32, to)? {
-        Ok(fresh) => fresh,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
-    let (mut fresh, mut again) = (fresh.into_iter(), Vec::new());
-    let mut moved: HashMap<BlockId, BlockId, _> =
-        HashMap::with_capacity_and_hasher(times.len(), FxBuildHasher);
-    let mut targets = Vec::with_capacity(sources.len());
-    for &source in &sources {
-        targets.push(*match moved.entry(source) {
-            Entry::Occupied(known) => {
-                again.push(i64::from(known.get().0));
-                known.into_mut()
-            }
-            Entry::Vacant(unknown) => {
-                let target = fresh.next().expect("REF: as many were taken as blocks are named");
-                tiers.effects.emit(match to {
-                    Tier::Host => Command::SwapOut { block: source, host_block: target },
-                    Tier::Device => Command::SwapIn { host_block: source, block: target },
-                });
-                unknown.insert(target)
-            }
-        });
-    }
-    touch(tiers, &again, to)?;
-    tiers.run(from, |pool, effects| {
-        ranked::release(pool, &sources, effects);
-        Ok(())
-    })?;
-    Ok(Ok(targets))
 }
 
 #[cfg(test)]

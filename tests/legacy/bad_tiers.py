@@ -60,6 +60,7 @@ def _unknown(block: object) -> list[Row]:
     rows.append((UnknownBlock(**fields, **HOST), "rank", ([2, block], 1.0, 2, "host")))
     rows += [(UnknownBlock(**fields), name, (block,)) for name in ("copy", "own")]
     rows.append((UnknownBlock(**fields), "move_out", ([2, block],)))
+    rows.append((UnknownBlock(**fields), "append", ([2, block], 2)))
     rows.append((UnknownBlock(**fields, **HOST), "move_in", ([2, block],)))
     for name, args in (("copy_out", (block, 2)), ("copy_in", (2, block))):
         rows.append((UnknownBlock(**fields), name, args))
@@ -79,6 +80,7 @@ OWNERS: list[Row] = [
     *_in_both(AlreadyPublished, {"block": 0}, "publish_all", [2, 0], [KEY, OTHER]),
     *_in_both(AlreadyPublished, {"block": 2}, "publish_all", [2, 2], [KEY, OTHER]),
     *((NoOwner(block=block), name, (block,)) for block in (1, 3) for name in ("copy", "own")),
+    *((NoOwner(block=block), "append", ([2, block], 1)) for block in (1, 3)),
     (DoubleFree(block=2, ref_count=1, asked=2), "move_out", ([0, 2, 2],)),
     (DoubleFree(block=1, ref_count=0, asked=1), "move_out", ([1],)),
     (DoubleFree(block=2, ref_count=1, asked=2, **HOST), "move_in", ([2, 0, 2],)),
@@ -92,6 +94,8 @@ VALUES: list[Row] = [
     (InvalidCount(name="count", value=-1, least=0), "take", (-1,)),
     (InvalidCount(name="count", value=-1, least=0), "take", (-1, "host")),
     (InvalidCount(name="count", value="'2'", least=0), "take", ("2",)),
+    (InvalidCount(name="num_blocks", value=-1, least=0), "append", ([9], -1)),
+    (InvalidCount(name="num_blocks", value="'2'", least=0), "append", ([2], "2")),
     (InvalidCount(name="count", value=-1, least=0), "admit", ([0], -1)),
     (InvalidCount(name="count", value="'2'", least=0), "admit", ([0], "2", "host")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish", (2, b"no")),

@@ -135,62 +135,6 @@ def test_a_copy_may_go_to_an_evicted_block(backend: Backend) -> None:
     assert list(backing.take_batch()) == commands
 
 
-@pytest.mark.seed("S003-19", "S003-20", "S003-21")
-def test_a_lone_owner_writes_in_place_and_others_to_a_copy(backend: Backend) -> None:
-    backing = Backing(3, backend=backend)
-    backing.take(1)
-    before = backing.state()
-    assert backing.own(0) == 0
-    assert backing.state() == before
-    backing.touch([0])
-    backing.take_batch()
-    assert backing.own(0) == 1
-    assert list(backing.take_batch()) == [Allocate(1), CopyOnWrite(0, 1)]
-    backing.publish(1, A)
-    assert backing.own(1) == 2, "what can be found is not written"
-    assert backing.lookup(A) == 1
-    backing.touch([0])
-    backing.take(1)
-    before = backing.state()
-    assert backing.own(0) == Refused(Reason.LATER, 1, 0)
-    assert backing.state() == before
-
-
-@pytest.mark.seed("S003-26", "S003-28")
-def test_owners_move_to_one_copy_of_their_block(backend: Backend) -> None:
-    backing = Backing(4, 2, backend=backend)
-    backing.take(3)
-    backing.touch([0, 0])
-    backing.publish(1, A)
-    backing.take_batch()
-    assert backing.move_out([0, 1, 0]) == (0, 1, 0)
-    assert [backing.ref_count(block) for block in (0, 1)] == [1, 0]
-    assert [backing.ref_count(block, "host") for block in (0, 1)] == [2, 1]
-    assert list(backing.take_batch()) == [SwapOut(0, 0), SwapOut(1, 1), Free(1, cached=True)]
-    assert backing.lookup(A) == 1, "it is kept where it was"
-    assert backing.lookup(A, "host") is None
-    before = backing.state()
-    assert backing.move_out([2]) == Refused(Reason.LATER, 1, 0)
-    assert backing.state() == before
-    assert backing.move_in([1, 0]) == (3, 1)
-    assert [backing.ref_count(block, "host") for block in (0, 1)] == [1, 0]
-    assert list(backing.take_batch()) == [
-        *(Allocate(3), Evict(1, A), Allocate(1)),
-        *(SwapIn(1, 3), SwapIn(0, 1)),
-    ]
-    assert backing.move_out([]) == backing.move_in(()) == ()
-    assert not backing.take_batch()
-
-
-@pytest.mark.seed("S003-26", "S003-28")
-def test_a_move_that_can_never_fit_says_so(backend: Backend) -> None:
-    backing = Backing(3, 2, backend=backend)
-    backing.take(3)
-    before = backing.state()
-    assert backing.move_out([2, 0, 1]) == Refused(Reason.NEVER, 3, 2)
-    assert backing.state() == before
-
-
 @pytest.mark.seed("S003-26", "S003-28")
 def test_only_the_copies_of_the_host_tier_are_said(backend: Backend) -> None:
     backing = Backing(2, 2, backend=backend)

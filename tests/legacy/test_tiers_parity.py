@@ -54,6 +54,7 @@ calls = st.one_of(
     st.tuples(st.just("lookup"), keys, tiers),
     st.tuples(st.sampled_from(["copy", "own"]), ids),
     st.tuples(st.sampled_from(["move_out", "move_in"]), several),
+    st.tuples(st.just("append"), several, st.integers(-1, 5)),
     st.tuples(st.sampled_from(["copy_out", "copy_in"]), ids, ids),
     st.just(("take_batch",)),
 )
@@ -66,6 +67,9 @@ def answer(call: Any, *args: Any) -> Any:
     except KvcoreError as error:
         return type(error), error.fields, str(error)
     return (value.number, list(value)) if type(value).__name__ == "Batch" else value
+
+
+TAKING = ("take", "copy", "own", "append")
 
 
 class Holders:
@@ -88,6 +92,10 @@ class Holders:
         elif name in ("copy", "own"):
             self.held[tier].update([value])
             self.held[tier].subtract([args[0]])
+        elif name == "append" and value is not None:
+            self.held[tier].update([value])
+            if len(args[0]) >= args[1]:
+                self.held[tier].subtract(args[0][-1:])
         elif name in ("move_out", "move_in"):
             left, arrived = ("device", "host") if name == "move_out" else ("host", "device")
             self.held[left].subtract(args[0])
@@ -156,22 +164,26 @@ class Model:
             if old.ref_counts[block] == 0 and new.ref_counts[block] > 0:
                 self.cached.discard(block)
                 self.uncached = [each for each in self.uncached if each != block]
-                if name in ("take", "copy", "own") or (name == "admit" and block not in args[0]):
+                if name in TAKING or (name == "admit" and block not in args[0]):
                     self.ranks.pop(block, None)
         for block in lost:
             if new.ref_counts[block] == 0:
                 self.cached.discard(block)
                 self.uncached.insert(0, block)
-        freed = dict.fromkeys(
-            args[0] if name == "release" else args[:1] if name in ("copy", "own") else []
-        )
-        order = sorted(freed, key=lambda block: last_at(args[0], block))
+        order = sorted(dict.fromkeys(left(name, args)), key=lambda block: last_at(args[0], block))
         for block in order:
             if old.ref_counts[block] > 0 and new.ref_counts[block] == 0:
                 if new.keys[block] is None:
                     self.uncached.insert(0, block)
                 else:
                     self.cached.add(block)
+
+
+def left(name: str, args: list[Any]) -> list[Any]:
+    """The blocks whose owners a call may take away."""
+    if name in ("copy", "own"):
+        return args[:1]
+    return args[0] if name == "release" else args[0][-1:] if name == "append" else []
 
 
 def last_at(blocks: Any, block: int) -> int:

@@ -22,6 +22,7 @@ mod pool_layer;
 mod questions;
 mod queue_layer;
 mod requests;
+mod tables;
 mod tiers;
 mod tiers_dump;
 mod tokens;

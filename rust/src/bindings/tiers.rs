@@ -20,9 +20,6 @@ use crate::errors::Error;
 use crate::hashing::Key;
 use crate::ids::BlockId;
 use crate::tiers::{self, Misuse, make_tiers};
-use crate::values::Admitted;
-
-type Moved<T> = Result<Admitted<T>, Misuse>;
 
 /// The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
 #[pyclass(module = "kvcore._rust")]
@@ -65,31 +62,6 @@ impl Tiers {
         let (mut given, py) = (Given::default(), first.0.py());
         let (first, second) = (given.block(first.0)?, given.block(second.0)?);
         transition(&mut self.0, first, second).map_err(|misuse| raise_in(py, misuse, &given))
-    }
-
-    /// Run a transition that may copy a block.
-    fn copy_for<'py>(
-        &mut self,
-        block: BlockArg<'_, 'py>,
-        transition: fn(&mut tiers::Tiers, i64) -> Moved<BlockId>,
-    ) -> PyResult<PyCopied<'py>> {
-        let (mut given, py) = (Given::default(), block.0.py());
-        let id = given.block(block.0)?;
-        let outcome = transition(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::copied(py, outcome)
-    }
-
-    /// Run a transition that takes blocks for others.
-    fn move_owners<'py>(
-        &mut self,
-        blocks: BlocksArg<'_, 'py>,
-        transition: fn(&mut tiers::Tiers, &[i64]) -> Moved<Vec<BlockId>>,
-    ) -> PyResult<PyTaken<'py>> {
-        let (mut given, py) = (Given::default(), blocks.0.py());
-        let ids = given.blocks(blocks)?;
-        let outcome =
-            transition(&mut self.0, &ids).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::taken(py, outcome.map(numbers))
     }
 
     /// A tier that is there. Raises WrongArgument, NoHostTier.
@@ -244,15 +216,11 @@ impl Tiers {
     /// Raises UnknownBlock, NoOwner.
     #[pyo3(signature = (block, /))]
     fn copy<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
-        self.copy_for(block, tiers::copy)
-    }
-
-    /// Let one of a device block's owners write; gives where: there, or to a copy of its own.
-    ///
-    /// Raises UnknownBlock, NoOwner.
-    #[pyo3(signature = (block, /))]
-    fn own<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
-        self.copy_for(block, tiers::own)
+        let (mut given, py) = (Given::default(), block.0.py());
+        let id = given.block(block.0)?;
+        let outcome =
+            tiers::copy(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::copied(py, outcome)
     }
 
     /// Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
@@ -273,22 +241,6 @@ impl Tiers {
         block: BlockArg<'_, 'py>,
     ) -> PyResult<()> {
         self.change_pair(host_block, block, tiers::copy_in)
-    }
-
-    /// Move one owner of each device block to the host; gives where each is; refused as a whole.
-    ///
-    /// Raises NoHostTier, UnknownBlock, DoubleFree.
-    #[pyo3(signature = (blocks, /))]
-    fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
-        self.move_owners(blocks, tiers::move_out)
-    }
-
-    /// Move one owner of each host block to the device; gives where each is; refused as a whole.
-    ///
-    /// Raises NoHostTier, UnknownBlock, DoubleFree.
-    #[pyo3(signature = (host_blocks, /))]
-    fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
-        self.move_owners(host_blocks, tiers::move_in)
     }
 
     /// The block that answers for a key. Raises InvalidKey.

@@ -62,6 +62,8 @@ results! {
     PyPlaced: PLACED;
     /// A block id, or a `Refused`.
     PyCopied: COPIED;
+    /// A block id, a `Refused`, or None.
+    PyGrown: GROWN;
     /// A tuple of numbers, of blocks, operations or batches.
     PyNumbers: NUMBERS;
     /// A tuple of numbers, each of which may be None.
@@ -125,6 +127,14 @@ pub(crate) fn placed<'py>(py: Python<'py>, outcome: Admitted<Placed>) -> PyResul
 pub(crate) fn copied<'py>(py: Python<'py>, outcome: Admitted<BlockId>) -> PyResult<PyCopied<'py>> {
     Ok(PyCopied(match outcome {
         Ok(block) => block.0.into_pyobject(py)?.into_any(),
+        Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// Another block of a table, a refusal, or nothing.
+pub(crate) fn grown(py: Python<'_>, outcome: Admitted<Option<BlockId>>) -> PyResult<PyGrown<'_>> {
+    Ok(PyGrown(match outcome {
+        Ok(block) => block.map(|block| block.0).into_pyobject(py)?.into_any(),
         Err(refusal) => refused(py, &refusal)?,
     }))
 }

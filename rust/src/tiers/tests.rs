@@ -31,35 +31,6 @@ fn an_owner_moves_to_a_copy_and_the_last_one_frees_the_source() {
 }
 
 #[test]
-fn owners_move_to_one_copy_of_their_block_and_leave_it_or_stay() {
-    let mut tiers = make_tiers(3, 2, false, LRU, false);
-    take(&mut tiers, 2, Tier::Device).unwrap().unwrap();
-    touch(&mut tiers, &[0, 0], Tier::Device).unwrap();
-    taken(&mut tiers);
-    assert_eq!(move_out(&mut tiers, &[0, 1, 0]).unwrap(), Ok(vec![A, B, A]));
-    assert_eq!((ref_count(&tiers, 0, Tier::Host), num_free(&tiers, Tier::Device)), (Ok(2), Ok(2)));
-    let swaps = [(A, A), (B, B)].map(|(block, host_block)| Command::SwapOut { block, host_block });
-    let freed = Command::Free { block: B, cached: false };
-    assert_eq!(taken(&mut tiers), [&swaps[..], &[freed]].concat());
-    assert_eq!(move_out(&mut tiers, &[0]).unwrap(), Err(Refused::new(Reason::Later, 1, 0)));
-    assert!(move_in(&mut tiers, &[1, 1]).is_err(), "it has one owner");
-    assert_eq!(move_in(&mut tiers, &[1]).unwrap(), Ok(vec![BlockId(2)]));
-    let back = Command::SwapIn { host_block: B, block: BlockId(2) };
-    assert_eq!(taken(&mut tiers), [Command::Allocate { block: BlockId(2) }, back]);
-}
-
-#[test]
-fn a_lone_owner_writes_in_place_and_others_to_a_copy() {
-    let mut tiers = make_tiers(3, 0, false, LRU, false);
-    take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
-    assert_eq!(own(&mut tiers, 0).unwrap(), Ok(A));
-    touch(&mut tiers, &[0], Tier::Device).unwrap();
-    assert_eq!(own(&mut tiers, 0).unwrap(), Ok(B));
-    publish(&mut tiers, 1, Key([1; crate::hashing::KEY_SIZE]), Tier::Device).unwrap();
-    assert_eq!(own(&mut tiers, 1).unwrap(), Ok(BlockId(2)), "what can be found stays as it is");
-}
-
-#[test]
 fn the_host_tier_is_silent_but_for_copies() {
     let mut tiers = make_tiers(2, 2, false, LRU, true);
     assert_eq!(take(&mut tiers, 1, Tier::Host).unwrap(), Ok(vec![B]), "highest first");

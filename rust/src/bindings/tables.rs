@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods of `kvcore._rust.Tiers` that are for tables of blocks.
+//!
+//! Rules: as the functions of `kvcore.tables`, with the same values and errors.
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, items};
+use crate::bindings::errors::raise_in;
+use crate::bindings::tiers::{Tiers, numbers};
+use crate::bindings::values::{self, PyCopied, PyGrown, PyTaken};
+use crate::ids::BlockId;
+use crate::tables;
+use crate::tiers::{self, Misuse};
+use crate::values::Admitted;
+
+type Moved = Result<Admitted<Vec<BlockId>>, Misuse>;
+
+impl Tiers {
+    /// Run a transition that takes blocks for others.
+    fn move_owners<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        transition: fn(&mut tiers::Tiers, &[i64]) -> Moved,
+    ) -> PyResult<PyTaken<'py>> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let ids = given.blocks(blocks)?;
+        let outcome =
+            transition(&mut self.0, &ids).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::taken(py, outcome.map(numbers))
+    }
+}
+
+#[pymethods]
+impl Tiers {
+    /// Let the owner of device blocks write behind what is in them, in so many blocks.
+    ///
+    /// Gives None where that is the last block as it is, else a new block to stand behind it where
+    /// they were fewer, or a copy to stand in its place.
+    ///
+    /// Raises InvalidCount, UnknownBlock, NoOwner.
+    #[pyo3(signature = (blocks, num_blocks, /))]
+    fn append<'py>(
+        &mut self,
+        blocks: BlocksArg<'_, 'py>,
+        num_blocks: CountArg<'_, 'py>,
+    ) -> PyResult<PyGrown<'py>> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let num_blocks = given.count(num_blocks)?;
+        let (num_held, last) = end_of(blocks)?;
+        let last = last.map(|block| given.block(block.as_borrowed())).transpose()?;
+        let outcome = tables::append(&mut self.0, last, num_held as i64, num_blocks)
+            .map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::grown(py, outcome)
+    }
+
+    /// Let one of a device block's owners write; gives where: there, or to a copy of its own.
+    ///
+    /// Raises UnknownBlock, NoOwner.
+    #[pyo3(signature = (block, /))]
+    fn own<'py>(&mut self, block: BlockArg<'_, 'py>) -> PyResult<PyCopied<'py>> {
+        let (mut given, py) = (Given::default(), block.0.py());
+        let id = given.block(block.0)?;
+        let outcome =
+            tables::own(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::copied(py, outcome)
+    }
+
+    /// Move one owner of each device block to the host; gives where each is; refused as a whole.
+    ///
+    /// Raises NoHostTier, UnknownBlock, DoubleFree.
+    #[pyo3(signature = (blocks, /))]
+    fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+        self.move_owners(blocks, tables::move_out)
+    }
+
+    /// Move one owner of each host block to the device; gives where each is; refused as a whole.
+    ///
+    /// Raises NoHostTier, UnknownBlock, DoubleFree.
+    #[pyo3(signature = (host_blocks, /))]
+    fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+        self.move_owners(host_blocks, tables::move_in)
+    }
+}
+
+/// How many blocks there are, and the last one.
+fn end_of<'py>(blocks: BlocksArg<'_, 'py>) -> PyResult<(usize, Option<Bound<'py, PyAny>>)> {
+    if let Ok(list) = blocks.0.cast::<PyList>() {
+        let len = list.len();
+        return Ok((len, len.checked_sub(1).map(|last| list.get_item(last)).transpose()?));
+    }
+    let items = items(blocks.0)?;
+    let len = items.len();
+    Ok((len, len.checked_sub(1).map(|last| items.get_item(last)).transpose()?))
+}
