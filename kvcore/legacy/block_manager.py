@@ -22,8 +22,8 @@ from kvcore.legacy.block_errors import (
     require,
 )
 from kvcore.legacy.block_table import BlockTable
-from kvcore.legacy.cpu_gpu_block_allocator import STAYS, CpuGpuBlockAllocator
-from kvcore.legacy.interfaces import Block, BlockId, Device
+from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
+from kvcore.legacy.interfaces import BlockId, Device
 from kvcore.legacy.prefix_caching_allocator import read_time
 from kvcore.legacy.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
@@ -154,7 +154,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         table = self.block_tables.get(seq_id)
         if table is None:
             return
-        ids = [block.block_id for block in table.blocks if block.block_id is not None]
+        ids = table.held.block_ids
         self._last_access_blocks_tracker.update_seq_blocks_last_access(seq_id, ids)
         self._last_access_blocks_tracker.remove_seq(seq_id)
         self.remove_seq_from_computed_blocks_tracker(seq)
@@ -250,7 +250,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
     def _check_new(self, seq_id: int) -> None:
         reason = "block table already exists: sequence {sequence} holds {num} blocks"
         table = self.block_tables.get(seq_id)
-        num = 0 if table is None else len(table.blocks)
+        num = 0 if table is None else len(table.physical_block_ids)
         require(table is None, reason, sequence=seq_id, num=num)
 
     def _add(self, seq_id: int, table: BlockTable) -> None:
@@ -269,15 +269,19 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         status: SequenceStatus,
         num_lookahead_slots: int,
     ) -> AllocStatus:
-        touched = 0
-        blocks: list[Block] = []
+        touched, num_full = 0, 0
+        keys: list[bytes] = []
         for seq in seq_group.get_seqs(status=status):
             table = self._table(seq.seq_id)
-            full = [block for block in table.blocks if block.is_full]
-            not_full = len(table.blocks) - len(full) - table.num_null_blocks
+            held = table.held
+            full = table.num_full_slots // self.block_size - held.num_null
+            not_full = len(held.block_ids) - full - held.num_null
             touched += max(self._touched(seq, num_lookahead_slots), not_full)
-            blocks += full
-        touched += self.block_allocator.get_num_full_blocks_touched(blocks, device)
+            num_full += full
+            keys += held.keys[held.num_null :]
+        touched += num_full - len(keys)
+        if keys:
+            touched += self.block_allocator.allocator(device).count_idle(keys)
         watermark_blocks = self.watermark_blocks if device is Device.GPU else 0
         if self.block_allocator.get_num_total_blocks(device) < touched:
             return AllocStatus.NEVER
@@ -290,19 +294,32 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
     ) -> list[tuple[BlockId, BlockId]]:
         seqs = seq_group.get_seqs(status=status)
         tables = [self._table(seq.seq_id) for seq in seqs]
-        blocks = [block for table in tables for block in table.blocks]
+        held = [table.held for table in tables]
+        old = [block_id for each in held for block_id in each.real_ids()]
+        keys: list[bytes | None] = []
+        lengths: list[int] = []
+        empty: list[int] = []
+        for table, each in zip(tables, held, strict=True):
+            some_keys, some_lengths = each.contents()
+            num_filled = -(-table.num_full_slots // self.block_size) - each.num_null
+            empty += range(len(keys) + num_filled, len(keys) + len(some_keys))
+            keys += some_keys
+            lengths += some_lengths
+        of, to = self.block_allocator.pair(source, target)
         try:
-            pairs = iter(self.block_allocator.swap_pairs(blocks, source, target))
+            new = self.block_allocator.move(old, (keys, lengths), empty, of, to)
         except NoFreeBlocksError as error:
             raise for_sequence(error, ", ".join(str(seq.seq_id) for seq in seqs)) from None
-        place = self.block_allocator.get_physical_block_id
         mapping: list[tuple[BlockId, BlockId]] = []
-        for table in tables:
-            moved = dict(
-                pair for _, pair in zip(table.blocks, pairs, strict=False) if pair is not STAYS
+        at = 0
+        for table, each in zip(tables, held, strict=True):
+            end = at + len(each.block_ids) - each.num_null
+            moved = dict(zip(old[at:end], new[at:end], strict=True))
+            mapping += zip(
+                of.blocks.places([*moved]), to.blocks.places([*moved.values()]), strict=True
             )
-            mapping += [(place(source, old), place(target, new)) for old, new in moved.items()]
-            table.update(table.blocks)
+            table.move(new[at:end], to)
+            at = end
         return mapping
 
 

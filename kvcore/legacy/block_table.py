@@ -3,24 +3,31 @@
 
 Rules: full blocks are immutable, the last one may be part full, those behind it are empty and there
 for tokens to come. What lies behind a sliding window becomes the null block. A call works out what
-it needs before its first change. Lists that were handed out are live until a swap, a `free` or an
-`update` puts others in their place, which leaves them as they were. Source: S002-66 to 70.
+it needs before its first change. It works on columns; block objects are made when somebody looks
+(`table_blocks.py`). Lists that were handed out are live until a swap, a `free` or an `update` puts
+others in their place, which leaves them as they were. Source: S002-66 to 70.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.content_block import PrefixCachingBlock
 from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.interfaces import Block, BlockId, Device
-from kvcore.legacy.null_block import NullBlock
+from kvcore.legacy.table_blocks import TableBlocks
 
 
 class BlockTable:
     """The blocks of a sequence, in order."""
+
+    __slots__ = (
+        "_allocator",
+        "_block_size",
+        "_held",
+        "_max_block_sliding_window",
+        "_num_full_slots",
+    )
 
     def __init__(
         self,
@@ -33,10 +40,11 @@ class BlockTable:
         self._block_size = block_size
         self._allocator = block_allocator
         self._max_block_sliding_window = max_block_sliding_window
-        self._blocks: list[Block] = []
-        self._block_ids: list[BlockId] = []
-        self.update(_blocks or [])
-        self._num_full_slots = sum(len(block.token_ids) for block in self._blocks)
+        self._num_full_slots = 0
+        self._held = TableBlocks(block_allocator.on_gpu, block_size)
+        if _blocks:
+            self.update(_blocks)
+            self._num_full_slots = sum(len(block.token_ids) for block in _blocks)
 
     @staticmethod
     def get_num_required_blocks(
@@ -47,25 +55,31 @@ class BlockTable:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks, as a live list."""
-        return self._blocks
+        """The blocks, as a live list: objects that are made when they are asked for first."""
+        return self._held.look()
 
     @property
     def physical_block_ids(self) -> list[BlockId]:
         """The ids of the blocks, as a live list."""
-        return self._block_ids
+        return self._held.block_ids
 
     @property
     def num_null_blocks(self) -> int:
         """Places that a window has passed."""
-        if self._max_block_sliding_window is None:
-            return 0
-        return sum(isinstance(block, NullBlock) for block in self._blocks)
+        return self._held.num_null
 
     @property
     def num_full_slots(self) -> int:
         """Tokens of the table."""
         return self._num_full_slots
+
+    @property
+    def held(self) -> TableBlocks:
+        """The blocks as columns, with all that was done with their objects. Raises WrongCall."""
+        held = self._held
+        if held.objects is not None:
+            held.read(self._allocator.owner)
+        return held
 
     def allocate(
         self,
@@ -74,20 +88,31 @@ class BlockTable:
         extra_hash: int | None = None,
     ) -> None:
         """Give an empty table blocks for its first tokens. Raises WrongCall, NoFreeBlocksError."""
-        held, num = len(self._blocks), len(token_ids)
-        require(not held, "the table has {held} blocks already", held=held)
-        require(num > 0, "a table is allocated for at least one token, {num} are given", num=num)
-        chunks = _chunks(token_ids, self._block_size, self._block_size)
-        self.update(self._allocator.allocator(device).allocate_chunks(None, chunks, extra_hash))
-        self._num_full_slots = num
+        if self._held.block_ids:
+            num = len(self._held.block_ids)
+            require(False, "the table has {held} blocks already", held=num)
+        if not token_ids:
+            require(False, "a table is allocated for at least one token, {num} are given", num=0)
+        held = TableBlocks(self._allocator.allocator(device), self._block_size)
+        held.token_ids = tokens = list(token_ids)
+        held.block_ids, held.keys, held.found = held.allocator.fill(tokens, extra_hash)
+        held.extra_hashes = [extra_hash] * len(held.block_ids)
+        self._held = held
+        self._num_full_slots = len(tokens)
 
     def update(self, blocks: Sequence[Block]) -> None:
-        """Take these blocks for the table's, a list itself; ids of before stay what they were."""
-        ids: list[Any] = [block.block_id for block in blocks]
-        if None in ids:
-            ids = [_id_of(block) for block in blocks]
-        self._blocks = blocks if type(blocks) is list else list(blocks)
-        self._block_ids = ids
+        """Take these blocks for the table's, a list itself; ids of before stay what they were.
+
+        Raises WrongCall where one has no owner.
+        """
+        before = self._held
+        held = TableBlocks(before.allocator, self._block_size)
+        held.token_ids = before.token_ids[:]
+        held.extra_hashes = before.extra_hashes[:]
+        held.keys = before.keys[:]
+        held.objects = blocks if type(blocks) is list else list(blocks)
+        held.read(self._allocator.owner)
+        self._held = held
 
     def append_token_ids(
         self,
@@ -100,60 +125,68 @@ class BlockTable:
 
         num_computed_slots: where the window ends. Raises WrongCall, NoFreeBlocksError.
         """
-        self._check_allocated()
-        num, first = len(token_ids), self._num_full_slots // self._block_size
+        held = self._allocated()
         hash((extra_hash, *token_ids))  # What cannot be hashed is found before anything changes.
         if num_lookahead_slots < 0:
             raise WrongValue(
                 reason=f"num_lookahead_slots is {num_lookahead_slots}, must be 0 or more"
             )
-        adds = self._num_new_blocks(num + num_lookahead_slots) > 0
+        num, full = len(token_ids), self._num_full_slots
+        num_old = len(held.block_ids)
+        num_new = self._num_new_blocks(num + num_lookahead_slots)
         if self._max_block_sliding_window is not None:
-            self._drop_passed(num_computed_slots, token_ids, num + num_lookahead_slots)
-        elif adds or num > self._first_chunk_size():
-            self._check_room(token_ids, num + num_lookahead_slots)
-        if adds:
-            self.ensure_num_empty_slots(num + num_lookahead_slots, extra_hash)
-        for position, tokens in enumerate(self._chunks_to_append(token_ids), first):
-            block = self._blocks[position]
-            block.append_token_ids(tokens)
-            self._block_ids[position] = _id_of(block)
-        self._num_full_slots += num
+            self._drop_passed(num_computed_slots, num, num_new)
+        elif num_new or num > self._first_chunk_size():
+            self._check_room(num, num_new)
+        if num_new:
+            self._add(num_new, extra_hash)
+        if num:
+            self._write(token_ids, full // self._block_size, num_old)
+        if held.objects is not None:
+            held.write()
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Add empty blocks until there is room for so many tokens, all or none.
 
         Raises WrongCall, NoFreeBlocksError.
         """
-        self._check_allocated()
-        needed = self._num_new_blocks(num_empty_slots)
-        if needed > self._allocator.get_num_free_blocks(Device.GPU):
+        held, needed = self._allocated(), self._num_new_blocks(num_empty_slots)
+        if needed > self._allocator.on_gpu.get_num_free_blocks():
             raise self._shortage(needed)
-        for _ in range(needed):
-            block = self._allocator.allocate_mutable_block(self._blocks[-1], Device.GPU, extra_hash)
-            self._blocks.append(block)
-            self._block_ids.append(_id_of(block))
+        if needed:
+            self._add(needed, extra_hash)
+            held.write()
 
     def fork(self) -> BlockTable:
         """A table over the same blocks, which are copied where one of the two writes.
 
         Raises WrongCall.
         """
-        self._check_allocated()
-        real = [block for block in self._blocks if not isinstance(block, NullBlock)]
-        forked = iter(self._allocator.owner(real[-1]).fork_blocks(real))
-        blocks = [each if isinstance(each, NullBlock) else next(forked) for each in self._blocks]
-        table = BlockTable(
-            self._block_size, self._allocator, blocks, self._max_block_sliding_window
-        )
+        held = self._allocated()
+        table = BlockTable(self._block_size, self._allocator, None, self._max_block_sliding_window)
+        held.allocator.share(held.real_ids())
+        table._held = held.fork()
         table._num_full_slots = self._num_full_slots
         return table
 
     def free(self) -> None:
-        """Give all blocks back; the table is empty then, and can be allocated again."""
-        self._allocator.free_all(self._blocks)
-        self.update([])
+        """Give all blocks back; the table is empty then, and can be allocated again.
+
+        Raises WrongCall.
+        """
+        held = self.held
+        held.allocator.give_back(held.real_ids())
+        if held.objects is not None:
+            held.allocator.part_with(held.objects[held.num_null :])
+        self._held = TableBlocks(self._allocator.on_gpu, self._block_size)
         self._num_full_slots = 0
+
+    def move(self, block_ids: Sequence[BlockId], allocator: object) -> None:
+        """Have these blocks of another device in place of those that no window passed."""
+        held = self._held
+        held.block_ids = held.block_ids[: held.num_null] + list(block_ids)
+        held.allocator = allocator
+        held.write()
 
     def get_num_blocks_touched_by_append_slots(
         self, token_ids: Sequence[int], num_lookahead_slots: int
@@ -168,89 +201,107 @@ class BlockTable:
 
     def _get_all_token_ids(self) -> list[int]:
         """The tokens of all blocks, as tests of the original read them."""
-        return [token for block in self._blocks for token in block.token_ids]
+        return [token for block in self.blocks for token in block.token_ids]
 
     def _first_chunk_size(self) -> int:
         """Tokens that fit into the block that the next one goes to."""
         return self._block_size - self._num_full_slots % self._block_size
 
-    def _chunks_to_append(self, token_ids: Sequence[int]) -> list[list[int]]:
-        return _chunks(token_ids, self._first_chunk_size(), self._block_size)
-
     def _num_new_blocks(self, num_empty_slots: int) -> int:
-        empty = len(self._blocks) * self._block_size - self._num_full_slots
-        return max(0, -(-(num_empty_slots - empty) // self._block_size))
+        num = -(-(self._num_full_slots + num_empty_slots) // self._block_size)
+        return max(0, num - len(self._held.block_ids))
 
-    def _passed(self, num_computed_slots: int | None) -> list[int]:
-        """Positions of blocks that the window has passed."""
-        if self._max_block_sliding_window is None:
-            return []
+    def _add(self, num_blocks: int, extra_hash: int | None) -> None:
+        """Add empty blocks, for which there is room."""
+        self._held.block_ids += self._allocator.on_gpu.take_empty(num_blocks)
+        self._held.extra_hashes += [extra_hash] * num_blocks
+
+    def _write(self, token_ids: Sequence[int], first: int, num_old: int) -> None:
+        """Write tokens into the blocks from a place on, for which there is room.
+
+        num_old: blocks that were there before this call, which others may share.
+        """
+        held, size = self._held, self._block_size
+        ids, allocator = held.block_ids, held.allocator
+        if first in held.found:
+            reason = "block {block} is computed: {num} tokens cannot be added"
+            require(False, reason, block=ids[first], num=len(token_ids))
+        if first < num_old:
+            ids[first] = allocator.own(ids[first])
+        held.token_ids += token_ids
+        self._num_full_slots += len(token_ids)
+        for at in range(first, -(-self._num_full_slots // size)):
+            if first < at < num_old:
+                ids[at] = allocator.own(ids[at])
+            if allocator.caches and (at + 1) * size <= self._num_full_slots:
+                self._close(at)
+
+    def _close(self, at: int) -> None:
+        """Make a block findable that is full now, if all before it are."""
+        held, size = self._held, self._block_size
+        if len(held.keys) != at:
+            return
+        ids, allocator = held.block_ids, held.allocator
+        tokens = held.token_ids[at * size : (at + 1) * size]
+        key = allocator.key_behind(held.keys, tokens, held.extra_hashes[at])
+        found = allocator.close(ids[at], key, (at + 1) * size)
+        held.keys.append(key)
+        if found != ids[at]:
+            ids[at] = found
+            held.found.add(at)
+
+    def _num_passed(self, num_computed_slots: int | None) -> int:
+        """How many of the first places a window has passed."""
+        held = self._held
         reason = "a window over {num} blocks needs the number of computed slots"
-        require(num_computed_slots is not None, reason, num=len(self._blocks))
+        require(num_computed_slots is not None, reason, num=len(held.block_ids))
         assert num_computed_slots is not None
+        assert self._max_block_sliding_window is not None
         end = num_computed_slots // self._block_size - self._max_block_sliding_window
         if end > self._num_full_slots // self._block_size:
             reason = f"{num_computed_slots} computed slots put the window behind the end of a table"
             raise WrongValue(reason=f"{reason} of {self._num_full_slots} tokens")
-        if end == len(self._blocks) and isinstance(self._blocks[-1], PrefixCachingBlock):
+        if end == len(held.block_ids) and held.allocator.caches:
             require(False, "no block with a content hash can follow {num} that went", num=end)
-        ahead = self._blocks[: max(end, 0)]
-        return [at for at, block in enumerate(ahead) if not isinstance(block, NullBlock)]
+        return max(end, held.num_null)
 
-    def _drop_passed(
-        self, num_computed_slots: int | None, token_ids: Sequence[int], num_slots: int
-    ) -> None:
+    def _drop_passed(self, num_computed_slots: int | None, num: int, num_new: int) -> None:
         """Give back what the window has passed, if there is room then for what comes."""
-        passed = self._passed(num_computed_slots)
-        owners = self._allocator.allocator(Device.GPU).refcounter.get
-        given_back = sum(owners(self._block_ids[each]) == 1 for each in passed)
+        held, gpu = self._held, self._allocator.on_gpu
+        end = self._num_passed(num_computed_slots)
+        passed = held.block_ids[held.num_null : end]
+        given_back = gpu.blocks.ref_counts(passed).count(1)
         null = int(not self._allocator.has_null_block)
-        if null > self._allocator.get_num_free_blocks(Device.GPU):
+        if null > gpu.get_num_free_blocks():
             raise self._shortage(null)
-        self._check_room(token_ids, num_slots, given_back - null)
-        null_block = self._allocator.allocate_or_get_null_block()
-        for position in passed:
-            self._allocator.free(self._blocks[position], keep_block_object=True)
-            self._blocks[position] = null_block
-            self._block_ids[position] = _id_of(null_block)
+        self._check_room(num, num_new, given_back - null)
+        held.null_block = null_block = self._allocator.allocate_or_get_null_block()
+        gpu.give_back(passed)
+        held.block_ids[held.num_null : end] = gpu.ids_of([null_block] * len(passed))
+        held.num_null = end
 
-    def _check_room(self, token_ids: Sequence[int], num_slots: int, extra: int = 0) -> None:
+    def _check_room(self, num_tokens: int, num_new: int, extra: int = 0) -> None:
         """Raise NoFreeBlocksError unless blocks to add and to copy are there.
 
         extra: how many more than are free will be by then.
         """
-        needed = self._num_new_blocks(num_slots)
-        first = self._num_full_slots // self._block_size
-        last = -(-(self._num_full_slots + len(token_ids)) // self._block_size)
-        written = self._block_ids[first:last]
-        owners = self._allocator.allocator(Device.GPU).refcounter.get
-        needed += sum(owners(each) > 1 for each in written)
-        if needed > self._allocator.get_num_free_blocks(Device.GPU) + extra:
+        gpu, full, size = self._allocator.on_gpu, self._num_full_slots, self._block_size
+        needed = num_new
+        if num_tokens:
+            written = self._held.block_ids[full // size : -(-(full + num_tokens) // size)]
+            needed += sum(count > 1 for count in gpu.blocks.ref_counts(written))
+        if needed > gpu.get_num_free_blocks() + extra:
             raise self._shortage(needed - min(extra, 0))
 
     def _shortage(self, needed: int) -> NoFreeBlocksError:
-        free, total = (
-            self._allocator.get_num_free_blocks(Device.GPU),
-            self._allocator.get_num_total_blocks(Device.GPU),
-        )
-        who = f"a table of {len(self._blocks)} blocks"
+        gpu = self._allocator.on_gpu
+        free, total = gpu.get_num_free_blocks(), gpu.get_num_total_blocks()
+        who = f"a table of {len(self._held.block_ids)} blocks"
         return NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 
-    def _check_allocated(self) -> None:
-        if not self._blocks:
+    def _allocated(self) -> TableBlocks:
+        """The blocks, of which there are some. Raises WrongCall."""
+        held = self.held
+        if not held.block_ids:
             require(False, "the table has no blocks: allocate it first")
-
-
-def _id_of(block: Block) -> BlockId:
-    block_id = block.block_id
-    if block_id is None:
-        require(False, "a block of {num} tokens has no id", num=len(block.token_ids))
-    assert block_id is not None
-    return block_id
-
-
-def _chunks(token_ids: Sequence[int], first: int, size: int) -> list[list[int]]:
-    """Tokens in parts, the first one and the others of these sizes."""
-    tokens = token_ids if type(token_ids) is list else list(token_ids)
-    parts = [tokens[:first]] if tokens else []
-    return parts + [tokens[at : at + size] for at in range(first, len(tokens), size)]
+        return held

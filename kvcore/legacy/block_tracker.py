@@ -160,6 +160,11 @@ class CacheMetricData:
         self._queries += 1
         self._hits += hit
 
+    def query_all(self, num: int, num_hits: int) -> None:
+        """Count so many look-ups."""
+        self._queries += num
+        self._hits += num_hits
+
     def get_hit_rate(self) -> float:
         """Batches weighted by their sizes, which is hits by look-ups; 0.0 without any."""
         return self._hits / self._queries if self._queries else 0.0

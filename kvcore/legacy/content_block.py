@@ -21,6 +21,8 @@ NONE_HASH = hash("None")
 class ContentAllocator(TierAllocator):
     """Allocators that blocks with a hash may belong to."""
 
+    caches = True
+
 
 class PrefixCachingBlock(NaiveBlock):
     """Tokens of one physical block, and their hash."""
@@ -89,6 +91,20 @@ class PrefixCachingBlock(NaiveBlock):
         self._content_hash = content_hash
         if content_hash is not None and self._block_id is not None:
             self._block_id = self._allocator.promote_to_immutable_block(self)
+
+    def follow(
+        self,
+        allocator: TierAllocator,
+        block_id: BlockId | None,
+        token_ids: list[int],
+        content_hash: int | None,
+        computed: bool,
+    ) -> None:
+        """Be what a table says of this block, which may have more tokens than before."""
+        super().follow(allocator, block_id, token_ids, content_hash, computed)
+        self._count_total()
+        self._content_hash = content_hash
+        self._computed = computed
 
     @property
     def content_hash(self) -> int | None:

@@ -29,8 +29,6 @@ from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
 from kvcore.legacy.tier_blocks import TierBlocks
 
 Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
-STAYS: tuple[BlockId, BlockId] = (0, 0)
-"""What the null block's swap is: none."""
 
 KINDS: dict[str, type[Allocator]] = {
     "naive": NaiveBlockAllocator,
@@ -89,6 +87,11 @@ class CpuGpuBlockAllocator:
     def backing(self) -> Backing:
         """The blocks of both in the core."""
         return self._backing
+
+    @property
+    def on_gpu(self) -> Any:
+        """The allocator of the GPU."""
+        return self._gpu
 
     @property
     def all_block_ids(self) -> frozenset[BlockId]:
@@ -200,33 +203,48 @@ class CpuGpuBlockAllocator:
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
     ) -> dict[BlockId, BlockId]:
         """Move blocks to the other device; old to new id. Raises WrongCall, NoFreeBlocksError."""
-        pairs = self.swap_pairs(blocks, src_device, dst_device)
-        return dict(pair for pair in pairs if pair is not STAYS)
-
-    def swap_pairs(
-        self, blocks: Sequence[Block], src_device: Device, dst_device: Device
-    ) -> list[tuple[BlockId, BlockId]]:
-        """The same, as old and new id of each block; `STAYS` for the null block."""
-        source, target = self.allocator(src_device), self.allocator(dst_device)
-        device = src_device.name
-        require(source is not target, "blocks are swapped from {device} to itself", device=device)
+        source, target = self.pair(src_device, dst_device)
         moved = [block for block in blocks if not isinstance(block, NullBlock)]
-        old = source.check_held(moved)
-        placed = target.place_blocks(moved)
-        copies: dict[BlockId, BlockId] = {}
-        for block, old_id, (new_id, is_there) in zip(moved, old, placed, strict=True):
-            if block.token_ids and not is_there:
-                copies.setdefault(new_id, old_id)
-        self._copy(dst_device, source.blocks.places(copies.values()), target.blocks.places(copies))
-        if dst_device == Device.CPU:
-            target.note_written(copies)
-        source.drop_all(moved)
-        for block, (new_id, _) in zip(moved, placed, strict=True):
-            target.adopt(block, new_id)
-        mapping = {old_id: new_id for old_id, (new_id, _) in zip(old, placed, strict=True)}
-        self._swap_mapping.update(mapping)
-        new = iter(zip(old, (new_id for new_id, _ in placed), strict=True))
-        return [STAYS if isinstance(each, NullBlock) else next(new) for each in blocks]
+        old = source.ids_of(moved)
+        empty = [at for at, block in enumerate(moved) if not block.token_ids]
+        new = self.move(old, target.contents_of(moved), empty, source, target)
+        for block, block_id in zip(moved, new, strict=True):
+            target.adopt(block, block_id)
+        return dict(zip(old, new, strict=True))
+
+    def pair(self, src_device: Device, dst_device: Device) -> tuple[Any, Any]:
+        """The allocators of two devices. Raises WrongCall where it is one, WrongValue."""
+        source, target = self.allocator(src_device), self.allocator(dst_device)
+        if source is target:
+            reason = "blocks are swapped from {device} to itself"
+            require(False, reason, device=src_device.name)
+        return source, target
+
+    def move(
+        self,
+        old: list[BlockId],
+        contents: tuple[Sequence[bytes | None], Sequence[int]],
+        empty: Sequence[int],
+        source: Any,
+        target: Any,
+    ) -> list[BlockId]:
+        """Give blocks of these contents and lengths up for blocks of the other device, whose ids
+        are returned; those at the places in `empty` have nothing to copy. All or none.
+
+        Raises WrongCall, UnknownName, NoFreeBlocksError.
+        """
+        source.check_owned(old)
+        new, there = target.place_contents(*contents, f"swap in of {len(old)} blocks")
+        pairs = dict(zip(new, old, strict=True))
+        copies = {each: pairs[each] for each in pairs if each not in there} if there else pairs
+        if empty:
+            copies = dict(copies)
+            for at in empty:
+                copies.pop(new[at], None)
+        self._copy(source, target, copies)
+        source.give_back(old)
+        self._swap_mapping.update(zip(old, new, strict=True))
+        return list(new)
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
         """Old and new id of what was swapped since the last call."""
@@ -240,6 +258,10 @@ class CpuGpuBlockAllocator:
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
         """Say when blocks were used, each to its owner. Raises WrongValue, UnknownName."""
+        for each in (self._gpu, self._cpu):
+            if each.all_block_ids.issuperset(block_ids):
+                each.mark_blocks_as_accessed(block_ids, now)
+                return
         devices = [self._device(each) for each in block_ids]
         for device in dict.fromkeys(devices):
             mine = [each for each, its in zip(block_ids, devices, strict=True) if its is device]
@@ -291,10 +313,11 @@ class CpuGpuBlockAllocator:
         known = f"there are {len(self.all_block_ids)} of both devices"
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 
-    def _copy(self, dst_device: Device, sources: list[int], targets: list[int]) -> None:
-        if dst_device == Device.CPU:
-            for block, host_block in zip(sources, targets, strict=True):
-                self._backing.copy_out(block, host_block)
+    def _copy(self, source: Any, target: Any, copies: dict[BlockId, BlockId]) -> None:
+        """Fill blocks of one allocator from blocks of the other."""
+        to, of = target.blocks.places([*copies]), source.blocks.places([*copies.values()])
+        if target is self._cpu:
+            self._backing.blocks.copy_pairs(of, to, "host")
+            target.note_written(copies)
         else:
-            for host_block, block in zip(sources, targets, strict=True):
-                self._backing.copy_in(host_block, block)
+            self._backing.blocks.copy_pairs(to, of, "device")

@@ -8,6 +8,7 @@ is promoted. Source: S002-06, 16, 24, 26, 33, 42, 50, 66, 68, 71.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from kvcore.legacy.block_errors import NotSupported
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
@@ -76,6 +77,19 @@ class NaiveBlock(PooledBlock):
     def move_to(self, allocator: TierAllocator) -> None:
         """Belong to another allocator."""
         self._allocator = allocator
+
+    def follow(
+        self,
+        allocator: TierAllocator,
+        block_id: BlockId | None,
+        token_ids: list[int],
+        content_hash: int | None,  # noqa: ARG002 # a naive block has no use for it
+        computed: bool,  # noqa: ARG002
+    ) -> None:
+        """Be what a table says of this block, which may have more tokens than before."""
+        self._allocator = allocator
+        self._block_id = block_id
+        self._token_ids += token_ids[len(self._token_ids) :]
 
     @property
     def block_id(self) -> BlockId | None:
@@ -158,7 +172,7 @@ class NaiveBlockAllocator(TierAllocator):
     ) -> Block:
         """An empty block. Raises NoFreeBlocksError."""
         check_no_device(device)
-        return self._make(prev_block, [], self._take()[0], extra_hash)
+        return self.make(prev_block, [], self.take_empty()[0], extra_hash)
 
     def allocate_immutable_blocks(
         self,
@@ -182,15 +196,48 @@ class NaiveBlockAllocator(TierAllocator):
             if len(chunk) > self._block_size:
                 check_tokens(chunk, self._block_size, None)
         made: list[Block] = []
-        for chunk, block_id in zip(chunks, self._take(len(chunks)), strict=True):
-            prev_block = self._make(prev_block, chunk, block_id, extra_hash)
+        for chunk, block_id in zip(chunks, self.take_empty(len(chunks)), strict=True):
+            prev_block = self.make(prev_block, chunk, block_id, extra_hash)
             made.append(prev_block)
         return made
 
-    def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
-        """A new block for each object, all or none. Raises NoFreeBlocksError."""
-        self.check_fits(len(blocks), f"swap in of {len(blocks)} blocks")
-        return [(block_id, False) for block_id in self._take(len(blocks))]
+    def fill(
+        self,
+        token_ids: list[int],
+        extra_hash: int | None,  # noqa: ARG002 # nothing is hashed
+    ) -> tuple[list[BlockId], list[bytes], set[int]]:
+        """New blocks of a sequence's first tokens, all or none. Raises NoFreeBlocksError."""
+        return self.take_empty(-(-len(token_ids) // self._block_size)), [], set()
+
+    def key_behind(self, keys: Sequence[bytes], token_ids: list[int], extra: int | None) -> bytes:
+        """Raises NotSupported."""
+        reason = f"{len(token_ids)} tokens behind {len(keys)} blocks have no key: {extra}"
+        raise NotSupported(reason=reason)
+
+    def close(self, block_id: BlockId, key: bytes, length: int) -> BlockId:
+        """Raises NotSupported."""
+        reason = f"block {block_id} of {length} tokens is not promoted: it has no use for {key!r}"
+        raise NotSupported(reason=reason)
+
+    def contents_of(self, blocks: Sequence[Block]) -> tuple[list[bytes | None], list[int]]:
+        """No keys."""
+        return [None] * len(blocks), [0] * len(blocks)
+
+    def place_contents(
+        self,
+        keys: Sequence[bytes | None],
+        lengths: Sequence[int],  # noqa: ARG002 # nothing is evicted
+        who: str,
+    ) -> tuple[list[BlockId], AbstractSet[BlockId]]:
+        """A new block for each, all or none. Raises NoFreeBlocksError."""
+        taken = self._blocks.take(len(keys))
+        if taken is None:
+            raise self.shortage(len(keys), who)
+        return taken, frozenset()
+
+    def count_idle(self, keys: Sequence[bytes]) -> int:
+        """All of them."""
+        return len(keys)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
         """Full blocks among them, each object once."""

@@ -12,19 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.block_tracker import BlockTracker, CacheMetricData, ReadOnlyRefCounter
-from kvcore.legacy.content_block import ContentAllocator, PrefixCachingBlock, check_previous
+from kvcore.legacy.block_tracker import (
+    NEVER_ACCESSED,
+    BlockTracker,
+    CacheMetricData,
+    ReadOnlyRefCounter,
+)
+from kvcore.legacy.content_block import (
+    ContentAllocator,
+    PrefixCachingBlock,
+    check_previous,
+    hash_chain,
+)
 from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.tier_allocator import check_no_device, check_tokens
-from kvcore.legacy.tier_blocks import TierBlocks, key_of_hash
-
-Placed = tuple[BlockId, bool, bool]
-"""A block for a content, whether it was found, and whether the content is in it."""
+from kvcore.legacy.tier_blocks import TierBlocks, hash_of_key, key_of_hash, keys_of_hashes
+from kvcore.legacy.used_block import UsedBlock
 
 
 class PrefixCachingBlockAllocator(ContentAllocator):
@@ -65,7 +75,7 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         """An empty block. Raises WrongCall, NoFreeBlocksError."""
         check_no_device(device)
         check_previous(prev_block)
-        return self._make(prev_block, [], self._take()[0], extra_hash)
+        return self.make(prev_block, [], self.take_empty()[0], extra_hash)
 
     def allocate_immutable_blocks(
         self,
@@ -95,22 +105,55 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         """
         check_previous(prev_block)
         hashes = self._hash_chunks(prev_block, chunks, extra_hash)
-        placed = self._find_or_take(hashes, f"{len(chunks)} blocks")
+        size, before = self._block_size, 0 if prev_block is None else prev_block.num_tokens_total
+        lengths = range(before + size, before + size * len(chunks) + 1, size)
+        keys = [None if each is None else key_of_hash(each) for each in hashes]
+        ids, new = self._find_or_take(keys, lengths, f"{len(chunks)} blocks")
         made: list[Block] = []
-        for chunk, content_hash, (block_id, is_hit, _) in zip(chunks, hashes, placed, strict=True):
+        for chunk, content_hash, block_id in zip(chunks, hashes, ids, strict=True):
+            is_hit = block_id not in new
+            new.discard(block_id)  # where a content comes twice
             known = (extra_hash, content_hash, is_hit)
-            prev_block = self._make(prev_block, chunk, block_id, *known)
+            prev_block = self.make(prev_block, chunk, block_id, *known)
             made.append(prev_block)
         return made
 
-    def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
-        """A block for each object, found or new, all or none, and whether its content is there.
-
-        Raises WrongCall, NoFreeBlocksError.
+    def fill(
+        self, token_ids: list[int], extra_hash: int | None
+    ) -> tuple[list[BlockId], list[bytes], set[int]]:
+        """Blocks of a sequence's first tokens, all or none; the keys of the full ones; the places
+        of those that were found. Raises NoFreeBlocksError.
         """
+        size, num = self._block_size, len(token_ids)
+        keys = keys_of_hashes(hash_chain(token_ids, size, None, extra_hash))
+        contents: list[Any] = [*keys, None] if num % size else keys
+        lengths = range(size, size * len(contents) + 1, size)
+        ids, new = self._find_or_take(contents, lengths, f"{len(contents)} blocks")
+        if len(new) == len(ids):
+            return ids, keys, set()
+        return ids, keys, {at for at, block_id in enumerate(ids) if block_id not in new}
+
+    def key_behind(self, keys: Sequence[bytes], token_ids: list[int], extra: int | None) -> bytes:
+        """The key of a full block behind blocks of these keys."""
+        parent = hash_of_key(keys[-1]) if keys else None
+        is_first = parent is None
+        return key_of_hash(PrefixCachingBlock.hash_block_tokens(is_first, parent, token_ids, extra))
+
+    def contents_of(self, blocks: Sequence[Block]) -> tuple[list[bytes | None], list[int]]:
+        """The keys of objects, None where there is none, and the lengths of their chains."""
         hashes = [block.content_hash for block in blocks]
-        placed = self._find_or_take(hashes, f"swap in of {len(blocks)} blocks")
-        return [(block_id, is_there) for block_id, _, is_there in placed]
+        keys = [None if each is None else key_of_hash(each) for each in hashes]
+        return keys, [block.num_tokens_total for block in blocks]
+
+    def place_contents(
+        self, keys: Sequence[bytes | None], lengths: Sequence[int], who: str
+    ) -> tuple[list[BlockId], AbstractSet[BlockId]]:
+        """A block for each content, all or none, and which of them have it in them.
+
+        Raises NoFreeBlocksError.
+        """
+        ids, new = self._find_or_take(keys, lengths, who)
+        return ids, self._computed.intersection(ids).difference(new)
 
     def is_block_cached(self, block: Block) -> bool:
         """Whether a block's content can be found. Raises WrongCall without content hash."""
@@ -132,48 +175,54 @@ class PrefixCachingBlockAllocator(ContentAllocator):
             require(False, reason, block=block.block_id, num=num, size=size)
         assert content_hash is not None
         (own,) = self.check_held([block])
-        found = self._blocks.lookup(content_hash)
-        if found is None:
-            self._blocks.publish(own, key_of_hash(content_hash))
-            self._touched_blocks.add(own)
-            return own
+        found = self.close(own, key_of_hash(content_hash), block.num_tokens_total)
         if found != own:
-            self.drop_all([block])
-            self._hit([found])
             block.block_id = found
             block.computed = True
+        return found
+
+    def close(self, block_id: BlockId, key: bytes, length: int) -> BlockId:
+        """Make a block findable at the end of a chain of so many tokens, or give its owner the one
+        that is found, and is computed then if it had no owner.
+        """
+        found = self._blocks.find(key)
+        if found is None:
+            self._blocks.publish(block_id, key, length)
+            self._touched_blocks.add(block_id)
+            return block_id
+        if found != block_id:
+            self.give_back([block_id])
+            if not self._blocks.ref_count(found):
+                self._blocks.rank(found, NEVER_ACCESSED)
+                self._revived([found])
+            self.share([found])
         return found
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
         """Say when blocks were used. Raises WrongValue where one is neither used nor evictable."""
         time = read_time(now)
-        for block_id in block_ids:
-            if not self._tracker(block_id).active and not self._blocks.is_evictable(block_id):
-                reason = "Mark block as accessed which is not belonged to GPU: block {} is free"
-                raise WrongValue(reason=reason.format(block_id), block=block_id)
-        for block_id in block_ids:
-            if self._tracker(block_id).active:
-                self._tracker(block_id).last_accessed = time
-            else:
-                self._blocks.rank(block_id, time)
+        counts = self._blocks.ref_counts(block_ids)
+        if 0 in counts:
+            for block_id, count in zip(block_ids, counts, strict=True):
+                if not count and not self._blocks.is_evictable(block_id):
+                    reason = "Mark block as accessed which is not belonged to GPU: block {} is free"
+                    raise WrongValue(reason=reason.format(block_id), block=block_id)
+        self._blocks.access(block_ids, time)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:  # noqa: ARG002 # S002-39
         """Count all that was promoted since the last call as computed, whatever is named."""
-        for block_id in self._touched_blocks:
-            if self._tracker(block_id).active:
-                self._tracker(block_id).computed = True
+        self._computed |= self._touched_blocks
         self._touched_blocks.clear()
 
     def note_written(self, block_ids: Iterable[BlockId]) -> None:
         """Count used blocks as computed, since a copy filled them."""
-        for block_id in block_ids:
-            self._tracker(block_id).computed = True
-            self._touched_blocks.discard(block_id)
+        self._computed.update(block_ids)
+        self._touched_blocks.difference_update(block_ids)
 
     def block_is_computed(self, block_id: BlockId) -> bool:
         """Whether a used block was marked computed; a block without owner: whether it is kept."""
-        if self._tracker(block_id).active:
-            return self._tracker(block_id).computed
+        if self._blocks.ref_count(block_id):
+            return block_id in self._computed
         return self._blocks.is_evictable(block_id)
 
     def get_common_computed_block_ids(
@@ -191,16 +240,23 @@ class PrefixCachingBlockAllocator(ContentAllocator):
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
         """Full blocks among them whose content has no owner here: each would take a block."""
-        full = [block.content_hash for block in blocks if block.is_full]
-        return sum(each is None or not self._is_owned(each) for each in full)
+        keys, _ = self.contents_of([block for block in blocks if block.is_full])
+        known = [key for key in keys if key is not None]
+        return len(keys) - len(known) + self.count_idle(known)
+
+    def count_idle(self, keys: Sequence[bytes]) -> int:
+        """How many of these contents have no owner here: each would take a block."""
+        return sum(not owners for owners in self._blocks.owners_of(keys))
 
     def find_cached_blocks_prefix(self, block_hashes: list[int]) -> list[int]:
         """The hashes up to the first whose block is not there, or not computed yet."""
-        for length, content_hash in enumerate(block_hashes):
-            found = self._blocks.lookup(content_hash)
-            if found is None or not self.block_is_computed(found):
+        found = self._blocks.find_prefix(block_hashes)
+        for length, (block_id, count) in enumerate(
+            zip(found, self._blocks.ref_counts(found), strict=True)
+        ):
+            if count and block_id not in self._computed:
                 return block_hashes[:length]
-        return block_hashes[:]
+        return block_hashes[: len(found)]
 
     def reset_prefix_cache(self) -> bool:
         """Forget all content, unless a block is used; whether that was done."""
@@ -214,18 +270,19 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         """Share of look-ups of full blocks that hit, since the start or the last reset."""
         return self.metric_data.get_hit_rate()
 
-    def _forget(self) -> None:
-        self._touched_blocks: set[BlockId] = set()
-        self._block_tracker = {each: BlockTracker() for each in sorted(self._blocks.ids)}
-        self.metric_data = CacheMetricData()
+    @property
+    def _block_tracker(self) -> dict[BlockId, BlockTracker]:
+        """The record of each block's use."""
+        return {each: self._tracker(each) for each in sorted(self._blocks.ids)}
 
     def _tracker(self, block_id: BlockId) -> BlockTracker:
         self._blocks.place(block_id)
-        return self._block_tracker[block_id]
+        return UsedBlock(block_id, self._blocks, self._computed)
 
-    def _is_owned(self, content_hash: int) -> bool:
-        found = self._blocks.lookup(content_hash)
-        return found is not None and self._blocks.ref_count(found) > 0
+    def _forget(self) -> None:
+        self._touched_blocks: set[BlockId] = set()
+        self._computed: set[BlockId] = set()  # of blocks without owner it says nothing
+        self.metric_data = CacheMetricData()
 
     def _hash_chunks(
         self, prev_block: Block | None, chunks: Sequence[list[int]], extra_hash: int | None
@@ -246,75 +303,34 @@ class PrefixCachingBlockAllocator(ContentAllocator):
             hashes.append(parent)
         return hashes
 
-    def _find_or_take(self, hashes: Sequence[int | None], who: str) -> list[Placed]:
-        """A block for each content, all or none, as if they were asked for one by one.
-
-        What a free block holds may be evicted by those before it, and is looked up again then.
-        """
-        keys = [None if each is None else key_of_hash(each) for each in hashes]
-        found = [self._blocks.find(key) for key in keys]
-        free = {each for each in found if each is not None and not self._blocks.ref_count(each)}
-        missing = [key for key, block in zip(keys, found, strict=True) if block is None]
-        contents = {each for each in missing if each is not None}
-        self.check_fits(len(free) + len(contents) + missing.count(None), who)
-        first = found.index(None) if None in found else len(found)
-        placed = self._hit([block for block in found[:first] if block is not None])
-        new: set[bytes | None] = set()
-        while len(placed) < len(keys):
-            at = len(placed)
-            block = self._blocks.find(keys[at])
-            if block is not None:
-                placed += self._hit([block])
-                continue
-            end = at
-            while end < len(keys) and (end == at or found[end] is None):
-                if keys[end] is not None:
-                    if keys[end] in new:
-                        break
-                    new.add(keys[end])
-                end += 1
-            placed += self._publish_new(keys[at:end])
-        for content_hash, (_, is_hit, _) in zip(hashes, placed, strict=True):
-            if content_hash is not None:
-                self.metric_data.query(is_hit)
-        return placed
-
-    def _publish_new(self, keys: Sequence[bytes | None]) -> list[Placed]:
-        """New blocks that have these keys from now on."""
-        taken = self._take(len(keys))
-        for block_id, key in zip(taken, keys, strict=True):
-            if key is not None:
-                self._blocks.publish(block_id, key)
-                self._touched_blocks.add(block_id)
-        return [(block_id, False, False) for block_id in taken]
-
-    def _hit(self, block_ids: Sequence[BlockId]) -> list[Placed]:
-        """One owner more for blocks that were found."""
-        placed = [(each, True, self.block_is_computed(each)) for each in block_ids]
-        self._blocks.touch(block_ids)
-        for block_id in block_ids:
-            tracker = self._block_tracker[block_id]
-            if not tracker.active:
-                self._taken([block_id])
-                tracker.computed = True
-        return placed
+    def _find_or_take(
+        self, keys: Sequence[bytes | None], lengths: Sequence[int], who: str
+    ) -> tuple[list[BlockId], set[BlockId]]:
+        """A block for each content, all or none, and which of them are new."""
+        placed = self._blocks.find_or_take(keys, lengths)
+        if isinstance(placed, int):
+            raise self.shortage(placed, who)
+        ids, taken, revived = placed
+        self._taken(taken)
+        self._touched_blocks.update(taken)
+        num_keys, at = len(keys), -1
+        for _ in range(keys.count(None)):
+            at = keys.index(None, at + 1)
+            self._touched_blocks.discard(ids[at])
+            num_keys -= 1
+        if revived:
+            self._revived(revived)
+        self.metric_data.query_all(num_keys, len(ids) - len(taken))
+        return ids, set(taken)
 
     def _taken(self, block_ids: Sequence[BlockId]) -> None:
-        for block_id in block_ids:
-            self._block_tracker[block_id].enable()
+        self._computed.difference_update(block_ids)
         self._touched_blocks.difference_update(block_ids)
 
-    def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
-        left: dict[BlockId, int] = {}
-        for block, block_id in zip(blocks, ids, strict=True):
-            count = left[block_id] if block_id in left else self._blocks.ref_count(block_id)
-            left[block_id] = count - 1
-            if count == 1:
-                tracker = self._block_tracker[block_id]
-                if block.content_hash is not None:
-                    length = block.num_tokens_total
-                    self._blocks.rank(block_id, tracker.last_accessed, length)
-                tracker.disable()
+    def _revived(self, block_ids: Sequence[BlockId]) -> None:
+        """Take note of kept blocks that have an owner again."""
+        self._computed.update(block_ids)
+        self._touched_blocks.difference_update(block_ids)
 
     def adopt(self, block: Block, block_id: BlockId) -> None:
         """Make an object one of this allocator's, which then copies and promotes it."""
@@ -333,12 +349,13 @@ class HashlessAllocator(NaiveBlockAllocator):
         """Blocks without owner and content. Cost: O(free blocks)."""
         return super().get_num_free_blocks(device) - len(self._blocks.evictable())
 
-    def _take(self, count: int = 1) -> list[BlockId]:
+    def take_empty(self, count: int = 1) -> list[BlockId]:
+        """So many new blocks without content. Raises NoFreeBlocksError."""
         free = self.get_num_free_blocks()
         if count > free:
             who, total = "blocks without content", len(self._blocks)
             raise NoFreeBlocksError(who=who, needed=count, free=free, total=total)
-        return super()._take(count)
+        return super().take_empty(count)
 
 
 def read_time(now: float) -> float:

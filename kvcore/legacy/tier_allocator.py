@@ -12,8 +12,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from kvcore.commands import Batch
+from kvcore.errors import DoubleFree
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.block_tracker import (
@@ -29,7 +32,12 @@ OBJECTS_PER_BLOCK = 4
 
 
 class TierAllocator(BlockAllocator):
-    """Blocks of one tier, for sequences that are chains of block objects."""
+    """Blocks of one tier, for sequences that are chains of block objects.
+
+    caches: whether full blocks are found by their content.
+    """
+
+    caches = False
 
     def __init__(
         self,
@@ -119,11 +127,8 @@ class TierAllocator(BlockAllocator):
 
     def free_all(self, blocks: Sequence[Block], keep_block_object: bool = False) -> None:
         """Give blocks back, in order, all or none. Raises WrongCall."""
-        self.check_held(blocks, "Freeing unallocated block is undefined")
-        self.drop_all(blocks)
-        if not keep_block_object:
-            for block in blocks:
-                self._block_pool.put(block)
+        self.give_back(self.ids_of(blocks, "Freeing unallocated block is undefined"))
+        self.part_with(blocks, keep_block_object)
 
     def fork(self, last_block: Block) -> list[Block]:
         """Another chain over the same blocks, an owner more for each. Raises WrongCall."""
@@ -132,12 +137,12 @@ class TierAllocator(BlockAllocator):
     def fork_blocks(self, blocks: Sequence[Block]) -> list[Block]:
         """The same for blocks that follow each other, of which the first may follow others."""
         ids = self.check_held(blocks)
-        self._blocks.touch(ids)
+        self.share(ids)
         forked: list[Block] = []
         before = blocks[0].prev_block
         for block, block_id in zip(blocks, ids, strict=True):
             extra, content_hash = block.extra_hash, block.content_hash
-            before = self._make(before, block.token_ids, block_id, extra, content_hash)
+            before = self.make(before, block.token_ids, block_id, extra, content_hash)
             forked.append(before)
         return forked
 
@@ -160,17 +165,12 @@ class TierAllocator(BlockAllocator):
         Raises WrongCall, NoFreeBlocksError.
         """
         source = block.block_id
-        if source is None or not (owners := self._blocks.ref_count(source)):
-            (source,) = self.check_held([block])
-        if owners == 1:
-            return source
-        fresh = self._blocks.copy(source)
-        if fresh is None:
-            raise self.shortage(1, f"a copy of block {source}")
-        self._taken([fresh])
-        self._cow_tracker.record_cow(source, fresh)
-        block.block_id = fresh
-        return fresh
+        if source is None:
+            (source,) = self.ids_of([block])
+        target = self.own(source)
+        if target != source:
+            block.block_id = target
+        return target
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
         """Source and target of each copy since the last call, in order."""
@@ -178,15 +178,17 @@ class TierAllocator(BlockAllocator):
 
     def swap_out(self, blocks: Sequence[Block]) -> None:
         """Give blocks back and keep their objects. Raises WrongCall."""
-        self.check_held(blocks)
-        self.drop_all(blocks)
+        self.give_back(self.ids_of(blocks))
+        self.part_with(blocks, keep_block_object=True)
 
     def swap_in(self, blocks: Sequence[Block]) -> None:
         """Find or take blocks for objects that have none. Raises WrongCall, NoFreeBlocksError."""
         for block in blocks:
             reason = "block {block} is still held: swap it out first"
             require(block.block_id is None, reason, block=block.block_id)
-        for block, (block_id, _) in zip(blocks, self.place_blocks(blocks), strict=True):
+        keys, lengths = self.contents_of(blocks)
+        ids, _ = self.place_contents(keys, lengths, f"swap in of {len(blocks)} blocks")
+        for block, block_id in zip(blocks, ids, strict=True):
             self.adopt(block, block_id)
 
     @abstractmethod
@@ -202,47 +204,122 @@ class TierAllocator(BlockAllocator):
         """
 
     @abstractmethod
-    def place_blocks(self, blocks: Sequence[Block]) -> list[tuple[BlockId, bool]]:
-        """A block for each of these objects, all or none, and whether its content is there.
-
-        Does not change the objects. Raises WrongCall, NoFreeBlocksError.
+    def fill(
+        self, token_ids: list[int], extra_hash: int | None
+    ) -> tuple[list[BlockId], list[bytes], set[int]]:
+        """Blocks of a sequence's first tokens, all or none; the keys of those that have one; the
+        places of those that were found. Raises WrongCall, NoFreeBlocksError.
         """
+
+    @abstractmethod
+    def key_behind(self, keys: Sequence[bytes], token_ids: list[int], extra: int | None) -> bytes:
+        """The key of a full block behind blocks of these keys."""
+
+    @abstractmethod
+    def close(self, block_id: BlockId, key: bytes, length: int) -> BlockId:
+        """Make a block findable at the end of a chain of so many tokens, or give its owner the one
+        that is found.
+        """
+
+    @abstractmethod
+    def contents_of(self, blocks: Sequence[Block]) -> tuple[list[bytes | None], list[int]]:
+        """The keys of objects, None where there is none, and the lengths of their chains."""
+
+    @abstractmethod
+    def place_contents(
+        self, keys: Sequence[bytes | None], lengths: Sequence[int], who: str
+    ) -> tuple[list[BlockId], AbstractSet[BlockId]]:
+        """A block for each content, all or none, and which of them have it in them.
+
+        Raises NoFreeBlocksError.
+        """
+
+    @abstractmethod
+    def count_idle(self, keys: Sequence[bytes]) -> int:
+        """How many of these contents have no owner here."""
 
     @abstractmethod
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
         """How many blocks full ones would take here."""
 
-    def check_held(
-        self, blocks: Sequence[Block], complaint: str = "the block is not allocated"
-    ) -> list[BlockId]:
-        """The ids of blocks, each held as often as it is named. Raises WrongCall, UnknownName."""
-        ids = [block.block_id for block in blocks]
-        if None in ids:
-            reason, num = (
-                "{complaint}: it has no id, and {num} tokens",
-                len(blocks[ids.index(None)].token_ids),
-            )
-            require(False, reason, complaint=complaint, num=num)
-        known = [block_id for block_id in ids if block_id is not None]
-        asked = Counter(known) if len(set(known)) < len(known) else dict.fromkeys(known, 1)
-        for block_id, times in asked.items():
-            count = self._blocks.ref_count(block_id)
-            if count < times:
-                reason = "block {block} has {count} owners, {asked} are asked for"
-                require(False, reason, block=block_id, count=count, asked=times)
-        return known
-
     @abstractmethod
     def adopt(self, block: Block, block_id: BlockId) -> None:
         """Make an object one of this allocator's, which then copies and promotes it."""
 
-    def drop_all(self, blocks: Sequence[Block]) -> None:
-        """Take one owner from each of these, which were checked, in order."""
-        ids = [block.block_id for block in blocks if block.block_id is not None]
-        self._leave(blocks, ids)
-        self._blocks.release(ids)
+    def take_empty(self, count: int = 1) -> list[BlockId]:
+        """So many new blocks. Raises NoFreeBlocksError."""
+        taken = self._blocks.take(count)
+        if taken is None:
+            raise self.shortage(count, "a block" if count == 1 else f"{count} blocks")
+        self._taken(taken)
+        return taken
+
+    def share(self, block_ids: Sequence[BlockId]) -> None:
+        """Add an owner to each of these, which have some."""
+        self._blocks.touch(block_ids)
+
+    def own(self, block_id: BlockId) -> BlockId:
+        """Where an owner of a block may write: there, or in a copy where there are others.
+
+        Raises WrongCall, NoFreeBlocksError.
+        """
+        owners = self._blocks.ref_count(block_id)
+        if owners == 1:
+            return block_id
+        if not owners:
+            self.check_owned([block_id])
+        fresh = self._blocks.copy(block_id)
+        if fresh is None:
+            raise self.shortage(1, f"a copy of block {block_id}")
+        self._taken([fresh])
+        self._cow_tracker.record_cow(block_id, fresh)
+        return fresh
+
+    def give_back(self, block_ids: Sequence[BlockId]) -> None:
+        """Take an owner from each block, in order, all or none. Raises WrongCall, UnknownName."""
+        try:
+            self._blocks.release(block_ids)
+        except DoubleFree:
+            self.check_owned(block_ids)
+            raise
+
+    def part_with(self, blocks: Sequence[Block], keep_block_object: bool = False) -> None:
+        """Leave objects whose blocks were given back without one."""
         for block in blocks:
             block.block_id = None
+            if not keep_block_object:
+                self._block_pool.put(block)
+
+    def ids_of(
+        self, blocks: Sequence[Block], complaint: str = "the block is not allocated"
+    ) -> list[BlockId]:
+        """The ids of blocks. Raises WrongCall where one has none."""
+        ids: list[Any] = [block.block_id for block in blocks]
+        if None in ids:
+            num = len(blocks[ids.index(None)].token_ids)
+            reason = "{complaint}: it has no id, and {num} tokens"
+            require(False, reason, complaint=complaint, num=num)
+        return ids
+
+    def check_held(
+        self, blocks: Sequence[Block], complaint: str = "the block is not allocated"
+    ) -> list[BlockId]:
+        """The ids of blocks, each held as often as it is named. Raises WrongCall, UnknownName."""
+        ids = self.ids_of(blocks, complaint)
+        self.check_owned(ids)
+        return ids
+
+    def check_owned(self, block_ids: Sequence[BlockId]) -> None:
+        """Raise WrongCall unless each block has as many owners as it is named, or UnknownName."""
+        counts = self._blocks.ref_counts(block_ids)
+        distinct = len(set(block_ids)) == len(block_ids)
+        if distinct and all(counts):
+            return
+        for block_id, count, times in zip(
+            block_ids, counts, map(Counter(block_ids).__getitem__, block_ids), strict=True
+        ):
+            reason = "block {block} has {count} owners, {asked} are asked for"
+            require(count >= times, reason, block=block_id, count=count, asked=times)
 
     def shortage(self, needed: int, who: str) -> NoFreeBlocksError:
         """The error that says how many blocks were needed."""
@@ -258,21 +335,10 @@ class TierAllocator(BlockAllocator):
     def _new_object(self) -> PooledBlock:
         """A block object that is not filled yet."""
 
-    def _leave(self, blocks: Sequence[Block], ids: Sequence[BlockId]) -> None:
-        """Take note of owners that are about to leave."""
-
     def _taken(self, block_ids: Sequence[BlockId]) -> None:
         """Take note of blocks that were taken."""
 
-    def _take(self, count: int = 1) -> list[BlockId]:
-        """So many new blocks. Raises NoFreeBlocksError."""
-        taken = self._blocks.take(count)
-        if taken is None:
-            raise self.shortage(count, "a block" if count == 1 else f"{count} blocks")
-        self._taken(taken)
-        return taken
-
-    def _make(
+    def make(
         self,
         prev_block: Block | None,
         token_ids: list[int],
@@ -281,6 +347,7 @@ class TierAllocator(BlockAllocator):
         content_hash: int | None = None,
         computed: bool = False,
     ) -> Block:
+        """A block object, which may have been another one before."""
         block = self._block_pool.get()
         known = (extra_hash, content_hash, computed)
         block.begin(prev_block, token_ids, self._block_size, self, block_id, *known)

@@ -14,13 +14,15 @@ so no two ints have one key. Source: S002-04, 16, 43, 54.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from kvcore.commands import Tier
-from kvcore.hashing import HASH_SIZE, make_key
+from kvcore.hashing import HASH_SIZE, KEY_SIZE, make_key
 from kvcore.legacy.backing import Backing
 from kvcore.legacy.block_errors import UnknownName, require
+from kvcore.ranked import NO_RANK
 from kvcore.values import Refused
 
 _LOW_BITS = 64
@@ -28,14 +30,26 @@ _HIGH_BITS = 8 * HASH_SIZE - _LOW_BITS
 _LOW: int = 2**_LOW_BITS - 1
 _HIGH: int = 2**_HIGH_BITS - 1
 _LIMIT: int = 2 ** (8 * HASH_SIZE - 1)
+_pack = struct.Struct(f">4q{KEY_SIZE - HASH_SIZE}x").pack
 
 
 def key_of_hash(content_hash: int) -> bytes:
     """The key of a content hash. Raises OverflowError where it needs more than 32 bytes."""
+    sign = content_hash >> 63
+    if -1 <= sign <= 0:  # as all hashes of Python: the same key in one step
+        return _pack(content_hash, sign, sign, content_hash ^ sign)
     if not -_LIMIT <= content_hash < _LIMIT:
         raise OverflowError(f"a content hash of {content_hash.bit_length()} bits")
     low, high = content_hash & _LOW, content_hash >> _LOW_BITS & _HIGH
     return make_key((low << _HIGH_BITS | high ^ low).to_bytes(HASH_SIZE, "big"), 0)
+
+
+def keys_of_hashes(content_hashes: Iterable[int]) -> list[bytes]:
+    """The keys of content hashes of Python's own 64 bits."""
+    return [
+        _pack(each, sign := each >> 63, sign, each ^ sign)  # `key_of_hash` without a call
+        for each in content_hashes
+    ]
 
 
 def hash_of_key(key: bytes) -> int:
@@ -75,11 +89,19 @@ class TierBlocks:
         known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
         raise UnknownName(name="block", value=repr(block), known=known, block=block)
 
-    def places(self, blocks: Iterable[int]) -> list[int]:
+    def places(self, blocks: Sequence[int]) -> Sequence[int]:
         """The same for each."""
-        if self._first == 0 and self.ids.issuperset(blocks):
-            return list(blocks)
-        return [self.place(block) for block in blocks]
+        first = self._first
+        if first is None or not self.ids.issuperset(blocks):
+            return [self.place(block) for block in blocks]
+        return [block - first for block in blocks] if first else blocks
+
+    def names(self, places: Sequence[int]) -> list[int]:
+        """The ids of blocks of the core."""
+        first = self._first
+        if first is None:
+            return [self._sorted[place] for place in places]
+        return [place + first for place in places] if first else list(places)
 
     def name(self, place: int) -> int:
         """The id of a block of the core."""
@@ -87,14 +109,28 @@ class TierBlocks:
 
     def num_free(self) -> int:
         """Blocks without owner."""
-        return self.backing.num_free(self.tier) if self._sorted else 0
+        return self.backing.blocks.num_free(self.tier) if self._sorted else 0
 
     def take(self, count: int = 1) -> list[int] | None:
         """The next free blocks, with one owner each; None where there are too few."""
-        taken = self.backing.take(count, self.tier) if self._sorted or not count else None
-        if taken is None or isinstance(taken, Refused):
-            return None
-        return list(taken) if self._first == 0 else [self.name(place) for place in taken]
+        if not self._sorted:
+            return None if count else []
+        taken = self.backing.blocks.take(count, self.tier)
+        return None if isinstance(taken, Refused) else self.names(taken)
+
+    def find_or_take(
+        self, keys: Sequence[bytes | None], lengths: Sequence[int]
+    ) -> tuple[list[int], list[int], list[int]] | int:
+        """A block for each key, those that are new, those that had no owner; how many are needed
+        where there are too few.
+        """
+        if not self._sorted:
+            return len(keys) or ([], [], [])
+        placed = self.backing.blocks.find_or_take(keys, lengths, self.tier)
+        if isinstance(placed, Refused):
+            return placed.needed
+        blocks, taken, revived = placed
+        return self.names(blocks), self.names(taken), self.names(revived)
 
     def take_this(self, block: int) -> None:
         """Give one certain block without owner and key an owner."""
@@ -107,16 +143,30 @@ class TierBlocks:
     def touch(self, blocks: Sequence[int]) -> None:
         """One owner more for each; a free one must have a key."""
         if blocks:
-            self.backing.touch(self.places(blocks), self.tier)
+            self.backing.blocks.touch(self.places(blocks), self.tier)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One owner less for each, in order."""
         if blocks:
-            self.backing.release(self.places(blocks), self.tier)
+            self.backing.blocks.release(self.places(blocks), self.tier)
 
     def ref_count(self, block: int) -> int:
         """Owners of a block."""
-        return self.backing.ref_count(self.place(block), self.tier)
+        return self.backing.blocks.ref_count(self.place(block), self.tier)
+
+    def ref_counts(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """Owners of each block."""
+        return self.backing.blocks.ref_counts(self.places(blocks), self.tier) if blocks else ()
+
+    def owners_of(self, keys: Sequence[bytes]) -> tuple[int | None, ...]:
+        """How many own the block of each key, None where there is none."""
+        if not self._sorted or not keys:
+            return (None,) * len(keys)
+        return self.backing.blocks.owners_of(keys, self.tier)
+
+    def last_accessed(self, block: int) -> float:
+        """When a block was used, as was said."""
+        return self.backing.blocks.rank_of(self.place(block), self.tier)[0]
 
     def is_evictable(self, block: int) -> bool:
         """Whether a block has a key and no owner."""
@@ -143,16 +193,35 @@ class TierBlocks:
         """The block of a key; None for none."""
         if key is None or not self._sorted:
             return None
-        found = self.backing.lookup(key, self.tier)
+        found = self.backing.blocks.lookup(key, self.tier)
         return None if found is None else self.name(found)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a block findable."""
-        self.backing.publish(self.place(block), key, self.tier)
+    def find_prefix(self, content_hashes: Sequence[int]) -> list[int]:
+        """The blocks of content hashes up to the first that has none."""
+        keys = []
+        for content_hash in content_hashes:
+            try:
+                keys.append(key_of_hash(content_hash))
+            except (TypeError, OverflowError):
+                break
+        if not keys or not self._sorted:
+            return []
+        return self.names(self.backing.blocks.lookup_prefix(keys, self.tier))
+
+    def publish(self, block: int, key: bytes, length: int) -> None:
+        """Make a block findable, at the end of a chain of so many tokens."""
+        place = self.place(block)
+        self.backing.blocks.publish(place, key, self.tier)
+        self.backing.blocks.rank([place], None, length, self.tier)
 
     def rank(self, block: int, time: float | None = None, length: int | None = None) -> None:
         """Say when a block was used, and how many tokens its chain has."""
-        self.backing.rank([self.place(block)], time, length, self.tier)
+        self.backing.blocks.rank([self.place(block)], time, length, self.tier)
+
+    def access(self, blocks: Sequence[int], time: float) -> None:
+        """Say when blocks were used."""
+        if blocks:
+            self.backing.blocks.rank(self.places(blocks), time, None, self.tier)
 
     def evictable(self) -> list[int]:
         """Blocks with a key and no owner, the first to be evicted first. Cost: O(free blocks)."""
@@ -164,8 +233,10 @@ class TierBlocks:
 
     def evict(self, block: int) -> None:
         """Make the caller the owner of an evictable block, and forget its content."""
-        self.backing.touch([self.place(block)], self.tier)
-        self.backing.unpublish(self.place(block), self.tier)
+        place = self.place(block)
+        self.backing.touch([place], self.tier)
+        self.backing.unpublish(place, self.tier)
+        self.backing.rank([place], *NO_RANK, self.tier)
 
     def copy(self, block: int) -> int | None:
         """Move one owner of a block to a copy of it; None where no block is free."""

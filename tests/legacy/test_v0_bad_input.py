@@ -143,6 +143,7 @@ def tables(backend: Backend) -> tuple[CpuGpuBlockAllocator, BlockTable, Block]:
     table = BlockTable(SIZE, tiers)
     table.allocate([1, 2, 3])
     table.fork()
+    assert len(table.blocks) == 2  # objects are made when they are looked at
     on_cpu = tiers.allocate_mutable_block(None, Device.CPU)
     tiers.fork(on_cpu)
     return tiers, table, on_cpu

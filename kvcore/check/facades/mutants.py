@@ -122,10 +122,10 @@ def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
 def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
     """What a swap touches leaves out cached blocks without owner, which are the free ones."""
 
-    def is_there(self: Any, content_hash: int) -> bool:
-        return self._blocks.lookup(content_hash) is not None
+    def count_absent(self: Any, keys: list[bytes]) -> int:
+        return sum(owners is None for owners in self.blocks.owners_of(keys))
 
-    patcher.setattr(PrefixCachingBlockAllocator, "_is_owned", is_there)
+    patcher.setattr(PrefixCachingBlockAllocator, "count_idle", count_absent)
 
 
 @facade_mutant("v0", "caching", "RANKED")
@@ -142,22 +142,22 @@ def m_newest_leaves_first(patcher: Patcher) -> None:
 @facade_mutant("v0", "naive", "KV-READ")
 def m_shared_block_written_in_place(patcher: Patcher) -> None:
     """A block that a fork shares is written without a copy."""
-    patcher.setattr(TierAllocator, "cow_block_if_not_appendable", lambda _, block: block.block_id)
+    patcher.setattr(TierAllocator, "own", lambda _, block_id: block_id)
 
 
 @facade_mutant("v0", "window", "REF", rows=(22,))
 def m_passed_block_given_back_twice(patcher: Patcher) -> None:
     """A block that the window passed is given back and stays in the table."""
 
-    def drop(self: Any, computed: int | None, *_: Any) -> None:
-        self._allocator.allocate_or_get_null_block()
-        for at in self._passed(computed):
-            block = self._blocks[at]
-            known = block.block_id
-            self._allocator.free(block, keep_block_object=True)
-            block.block_id = known
+    drop = CachingTable._drop_passed
 
-    patcher.setattr(CachingTable, "_drop_passed", drop)
+    def drop_and_keep(self: Any, *counts: Any) -> None:
+        held = self.held
+        known = held.block_ids[:]
+        drop(self, *counts)
+        held.block_ids, held.num_null = known, 0
+
+    patcher.setattr(CachingTable, "_drop_passed", drop_and_keep)
 
 
 def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:

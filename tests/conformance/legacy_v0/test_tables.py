@@ -208,7 +208,8 @@ def test_swapped_blocks_are_copied_unless_their_content_is_there(backend: Backen
 def test_a_swap_that_does_not_fit_changes_nothing(backend: Backend) -> None:
     tiers = two_tiers(backend, 4, 2)
     made = table(tiers, 5)
-    error = unchanged(lambda: tiers.swap(made.blocks, GPU, CPU), tiers, made)
+    blocks = made.blocks
+    error = unchanged(lambda: tiers.swap(blocks, GPU, CPU), tiers, made)
     assert isinstance(error, NoFreeBlocksError)
     assert "3 blocks are needed, 2 of 2 are free" in str(error)
     # One full block is there already, in use: two more are needed.
