@@ -26,6 +26,7 @@ from kvcore.sizing.errors import (
     GroupKindDiffers,
     GroupLayersDiffer,
     MixedSpecs,
+    NoLayers,
     SpecsDiffer,
     WindowOnLatent,
 )
@@ -97,6 +98,10 @@ class NoGroupLayer(EmptyGroup, IndexError):
 
 class PagesDiffer(SpecsDiffer, AssertionError):
     """Layers of one group have pages of one size."""
+
+
+class NothingToCache(NoLayers, NotImplementedError):
+    """A model without layers is of no kind that can be served."""
 
 
 class MixedLayers(MixedSpecs, NotImplementedError):

@@ -17,6 +17,7 @@ from kvcore.legacy.kv_cache_errors import (
     LayersDiffer,
     MixedLayers,
     NoGroupLayer,
+    NothingToCache,
     PagesDiffer,
     RankGroupsDiffer,
     RankLayersDiffer,
@@ -38,6 +39,7 @@ from kvcore.sizing.errors import (
     GroupLayersDiffer,
     SpecsDiffer,
 )
+from kvcore.sizing.memory import check_need, max_request_bytes
 
 Layers = Mapping[str, Any]
 """The specs of a model's layers by name."""
@@ -59,10 +61,10 @@ def check_enough_kv_cache_memory(
 ) -> None:
     """Raise NoCacheMemory or NotEnoughMemory unless one request of full length fits.
 
-    Raises NoLayers, WrongArgument, InvalidMemory besides.
+    Without layers it needs nothing. Raises WrongArgument, InvalidMemory besides.
     """
-    limits = read_limits(vllm_config)
-    sizing.check_enough_kv_cache_memory(read_specs(kv_cache_spec), available_memory, limits)
+    limits, specs = read_limits(vllm_config), read_specs(kv_cache_spec)
+    check_need(lambda probe: max_request_bytes(specs, probe), available_memory, limits)
 
 
 def create_kv_cache_group_specs(
@@ -96,11 +98,13 @@ def get_kv_cache_config(
 ) -> KVCacheConfig:
     """One group of all layers, windows beside full attention made full in place.
 
-    A request must fit as its layers will be kept. Raises MixedLayers, and what
+    A request must fit as its layers will be kept. Raises MixedLayers, NothingToCache, and what
     `check_enough_kv_cache_memory` raises; the specs are then as they were.
     """
     unified = {**kv_cache_spec, **_unified(kv_cache_spec)}
     check_enough_kv_cache_memory(vllm_config, unified, available_memory)
+    if not unified:
+        raise NothingToCache
     if not is_kv_cache_type_uniform(unified):
         kinds = sorted({spec.type_id for spec in read_specs(unified).values()})
         raise MixedLayers(count=len(kinds), type_ids=", ".join(kinds))

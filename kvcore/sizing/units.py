@@ -27,6 +27,9 @@ DTYPE_BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
     "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "float64": 8,
 }
 _SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 _UNITS = {"b": 1, "byte": 1, "bytes": 1} | {

@@ -113,7 +113,8 @@ def test_a_duplicate_is_listed_behind_who_answers(backend: Backend) -> None:
 def test_a_block_keeps_its_tokens_until_it_is_given_out_again(backend: Backend) -> None:
     manager = make(backend, 2)
     manager.free(admit(manager, "a", [1, 2, 3, 4, 5]))
-    full, rest = manager.block_pool
+    blocks: Any = manager.block_pool
+    full, rest = blocks
     assert (full.token_ids, rest.token_ids) == ((1, 2, 3, 4), [5])
     assert full.block_hash == hash_block_tokens(None, [1, 2, 3, 4])
     admit(manager, "b", [9] * 5)
@@ -124,7 +125,7 @@ def test_a_block_keeps_its_tokens_until_it_is_given_out_again(backend: Backend) 
 def test_a_free_block_can_be_made_to_forget(backend: Backend) -> None:
     manager = make(backend)
     request = admit(manager, "a", [1] * 4)
-    block = manager.block_pool[0]
+    block: Any = manager.block_pool[0]
     with pytest.raises(ValueError, match="block 0 has 1 owners"):
         block.reset()
     assert block.token_ids == (1,) * 4

@@ -5,8 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from kvcore.legacy.kv_cache_interface import FullAttentionSpec, ModelConfig, VllmConfig
 from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import hash_request_tokens
+from kvcore.legacy.kv_cache_utils import (
+    check_enough_kv_cache_memory,
+    get_kv_cache_config,
+    hash_request_tokens,
+)
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, Span, with_media
 from tests.conformance.legacy_utils.stories import decode, make, resume
 from tests.conftest import Backend
@@ -80,3 +87,26 @@ def test_a_first_chunk_publishes_its_own_blocks_alone(backend: Backend) -> None:
         {"r": 1},
     )
     manager.check()
+
+
+@pytest.mark.parametrize("name", ["hash", "builtin", "md5", ""])
+def test_whatever_is_not_sha256_is_the_builtin_hash(backend: Backend, name: str) -> None:
+    assert make(backend, caching_hash_algo=name).caching_hash_fn is hash
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("torch.uint8", 1), ("torch.float64", 8), ("torch.int32", 4)]
+)
+def test_caches_of_these_kinds_of_numbers_have_sizes(dtype: str, size: int) -> None:
+    """fp8 caches of that release are bytes; a key and a value for each of 16 * 8 * 128 numbers."""
+    spec = FullAttentionSpec(16, 8, 128, dtype, False)
+    assert spec.page_size_bytes == 2 * 16 * 8 * 128 * size
+
+
+def test_a_model_without_layers_needs_nothing_and_is_not_served() -> None:
+    config = VllmConfig(ModelConfig(100))
+    check_enough_kv_cache_memory(config, {}, 1)
+    with pytest.raises(ValueError, match="memory"):
+        check_enough_kv_cache_memory(config, {}, 0)
+    with pytest.raises(NotImplementedError, match="no layer has a cache"):
+        get_kv_cache_config(config, {}, 1)

@@ -217,7 +217,7 @@ def test_a_manager_serves_one_group(backend: Backend) -> None:
         KVCacheManager(KVCacheConfig(5, {}, []), 10, backend=backend)
     assert isinstance(caught.value, AssertionError)
     with pytest.raises(WrongArgument, match="caching_hash_algo"):
-        make(backend, caching_hash_algo="md5")
+        make(backend, caching_hash_algo=256)
     with pytest.raises(InvalidCount):
         make(backend, max_model_len=0)
     with pytest.raises(KvcoreError, match="num_blocks"):
