@@ -243,7 +243,7 @@ class BlockAllocator(ABC):
         """Forget all content, if no block is used."""
 
 
-def chain(last_block: Block) -> Sequence[Block]:
+def chain(last_block: Block) -> list[Block]:
     """A block and all before it, first to last."""
     blocks = [last_block]
     while (block := blocks[-1].prev_block) is not None:

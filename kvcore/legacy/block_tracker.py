@@ -9,14 +9,17 @@ to 03, 05, 34, 49, 73.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from kvcore.legacy.backing import BackendName, Backing
-from kvcore.legacy.block_errors import WrongValue, require
-from kvcore.legacy.interfaces import Block, BlockId, PooledBlock
+from kvcore.legacy.block_errors import WrongCall, WrongValue, require
+from kvcore.legacy.block_interfaces import Block, BlockId, PooledBlock
 from kvcore.legacy.tier_blocks import TierBlocks
 
 NEVER_ACCESSED = -1
 HIT_RATE_BATCH = 1000
+RefCount = int
 
 
 class BlockTracker:
@@ -50,7 +53,20 @@ class BlockTracker:
         self.computed = False
 
 
-class RefCounter:
+class RefCounterProtocol(Protocol):
+    """How many own each block."""
+
+    def incr(self, block_id: BlockId) -> RefCount:
+        """Add an owner."""
+
+    def decr(self, block_id: BlockId) -> RefCount:
+        """Take an owner."""
+
+    def get(self, block_id: BlockId) -> RefCount:
+        """Owners of a block."""
+
+
+class RefCounter(RefCounterProtocol):
     """How many own each block: a view on the core, or on blocks of its own."""
 
     def __init__(
@@ -60,9 +76,9 @@ class RefCounter:
         blocks: TierBlocks | None = None,
         backend: BackendName = "python",
     ) -> None:
-        """blocks: of an allocator; None: new ones of these ids."""
+        """blocks: of an allocator; None: new ones of these ids, each once."""
         if blocks is None:
-            ids = tuple(all_block_indices)
+            ids = tuple(dict.fromkeys(all_block_indices))
             backing = Backing(len(ids), eviction="ranked", backend=backend)
             blocks = TierBlocks(backing, "device", ids)
         self._blocks = blocks
@@ -97,7 +113,7 @@ class RefCounter:
         require(block_id in self._blocks.ids, "block {block} is not known", block=block_id)
 
 
-class ReadOnlyRefCounter:
+class ReadOnlyRefCounter(RefCounterProtocol):
     """How many own each block, to look at."""
 
     def __init__(self, refcounter: RefCounter) -> None:
@@ -119,7 +135,7 @@ class ReadOnlyRefCounter:
 class CopyOnWriteTracker:
     """Copies that were made, until they are asked for."""
 
-    def __init__(self, refcounter: ReadOnlyRefCounter) -> None:
+    def __init__(self, refcounter: RefCounterProtocol) -> None:
         self._refcounter = refcounter
         self._copies: list[tuple[BlockId, BlockId]] = []
 
@@ -127,8 +143,11 @@ class CopyOnWriteTracker:
         """Whether nobody else would see what is appended."""
         return block.block_id is None or self._refcounter.get(block.block_id) <= 1
 
-    def record_cow(self, src_block_id: BlockId, trg_block_id: BlockId) -> None:
-        """Note a copy."""
+    def record_cow(self, src_block_id: BlockId | None, trg_block_id: BlockId | None) -> None:
+        """Note a copy. Raises WrongCall where a block is None."""
+        if src_block_id is None or trg_block_id is None:
+            pair = f"{src_block_id} to {trg_block_id}"
+            raise WrongCall(reason=f"a copy is from block to block, not from {pair}")
         self._copies.append((src_block_id, trg_block_id))
 
     def clear_cows(self) -> list[tuple[BlockId, BlockId]]:
@@ -137,28 +156,26 @@ class CopyOnWriteTracker:
         return copies
 
 
+@dataclass
 class CacheMetricData:
     """Share of look-ups that hit, over completed batches of `block_size` and the current one."""
 
-    def __init__(self, block_size: int = HIT_RATE_BATCH) -> None:
-        self.block_size = block_size
-        self._queries = 0
-        self._hits = 0
-
-    @property
-    def num_completed_blocks(self) -> int:
-        """Completed batches."""
-        return self._queries // self.block_size
-
-    @property
-    def num_incompleted_block_queries(self) -> int:
-        """Look-ups of the current batch."""
-        return self._queries % self.block_size
+    num_completed_blocks: int = 0
+    completed_block_cache_hit_rate: float = 0.0
+    num_incompleted_block_queries: int = 0
+    num_incompleted_block_hit: int = 0
+    block_size: int = HIT_RATE_BATCH
 
     def query(self, hit: bool) -> None:
         """Count a look-up."""
-        self._queries += 1
-        self._hits += hit
+        self.query_all(1, int(hit))
+
+    def query_all(self, num: int, num_hits: int) -> None:
+        """Count so many look-ups, those that hit first."""
+        self.num_incompleted_block_queries += num
+        self.num_incompleted_block_hit += num_hits
+        while self.num_incompleted_block_queries >= self.block_size:
+            self._complete()
 
     def query_all(self, num: int, num_hits: int) -> None:
         """Count so many look-ups."""
@@ -167,14 +184,26 @@ class CacheMetricData:
 
     def get_hit_rate(self) -> float:
         """Batches weighted by their sizes, which is hits by look-ups; 0.0 without any."""
-        return self._hits / self._queries if self._queries else 0.0
+        completed = self.num_completed_blocks * self.block_size
+        hits = self.completed_block_cache_hit_rate * completed + self.num_incompleted_block_hit
+        queries = completed + self.num_incompleted_block_queries
+        return hits / queries if queries else 0.0
+
+    def _complete(self) -> None:
+        hits = min(self.num_incompleted_block_hit, self.block_size)
+        self.num_incompleted_block_queries -= self.block_size
+        self.num_incompleted_block_hit -= hits
+        sum_of_rates = self.completed_block_cache_hit_rate * self.num_completed_blocks
+        self.num_completed_blocks += 1
+        rate = (sum_of_rates + hits / self.block_size) / self.num_completed_blocks
+        self.completed_block_cache_hit_rate = rate
 
 
 class ObjectPool:
     """Block objects that are used again, last one in first out."""
 
     def __init__(self, create: Callable[[], PooledBlock], pool_size: int) -> None:
-        """create: a new object, which `init` fills."""
+        """create: a new object, which `begin` fills."""
         self._create = create
         self._spare: list[PooledBlock] = []
         self._num_made = 0

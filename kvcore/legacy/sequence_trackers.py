@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcore.legacy.block_errors import require
-from kvcore.legacy.content_block import PrefixCachingBlock
+from kvcore.legacy.content_block import NONE_HASH, PrefixCachingBlock
 from kvcore.legacy.interfaces import BlockId
 from kvcore.legacy.sequences import SequenceLike
 
@@ -31,6 +31,8 @@ class Accessing(Protocol):
 
 class ComputedBlocksTracker:
     """How many tokens of each sequence are cached."""
+
+    _none_hash = NONE_HASH
 
     def __init__(self, allocator: Finding, block_size: int, enable_caching: bool) -> None:
         self._allocator = allocator

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V0's evictor, counters and collections of blocks by themselves, without an allocator."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from kvcore.legacy import common, prefix_caching_block
+from kvcore.legacy.common import BlockList, BlockPool, CacheMetricData, CopyOnWriteTracker
+from kvcore.legacy.evictor import (
+    BlockMetaData,
+    EvictionPolicy,
+    Evictor,
+    LRUEvictor,
+    make_evictor,
+)
+from kvcore.legacy.naive_block import NaiveBlock
+from tests.conftest import Backend
+from tests.helpers.legacy_v0 import SIZE, two_tiers, unchanged
+
+
+def test_an_evictor_is_made_without_an_allocator() -> None:
+    evictor = make_evictor(EvictionPolicy.LRU)
+    evictor.add(3, 77, 16, 1.0)
+    assert isinstance(evictor, LRUEvictor)
+    assert isinstance(evictor, Evictor)
+    assert (3 in evictor, 2 in evictor, evictor.num_blocks) == (True, False, 1)
+    data = evictor.free_table[3]
+    assert isinstance(data, BlockMetaData)
+    assert (data.content_hash, data.num_hashed_tokens, data.last_accessed) == (77, 16, 1.0)
+    assert (evictor.evict(), evictor.num_blocks) == ((3, 77), 0)
+    with pytest.raises(ValueError, match="No usable cache memory left"):
+        evictor.evict()
+    with pytest.raises(TypeError):
+        Evictor()  # type: ignore[abstract] # which is the point
+
+
+def test_an_evictor_by_itself_evicts_by_time_then_length_then_id(backend: Backend) -> None:
+    evictor = LRUEvictor(backend=backend)
+    rng = random.Random(5)
+    plain: dict[int, tuple[float, int, int]] = {}
+    for _ in range(600):
+        block = rng.choice([*range(40), -7, 900, 10**12])
+        time, length, content = float(rng.randrange(4)), rng.randrange(1, 4), rng.getrandbits(63)
+        match rng.randrange(5):
+            case 0 | 1:
+                evictor.add(block, content, length, time)
+                plain[block] = (time, -length, content)
+            case 2 if block in plain:
+                evictor.update(block, time)
+                plain[block] = (time, *plain[block][1:])
+            case 3 if block in plain:
+                evictor.remove(block)
+                del plain[block]
+            case 4 if plain:
+                first = min(plain, key=lambda each: (*plain[each][:2], each))
+                assert evictor.evict() == (first, plain.pop(first)[2])
+        assert (evictor.num_blocks, block in evictor) == (len(plain), block in plain)
+    assert list(evictor.free_table) == sorted(plain)
+
+
+def test_blocks_of_one_content_are_evicted_one_by_one(backend: Backend) -> None:
+    evictor = LRUEvictor(backend=backend)
+    for block in (2, 1, 0):
+        evictor.add(block, 5, 1, 0.0)
+    assert [evictor.evict() for _ in range(3)] == [(0, 5), (1, 5), (2, 5)]
+
+
+def test_what_an_evictor_does_not_have_is_told(backend: Backend) -> None:
+    evictor = LRUEvictor(backend=backend)
+    evictor.add(1, 5, 1, 0.0)
+    for call, given, kind in (
+        (evictor.update, (2, 1.0), KeyError),
+        (evictor.update, (900, 1.0), KeyError),
+        (evictor.remove, (2,), ValueError),
+        (evictor.add, (1, 5, 1, "soon"), ValueError),
+        (evictor.add, (2, 5, -1, 0.0), ValueError),
+        (evictor.add, (2, 2**300, 1, 0.0), OverflowError),
+    ):
+        error = unchanged(call, evictor, given=given)
+        assert isinstance(error, kind)
+
+
+def test_names_are_where_engines_import_them() -> None:
+    for name in ("NaiveBlock", "NaiveBlockAllocator", "Evictor", "CopyOnWriteTracker"):
+        assert name in prefix_caching_block.__all__
+    for module in (common, prefix_caching_block):
+        assert all(hasattr(module, name) for name in module.__all__)
+    none_hash = prefix_caching_block.ComputedBlocksTracker._none_hash
+    assert none_hash == prefix_caching_block.PrefixCachingBlock._none_hash == hash("None")
+    prefix_caching_block.assert_prefix_caching_block_or_none(None)
+    nowhere: Any = None
+    block = NaiveBlock(None, [], 1, nowhere)
+    with pytest.raises(AssertionError, match="NaiveBlock"):
+        prefix_caching_block.assert_prefix_caching_block_or_none(block)
+
+
+def test_owners_are_counted_once_for_an_id_that_comes_twice(backend: Backend) -> None:
+    counts = common.RefCounter([4, 4, 9, 4], backend=backend)
+    assert (counts.incr(4), counts.incr(4), counts.get(9)) == (1, 2, 0)
+    with pytest.raises(AssertionError):
+        counts.get(0)
+    tracker = CopyOnWriteTracker(counts)
+    for pair in ((None, 4), (4, None)):
+        with pytest.raises(AssertionError):
+            tracker.record_cow(*pair)
+    assert tracker.clear_cows() == []
+
+
+def test_the_fields_of_the_hit_rate_can_be_set_and_read() -> None:
+    data = CacheMetricData(2, 0.25, 1, 1, 4)
+    assert data.get_hit_rate() == pytest.approx((2 + 1) / 9)
+    for hit in (True, False, False):
+        data.query(hit=hit)
+    assert (data.num_completed_blocks, data.num_incompleted_block_queries) == (3, 0)
+    assert data.num_incompleted_block_hit == 0
+    assert data.completed_block_cache_hit_rate == pytest.approx(4 / 12)
+    both = CacheMetricData(num_completed_blocks=1, block_size=4)
+    both.query_all(9, 5)
+    assert (both.num_completed_blocks, both.num_incompleted_block_queries) == (3, 1)
+    assert both.get_hit_rate() == pytest.approx(5 / 13)
+
+
+def test_a_pool_of_blocks_makes_objects_anew_and_doubles() -> None:
+    made: list[dict[str, Any]] = []
+
+    def create(**fields: Any) -> NaiveBlock:
+        made.append(fields)
+        return NaiveBlock(**fields)
+
+    pool = BlockPool(SIZE, create, None, 2)
+    assert [each["block_size"] for each in made] == [SIZE, SIZE]
+    first = pool.init_block(None, [1], SIZE, 5)
+    second = pool.init_block(first, [], SIZE, None, extra_hash=3)
+    assert (first.pool_id, second.pool_id, second.prev_block) == (0, 1, first)
+    assert (first.block_id, first.token_ids) == (5, [1])
+    assert pool.init_block(None, [], SIZE, 6).pool_id == 2
+    assert len(made) == 4
+    pool.free_block(first)
+    again = pool.init_block(None, [7, 8], SIZE, 9)
+    assert again is first
+    assert (again.block_id, again.token_ids, again.pool_id) == (9, [7, 8], 0)
+    with pytest.raises(AssertionError):
+        BlockPool(SIZE, create, None, -1)
+
+
+def test_a_list_of_blocks_keeps_their_ids(backend: Backend) -> None:
+    naive = two_tiers(backend, kind="naive").allocator(prefix_caching_block.Device.GPU)
+    chain = naive.allocate_immutable_blocks(None, [[1, 2], [3]])
+    held = BlockList(chain)
+    ids = held.ids()
+    fork = naive.fork(chain[-1])
+    held.append_token_ids(1, [4])
+    held.append(naive.allocate_mutable_block(chain[-1]))
+    assert (held.ids(), ids, held.list(), len(held)) == ([0, 2, 3], [0, 2, 3], chain, 3)
+    held[1] = fork[1]
+    assert (ids, held[1]) == ([0, 1, 3], fork[1])
+    held.reset()
+    assert (held.ids(), held.list(), ids) == ([], [], [0, 1, 3])
+    fork[1].block_id = None
+    for wrong in (held.append, lambda block: held.update([block])):
+        with pytest.raises(AssertionError):
+            wrong(fork[1])
+    assert (held.ids(), len(held)) == ([], 0)
