@@ -110,3 +110,50 @@ def test_a_model_without_layers_needs_nothing_and_is_not_served() -> None:
         check_enough_kv_cache_memory(config, {}, 0)
     with pytest.raises(NotImplementedError, match="no layer has a cache"):
         get_kv_cache_config(config, {}, 1)
+
+
+def test_null_blocks_of_a_hit_take_no_room(backend: Backend) -> None:
+    """4 blocks, all cached and free; of 4 hits a window of 9 needs two, so two are left to take."""
+    manager = make(backend, 5, window=9)
+    first = EngineRequest("0", list(range(16)))
+    assert resume(manager, first) == [1, 2, 3, 4]
+    manager.free(first)
+    second = EngineRequest("1", list(range(17)))
+    hits, num_hit = manager.get_computed_blocks(second)
+    assert ([block.block_id for block in hits], num_hit) == ([0, 0, 3, 4], 16)
+    assert resume(manager, second) == [2]
+
+
+def test_a_block_becomes_full_behind_null_blocks(backend: Backend) -> None:
+    """Of a window of one token nothing stays: the original stops here."""
+    manager = make(backend, window=1)
+    request = EngineRequest("0", list(range(8)))
+    assert resume(manager, request) == [1, 2]
+    assert decode(manager, request, *range(100, 115)) == [3, 4, 5, 6]
+    places = [block.block_id for block in manager.req_to_blocks["0"]]
+    assert places == [0, 0, 3, 4, 5, 6]
+    shown = [block.block_hash for block in manager.req_to_blocks["0"]]
+    assert shown == [None, None, *hash_request_tokens(hash, SIZE, request)[2:], None]
+
+
+def test_null_blocks_are_no_common_prefix(backend: Backend) -> None:
+    manager = make(backend, window=1)
+    request = EngineRequest("0", list(range(8)))
+    resume(manager, request)
+    assert manager.get_num_common_prefix_blocks(request, 1) == 2
+    decode(manager, request, 100)
+    for num_running in (1, 2, 3):
+        assert manager.get_num_common_prefix_blocks(request, num_running) == 0
+
+
+def test_eagle_with_a_window_reads_no_null_block(backend: Backend) -> None:
+    """A window of 9 reads two blocks: three cached ones leave two, two leave none."""
+    manager = make(backend, window=9, use_eagle=True)
+    first = EngineRequest("0", list(range(12)))
+    resume(manager, first)
+    manager.free(first)
+    blocks = manager.block_pool.blocks
+    longer = EngineRequest("1", list(range(13)))
+    assert manager.get_computed_blocks(longer) == (blocks[1:3], 8)
+    blocks[1].reset_hash()
+    assert manager.get_computed_blocks(longer) == ([], 0)
