@@ -151,7 +151,8 @@ class KVCacheManager:
             num_tokens, counted, ahead = read_counts(num_tokens, counted, ahead)
         request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
         touched = check_hits(self, request, hits) if hits else []
-        held = len(self.req_to_blocks[request_id]) + len(hits)
+        table = self.req_to_blocks[request_id]
+        held = len(table) + len(hits)
         end = counted + len(hits) * size + num_tokens
         num_new = (end + ahead - 1) // size + 1 - held
         if num_new <= 0:
@@ -169,10 +170,20 @@ class KVCacheManager:
                         raise
         if self.specialized_manager.has_window:
             self._trim(request_id, counted)
-        new_blocks: list[KVCacheBlock] | None = []
+        new_blocks: list[KVCacheBlock] = []
         if num_new or hits:
-            new_blocks = self._admit(request_id, hits, touched, num_new)
-        if new_blocks is not None and self.enable_caching and (num_new or hits or keys):
+            ask = self.block_pool.backing.blocks
+            taken = ask.admit(touched, num_new, "device") if hits else ask.take(num_new, "device")
+            if type(taken) is Refused:
+                return None
+            new_blocks = self.block_pool.blocks_at(taken)
+            if not table:
+                self.req_to_blocks[request_id] = table
+                if self.enable_caching:
+                    self.num_cached_block[request_id] = first
+            table += hits
+            table += new_blocks
+        if keys:
             self._publish(request_id, first, made, keys)
         return new_blocks
 
@@ -235,33 +246,13 @@ class KVCacheManager:
             self.block_pool.free_blocks([table[place] for place in places])
             self.specialized_manager.remove_skipped_blocks(table, counted)
 
-    def _admit(
-        self, request_id: str, hits: Sequence[KVCacheBlock], touched: list[int], num_new: int
-    ) -> list[KVCacheBlock] | None:
-        """Give a request its hits and so many new blocks, which are returned; None: no room.
-
-        touched: the ids of the hits, without the null block.
-        """
-        pool = self.block_pool
-        ask = pool.backing.blocks
-        taken = ask.admit(touched, num_new, "device") if hits else ask.take(num_new, "device")
-        if isinstance(taken, Refused):
-            return None
-        new_blocks = pool.blocks_at(taken)
-        table = self.req_to_blocks.setdefault(request_id, [])
-        table += hits
-        table += new_blocks
-        return new_blocks
-
     def _publish(
         self, request_id: str, first: int, made: list[BlockHashType], keys: list[bytes]
     ) -> None:
         """Make blocks of a request findable from a place on; new hashes join its list."""
-        behind = first + len(keys)
-        if keys:
-            hashes = self._keep_hashes(request_id, made)
-            blocks = self.req_to_blocks[request_id][first:behind]
-            self.block_pool.publish(blocks, hashes[first:behind], keys)
+        hashes, behind = self._keep_hashes(request_id, made), first + len(keys)
+        blocks = self.req_to_blocks[request_id][first:behind]
+        self.block_pool.publish(blocks, hashes[first:behind], keys)
         self.num_cached_block[request_id] = behind
 
     def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:
