@@ -89,7 +89,8 @@ class Noting:
         calls = self.transitions if is_transition(name) else self.reads
 
         def call(*args: Any) -> Any:
-            calls.append((name, args))
+            lists = (each[:] if isinstance(each, list) else each for each in args)
+            calls.append((name, tuple(lists)))  # a table goes on changing
             return method(*args)
 
         return call

@@ -33,27 +33,28 @@ class Space:
         self.manager = BlockSpaceManager(SIZE, NUM_BLOCKS, NUM_BLOCKS, backend=backend)
         self.backing = self.manager._backing
         self.groups = []
+        self.children = []
         for number in range(NUM_GROUPS):
-            seqs = [Sequence(2 * number + each, "", range(PROMPT), SIZE) for each in (0, 1)]
+            seqs = [Sequence(3 * number + each, "", range(PROMPT), SIZE) for each in (0, 1)]
             self.groups.append(SequenceGroup(str(number), seqs))
+            self.children.append(Sequence(3 * number + 2, "", range(PROMPT), SIZE))
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """The life of all groups."""
-        manager, groups = self.manager, self.groups
+        """The life of all groups; what engines do between the calls leaves caches alone."""
+        manager, groups, children = self.manager, self.groups, self.children
         seqs = [seq for group in groups for seq in group.get_seqs()]
         yield "can_allocate", for_each(manager.can_allocate, groups)
         yield "allocate, 32 blocks", for_each(manager.allocate, groups)
         self._turn(SequenceStatus.RUNNING)
         yield "can_append_slot", for_each(manager.can_append_slot, groups)
         for name in ("append_slot, a new block", "append_slot, in place"):
-            for seq in seqs:
+            for seq in (*seqs, *children):
                 seq.append_token_id(1)
             yield name, for_each(manager.append_slot, seqs)
-        parents = seqs[::2]
-        children = [seq.fork(10_000 + seq.seq_id) for seq in parents]
-        yield "fork", for_each(manager.fork, parents, children)
+        yield "fork", for_each(manager.fork, seqs[::2], children)
         for group, child in zip(groups, children, strict=True):
             group.add(child)
+            child.status = SequenceStatus.RUNNING
             child.append_token_id(1)
         yield "append_slot, a copy", for_each(manager.append_slot, children)
         yield "can_swap_out", for_each(manager.can_swap_out, groups)

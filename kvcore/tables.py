@@ -29,8 +29,8 @@ def append(
     """
     if len(blocks) < read_count("num_blocks", num_blocks):
         taken = take(tiers, 1)
-        value = taken.value if isinstance(taken.value, Refused) else taken.value[0]
-        return Outcome(taken.state, taken.commands, value)
+        fresh = taken.value if isinstance(taken.value, Refused) else taken.value[0]
+        return Outcome(taken.state, taken.commands, fresh)
     if not blocks:
         return Outcome(tiers, (), None)
     owned = own(tiers, blocks[-1])

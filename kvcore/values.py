@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, final, overload
 
 import attrs
 from msgspec import Struct
@@ -108,6 +108,7 @@ class Hit(Struct, frozen=True, gc=False):
         return iter((self.blocks, self.num_tokens))
 
 
+@final
 class Refused(Struct, frozen=True, gc=False):
     """A call that did not fit; it gave back at most what windows no longer need.
 

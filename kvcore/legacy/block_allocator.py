@@ -106,16 +106,20 @@ class BlockTable(Sequence[PhysicalTokenBlock]):
         self.numbers.append(self.next_of_ring(window))
         self.is_ring = True
 
-    def replace(self, number: int, target: int) -> None:
-        """Put another block in all places of a block; one of the prefix becomes the ring's."""
+    def replace(self, number: int, target: int) -> tuple[int, int]:
+        """Put another block in all places of a block; one of the prefix becomes the ring's.
+
+        Returns both.
+        """
+        numbers = self.numbers
         if self.is_ring:
-            self.numbers = [target if each == number else each for each in self.numbers]
+            self.numbers = [target if each == number else each for each in numbers]
         else:
-            place = len(self.numbers) - 1
-            if self.numbers[place] != number:
-                place = self.numbers.index(number)
-            self.num_prefix = min(self.num_prefix, place)
-            self.numbers[place] = target
+            place = numbers.index(number, 0 if numbers[-1] != number else len(numbers) - 1)
+            numbers[place] = target
+            if self.num_prefix > place:
+                self.num_prefix = place
+        return number, target
 
 
 class BlockAllocator:
@@ -160,10 +164,24 @@ class BlockAllocator:
         """
         if not count:
             return ()
-        taken = self.backing.take(count, self.tier) if self.num_blocks else None
-        if taken is None or isinstance(taken, Refused):
+        taken = self.backing.blocks.take(count, self.tier) if self.num_blocks else None
+        if taken is None or type(taken) is Refused:
             raise self.out_of_memory(count, kind, name)
         return taken
+
+    def bring(self, numbers: Sequence[int], kind: str, name: object) -> tuple[int, ...]:
+        """Move an owner of each block of the other device here; gives where each is now.
+
+        kind, name: whose they are. Raises OutOfMemory, with none moved.
+        """
+        if not numbers:
+            return ()
+        blocks = self.backing.blocks
+        move = blocks.move_out if self.tier == "host" else blocks.move_in
+        moved = move(numbers) if self.num_blocks else None
+        if moved is None or type(moved) is Refused:
+            raise self.out_of_memory(len(set(numbers)), kind, name)
+        return moved
 
     def out_of_memory(self, count: int, kind: str, name: object) -> OutOfMemory:
         """The error of who needs so many blocks."""
@@ -185,12 +203,12 @@ class BlockAllocator:
     def hold(self, numbers: Sequence[int]) -> None:
         """Add one owner to each block, as often as it is named."""
         if numbers:
-            self.backing.touch(numbers, self.tier)
+            self.backing.blocks.touch(numbers, self.tier)
 
     def release(self, numbers: Sequence[int]) -> None:
         """Take one owner from each block, in order, as often as it is named."""
         if numbers:
-            self.backing.release(numbers, self.tier)
+            self.backing.blocks.release(numbers, self.tier)
 
     def check_own(self, block: PhysicalTokenBlock) -> None:
         """Raise ForeignBlock unless a block is one of these."""
@@ -211,7 +229,7 @@ class BlockAllocator:
 
     def get_num_free_blocks(self) -> int:
         """Blocks without owner."""
-        return self.backing.num_free(self.tier) if self.num_blocks else 0
+        return self.backing.blocks.num_free(self.tier) if self.num_blocks else 0
 
     @property
     def free_blocks(self) -> list[PhysicalTokenBlock]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
 from itertools import chain
 
 from kvcore.arguments import read_count, read_int
@@ -142,21 +141,23 @@ class BlockSpaceManager:
         num_fresh = self._num_fresh(seq_group, num_logical)
         self._tables.check_new(waiting)
         prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
-        shared = prefix_numbers(prefix)
-        fresh = [*self.gpu_allocator.take(num_fresh, "group", seq_group.request_id)]
-        num_prefix = 0 if prefix is None else prefix.get_num_blocks()
-        table = BlockTable(self.gpu_allocator, shared + fresh, num_prefix)
-        held = fresh * (num_owners - 1) + shared * num_owners
-        if prefix is not None and not prefix.allocated:
-            self._tables.add_prefix(prefix, table)
-            held += table.numbers[:num_prefix]
+        fresh = self.gpu_allocator.take(num_fresh, "group", seq_group.request_id)
+        table = BlockTable(self.gpu_allocator, list(fresh))
+        held = fresh * (num_owners - 1)
+        if prefix is not None:
+            shared = prefix_numbers(prefix)
+            table.numbers[:0], table.num_prefix = shared, prefix.get_num_blocks()
+            held += tuple(shared) * num_owners
+            if not prefix.allocated:
+                self._tables.add_prefix(prefix, table)
+                held += tuple(table.numbers[: table.num_prefix])
         self.gpu_allocator.hold(held)
         if len(waiting) < num_owners:
             for each in seq_group.get_seqs():
                 if not has_status(each, SequenceStatus.WAITING):
                     self._tables.others.setdefault(each.seq_id, []).extend(table.numbers)
         window = self.block_sliding_window
-        while window is not None and len(table) < num_logical:
+        while window is not None and len(table.numbers) < num_logical:
             table.reuse(window)
         for each in waiting:
             self.block_tables[each.seq_id] = table.copy()
@@ -172,22 +173,30 @@ class BlockSpaceManager:
         At most one block is added a call. The copy is (source, target), for the runtime to do
         before it writes. Raises UnknownSequence, EmptyTable, OnOtherDevice, OutOfMemory.
         """
-        table = self._tables.find(seq)
-        numbers, window = table.numbers, self.block_sliding_window
+        try:
+            table = self.block_tables[seq.seq_id]
+        except KeyError:
+            raise self._tables.unknown(seq) from None
         if table.allocator is not self.gpu_allocator:
             raise on_other_device(seq, table, Device.GPU)
-        if len(numbers) >= len(seq.logical_token_blocks):
-            if not numbers:
-                raise EmptyTable(sequence=seq.seq_id)
-            return self._copy_if_shared(seq, table, numbers[-1])
-        if window is None or len(numbers) - table.num_prefix < window:
-            numbers += self.gpu_allocator.take(1, "sequence", seq.seq_id)
+        numbers, num_logical = table.numbers, len(seq.logical_token_blocks)
+        if self.block_sliding_window is not None and len(numbers) < num_logical:
+            return self._append_to_window(seq, table, self.block_sliding_window)
+        number = self._backing.blocks.append(numbers, num_logical)
+        if number is None:
+            if numbers:
+                return None
+            raise EmptyTable(sequence=seq.seq_id)
+        if type(number) is Refused:
+            raise self.gpu_allocator.out_of_memory(1, "sequence", seq.seq_id)
+        if len(numbers) < num_logical:
+            numbers.append(number)
             return None
-        pair = None
-        if self.copy_reused:
-            pair = self._copy_if_shared(seq, table, table.next_of_ring(window))
-        table.reuse(window)
-        return pair
+        last = numbers[-1]
+        if table.is_ring or table.num_prefix == len(numbers):
+            return table.replace(last, number)
+        numbers[-1] = number
+        return last, number
 
     def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
         """Give a child its parent's blocks; takes none.
@@ -195,16 +204,15 @@ class BlockSpaceManager:
         Raises UnknownSequence, AlreadyAllocated.
         """
         table = self._tables.find(parent_seq)
-        if child_seq.seq_id in self.block_tables:
-            self._tables.check_new([child_seq])
+        self._tables.check_new((child_seq,))
         table.allocator.hold(table.distinct())
         self.block_tables[child_seq.seq_id] = table.copy()
 
     def can_swap_in(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the GPU with one more each, the watermark left free."""
-        on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
-        needed = len(on_gpu) + len(on_cpu) + len(seqs_of(seq_group, SequenceStatus.SWAPPED))
-        return self.get_num_free_gpu_blocks() - needed >= self.watermark_blocks
+        tables = self._tables.find_unfinished(seq_group)
+        left = self.watermark_blocks + len(seqs_of(seq_group, SequenceStatus.SWAPPED))
+        return self._tables.fit(tables, self.get_num_free_gpu_blocks() - left)
 
     def swap_in(self, seq_group: SequenceGroup) -> dict[int, int]:
         """Move the blocks of a group's swapped sequences to the GPU, behind its prefix.
@@ -214,15 +222,11 @@ class BlockSpaceManager:
         """
         shared = self._tables.ready_prefix(seq_group)
         seqs = seqs_of(seq_group, SequenceStatus.SWAPPED)
-        tables = self._tables.find_all(seqs, Device.CPU)
-        used = list(chain.from_iterable(table.distinct() for table in tables))
-        uses = Counter(used)
-        targets = self.gpu_allocator.take(len(uses), "group", seq_group.request_id)
-        mapping = dict(zip(uses, targets, strict=True))
-        for source, target in mapping.items():
-            self._backing.copy_in(source, target)
-        self.gpu_allocator.hold(_further(uses, mapping) + shared * len(seqs))
-        self.cpu_allocator.release(used)
+        tables = self._tables.find_all(seqs, self.cpu_allocator)
+        used = [*chain.from_iterable(table.distinct() for table in tables)]
+        targets = self.gpu_allocator.bring(used, "group", seq_group.request_id)
+        self.gpu_allocator.hold(shared * len(seqs))
+        mapping = dict(zip(used, targets, strict=True))
         for seq, table in zip(seqs, tables, strict=True):
             numbers = [*shared, *map(mapping.__getitem__, table.numbers)]
             moved = BlockTable(self.gpu_allocator, numbers, len(shared), table.is_ring)
@@ -231,9 +235,9 @@ class BlockSpaceManager:
 
     def can_swap_out(self, seq_group: SequenceGroup) -> bool:
         """Whether a group's blocks fit on the CPU; those of its prefix stay where they are."""
-        on_gpu, on_cpu = self._tables.find_unfinished(seq_group)
-        needed = len(on_gpu - set(prefix_numbers(seq_group.prefix))) + len(on_cpu)
-        return needed <= self.get_num_free_cpu_blocks()
+        tables = self._tables.find_unfinished(seq_group)
+        free = self.get_num_free_cpu_blocks()
+        return self._tables.fit(tables, free, prefix_numbers(seq_group.prefix))
 
     def swap_out(self, seq_group: SequenceGroup) -> dict[int, int]:
         """Move the blocks of a group's running sequences to the CPU; its prefix is let go only.
@@ -241,25 +245,21 @@ class BlockSpaceManager:
         Returns GPU number to CPU number, in the order of their first use. Raises UnknownSequence,
         OnOtherDevice, OutOfMemory.
         """
-        shared = set(prefix_numbers(seq_group.prefix))
         seqs = seqs_of(seq_group, SequenceStatus.RUNNING)
-        tables = self._tables.find_all(seqs, Device.GPU)
-        released = list(chain.from_iterable(table.distinct() for table in tables))
-        used = [number for number in released if number not in shared] if shared else released
-        uses = Counter(used)
-        targets = self.cpu_allocator.take(len(uses), "group", seq_group.request_id)
-        mapping = dict(zip(uses, targets, strict=True))
-        for source, target in mapping.items():
-            self._backing.copy_out(source, target)
-        self.cpu_allocator.hold(_further(uses, mapping))
-        self.gpu_allocator.release(released)
+        tables = self._tables.find_all(seqs, self.gpu_allocator)
+        used = [*chain.from_iterable(table.distinct() for table in tables)]
+        shared = set(prefix_numbers(seq_group.prefix))
+        own = [number for number in used if number not in shared] if shared else used
+        targets = self.cpu_allocator.bring(own, "group", seq_group.request_id)
+        if shared:
+            self.gpu_allocator.release([number for number in used if number in shared])
+        mapping = dict(zip(own, targets, strict=True))
         for seq, table in zip(seqs, tables, strict=True):
-            own = table.numbers
+            numbers = table.numbers
             if shared:
-                own = [number for number in own if number not in shared]
-            numbers = list(map(mapping.__getitem__, own))
+                numbers = [number for number in numbers if number not in shared]
             self.block_tables[seq.seq_id] = BlockTable(
-                self.cpu_allocator, numbers, is_ring=table.is_ring
+                self.cpu_allocator, [*map(mapping.__getitem__, numbers)], is_ring=table.is_ring
             )
         return mapping
 
@@ -281,7 +281,7 @@ class BlockSpaceManager:
 
     def get_num_free_gpu_blocks(self) -> int:
         """Blocks without owner on the GPU."""
-        return self.gpu_allocator.get_num_free_blocks()
+        return self._backing.blocks.num_free("device")
 
     def get_num_free_cpu_blocks(self) -> int:
         """Blocks without owner on the CPU."""
@@ -308,17 +308,23 @@ class BlockSpaceManager:
         prefix = seq_group.prefix
         return own if prefix is None or prefix.allocated else own + num_prefix
 
-    def _copy_if_shared(
-        self, seq: Sequence, table: BlockTable, number: int
+    def _append_to_window(
+        self, seq: Sequence, table: BlockTable, window: int
     ) -> tuple[int, int] | None:
-        """Put a copy in place of a block that others own, too. Raises OutOfMemory."""
-        if self._backing.ref_count(number) == 1:
+        """Put a block behind a table: a fresh one, or the ring's next; as `append_slot` returns."""
+        if len(table.numbers) - table.num_prefix < window:
+            table.numbers += self.gpu_allocator.take(1, "sequence", seq.seq_id)
             return None
-        target = self._backing.copy(number)
-        if isinstance(target, Refused):
-            raise self.gpu_allocator.out_of_memory(1, "sequence", seq.seq_id)
-        table.replace(number, target)
-        return number, target
+        pair = None
+        if self.copy_reused:
+            number = table.next_of_ring(window)
+            target = self._backing.blocks.own(number)
+            if type(target) is Refused:
+                raise self.gpu_allocator.out_of_memory(1, "sequence", seq.seq_id)
+            if target != number:
+                pair = table.replace(number, target)
+        table.reuse(window)
+        return pair
 
 
 def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
@@ -336,12 +342,3 @@ def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:
     if not isinstance(number, int) or number <= 0 or number % block_size:
         raise WrongWindow(sliding_window=sliding_window, block_size=block_size)
     return number // block_size
-
-
-def _further(uses: Counter[int], mapping: dict[int, int]) -> list[int]:
-    """The targets of all uses but the first of each block."""
-    more: list[int] = []
-    for number, count in uses.items():
-        if count > 1:
-            more += [mapping[number]] * (count - 1)
-    return more

@@ -65,7 +65,8 @@ def has_status(seq: Sequence, status: SequenceStatus) -> bool:
 
 def seqs_of(seq_group: SequenceGroup, status: SequenceStatus) -> list[Sequence]:
     """A group's sequences of one status; the group is not asked, since it may compare otherwise."""
-    return [seq for seq in seq_group.get_seqs() if has_status(seq, status)]
+    seqs = seq_group.get_seqs()
+    return [seq for seq in seqs if seq.status is status or has_status(seq, status)]
 
 
 class Sequence:

@@ -40,36 +40,42 @@ class SequenceTables:
 
     def find(self, seq: Sequence) -> BlockTable:
         """The table of a sequence. Raises UnknownSequence."""
-        table = self.tables.get(seq.seq_id)
-        if table is None:
-            raise UnknownSequence(sequence=seq.seq_id, num_tables=len(self.tables))
-        return table
+        try:
+            return self.tables[seq.seq_id]
+        except KeyError:
+            raise self.unknown(seq) from None
 
-    def find_all(self, seqs: Iterable[Sequence], device: Device) -> list[BlockTable]:
-        """The tables of sequences whose blocks are all on a device.
+    def unknown(self, seq: Sequence) -> UnknownSequence:
+        """The error that a sequence has no table."""
+        return UnknownSequence(sequence=seq.seq_id, num_tables=len(self.tables))
+
+    def find_all(self, seqs: Iterable[Sequence], allocator: BlockAllocator) -> list[BlockTable]:
+        """The tables of sequences whose blocks are all on one device.
 
         Raises UnknownSequence, OnOtherDevice.
         """
         tables = []
         for seq in seqs:
             table = self.find(seq)
-            if table.numbers and table.allocator.device is not device:
-                raise on_other_device(seq, table, device)
+            if table.allocator is not allocator and table.numbers:
+                raise on_other_device(seq, table, allocator.device)
             tables.append(table)
         return tables
 
-    def find_unfinished(self, seq_group: SequenceGroup) -> tuple[set[int], set[int]]:
-        """The blocks of a group's unfinished sequences, on the GPU and on the CPU.
+    def find_unfinished(self, seq_group: SequenceGroup) -> list[BlockTable]:
+        """The tables of a group's unfinished sequences. Raises UnknownSequence."""
+        return [self.find(seq) for seq in seq_group.get_seqs() if not seq.is_finished()]
 
-        Raises UnknownSequence.
+    def fit(self, tables: list[BlockTable], room: int, apart: Iterable[int] = ()) -> bool:
+        """Whether the blocks of tables are no more than so many, those apart on the GPU left out.
+
+        Blocks are looked at only where more would not fit if each table had its own.
         """
-        on_gpu: set[int] = set()
-        on_cpu: set[int] = set()
-        for seq in seq_group.get_seqs():
-            if not seq.is_finished():
-                table = self.find(seq)
-                (on_gpu if table.allocator is self._gpu else on_cpu).update(table.numbers)
-        return on_gpu, on_cpu
+        if sum([len(table.numbers) for table in tables]) <= room:
+            return True
+        on_gpu = set().union(*[each.numbers for each in tables if each.allocator is self._gpu])
+        on_cpu = set().union(*[each.numbers for each in tables if each.allocator is not self._gpu])
+        return len(on_gpu.difference(apart)) + len(on_cpu) <= room
 
     def check_new(self, seqs: Iterable[Sequence]) -> None:
         """Raise AlreadyAllocated unless no sequence has a table."""
@@ -155,8 +161,9 @@ class SequenceTables:
 
 def prefix_numbers(prefix: Prefix | None) -> list[int]:
     """The numbers of a prefix's blocks, none before it is allocated."""
-    blocks = None if prefix is None else prefix.block_table
-    return [block.block_number for block in blocks or ()]
+    if prefix is None:
+        return []
+    return [block.block_number for block in prefix.block_table or ()]
 
 
 def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:
