@@ -177,11 +177,6 @@ class CacheMetricData:
         while self.num_incompleted_block_queries >= self.block_size:
             self._complete()
 
-    def query_all(self, num: int, num_hits: int) -> None:
-        """Count so many look-ups."""
-        self._queries += num
-        self._hits += num_hits
-
     def get_hit_rate(self) -> float:
         """Batches weighted by their sizes, which is hits by look-ups; 0.0 without any."""
         completed = self.num_completed_blocks * self.block_size
