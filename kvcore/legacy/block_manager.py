@@ -28,6 +28,7 @@ from kvcore.legacy.prefix_caching_allocator import read_time
 from kvcore.legacy.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
 from kvcore.legacy.tier_allocator import check_block_size
+from kvcore.legacy.utils import check_no_caching_or_swa_for_blockmgr_encdec, encoder_of
 
 
 class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
@@ -66,6 +67,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
             backend=backend,
         )
         self.block_tables: dict[int, BlockTable] = {}
+        self.cross_block_tables: dict[str, BlockTable] = {}
         self._computed_blocks_tracker = ComputedBlocksTracker(
             self.block_allocator, block_size, enable_caching
         )
@@ -76,9 +78,16 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         return self.block_allocator.take_batch()
 
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether a waiting group's prompt can be given blocks. Raises NoneWaits."""
+        """Whether a waiting group's prompt can be given blocks, and its encoder's.
+
+        Raises NotSupported, NoneWaits.
+        """
+        check_no_caching_or_swa_for_blockmgr_encdec(self, seq_group)
         tokens = _waiting(seq_group)[0].get_token_ids()
         needed = BlockTable.get_num_required_blocks(tokens, self.block_size, num_lookahead_slots)
+        encoder = encoder_of(seq_group)
+        if encoder is not None:
+            needed += self._needed_for(encoder)
         if self.max_block_sliding_window is not None:
             needed = min(needed, self.max_block_sliding_window)
         if self.num_total_gpu_blocks - needed < self.watermark_blocks:
@@ -88,16 +97,20 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         return AllocStatus.LATER
 
     def allocate(self, seq_group: GroupLike) -> None:
-        """Give a waiting group's sequences the blocks of their prompt, which they share.
+        """Give a waiting group's sequences the blocks of their prompt, which they share, and its
+        encoder blocks of its own.
 
-        Raises NoneWaits, WrongCall where one has blocks, NoFreeBlocksError.
+        Raises NoneWaits, WrongCall where one has blocks, NotSupported, NoFreeBlocksError.
         """
         waiting = _waiting(seq_group)
+        check_no_caching_or_swa_for_blockmgr_encdec(self, seq_group)
         ids = [seq.seq_id for seq in waiting]
         for seq_id in ids:
             self._check_new(seq_id)
         require(len(set(ids)) == len(ids), "sequences {ids} are not distinct", ids=ids)
-        first, table = waiting[0], self._empty_table()
+        first, table, encoder = waiting[0], self._empty_table(), encoder_of(seq_group)
+        if encoder is not None:
+            self._check_cross(seq_group.request_id, self._needed_for(first, encoder))
         tokens = first.get_token_ids()
         if tokens:
             try:
@@ -107,6 +120,10 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         self._add(first.seq_id, table)
         for seq_id in ids[1:]:
             self._add(seq_id, table.fork() if tokens else self._empty_table())
+        if encoder is not None:
+            self.cross_block_tables[seq_group.request_id] = cross = self._empty_table()
+            if tokens := encoder.get_token_ids():
+                cross.allocate(tokens, extra_hash=encoder.extra_hash())
 
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int) -> bool:
         """Whether a running group's new tokens fit, and slots behind them."""
@@ -161,6 +178,13 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         table.free()
         del self.block_tables[seq_id]
 
+    def free_cross(self, seq_group: GroupLike) -> None:
+        """Give the blocks of a group's encoder back; nothing where it has none."""
+        table = self.cross_block_tables.get(seq_group.request_id)
+        if table is not None:
+            table.free()
+            del self.cross_block_tables[seq_group.request_id]
+
     def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
         """Forget what was said of a sequence's cached tokens, if anything was."""
         if self._computed_blocks_tracker.tracks(seq.seq_id):
@@ -169,6 +193,13 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
     def get_block_table(self, seq: SequenceLike) -> list[BlockId]:
         """The ids of a sequence's blocks, as a live list. Raises UnknownName."""
         return self._table(seq.seq_id).physical_block_ids
+
+    def get_cross_block_table(self, seq_group: GroupLike) -> list[BlockId]:
+        """The ids of the blocks of a group's encoder, as a live list. Raises WrongCall."""
+        name, num = seq_group.request_id, len(self.cross_block_tables)
+        reason = "request {name!r} has no blocks of an encoder, {num} requests have"
+        require(name in self.cross_block_tables, reason, name=name, num=num)
+        return self.cross_block_tables[name].physical_block_ids
 
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float) -> None:
         """Note when a sequence was used. Raises WrongCall, WrongValue."""
@@ -252,6 +283,20 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         table = self.block_tables.get(seq_id)
         num = 0 if table is None else len(table.physical_block_ids)
         require(table is None, reason, sequence=seq_id, num=num)
+
+    def _check_cross(self, name: str, needed: int) -> None:
+        """Raise unless a request has no cross table, and so many blocks are free."""
+        reason = "block table already exists: the encoder of request {name!r} has one"
+        require(name not in self.cross_block_tables, reason, name=name)
+        free, total = self.get_num_free_gpu_blocks(), self.num_total_gpu_blocks
+        if needed > free:
+            who = f"request {name!r} with its encoder"
+            raise NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
+
+    def _needed_for(self, *seqs: SequenceLike) -> int:
+        """Blocks that the tokens of sequences take."""
+        count = BlockTable.get_num_required_blocks
+        return sum(count(seq.get_token_ids(), self.block_size) for seq in seqs)
 
     def _add(self, seq_id: int, table: BlockTable) -> None:
         self.block_tables[seq_id] = table

@@ -127,10 +127,21 @@ class Sequence:
 class SequenceGroup:
     """Plain sequences of one prompt."""
 
-    def __init__(self, request_id: str, seqs: List[Sequence]) -> None:
+    def __init__(
+        self, request_id: str, seqs: List[Sequence], encoder_seq: Sequence | None = None
+    ) -> None:
         self.request_id = request_id
         self.seqs = list(seqs)
+        self.encoder_seq = encoder_seq
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[Sequence]:
         """Its sequences that stand so, all if not said."""
         return [each for each in self.seqs if status is None or each.status == status]
+
+    def is_encoder_decoder(self) -> bool:
+        """Whether there is an encoder sequence."""
+        return self.encoder_seq is not None
+
+    def get_encoder_seq(self) -> Sequence | None:
+        """The encoder sequence."""
+        return self.encoder_seq

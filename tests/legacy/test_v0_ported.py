@@ -13,7 +13,7 @@ from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.interfaces import BlockSpaceManager, Device
 from kvcore.legacy.naive_block import NaiveBlock
 from kvcore.legacy.null_block import NullBlock
-from kvcore.legacy.prefix_caching_block import PrefixCachingBlock
+from kvcore.legacy.prefix_caching_block import NoFreeBlocksError, PrefixCachingBlock
 from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import SIZE, admit, allocator, manager, two_tiers, unchanged
@@ -187,3 +187,79 @@ def test_a_wrong_device_is_a_key_that_is_not_there(backend: Backend) -> None:
             error = unchanged(call, tiers, given=(device,))
             assert isinstance(error, KeyError)
             assert repr(device) in str(error)
+
+
+def encoder_group(
+    name: str, num_tokens: int, num_encoder: int
+) -> tuple[SequenceGroup, list[Sequence]]:
+    """A group of two decoder sequences of one prompt, and an encoder."""
+    seqs = [Sequence(seq_id, list(range(num_tokens))) for seq_id in (0, 1)]
+    return SequenceGroup(name, seqs, Sequence(7, list(range(num_encoder)))), seqs
+
+
+def test_an_encoder_has_blocks_of_its_own(backend: Backend) -> None:
+    held = manager(backend, 8, 4)
+    group, seqs = encoder_group("r", 3, 5)
+    assert held.can_allocate(group) is AllocStatus.OK
+    held.free_cross(group)
+    with pytest.raises(AssertionError, match="'r' has no blocks of an encoder"):
+        held.get_cross_block_table(group)
+    held.allocate(group)
+    assert [held.get_block_table(seq) for seq in seqs] == [[0, 1], [0, 1]]
+    assert held.get_cross_block_table(group) == [2, 3, 4]
+    assert list(held.cross_block_tables) == ["r"]
+    again = SequenceGroup("r", [Sequence(3, [1])], Sequence(8, [1]))
+    error = unchanged(held.allocate, held, given=(again,))
+    assert isinstance(error, AssertionError)
+    assert "block table already exists" in str(error)
+    for seq in seqs:
+        held.free(seq)
+    assert held.get_num_free_gpu_blocks() == 5
+    held.free_cross(group)
+    held.free_cross(group)
+    assert (held.get_num_free_gpu_blocks(), held.cross_block_tables) == (8, {})
+    silent = SequenceGroup("s", [Sequence(4, [])], Sequence(9, []))
+    held.allocate(silent)
+    assert held.get_cross_block_table(silent) == []
+
+
+def test_admission_counts_the_encoder_s_blocks(backend: Backend) -> None:
+    held = manager(backend, 6, 0, watermark=0.2)
+    for num_encoder, answer in ((6, AllocStatus.OK), (7, AllocStatus.NEVER)):
+        assert held.can_allocate(encoder_group("r", 3, num_encoder)[0]) is answer
+    held.allocate(SequenceGroup("one", [Sequence(9, [1])]))
+    group, _ = encoder_group("r", 3, 6)
+    assert held.can_allocate(group) is AllocStatus.LATER
+    held.allocate(SequenceGroup("two", [Sequence(8, [1])]))
+    error = unchanged(held.allocate, held, given=(group,))
+    assert isinstance(error, NoFreeBlocksError)
+    assert "request 'r' with its encoder: 5 blocks are needed, 4 of 6 are free" in str(error)
+    held.allocate(encoder_group("r", 3, 4)[0])
+    assert held.get_num_free_gpu_blocks() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({"sliding_window": 4}, "window"), ({"enable_caching": True}, "cache")]
+)
+def test_encoders_go_with_neither_windows_nor_caching(
+    backend: Backend, options: dict[str, Any], text: str
+) -> None:
+    held = manager(backend, **options)
+    for call in (held.can_allocate, held.allocate):
+        error = unchanged(call, held, given=(encoder_group("r", 3, 5)[0],))
+        assert isinstance(error, NotImplementedError)
+        assert text in str(error)
+        call(SequenceGroup("r", [Sequence(4, [1])]))
+
+
+def test_groups_of_engines_without_encoders_need_not_say_so(backend: Backend) -> None:
+    class Group:
+        request_id = "r"
+
+        def get_seqs(self, status: object = None) -> list[Sequence]:
+            return [Sequence(0, [1])] if status == SequenceStatus.WAITING else []
+
+    held = manager(backend)
+    assert held.can_allocate(Group()) is AllocStatus.OK
+    held.allocate(Group())
+    assert held.cross_block_tables == {}
