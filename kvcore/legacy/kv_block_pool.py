@@ -9,7 +9,7 @@ Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from kvcore.legacy.block_hashes import (
     keys_of,
     read_record,
 )
+from kvcore.legacy.cached_blocks import CachedBlocks
 from kvcore.legacy.kv_cache_errors import (
     AlreadyHashed,
     ForeignBlock,
@@ -101,25 +102,6 @@ class PoolQueue:
         order: list[KVCacheBlock | None] = [None, *self.get_all_free_blocks(), None]
         place = next(place for place, each in enumerate(order) if each is block)
         return order[place - 1], order[place + 1]
-
-
-class CachedBlocks(Mapping[BlockHashType, dict[int, KVCacheBlock]]):
-    """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-
-    def __getitem__(self, block_hash: BlockHashType) -> dict[int, KVCacheBlock]:
-        places = self._pool.backing.state().device.index[read_record(block_hash).core_key]
-        return {place: self._pool.blocks[place] for place in places}
-
-    def __iter__(self) -> Iterator[BlockHashType]:
-        firsts = self._pool.backing.state().device.index.firsts
-        records = (self._pool.blocks[place].block_hash for place in firsts.values())
-        return iter([record for record in records if record is not None])
-
-    def __len__(self) -> int:
-        return len(self._pool.backing.state().device.index)
 
 
 class BlockPool:

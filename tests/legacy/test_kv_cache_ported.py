@@ -10,12 +10,13 @@ import pytest
 from kvcore.legacy.kv_cache_interface import FullAttentionSpec, ModelConfig, VllmConfig
 from kvcore.legacy.kv_cache_manager import KVCacheManager
 from kvcore.legacy.kv_cache_utils import (
+    BlockHashType,
     check_enough_kv_cache_memory,
     get_kv_cache_config,
     hash_request_tokens,
 )
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, Span, with_media
-from tests.conformance.legacy_utils.stories import decode, make, resume
+from tests.conformance.legacy_utils.stories import all_of, decode, free, make, resume
 from tests.conftest import Backend
 
 
@@ -157,3 +158,75 @@ def test_eagle_with_a_window_reads_no_null_block(backend: Backend) -> None:
     assert manager.get_computed_blocks(longer) == (blocks[1:3], 8)
     blocks[1].reset_hash()
     assert manager.get_computed_blocks(longer) == ([], 0)
+
+
+def record(number: int) -> BlockHashType:
+    """Some hash."""
+    return BlockHashType(number, ())
+
+
+def test_a_map_that_is_written_by_hand_decides_what_is_found(backend: Backend) -> None:
+    """Free blocks are made found, and forgotten, where they are: the queue stays as it is."""
+    manager = make(backend, 12, window=9)
+    resume(manager, EngineRequest("0", list(range(8))))
+    manager.free(EngineRequest("0", []))
+    pool, find = manager.block_pool, manager.specialized_manager.find_longest_cache_hit
+    cached, blocks, queue = pool.cached_block_hash_to_block, pool.blocks, free(manager)
+    hashes = [record(number) for number in range(6)]
+    for place in (0, 1, 3):
+        cached[hashes[place]] = {place + 4: blocks[place + 4]}
+    assert (len(cached), free(manager)) == (5, queue)
+    assert find(hashes) == blocks[4:6]
+    cached[hashes[2]][6] = blocks[6]
+    assert find(hashes) == [blocks[0], blocks[0], blocks[6], blocks[7]]
+    assert (blocks[6].block_hash, blocks[6].ref_cnt) == (hashes[2], 0)
+    del cached[hashes[3]]
+    assert find(hashes) == [blocks[0], blocks[5], blocks[6]]
+    assert cached == {
+        **{each: cached[each] for each in manager.req_to_block_hashes["0"]},
+        **{hashes[place]: {place + 4: blocks[place + 4]} for place in range(3)},
+    }
+    manager.check()
+    cached.clear()
+    assert (find(hashes), len(cached), free(manager)) == ([], 0, queue)
+    assert [block.block_hash for block in blocks] == [None] * 12
+    manager.check()
+
+
+def test_a_hash_can_be_given_other_blocks(backend: Backend) -> None:
+    manager = make(backend)
+    request = EngineRequest("0", list(range(4)))
+    resume(manager, request)
+    cached, blocks = manager.block_pool.cached_block_hash_to_block, manager.block_pool.blocks
+    (known,) = manager.req_to_block_hashes["0"]
+    cached[known] = {3: blocks[3], 2: blocks[2]}
+    assert dict(cached[known]) == {3: blocks[3], 2: blocks[2]}
+    assert (blocks[1].block_hash, blocks[1].ref_cnt) == (None, 1)
+    del cached[known][3]
+    assert manager.block_pool.get_cached_block(known) is blocks[2]
+    cached[known] = {}
+    assert known not in cached
+    assert (cached.get(known), cached.get(known, 5), len(cached[known])) == (None, 5, 0)
+    with pytest.raises(KeyError):
+        print(cached[known][2])
+    with pytest.raises(KeyError):
+        cached.pop(known)
+    with pytest.raises(KeyError):
+        del cached[known]
+    manager.check()
+
+
+def test_what_cannot_be_found_is_not_written(backend: Backend) -> None:
+    manager, other = make(backend), make(backend)
+    resume(manager, EngineRequest("0", list(range(4))))
+    cached, blocks = manager.block_pool.cached_block_hash_to_block, manager.block_pool.blocks
+    before = all_of(manager)
+    for wrong in (
+        {0: blocks[0]},
+        {3: blocks[2]},
+        {2: blocks[2], 1: blocks[1]},
+        {2: blocks[2], 3: other.block_pool.blocks[3]},
+    ):
+        with pytest.raises(ValueError, match=r"\d"):
+            cached[record(7)] = wrong
+        assert all_of(manager) == before
