@@ -107,7 +107,8 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         ids = [seq.seq_id for seq in waiting]
         for seq_id in ids:
             self._check_new(seq_id)
-        require(len(set(ids)) == len(ids), "sequences {ids} are not distinct", ids=ids)
+        if len(set(ids)) < len(ids):
+            require(False, "sequences {ids} are not distinct", ids=ids)
         first, table, encoder = waiting[0], self._empty_table(), encoder_of(seq_group)
         if encoder is not None:
             self._check_cross(seq_group.request_id, self._needed_for(first, encoder))
@@ -253,7 +254,8 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
 
     def get_num_free_gpu_blocks(self) -> int:
         """Blocks of the GPU without owner."""
-        return self.block_allocator.get_num_free_blocks(Device.GPU)
+        free: int = self.block_allocator.on_gpu.get_num_free_blocks()
+        return free
 
     def get_num_free_cpu_blocks(self) -> int:
         """Blocks of the CPU without owner."""
@@ -279,10 +281,10 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         return BlockTable(self.block_size, self.block_allocator, max_block_sliding_window=window)
 
     def _check_new(self, seq_id: int) -> None:
-        reason = "block table already exists: sequence {sequence} holds {num} blocks"
         table = self.block_tables.get(seq_id)
-        num = 0 if table is None else len(table.physical_block_ids)
-        require(table is None, reason, sequence=seq_id, num=num)
+        if table is not None:
+            reason = "block table already exists: sequence {sequence} holds {num} blocks"
+            require(False, reason, sequence=seq_id, num=len(table.physical_block_ids))
 
     def _check_cross(self, name: str, needed: int) -> None:
         """Raise unless a request has no cross table, and so many blocks are free."""
@@ -304,8 +306,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
 
     def _touched(self, seq: SequenceLike, num_lookahead_slots: int) -> int:
         table = self._table(seq.seq_id)
-        unseen = table.get_unseen_token_ids(seq.get_token_ids())
-        return table.get_num_blocks_touched_by_append_slots(unseen, num_lookahead_slots)
+        return table.count_touched(len(seq.get_token_ids()), num_lookahead_slots)
 
     def _can_swap(
         self,
@@ -314,23 +315,24 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         status: SequenceStatus,
         num_lookahead_slots: int,
     ) -> AllocStatus:
-        touched, num_full = 0, 0
+        touched, allocator = 0, self.block_allocator.allocator(device)
         keys: list[bytes] = []
         for seq in seq_group.get_seqs(status=status):
             table = self._table(seq.seq_id)
             held = table.held
             full = table.num_full_slots // self.block_size - held.num_null
             not_full = len(held.block_ids) - full - held.num_null
-            touched += max(self._touched(seq, num_lookahead_slots), not_full)
-            num_full += full
-            keys += held.keys[held.num_null :]
-        touched += num_full - len(keys)
+            num_tokens = len(seq.get_token_ids())
+            touched += max(table.count_touched(num_tokens, num_lookahead_slots), not_full)
+            known = held.keys[held.num_null :]
+            touched += full - len(known)
+            keys += known
         if keys:
-            touched += self.block_allocator.allocator(device).count_idle(keys)
+            touched += allocator.count_idle(keys)
         watermark_blocks = self.watermark_blocks if device is Device.GPU else 0
-        if self.block_allocator.get_num_total_blocks(device) < touched:
+        if allocator.get_num_total_blocks() < touched:
             return AllocStatus.NEVER
-        if self.block_allocator.get_num_free_blocks(device) - touched >= watermark_blocks:
+        if allocator.get_num_free_blocks() - touched >= watermark_blocks:
             return AllocStatus.OK
         return AllocStatus.LATER
 
@@ -340,11 +342,12 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         seqs = seq_group.get_seqs(status=status)
         tables = [self._table(seq.seq_id) for seq in seqs]
         held = [table.held for table in tables]
-        old = [block_id for each in held for block_id in each.real_ids()]
+        old: list[BlockId] = []
         keys: list[bytes | None] = []
         lengths: list[int] = []
         empty: list[int] = []
         for table, each in zip(tables, held, strict=True):
+            old += each.real_ids()
             some_keys, some_lengths = each.contents()
             num_filled = -(-table.num_full_slots // self.block_size) - each.num_null
             empty += range(len(keys) + num_filled, len(keys) + len(some_keys))

@@ -93,11 +93,11 @@ class BlockTable:
             require(False, "the table has {held} blocks already", held=num)
         if not token_ids:
             require(False, "a table is allocated for at least one token, {num} are given", num=0)
-        held = TableBlocks(self._allocator.allocator(device), self._block_size)
-        held.token_ids = tokens = list(token_ids)
-        held.block_ids, held.keys, held.found = held.allocator.fill(tokens, extra_hash)
-        held.extra_hashes = [extra_hash] * len(held.block_ids)
-        self._held = held
+        tokens, allocator = list(token_ids), self._allocator.allocator(device)
+        filled = allocator.fill(tokens, extra_hash)
+        held = self._held = TableBlocks(allocator, self._block_size)
+        held.block_ids, held.keys, held.found = filled
+        held.token_ids, held.extra_hashes = tokens, [extra_hash] * len(held.block_ids)
         self._num_full_slots = len(tokens)
 
     def update(self, blocks: Sequence[Block]) -> None:
@@ -125,23 +125,25 @@ class BlockTable:
 
         num_computed_slots: where the window ends. Raises WrongCall, NoFreeBlocksError.
         """
-        held = self._allocated()
+        held = self._held
+        if held.objects is not None or not held.block_ids:
+            held = self._allocated()
         hash((extra_hash, *token_ids))  # What cannot be hashed is found before anything changes.
         if num_lookahead_slots < 0:
             raise WrongValue(
                 reason=f"num_lookahead_slots is {num_lookahead_slots}, must be 0 or more"
             )
-        num, full = len(token_ids), self._num_full_slots
-        num_old = len(held.block_ids)
-        num_new = self._num_new_blocks(num + num_lookahead_slots)
+        num, num_old, size = len(token_ids), len(held.block_ids), self._block_size
+        first, end = self._num_full_slots // size, self._num_full_slots + num
+        num_new = max(0, -(-(end + num_lookahead_slots) // size) - num_old)
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, num, num_new)
-        elif num_new or num > self._first_chunk_size():
-            self._check_room(num, num_new)
+        elif min(num_old, -(-end // size)) - first + (num_new > 0) > 1:
+            self._check_room(num, num_new)  # else the one call that needs room asks itself
         if num_new:
             self._add(num_new, extra_hash)
         if num:
-            self._write(token_ids, full // self._block_size, num_old)
+            self._write(token_ids, first, num_old)
         if held.objects is not None:
             held.write()
 
@@ -151,8 +153,6 @@ class BlockTable:
         Raises WrongCall, NoFreeBlocksError.
         """
         held, needed = self._allocated(), self._num_new_blocks(num_empty_slots)
-        if needed > self._allocator.on_gpu.get_num_free_blocks():
-            raise self._shortage(needed)
         if needed:
             self._add(needed, extra_hash)
             held.write()
@@ -192,8 +192,12 @@ class BlockTable:
         self, token_ids: Sequence[int], num_lookahead_slots: int
     ) -> int:
         """Blocks that new tokens and slots behind them lie in; a part-full one counts always."""
-        rest = len(token_ids) + num_lookahead_slots - self._first_chunk_size()
-        return 1 - (-rest // self._block_size)
+        return self.count_touched(self._num_full_slots + len(token_ids), num_lookahead_slots)
+
+    def count_touched(self, num_tokens: int, num_lookahead_slots: int) -> int:
+        """The same for a sequence that has so many tokens by then."""
+        size, full = self._block_size, self._num_full_slots
+        return -(-(max(num_tokens, full) + num_lookahead_slots) // size) - full // size
 
     def get_unseen_token_ids(self, sequence_token_ids: list[int]) -> list[int]:
         """A sequence's tokens that are not in the table yet."""
@@ -203,18 +207,15 @@ class BlockTable:
         """The tokens of all blocks, as tests of the original read them."""
         return [token for block in self.blocks for token in block.token_ids]
 
-    def _first_chunk_size(self) -> int:
-        """Tokens that fit into the block that the next one goes to."""
-        return self._block_size - self._num_full_slots % self._block_size
-
     def _num_new_blocks(self, num_empty_slots: int) -> int:
         num = -(-(self._num_full_slots + num_empty_slots) // self._block_size)
         return max(0, num - len(self._held.block_ids))
 
     def _add(self, num_blocks: int, extra_hash: int | None) -> None:
-        """Add empty blocks, for which there is room."""
-        self._held.block_ids += self._allocator.on_gpu.take_empty(num_blocks)
-        self._held.extra_hashes += [extra_hash] * num_blocks
+        """Add empty blocks, all or none. Raises NoFreeBlocksError."""
+        held = self._held
+        held.block_ids += self._allocator.on_gpu.take_empty(num_blocks)
+        held.extra_hashes += [extra_hash] * num_blocks
 
     def _write(self, token_ids: Sequence[int], first: int, num_old: int) -> None:
         """Write tokens into the blocks from a place on, for which there is room.

@@ -110,7 +110,11 @@ class CpuGpuBlockAllocator:
 
     def allocator(self, device: Device) -> Any:
         """The allocator of a device. Raises WrongValue."""
-        if device is Device.GPU or device == Device.GPU:
+        if device is Device.GPU:
+            return self._gpu
+        if device is Device.CPU:
+            return self._cpu
+        if device == Device.GPU:  # of an engine's own enumeration
             return self._gpu
         if device == Device.CPU:
             return self._cpu

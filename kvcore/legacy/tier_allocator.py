@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from operator import ge
 from typing import Any
 
 from kvcore.commands import Batch
@@ -311,13 +312,13 @@ class TierAllocator(BlockAllocator):
 
     def check_owned(self, block_ids: Sequence[BlockId]) -> None:
         """Raise WrongCall unless each block has as many owners as it is named, or UnknownName."""
-        counts = self._blocks.ref_counts(block_ids)
-        distinct = len(set(block_ids)) == len(block_ids)
-        if distinct and all(counts):
+        asked = dict.fromkeys(block_ids, 1)
+        if len(asked) < len(block_ids):
+            asked = Counter(block_ids)
+        counts = self._blocks.ref_counts([*asked])
+        if all(map(ge, counts, asked.values())):
             return
-        for block_id, count, times in zip(
-            block_ids, counts, map(Counter(block_ids).__getitem__, block_ids), strict=True
-        ):
+        for (block_id, times), count in zip(asked.items(), counts, strict=True):
             reason = "block {block} has {count} owners, {asked} are asked for"
             require(count >= times, reason, block=block_id, count=count, asked=times)
 
@@ -356,7 +357,8 @@ class TierAllocator(BlockAllocator):
 
 def check_no_device(device: Device | None) -> None:
     """Raise WrongCall where a device is named to an allocator of one."""
-    require(device is None, "this allocator has one device, {device} is named", device=device)
+    if device is not None:
+        require(False, "this allocator has one device, {device} is named", device=device)
 
 
 def check_tokens(token_ids: Sequence[int], num_empty_slots: int, block_id: BlockId | None) -> None:
