@@ -19,7 +19,7 @@ from typing import Protocol
 from kvcore import _twin
 from kvcore.arguments import read_count
 from kvcore.commands import Batch
-from kvcore.errors import InvalidConfig, StaleHits
+from kvcore.errors import InvalidConfig, InvalidToken, StaleHits
 from kvcore.hashing import HASH_SIZE, HASHINGS, Hashing, hash_blocks, make_key, root_hash
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.early_blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Pool, Text
@@ -30,7 +30,12 @@ from kvcore.legacy.early_errors import (
     TooFewTokens,
     UnallocatedRequest,
 )
-from kvcore.legacy.early_hashes import BlockHashType, hash_block_tokens, hash_request_tokens
+from kvcore.legacy.early_hashes import (
+    BlockHashType,
+    hash_any_blocks,
+    hash_block_tokens,
+    hash_request_tokens,
+)
 from kvcore.tiers import Tiers
 from kvcore.tokens import read_tokens
 from kvcore.values import Refused
@@ -91,7 +96,7 @@ class KVCacheManager:
     far as blocks are free. max_model_len: where that room ends, as a later release has it.
     hashing, hash_seed: how keys are made, and of which root, random per process unless given. Who
     says one of them sees the core's keys as hashes of blocks; who says neither sees hashes as the
-    original makes them. Blocks are found by keys in either case. Raises InvalidCount,
+    original makes them, of any ints. Blocks are found by keys in either case. Raises InvalidCount,
     InvalidConfig, BackendMissing.
     """
 
@@ -124,11 +129,12 @@ class KVCacheManager:
         if not isinstance(hash_seed, bytes | None):
             raise InvalidConfig(field="hash_seed", value=repr(hash_seed), reason="must be bytes")
         self._backend = backend
+        self._shows_keys = shows_keys
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
         pool = Pool(num_gpu_blocks, self._backing, shows_keys=shows_keys)
-        self.block_pool = pool.blocks
+        self.block_pool = list(pool.blocks)
         self.free_block_queue = pool.free_block_queue
         self.cached_block_hash_to_block = CachedBlocks(pool)
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
@@ -241,10 +247,15 @@ class KVCacheManager:
         """The keys of the full blocks of tokens behind a parent. Raises InvalidToken."""
         size, hashing = self.block_size, self._hashing
         hashes: Iterable[bytes]
-        if self._backend == "rust":
-            hashes = _twin.hash_blocks(tokens, parent, size, hashing)
-        else:
-            hashes = hash_blocks(parent, read_tokens(tokens), size, hashing=hashing)
+        try:
+            if self._backend == "rust":
+                hashes = _twin.hash_blocks(tokens, parent, size, hashing)
+            else:
+                hashes = hash_blocks(parent, read_tokens(tokens), size, hashing=hashing)
+        except InvalidToken:
+            if self._shows_keys or not all(isinstance(each, int) for each in tokens):
+                raise
+            hashes = hash_any_blocks(parent, tokens, size)
         return (make_key(each, 0) for each in hashes)
 
     def _check_hits(

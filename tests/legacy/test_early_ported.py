@@ -188,6 +188,27 @@ def test_without_caching_blocks_have_no_tokens(backend: Backend) -> None:
     assert shown == [([], None)] * 2
 
 
+def test_tokens_that_stand_for_images_are_hashed_as_well(backend: Backend) -> None:
+    """-1 is no token id of the core; blocks before it are found as if it were not there."""
+    manager = make(backend)
+    image = [*range(4), -1, -1, 2**32, 7, *range(4)]
+    admit(manager, "a", image)
+    admit(manager, "b", list(range(5)))
+    assert [block.ref_cnt for block in manager.block_pool[:4]] == [2, 1, 1, 1]
+    hits = manager.get_computed_blocks(Request("c", image))
+    assert [block.block_id for block in hits] == [0, 1, 2]
+    assert [block.block_hash for block in hits] == hash_request_tokens(4, image)
+    other = [*range(4), -1, -2, 2**32, 7, *range(4)]
+    assert manager.get_computed_block_ids(Request("c", other)) == [0]
+    wrong: Any = [*range(4), "image", 0, 0, 0]
+    with pytest.raises(ValueError, match="image"):
+        manager.get_computed_blocks(Request("c", wrong))
+    seeded = make(backend, hash_seed=b"core's keys")
+    with pytest.raises(ValueError, match="-1"):
+        seeded.get_computed_blocks(Request("c", image))
+    manager.check()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_block_shows_what_its_requests_say(backend: Backend, seed: int) -> None:
     """Random requests of few tokens: hits, duplicates, chunks, evictions."""
