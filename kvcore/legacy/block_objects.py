@@ -66,9 +66,15 @@ class BlockPool:
         """Take an object back that is used no more."""
         self._spare.append(block)
 
+    def put(self, block: Block) -> None:
+        """The same, if it is of a pool."""
+        if block.pool_id is not None:
+            self.free_block(block)
+
     def _add(self, num: int) -> None:
         first, self._pool_size = self._pool_size, self._pool_size + num
-        for pool_id in reversed(range(first, self._pool_size)):
+        made = []
+        for pool_id in range(first, self._pool_size):
             block = self._create_block(
                 prev_block=None,
                 token_ids=[],
@@ -78,7 +84,8 @@ class BlockPool:
                 extra_hash=None,
             )
             block.pool_id = pool_id
-            self._spare.append(block)
+            made.append(block)
+        self._spare[:0] = made[::-1]
 
 
 class BlockList:

@@ -10,7 +10,8 @@ to 71.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kvcore.commands import Batch
@@ -22,21 +23,42 @@ from kvcore.legacy.block_errors import (
     WrongValue,
     require,
 )
-from kvcore.legacy.interfaces import Block, BlockId, Device
-from kvcore.legacy.naive_block import NaiveBlockAllocator
+from kvcore.legacy.interfaces import (
+    Block,
+    BlockAllocator,
+    BlockId,
+    Device,
+    DeviceAwareBlockAllocator,
+)
+from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.null_block import NullBlock
 from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
 from kvcore.legacy.tier_blocks import TierBlocks
 
+__all__ = [
+    "KINDS",
+    "Allocator",
+    "Block",
+    "BlockAllocator",
+    "BlockId",
+    "CpuGpuBlockAllocator",
+    "Device",
+    "DeviceAwareBlockAllocator",
+    "NaiveBlock",
+    "NaiveBlockAllocator",
+    "NullBlock",
+    "PrefixCachingBlockAllocator",
+]
+
 Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
 
-KINDS: dict[str, type[Allocator]] = {
-    "naive": NaiveBlockAllocator,
+KINDS: dict[str, Callable[..., Allocator]] = {
+    "naive": partial(NaiveBlockAllocator, NaiveBlock),
     "prefix_caching": PrefixCachingBlockAllocator,
 }
 
 
-class CpuGpuBlockAllocator:
+class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     """Blocks of the GPU and of the CPU."""
 
     @staticmethod
@@ -92,6 +114,11 @@ class CpuGpuBlockAllocator:
     def on_gpu(self) -> Any:
         """The allocator of the GPU."""
         return self._gpu
+
+    @property
+    def _allocators(self) -> dict[Device, Any]:
+        """The allocator of each device, as tests of the original read them."""
+        return {Device.CPU: self._cpu, Device.GPU: self._gpu}
 
     @property
     def all_block_ids(self) -> frozenset[BlockId]:

@@ -7,16 +7,21 @@ is promoted. Source: S002-06, 16, 24, 26, 33, 42, 50, 66, 68, 71.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
+from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_errors import NotSupported
+from kvcore.legacy.block_objects import BlockPool
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.tier_allocator import (
+    OBJECTS_PER_BLOCK,
     TierAllocator,
     check_no_device,
     check_tokens,
 )
+from kvcore.legacy.tier_blocks import TierBlocks
 
 NO_HIT_RATE = -1
 
@@ -164,6 +169,28 @@ class NaiveBlock(PooledBlock):
 class NaiveBlockAllocator(TierAllocator):
     """Blocks for sequences that share nothing but what was forked."""
 
+    def __init__(
+        self,
+        create_block: Callable[..., Block],
+        num_blocks: int,
+        block_size: int,
+        block_ids: Iterable[BlockId] | None = None,
+        block_pool: BlockPool | None = None,
+        *,
+        backend: BackendName = "python",
+        blocks: TierBlocks | None = None,
+    ) -> None:
+        """create_block: makes an object, `NaiveBlock` for one. block_pool: has objects made ahead.
+
+        The others are as those of `TierAllocator`. Raises WrongCall, WrongValue.
+        """
+        super().__init__(num_blocks, block_size, block_ids, backend=backend, blocks=blocks)
+        if block_pool is None and create_block is not NaiveBlock:
+            block_pool = BlockPool(block_size, create_block, self, OBJECTS_PER_BLOCK * num_blocks)
+        if block_pool is not None:
+            self._block_pool: Any = block_pool
+            self.make = self._make_in_pool  # type: ignore[method-assign] # one call less for others
+
     def allocate_mutable_block(
         self,
         prev_block: Block | None,
@@ -243,6 +270,10 @@ class NaiveBlockAllocator(TierAllocator):
         """Full blocks among them, each object once."""
         return len({id(block) for block in blocks if block.is_full})
 
+    def free_block_id(self, block_id: BlockId) -> None:
+        """Take an owner from a block, whatever object has its id. Raises WrongCall."""
+        self.give_back([block_id])
+
     def promote_to_immutable_block(self, block: Block) -> BlockId:
         """Raises NotSupported."""
         raise NotSupported(reason=f"block {block.block_id} is of a naive allocator: no promotion")
@@ -283,6 +314,25 @@ class NaiveBlockAllocator(TierAllocator):
         assert isinstance(block, NaiveBlock)
         block.block_id = block_id
         block.move_to(self)
+
+    @property
+    def _free_block_indices(self) -> tuple[BlockId, ...]:
+        """Ids without owner and content, the next one first, as tests of the original read them."""
+        blocks = self._blocks
+        free = blocks.names(blocks.backing.free_blocks(blocks.tier)) if len(blocks) else []
+        return tuple(each for each in free if not blocks.has_key(each))
+
+    def _make_in_pool(
+        self,
+        prev_block: Block | None,
+        token_ids: list[int],
+        block_id: BlockId | None,
+        extra_hash: int | None = None,
+        content_hash: int | None = None,  # noqa: ARG002 # a naive block has no use for it
+        computed: bool = False,  # noqa: ARG002
+    ) -> Block:
+        pool: BlockPool = self._block_pool
+        return pool.init_block(prev_block, token_ids, self._block_size, block_id, extra_hash)
 
     def _new_object(self) -> PooledBlock:
         return NaiveBlock.__new__(NaiveBlock)

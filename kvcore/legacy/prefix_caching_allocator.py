@@ -58,7 +58,7 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         """Work on other blocks of the same ids, none of which is used."""
         super().rebind(blocks)
         self.evictor: LRUEvictor = make_evictor(self.eviction_policy, blocks)
-        self._hashless_allocator = HashlessAllocator(len(blocks), self._block_size, blocks=blocks)
+        self._hashless_allocator = HashlessAllocator(blocks, self._block_size)
         self._forget()
 
     @property
@@ -279,6 +279,12 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         self._blocks.place(block_id)
         return UsedBlock(block_id, self._blocks, self._computed)
 
+    @property
+    def _cached_blocks(self) -> dict[int, BlockId]:
+        """The block of each content, as tests of the original read it: by rising id, a copy."""
+        hashes = {each: self._blocks.content_hash(each) for each in sorted(self._blocks.ids)}
+        return {known: each for each, known in hashes.items() if known is not None}
+
     def _forget(self) -> None:
         self._touched_blocks: set[BlockId] = set()
         self._computed: set[BlockId] = set()  # of blocks without owner it says nothing
@@ -344,6 +350,9 @@ class PrefixCachingBlockAllocator(ContentAllocator):
 
 class HashlessAllocator(NaiveBlockAllocator):
     """The blocks of a prefix-caching allocator that have no content, as a naive allocator."""
+
+    def __init__(self, blocks: TierBlocks, block_size: int) -> None:
+        super().__init__(NaiveBlock, len(blocks), block_size, blocks=blocks)
 
     def get_num_free_blocks(self, device: Device | None = None) -> int:
         """Blocks without owner and content. Cost: O(free blocks)."""

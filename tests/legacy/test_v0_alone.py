@@ -17,9 +17,10 @@ from kvcore.legacy.evictor import (
     LRUEvictor,
     make_evictor,
 )
-from kvcore.legacy.naive_block import NaiveBlock
+from kvcore.legacy.interfaces import Device, DeviceAwareBlockAllocator
+from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import SIZE, two_tiers, unchanged
+from tests.helpers.legacy_v0 import SIZE, allocator, two_tiers, unchanged
 
 
 def test_an_evictor_is_made_without_an_allocator() -> None:
@@ -148,7 +149,7 @@ def test_a_pool_of_blocks_makes_objects_anew_and_doubles() -> None:
 
 
 def test_a_list_of_blocks_keeps_their_ids(backend: Backend) -> None:
-    naive = two_tiers(backend, kind="naive").allocator(prefix_caching_block.Device.GPU)
+    naive = two_tiers(backend, kind="naive").allocator(Device.GPU)
     chain = naive.allocate_immutable_blocks(None, [[1, 2], [3]])
     held = BlockList(chain)
     ids = held.ids()
@@ -165,3 +166,74 @@ def test_a_list_of_blocks_keeps_their_ids(backend: Backend) -> None:
         with pytest.raises(AssertionError):
             wrong(fork[1])
     assert (held.ids(), len(held)) == ([], 0)
+
+
+def test_a_naive_allocator_is_made_as_the_original_is(backend: Backend) -> None:
+    named = NaiveBlockAllocator(
+        create_block=NaiveBlock, num_blocks=2, block_size=4, backend=backend
+    )
+    placed = NaiveBlockAllocator(NaiveBlock, 2, 4, [7, 5], None, backend=backend)
+    cases: list[tuple[NaiveBlockAllocator, tuple[int, ...]]] = [(named, (0, 1)), (placed, (7, 5))]
+    for made, ids in cases:
+        assert made._free_block_indices == ids
+        block = made.allocate_mutable_block(None)
+        made.fork(block)
+        assert (type(block), block.block_id) == (NaiveBlock, ids[0])
+        assert made._free_block_indices == ids[1:]
+        made.free_block_id(ids[0])
+        assert made.get_num_free_blocks() == 1
+        made.free_block_id(ids[0])
+        assert made._free_block_indices == ids
+        error = unchanged(made.free_block_id, made, given=(ids[0],))
+        assert isinstance(error, AssertionError)
+    with pytest.raises(AssertionError, match="1 different ids are given for 2 blocks"):
+        NaiveBlockAllocator(NaiveBlock, 2, 4, [7, 7], backend=backend)
+
+
+class Noted(NaiveBlock):
+    """A block of somebody's own class."""
+
+
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_a_naive_allocator_makes_blocks_of_any_class(backend: Backend, has_pool: bool) -> None:
+    made: list[Noted] = []
+
+    def create(**fields: Any) -> Noted:
+        made.append(Noted(**fields))
+        return made[-1]
+
+    pool = BlockPool(2, create, None, 3) if has_pool else None
+    blocks = NaiveBlockAllocator(create, 2, 2, block_pool=pool, backend=backend)
+    assert len(made) == (3 if has_pool else 8)
+    if has_pool:
+        for each in made:
+            each.move_to(blocks)
+    first = blocks.allocate_immutable_block(None, [1])
+    fork = blocks.fork(first)[0]
+    fork.append_token_ids([2])
+    assert (first, fork) == (made[0], made[1])
+    assert (fork.token_ids, fork.block_id, blocks.clear_copy_on_writes()) == ([1, 2], 1, [(0, 1)])
+    blocks.free(fork)
+    again = blocks.allocate_mutable_block(first)
+    assert (again, again.prev_block, again.token_ids) == (fork, first, [])
+
+
+def test_two_tiers_are_a_device_aware_allocator(backend: Backend) -> None:
+    for kind in ("naive", "prefix_caching"):
+        tiers = two_tiers(backend, kind=kind)
+        assert isinstance(tiers, DeviceAwareBlockAllocator)
+        assert tiers._allocators == {each: tiers.allocator(each) for each in Device}
+
+
+def test_what_is_cached_and_what_is_free_can_be_read(backend: Backend) -> None:
+    blocks = allocator(backend, 3)
+    held = blocks.allocate_immutable_blocks(None, [[1, 2], [3, 4]])
+    hashes = [block.content_hash for block in held]
+    assert blocks._cached_blocks == {hashes[0]: 0, hashes[1]: 1}
+    assert blocks._hashless_allocator._free_block_indices == (2,)
+    for block in held:
+        blocks.free(block)
+    assert list(blocks.evictor.free_table) == [0, 1]
+    assert blocks.reset_prefix_cache()
+    assert (blocks._cached_blocks, blocks.evictor.free_table) == ({}, {})
+    assert sorted(blocks._hashless_allocator._free_block_indices) == [0, 1, 2]

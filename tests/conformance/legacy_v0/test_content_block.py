@@ -51,7 +51,7 @@ def test_a_block_has_the_original_s_arguments_and_copies_before_it_writes(backen
 @pytest.mark.seed("S002-52")
 def test_what_stands_before_and_the_allocator_are_of_its_kind(backend: Backend) -> None:
     blocks = allocator(backend)
-    naive = NaiveBlockAllocator(2, 2, backend=backend)
+    naive = NaiveBlockAllocator(NaiveBlock, 2, 2, backend=backend)
     plain = naive.allocate_mutable_block(None)
     with pytest.raises(AssertionError, match="a NaiveBlockAllocator caches no prefixes"):
         PrefixCachingBlock(None, [], 2, naive)
@@ -168,7 +168,7 @@ def test_owners_are_counted_for_known_blocks_and_never_below_none(backend: Backe
     assert blocks.refcounter.get(0) == 2
     with pytest.raises(ValueError, match="block 0"):
         blocks.refcounter.incr(0)
-    naive = NaiveBlockAllocator(3, 2, backend=backend)
+    naive = NaiveBlockAllocator(NaiveBlock, 3, 2, backend=backend)
     assert (naive.refcounter.incr(1), naive.refcounter.get(1)) == (1, 1)
     assert [naive.allocate_mutable_block(None).block_id for _ in range(2)] == [0, 2]
 
