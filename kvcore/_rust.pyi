@@ -329,11 +329,11 @@ class Tiers:
         """
         Empty tiers, which have one policy and one order in which blocks are first taken.
         """
-    def admit(self, blocks: Iterable[int], count: int, tier: str, /) -> tuple[int, ...] | Refused:
+    def admit(self, blocks: Iterable[int], count: int, keys: Iterable[bytes] | None, tier: str, /) -> tuple[int, ...] | Refused:
         """
         Touch blocks and take so many others; refused as a whole.
 
-        Raises InvalidCount, UnknownBlock, UnusedBlock.
+        Raises WrongArgument, InvalidCount, InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
         """
     def append(self, blocks: Iterable[int], num_blocks: int, /) -> int | Refused | None:
         """
@@ -379,10 +379,6 @@ class Tiers:
         Gives the blocks, those of them that are new, those that were found without an owner. Raises
         InvalidKey, WrongArgument.
         """
-    def first_stale(self, blocks: Iterable[int], keys: Iterable[bytes], tier: str, /) -> int | None:
-        """
-        The first place whose block does not have the key of that place. Raises InvalidKey.
-        """
     def free_blocks(self, tier: str, /) -> tuple[int, ...]:
         """
         The free queue, front first.
@@ -403,15 +399,15 @@ class Tiers:
         """
         The blocks that answer for keys, up to the first for which none does. Raises InvalidKey.
         """
-    def move_in(self, host_blocks: Iterable[int], /) -> tuple[int, ...] | Refused:
+    def move_in(self, host_blocks: Iterable[int], /) -> dict[int, int] | Refused:
         """
-        Move one owner of each host block to the device; gives where each is; refused as a whole.
+        Move one owner of each host block to the device; gives each with its copy, or a refusal.
 
         Raises NoHostTier, UnknownBlock, DoubleFree.
         """
-    def move_out(self, blocks: Iterable[int], /) -> tuple[int, ...] | Refused:
+    def move_out(self, blocks: Iterable[int], /) -> dict[int, int] | Refused:
         """
-        Move one owner of each device block to the host; gives where each is; refused as a whole.
+        Move one owner of each device block to the host; gives each with its copy, or a refusal.
 
         Raises NoHostTier, UnknownBlock, DoubleFree.
         """

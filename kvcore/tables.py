@@ -50,16 +50,16 @@ def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     return copy(tiers, known)
 
 
-def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
     """Move one owner of each device block to the host; refused as a whole.
 
-    A block that is named again moves once, with an owner more. Value: where each owner is now.
+    A block that is named again moves once, with an owner more. Value: each block with its copy.
     Raises NoHostTier, UnknownBlock, DoubleFree.
     """
     return _move(tiers, blocks, "device", "host")
 
 
-def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
     """Move one owner of each host block to the device, likewise.
 
     Raises NoHostTier, UnknownBlock, DoubleFree.
@@ -69,7 +69,7 @@ def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, tuple[in
 
 def _move(
     tiers: Tiers, blocks: Sequence[int], source: Tier, target: Tier
-) -> Outcome[Tiers, tuple[int, ...] | Refused]:
+) -> Outcome[Tiers, dict[int, int] | Refused]:
     """Let owners leave the blocks of one tier for new ones of the other, which are copies."""
     ids = read_ints(blocks)
     left = release(tiers, ids, source)
@@ -90,4 +90,4 @@ def _move(
         host=on_host.state.host,
         commands=tiers.commands.extend(commands),
     )
-    return Outcome(changed, commands, tuple(map(moved.__getitem__, ids)))
+    return Outcome(changed, commands, moved)

@@ -57,13 +57,18 @@ class Backing:
         return self.blocks.take(count, tier)
 
     def admit(
-        self, blocks: Sequence[int], count: int, tier: Tier = "device"
+        self,
+        blocks: Sequence[int],
+        count: int,
+        keys: Sequence[bytes] | None = None,
+        tier: Tier = "device",
     ) -> tuple[int, ...] | Refused:
         """Touch blocks and take so many others; refused as a whole.
 
-        Raises InvalidCount, UnknownBlock, UnusedBlock.
+        keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+        InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
         """
-        return self.blocks.admit(blocks, count, tier)
+        return self.blocks.admit(blocks, count, keys, tier)
 
     def touch(self, blocks: Sequence[int], tier: Tier = "device") -> None:
         """Add an owner to each block that has one, or has a key.
@@ -144,15 +149,15 @@ class Backing:
         """Copy a host block to a device block. Raises NoHostTier, UnknownBlock, NoOwner."""
         self.blocks.copy_in(host_block, block)
 
-    def move_out(self, blocks: Sequence[int]) -> tuple[int, ...] | Refused:
-        """Move one owner of each device block to the host; gives where each is; refused as a whole.
+    def move_out(self, blocks: Sequence[int]) -> dict[int, int] | Refused:
+        """Move one owner of each device block to the host; gives each with its copy, or a refusal.
 
         Raises NoHostTier, UnknownBlock, DoubleFree.
         """
         return self.blocks.move_out(blocks)
 
-    def move_in(self, host_blocks: Sequence[int]) -> tuple[int, ...] | Refused:
-        """Move one owner of each host block to the device; gives where each is; refused as a whole.
+    def move_in(self, host_blocks: Sequence[int]) -> dict[int, int] | Refused:
+        """Move one owner of each host block to the device; gives each with its copy, or a refusal.
 
         Raises NoHostTier, UnknownBlock, DoubleFree.
         """
@@ -165,15 +170,6 @@ class Backing:
     def lookup_prefix(self, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int, ...]:
         """The blocks that answer for keys, up to the first without one. Raises InvalidKey."""
         return self.blocks.lookup_prefix(keys, tier)
-
-    def first_stale(
-        self, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
-    ) -> int | None:
-        """The first place whose block does not have the key of that place; None where all have.
-
-        What is no block has no key, nor has a place behind the keys. Raises InvalidKey.
-        """
-        return self.blocks.first_stale(blocks, keys, tier)
 
     def find_or_take(
         self, keys: Sequence[bytes | None], lengths: Sequence[int], tier: Tier = "device"

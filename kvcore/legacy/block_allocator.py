@@ -169,13 +169,13 @@ class BlockAllocator:
             raise self.out_of_memory(count, kind, name)
         return taken
 
-    def bring(self, numbers: Sequence[int], kind: str, name: object) -> tuple[int, ...]:
-        """Move an owner of each block of the other device here; gives where each is now.
+    def bring(self, numbers: Sequence[int], kind: str, name: object) -> dict[int, int]:
+        """Move an owner of each block of the other device here; gives each with its copy.
 
         kind, name: whose they are. Raises OutOfMemory, with none moved.
         """
         if not numbers:
-            return ()
+            return {}
         blocks = self.backing.blocks
         move = blocks.move_out if self.tier == "host" else blocks.move_in
         moved = move(numbers) if self.num_blocks else None

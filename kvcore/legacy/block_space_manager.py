@@ -224,9 +224,8 @@ class BlockSpaceManager:
         seqs = seqs_of(seq_group, SequenceStatus.SWAPPED)
         tables = self._tables.find_all(seqs, self.cpu_allocator)
         used = [*chain.from_iterable(table.distinct() for table in tables)]
-        targets = self.gpu_allocator.bring(used, "group", seq_group.request_id)
+        mapping = self.gpu_allocator.bring(used, "group", seq_group.request_id)
         self.gpu_allocator.hold(shared * len(seqs))
-        mapping = dict(zip(used, targets, strict=True))
         for seq, table in zip(seqs, tables, strict=True):
             numbers = [*shared, *map(mapping.__getitem__, table.numbers)]
             moved = BlockTable(self.gpu_allocator, numbers, len(shared), table.is_ring)
@@ -250,10 +249,9 @@ class BlockSpaceManager:
         used = [*chain.from_iterable(table.distinct() for table in tables)]
         shared = set(prefix_numbers(seq_group.prefix))
         own = [number for number in used if number not in shared] if shared else used
-        targets = self.cpu_allocator.bring(own, "group", seq_group.request_id)
+        mapping = self.cpu_allocator.bring(own, "group", seq_group.request_id)
         if shared:
             self.gpu_allocator.release([number for number in used if number in shared])
-        mapping = dict(zip(own, targets, strict=True))
         for seq, table in zip(seqs, tables, strict=True):
             numbers = table.numbers
             if shared:

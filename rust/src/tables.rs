@@ -17,6 +17,9 @@ use crate::ranked;
 use crate::tiers::{Misuse, Tiers, copy, take, touch};
 use crate::values::Admitted;
 
+/// Blocks with their copies, in the order in which they were named.
+pub type Moves = Vec<(BlockId, BlockId)>;
+
 /// Let the owner of so many device blocks write behind what is in them, in so many blocks.
 ///
 /// last: the last one, if there is one. Value: None where that is written, as it is. Else another
@@ -52,15 +55,15 @@ pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
 
 /// Move one owner of each device block to the host; refused as a whole.
 ///
-/// A block that is named again moves once, with an owner more. Value: where each owner is now.
+/// A block that is named again moves once, with an owner more. Value: each block with its copy.
 /// Fails with NoHostTier, UnknownBlock, DoubleFree.
-pub fn move_out(tiers: &mut Tiers, blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+pub fn move_out(tiers: &mut Tiers, blocks: &[i64]) -> Result<Admitted<Moves>, Misuse> {
     move_owners(tiers, blocks, Tier::Device, Tier::Host)
 }
 
 /// Move one owner of each host block to the device, likewise. Fails with NoHostTier, UnknownBlock,
 /// DoubleFree.
-pub fn move_in(tiers: &mut Tiers, host_blocks: &[i64]) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+pub fn move_in(tiers: &mut Tiers, host_blocks: &[i64]) -> Result<Admitted<Moves>, Misuse> {
     move_owners(tiers, host_blocks, Tier::Host, Tier::Device)
 }
 
@@ -70,7 +73,7 @@ fn move_owners(
     blocks: &[i64],
     from: Tier,
     to: Tier,
-) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+) -> Result<Admitted<Moves>, Misuse> {
     tiers.pool(from)?;
     let times = count_blocks(blocks);
     let leaves = |&number: &i64| {
@@ -87,32 +90,30 @@ fn move_owners(
         Ok(fresh) => fresh,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let (mut fresh, mut again) = (fresh.into_iter(), Vec::new());
-    let mut moved: HashMap<BlockId, BlockId, _> =
-        HashMap::with_capacity_and_hasher(times.len(), FxBuildHasher);
-    let mut targets = Vec::with_capacity(sources.len());
+    let mut fresh = fresh.into_iter();
+    let mut copies: Moves = Vec::with_capacity(times.len());
+    let (mut places, mut again) =
+        (HashMap::with_capacity_and_hasher(times.len(), FxBuildHasher), Vec::new());
     for &source in &sources {
-        targets.push(*match moved.entry(source) {
-            Entry::Occupied(known) => {
-                again.push(i64::from(known.get().0));
-                known.into_mut()
-            }
+        match places.entry(source) {
+            Entry::Occupied(known) => again.push(*known.get()),
             Entry::Vacant(unknown) => {
                 let target = fresh.next().expect("REF: as many were taken as blocks are named");
+                unknown.insert(i64::from(target.0));
+                copies.push((source, target));
                 tiers.effects.emit(match to {
                     Tier::Host => Command::SwapOut { block: source, host_block: target },
                     Tier::Device => Command::SwapIn { host_block: source, block: target },
                 });
-                unknown.insert(target)
             }
-        });
+        }
     }
     touch(tiers, &again, to)?;
     tiers.run(from, |pool, effects| {
         ranked::release(pool, &sources, effects);
         Ok(())
     })?;
-    Ok(Ok(targets))
+    Ok(Ok(copies))
 }
 
 #[cfg(test)]
@@ -138,7 +139,7 @@ mod tests {
         take(&mut tiers, 2, Tier::Device).unwrap().unwrap();
         touch(&mut tiers, &[0, 0], Tier::Device).unwrap();
         taken(&mut tiers);
-        assert_eq!(move_out(&mut tiers, &[0, 1, 0]).unwrap(), Ok(vec![A, B, A]));
+        assert_eq!(move_out(&mut tiers, &[0, 1, 0]).unwrap(), Ok(vec![(A, A), (B, B)]));
         assert_eq!(
             (ref_count(&tiers, 0, Tier::Host), num_free(&tiers, Tier::Device)),
             (Ok(2), Ok(2))
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(taken(&mut tiers), [&swaps[..], &[freed]].concat());
         assert_eq!(move_out(&mut tiers, &[0]).unwrap(), Err(Refused::new(Reason::Later, 1, 0)));
         assert!(move_in(&mut tiers, &[1, 1]).is_err(), "it has one owner");
-        assert_eq!(move_in(&mut tiers, &[1]).unwrap(), Ok(vec![BlockId(2)]));
+        assert_eq!(move_in(&mut tiers, &[1]).unwrap(), Ok(vec![(B, BlockId(2))]));
         let back = Command::SwapIn { host_block: B, block: BlockId(2) };
         assert_eq!(taken(&mut tiers), [Command::Allocate { block: BlockId(2) }, back]);
     }

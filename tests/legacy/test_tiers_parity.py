@@ -44,9 +44,9 @@ calls = st.one_of(
     st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1), tiers),
     st.tuples(st.sampled_from(["touch", "release", "release"]), several, tiers),
     st.tuples(st.sampled_from(["touch", "release"]), ids.map(lambda block: [block]), tiers),
-    st.tuples(st.just("admit"), several, st.integers(-1, NUM_BLOCKS), tiers),
+    st.tuples(st.just("admit"), several, st.integers(-1, NUM_BLOCKS), st.none() | many_keys, tiers),
     st.tuples(st.just("publish"), ids, keys, tiers),
-    st.tuples(st.sampled_from(["publish_all", "first_stale"]), several, many_keys, tiers),
+    st.tuples(st.just("publish_all"), several, many_keys, tiers),
     st.tuples(st.just("lookup_prefix"), many_keys, tiers),
     st.tuples(one_of_tier, ids, tiers),
     st.tuples(st.just("rank"), several, times, lengths, tiers),
@@ -66,6 +66,8 @@ def answer(call: Any, *args: Any) -> Any:
         value = call(*args)
     except KvcoreError as error:
         return type(error), error.fields, str(error)
+    if isinstance(value, dict):
+        return list(value.items())
     return (value.number, list(value)) if type(value).__name__ == "Batch" else value
 
 
@@ -99,7 +101,7 @@ class Holders:
         elif name in ("move_out", "move_in"):
             left, arrived = ("device", "host") if name == "move_out" else ("host", "device")
             self.held[left].subtract(args[0])
-            self.held[arrived].update(value)
+            self.held[arrived].update(dict(value)[block] for block in args[0])
 
 
 @given(

@@ -39,6 +39,10 @@ const MAYBE_INT: PyStaticExpr = type_hint_union!(INT, NONE);
 pub(crate) const OWNERS: PyStaticExpr = type_hint_subscript!(TUPLE, MAYBE_INT, ELLIPSIS);
 pub(crate) const TAKEN: PyStaticExpr = type_hint_union!(NUMBERS, REFUSED);
 pub(crate) const COPIED: PyStaticExpr = type_hint_union!(INT, REFUSED);
+pub(crate) const COPIES: PyStaticExpr = type_hint_union!(
+    type_hint_subscript!(type_hint_identifier!("builtins", "dict"), INT, INT),
+    REFUSED
+);
 pub(crate) const GROWN: PyStaticExpr = type_hint_union!(INT, REFUSED, NONE);
 const BYTES: PyStaticExpr = type_hint_identifier!("builtins", "bytes");
 const KEYS_OF_GROUP: PyStaticExpr = type_hint_subscript!(TUPLE, BYTES, ELLIPSIS);

@@ -8,14 +8,13 @@ use pyo3::types::PyList;
 
 use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, items};
 use crate::bindings::errors::raise_in;
-use crate::bindings::tiers::{Tiers, numbers};
-use crate::bindings::values::{self, PyCopied, PyGrown, PyTaken};
-use crate::ids::BlockId;
+use crate::bindings::tiers::Tiers;
+use crate::bindings::values::{self, PyCopied, PyCopies, PyGrown};
 use crate::tables;
 use crate::tiers::{self, Misuse};
 use crate::values::Admitted;
 
-type Moved = Result<Admitted<Vec<BlockId>>, Misuse>;
+type Moved = Result<Admitted<tables::Moves>, Misuse>;
 
 impl Tiers {
     /// Run a transition that takes blocks for others.
@@ -23,12 +22,12 @@ impl Tiers {
         &mut self,
         blocks: BlocksArg<'_, 'py>,
         transition: fn(&mut tiers::Tiers, &[i64]) -> Moved,
-    ) -> PyResult<PyTaken<'py>> {
+    ) -> PyResult<PyCopies<'py>> {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let ids = given.blocks(blocks)?;
         let outcome =
             transition(&mut self.0, &ids).map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::taken(py, outcome.map(numbers))
+        values::copies(py, outcome)
     }
 }
 
@@ -67,19 +66,19 @@ impl Tiers {
         values::copied(py, outcome)
     }
 
-    /// Move one owner of each device block to the host; gives where each is; refused as a whole.
+    /// Move one owner of each device block to the host; gives each with its copy, or a refusal.
     ///
     /// Raises NoHostTier, UnknownBlock, DoubleFree.
     #[pyo3(signature = (blocks, /))]
-    fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+    fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyCopies<'py>> {
         self.move_owners(blocks, tables::move_out)
     }
 
-    /// Move one owner of each host block to the device; gives where each is; refused as a whole.
+    /// Move one owner of each host block to the device; gives each with its copy, or a refusal.
     ///
     /// Raises NoHostTier, UnknownBlock, DoubleFree.
     #[pyo3(signature = (host_blocks, /))]
-    fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyTaken<'py>> {
+    fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyCopies<'py>> {
         self.move_owners(host_blocks, tables::move_in)
     }
 }

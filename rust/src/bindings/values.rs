@@ -2,7 +2,7 @@
 //! The twin's values as Python's: objects of the same classes that the pure core gives.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 
 use crate::bindings::classes::Classes;
 use crate::commands::Batch;
@@ -10,6 +10,7 @@ use crate::contents::Placed;
 use crate::events::EventLog;
 use crate::hashing::Key;
 use crate::ids::BlockId;
+use crate::tables::Moves;
 use crate::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Verdict,
 };
@@ -62,6 +63,8 @@ results! {
     PyPlaced: PLACED;
     /// A block id, or a `Refused`.
     PyCopied: COPIED;
+    /// A dictionary of block ids, or a `Refused`.
+    PyCopies: COPIES;
     /// A block id, a `Refused`, or None.
     PyGrown: GROWN;
     /// A tuple of numbers, of blocks, operations or batches.
@@ -127,6 +130,20 @@ pub(crate) fn placed<'py>(py: Python<'py>, outcome: Admitted<Placed>) -> PyResul
 pub(crate) fn copied<'py>(py: Python<'py>, outcome: Admitted<BlockId>) -> PyResult<PyCopied<'py>> {
     Ok(PyCopied(match outcome {
         Ok(block) => block.0.into_pyobject(py)?.into_any(),
+        Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// Blocks with their copies, or a refusal.
+pub(crate) fn copies<'py>(py: Python<'py>, outcome: Admitted<Moves>) -> PyResult<PyCopies<'py>> {
+    Ok(PyCopies(match outcome {
+        Ok(moves) => {
+            let copies = PyDict::new(py);
+            for (source, target) in moves {
+                copies.set_item(source.0, target.0)?;
+            }
+            copies.into_any()
+        }
         Err(refusal) => refused(py, &refusal)?,
     }))
 }
