@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import math
-from itertools import chain
 
 from kvcore.arguments import read_count, read_int
 from kvcore.commands import Batch
@@ -43,7 +42,12 @@ from kvcore.legacy.space_sequences import (
     has_status,
     seqs_of,
 )
-from kvcore.legacy.space_tables import SequenceTables, on_other_device, prefix_numbers
+from kvcore.legacy.space_tables import (
+    SequenceTables,
+    distinct_of,
+    on_other_device,
+    prefix_numbers,
+)
 from kvcore.tiers import Tiers
 from kvcore.values import Refused
 
@@ -140,7 +144,7 @@ class BlockSpaceManager:
         num_logical = len(waiting[0].logical_token_blocks)
         num_fresh = self._num_fresh(seq_group, num_logical)
         self._tables.check_new(waiting)
-        prefix, num_owners = seq_group.prefix, seq_group.num_seqs()
+        prefix, num_owners = seq_group.prefix, len(seq_group.get_seqs())
         fresh = self.gpu_allocator.take(num_fresh, "group", seq_group.request_id)
         table = BlockTable(self.gpu_allocator, list(fresh))
         held = fresh * (num_owners - 1)
@@ -223,7 +227,7 @@ class BlockSpaceManager:
         shared = self._tables.ready_prefix(seq_group)
         seqs = seqs_of(seq_group, SequenceStatus.SWAPPED)
         tables = self._tables.find_all(seqs, self.cpu_allocator)
-        used = [*chain.from_iterable(table.distinct() for table in tables)]
+        used = distinct_of(tables)
         mapping = self.gpu_allocator.bring(used, "group", seq_group.request_id)
         self.gpu_allocator.hold(shared * len(seqs))
         for seq, table in zip(seqs, tables, strict=True):
@@ -246,7 +250,7 @@ class BlockSpaceManager:
         """
         seqs = seqs_of(seq_group, SequenceStatus.RUNNING)
         tables = self._tables.find_all(seqs, self.gpu_allocator)
-        used = [*chain.from_iterable(table.distinct() for table in tables)]
+        used = distinct_of(tables)
         shared = set(prefix_numbers(seq_group.prefix))
         own = [number for number in used if number not in shared] if shared else used
         mapping = self.cpu_allocator.bring(own, "group", seq_group.request_id)
@@ -256,9 +260,10 @@ class BlockSpaceManager:
             numbers = table.numbers
             if shared:
                 numbers = [number for number in numbers if number not in shared]
-            self.block_tables[seq.seq_id] = BlockTable(
-                self.cpu_allocator, [*map(mapping.__getitem__, numbers)], is_ring=table.is_ring
+            moved = BlockTable(
+                self.cpu_allocator, [*map(mapping.__getitem__, numbers)], 0, table.is_ring
             )
+            self.block_tables[seq.seq_id] = moved
         return mapping
 
     def free(self, seq: Sequence) -> None:
@@ -299,12 +304,12 @@ class BlockSpaceManager:
 
     def _num_fresh(self, seq_group: SequenceGroup, num_logical: int) -> int:
         """Blocks that a group's prompt takes. Raises UnknownPrefix, PrefixTooLong."""
-        num_prefix = self._tables.size_prefix(seq_group, num_logical)
-        own = num_logical - num_prefix
+        own, prefix = num_logical, seq_group.prefix
+        if prefix is not None:
+            own -= self._tables.size_prefix(seq_group, num_logical)
         if self.block_sliding_window is not None:
             own = min(own, self.block_sliding_window)
-        prefix = seq_group.prefix
-        return own if prefix is None or prefix.allocated else own + num_prefix
+        return own if prefix is None or prefix.allocated else own + prefix.get_num_blocks()
 
     def _append_to_window(
         self, seq: Sequence, table: BlockTable, window: int

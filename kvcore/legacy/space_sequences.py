@@ -49,7 +49,7 @@ class SequenceStatus(NamedEnum):
     @staticmethod
     def is_finished(status: SequenceStatus) -> bool:
         """Whether a sequence of this status needs no blocks any more."""
-        return status.name.startswith("FINISHED")
+        return status._name_.startswith("FINISHED")
 
     @staticmethod
     def get_finished_reason(status: SequenceStatus) -> str | None:

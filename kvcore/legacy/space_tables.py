@@ -166,6 +166,14 @@ def prefix_numbers(prefix: Prefix | None) -> list[int]:
     return [block.block_number for block in prefix.block_table or ()]
 
 
+def distinct_of(tables: Iterable[BlockTable]) -> list[int]:
+    """The number of each block of tables once a table that has it, by its first position there."""
+    numbers: list[int] = []
+    for table in tables:
+        numbers += table.distinct()
+    return numbers
+
+
 def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:
     """The error that a sequence's blocks are not on a device."""
     return OnOtherDevice(
