@@ -28,6 +28,7 @@ from kvcore.sizing.errors import (
     MixedSpecs,
     NoLayers,
     SpecsDiffer,
+    UnknownLayer,
     WindowOnLatent,
 )
 
@@ -100,8 +101,15 @@ class PagesDiffer(SpecsDiffer, AssertionError):
     """Layers of one group have pages of one size."""
 
 
-class NothingToCache(NoLayers, NotImplementedError):
+class NothingToCache(NoLayers, NotImplementedError, AssertionError):
     """A model without layers is of no kind that can be served."""
+
+
+class NoSuchLayer(UnknownLayer, KeyError):
+    """A group names a layer that the model does not have."""
+
+    def __str__(self) -> str:
+        return ValueError.__str__(self)
 
 
 class MixedLayers(MixedSpecs, NotImplementedError):

@@ -31,10 +31,7 @@ class KVCacheSpec:
     @property
     def type_id(self) -> str:
         """Text that is equal where blocks of two layers are alike."""
-        spec = read_spec(self)
-        if isinstance(spec, CoreFull):
-            return f"full_attention_{spec.block_size}_{spec.page_bytes}"
-        return spec.type_id
+        return type_id_of(self)
 
     @property
     def page_size_bytes(self) -> int:
@@ -125,6 +122,14 @@ class VllmConfig:
     model_config: ModelConfig
     scheduler_config: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     cache_config: CacheConfig = attrs.field(factory=CacheConfig)
+
+
+def type_id_of(spec: Any) -> str:
+    """The type id of any spec as seed 001 has it: MLA is full attention of another page size."""
+    read = read_spec(spec)
+    if isinstance(read, CoreFull):
+        return f"full_attention_{read.block_size}_{read.page_bytes}"
+    return read.type_id
 
 
 def is_windowed(spec: Any) -> bool:

@@ -17,6 +17,7 @@ from kvcore.legacy.kv_cache_errors import (
     LayersDiffer,
     MixedLayers,
     NoGroupLayer,
+    NoSuchLayer,
     NothingToCache,
     PagesDiffer,
     RankGroupsDiffer,
@@ -31,6 +32,7 @@ from kvcore.legacy.kv_cache_interface import (
     read_limits,
     read_spec,
     read_specs,
+    type_id_of,
 )
 from kvcore.sizing.errors import (
     EmptyGroup,
@@ -38,6 +40,7 @@ from kvcore.sizing.errors import (
     GroupKindDiffers,
     GroupLayersDiffer,
     SpecsDiffer,
+    UnknownLayer,
 )
 from kvcore.sizing.memory import check_need, max_request_bytes
 
@@ -50,10 +53,12 @@ logger = logging.getLogger(__name__)
 def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
     """The longest request that fits, at most the configured length; 0 if not even one token.
 
-    Raises WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory above a PiB.
+    Raises WrongArgument, InvalidMemory above a PiB.
     """
-    limits = read_limits(vllm_config)
-    return sizing.estimate_max_model_len(read_specs(kv_cache_spec), available_memory, limits)
+    limits, specs = read_limits(vllm_config), read_specs(kv_cache_spec)
+    if isinstance(available_memory, int):
+        available_memory = max(available_memory, 0)
+    return sizing.estimate_max_model_len(specs, available_memory, limits)
 
 
 def check_enough_kv_cache_memory(
@@ -72,7 +77,7 @@ def create_kv_cache_group_specs(
 ) -> list[KVCacheGroupSpec]:
     """One group for each list of layer names, in order.
 
-    Raises LayersDiffer, NoGroupLayer, UnknownLayer.
+    Raises LayersDiffer, NoGroupLayer, NoSuchLayer.
     """
     try:
         sizing.create_kv_cache_group_specs(read_specs(kv_cache_spec), grouped_layer_names)
@@ -80,12 +85,14 @@ def create_kv_cache_group_specs(
         raise LayersDiffer(**error.fields) from None
     except EmptyGroup as error:
         raise NoGroupLayer(**error.fields) from None
+    except UnknownLayer as error:
+        raise NoSuchLayer(**error.fields) from None
     return [KVCacheGroupSpec(list(names), kv_cache_spec[names[0]]) for names in grouped_layer_names]
 
 
 def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
     """Whether blocks of all layers are alike; False without layers."""
-    return sizing.is_kv_cache_type_uniform(read_specs(kv_cache_spec))
+    return len(set(map(type_id_of, kv_cache_spec.values()))) == 1
 
 
 def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None:
@@ -106,7 +113,7 @@ def get_kv_cache_config(
     if not unified:
         raise NothingToCache
     if not is_kv_cache_type_uniform(unified):
-        kinds = sorted({spec.type_id for spec in read_specs(unified).values()})
+        kinds = sorted(set(map(type_id_of, unified.values())))
         raise MixedLayers(count=len(kinds), type_ids=", ".join(kinds))
     config = _get_kv_cache_config_uniform_type(vllm_config, unified, available_memory)
     kv_cache_spec.update(unified)
@@ -118,9 +125,11 @@ def _get_kv_cache_config_uniform_type(
 ) -> KVCacheConfig:
     """One group and one tensor for each layer, as many blocks as fit or as the config says.
 
-    Raises PagesDiffer, NoLayers, WrongArgument, NoCacheMemory below 0 bytes, InvalidMemory.
+    Raises NothingToCache, PagesDiffer, LayersDiffer, WrongArgument, InvalidMemory.
     """
     specs, limits = read_specs(kv_cache_spec), read_limits(vllm_config)
+    if not specs:
+        raise NothingToCache
     names = list(kv_cache_spec)
     for name in names:
         if specs[name].page_bytes != specs[names[0]].page_bytes:
@@ -171,10 +180,26 @@ def unify_kv_cache_configs(
         raise RanksDiffer(**error.fields) from None
     except GroupLayersDiffer as error:
         raise RankLayersDiffer(**error.fields) from None
-    for config, made in zip(kv_cache_configs, unified, strict=True):
-        config.kv_cache_groups.sort(key=lambda group: read_spec(group.kv_cache_spec).type_id)
+    ordered = [
+        sorted(config.kv_cache_groups, key=lambda group: type_id_of(group.kv_cache_spec))
+        for config in kv_cache_configs
+    ]
+    for rank, groups in enumerate(ordered):
+        _check_order(rank, groups, ordered[0])
+    for config, groups, made in zip(kv_cache_configs, ordered, unified, strict=True):
+        config.kv_cache_groups[:] = groups
         config.num_blocks = made.num_blocks
     return kv_cache_configs
+
+
+def _check_order(
+    rank: int, groups: Sequence[KVCacheGroupSpec], expected: Sequence[KVCacheGroupSpec]
+) -> None:
+    """Raise RanksDiffer unless groups of one type id stand in one order on two workers."""
+    for index, (group, other) in enumerate(zip(groups, expected, strict=True)):
+        spec, first = read_spec(group.kv_cache_spec), read_spec(other.kv_cache_spec)
+        if spec != first:
+            raise RanksDiffer(rank=rank, group=index, spec=str(spec), first=str(first))
 
 
 def _unified(kv_cache_spec: Layers) -> dict[str, Any]:

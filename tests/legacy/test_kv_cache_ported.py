@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy.kv_cache_interface import FullAttentionSpec, ModelConfig, VllmConfig
+from kvcore.legacy.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    ModelConfig,
+    VllmConfig,
+)
 from kvcore.legacy.kv_cache_manager import KVCacheManager
 from kvcore.legacy.kv_cache_utils import (
     BlockHashType,
+    _get_kv_cache_config_uniform_type,
     check_enough_kv_cache_memory,
+    create_kv_cache_group_specs,
+    estimate_max_model_len,
     get_kv_cache_config,
     hash_request_tokens,
+    is_kv_cache_type_uniform,
+    unify_kv_cache_configs,
 )
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, Span, with_media
 from tests.conformance.legacy_utils.stories import all_of, decode, free, make, resume
@@ -111,6 +122,46 @@ def test_a_model_without_layers_needs_nothing_and_is_not_served() -> None:
         check_enough_kv_cache_memory(config, {}, 0)
     with pytest.raises(NotImplementedError, match="no layer has a cache"):
         get_kv_cache_config(config, {}, 1)
+    with pytest.raises(AssertionError, match="no layer has a cache"):
+        _get_kv_cache_config_uniform_type(config, {}, 1)
+
+
+def layer(num_heads: int, *, use_mla: bool = False) -> FullAttentionSpec:
+    """A layer of attention; with MLA half as many bytes a head."""
+    return FullAttentionSpec(4, num_heads, 8, "float16", use_mla)
+
+
+def test_mla_of_the_same_page_size_is_of_the_same_type() -> None:
+    """As the original's type ids say; such layers are no group all the same."""
+    layers = {"a": layer(2, use_mla=True), "b": layer(1)}
+    assert layers["a"].type_id == layers["b"].type_id
+    assert is_kv_cache_type_uniform(layers)
+    with pytest.raises(AssertionError):
+        get_kv_cache_config(VllmConfig(ModelConfig(8)), layers, 2**20)
+
+
+def test_groups_of_one_type_keep_their_order() -> None:
+    """MLA, full, full are all one type: the order of the worker stays."""
+
+    def config(*specs: FullAttentionSpec) -> KVCacheConfig:
+        groups = [KVCacheGroupSpec([f"l{place}"], spec) for place, spec in enumerate(specs)]
+        return KVCacheConfig(5, {}, groups)
+
+    latent, full, wide = layer(2, use_mla=True), layer(1), layer(3)
+    configs = [config(wide, full, latent), config(wide, full, latent)]
+    unify_kv_cache_configs(configs)
+    for each in configs:
+        assert [group.layer_names for group in each.kv_cache_groups] == [["l1"], ["l2"], ["l0"]]
+    turned = [config(full, latent), config(latent, full)]
+    with pytest.raises(AssertionError, match="rank 1: group 0"):
+        unify_kv_cache_configs(turned)
+    assert [group.layer_names for group in turned[1].kv_cache_groups] == [["l0"], ["l1"]]
+
+
+def test_other_calls_of_sizing_answer_as_the_original() -> None:
+    with pytest.raises(KeyError, match="names layer nothing"):
+        create_kv_cache_group_specs({"a": layer(1)}, [["nothing"]])
+    assert estimate_max_model_len(VllmConfig(ModelConfig(8)), {"a": layer(1)}, -5) == 0
 
 
 def test_null_blocks_of_a_hit_take_no_room(backend: Backend) -> None:
