@@ -136,6 +136,9 @@ class BlockTable:
         num, num_old, size = len(token_ids), len(held.block_ids), self._block_size
         first, end = self._num_full_slots // size, self._num_full_slots + num
         num_new = max(0, -(-(end + num_lookahead_slots) // size) - num_old)
+        if first in held.found:
+            reason = "block {block} is computed: {num} tokens cannot be added"
+            require(False, reason, block=held.block_ids[first], num=num)
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, num, num_new)
         elif min(num_old, -(-end // size)) - first + (num_new > 0) > 1:
@@ -224,9 +227,6 @@ class BlockTable:
         """
         held, size = self._held, self._block_size
         ids, allocator = held.block_ids, held.allocator
-        if first in held.found:
-            reason = "block {block} is computed: {num} tokens cannot be added"
-            require(False, reason, block=ids[first], num=len(token_ids))
         if first < num_old:
             ids[first] = allocator.own(ids[first])
         held.token_ids += token_ids

@@ -3,62 +3,28 @@
 
 Rules: both are told the same. What they answer, the errors that they raise and their batches are
 compared, and after each call the blocks behind them; a call that raises leaves these as they were.
+Tables of one manager are looked at after each call, those of the other never: what objects say is
+what the columns say.
 What a `can_` call promised comes true at once. Every now and then the owners are counted.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.backing import BackendName, Backing
+from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_manager import BlockSpaceManager
 from kvcore.legacy.null_block import NullBlock
 from kvcore.legacy.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
 from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.tier_blocks import key_of_hash
+from tests.legacy.twins import Refusal, Twins
 
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 SIZE = 2
 CHECK_EVERY = 20
 MAX_GROUPS = 5
-
-
-class Refusal(Exception):
-    """Both backends raised the same error."""
-
-
-class Twins:
-    """Two of a facade, one a backend, that answer alike."""
-
-    def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
-        self.pair = pair
-        self.backings = backings
-        self.seen: set[str] = set()
-        self.must: str | None = None
-
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """What both answer. Raises Refusal where both raise the same."""
-        return self.each(lambda facade: getattr(facade, name)(*args, **options))
-
-    def each(self, call: Callable[[Any], Any]) -> Any:
-        """The same for any call on one of them; blocks are compared by their ids."""
-        before = self.backings[0].state()
-        answers = [_answer(call, facade) for facade in self.pair]
-        after = [backing.state() for backing in self.backings]
-        told = [_told(answer) for answer in answers]
-        assert told[0] == told[1], told
-        assert after[0] == after[1]
-        if isinstance(answers[0], KvcoreError):
-            assert after[0] == before, answers[0]
-            assert self.must is None, (self.must, answers[0])
-            raise Refusal(str(answers[0]))
-        return answers
-
-    def batch(self) -> None:
-        """Both hand out the same batch."""
-        self.seen |= {type(command).__name__ for command in self.call("take_batch")[0]}
 
 
 class ManagerWalk:
@@ -72,6 +38,8 @@ class ManagerWalk:
             BlockSpaceManager(*sizes, 0.1, window, caching, backend=backend) for backend in backends
         ]
         self.window = window
+        self.caching = caching
+        self.objects: dict[int, list[Block]] = {}
         self.twins = Twins(pair, [each.block_allocator.backing for each in pair])
         self.groups: list[SequenceGroup] = []
         self.next_id = 0
@@ -87,6 +55,7 @@ class ManagerWalk:
                 self.random.choice(actions)()
             except Refusal:
                 self.refused += 1
+            self.look()
             if number % CHECK_EVERY == 0:
                 self.check()
         for group in self.groups:
@@ -96,18 +65,44 @@ class ManagerWalk:
         self.check()
 
     def check(self) -> None:
-        """Owners are those of the tables and the null block."""
+        """Owners are those of the tables and the null block; the first manager's tables are looked
+        at from the start, the second one's never, and they hold the same.
+        """
         for manager in self.twins.pair:
             allocator = manager.block_allocator
-            blocks = [each for table in manager.block_tables.values() for each in table.blocks]
-            if allocator.has_null_block:
-                blocks.append(allocator.allocate_or_get_null_block()._proxy)
+            null = allocator.allocate_or_get_null_block() if allocator.has_null_block else None
             held: dict[Device, list[int]] = {Device.GPU: [], Device.CPU: []}
-            for block in blocks:
-                if not isinstance(block, NullBlock):
-                    device = allocator._device(block.block_id)
-                    held[device].append(allocator.get_physical_block_id(device, block.block_id))
+            if null is not None:
+                held[Device.GPU].append(null.block_id)
+            for table in manager.block_tables.values():
+                for block_id in table.physical_block_ids[table.num_null_blocks :]:
+                    device = allocator._device(block_id)
+                    held[device].append(allocator.get_physical_block_id(device, block_id))
             allocator.backing.check(held[Device.GPU], held[Device.CPU])
+        self.look()
+
+    def look(self) -> None:
+        """The objects of the first manager's tables are the same ones, and say what the second
+        one's columns say.
+        """
+        looked, unseen = (manager.block_tables for manager in self.twins.pair)
+        for seq_id, table in looked.items():
+            blocks, held = table.blocks, unseen[seq_id].held
+            assert held.objects is None
+            assert table.blocks is blocks
+            assert [block.block_id for block in blocks] == held.block_ids
+            known = self.objects.setdefault(seq_id, [])
+            for block, before in zip(blocks, known, strict=False):
+                assert block is before or isinstance(block, NullBlock)
+            self.objects[seq_id] = blocks[:]
+            for at, block in enumerate(blocks):
+                if not isinstance(block, NullBlock):
+                    assert block.token_ids == held.token_ids[at * SIZE : (at + 1) * SIZE]
+                    key = held.keys[at] if at < len(held.keys) else None
+                    content_hash = block.content_hash
+                    assert (None if content_hash is None else key_of_hash(content_hash)) == key
+                    assert not self.caching or block.computed == (at in held.found)
+        self.objects = {seq_id: self.objects[seq_id] for seq_id in looked}
 
     def admit(self) -> None:
         """A new group of one or two."""
@@ -353,23 +348,3 @@ class AllocatorWalk:
         if not self.chains:
             raise Refusal
         return self.random.choice(self.chains)
-
-
-def _answer(call: Callable[[Any], Any], facade: Any) -> Any:
-    try:
-        return call(facade)
-    except KvcoreError as error:
-        return error
-
-
-def _told(answer: Any) -> Any:
-    """An answer in a form that two backends have alike."""
-    if isinstance(answer, KvcoreError):
-        return type(answer), str(answer)
-    if isinstance(answer, Block):
-        return answer.block_id, answer.token_ids, answer.content_hash, answer.computed
-    if isinstance(answer, list):
-        return [_told(each) for each in answer]
-    if hasattr(answer, "buffer"):
-        return answer.number, bytes(answer.buffer), answer.keys
-    return answer

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V0's tables: objects that are made on a look and stay the same, and how little a call asks.
+
+What is gated is the number of calls that reach the core, not time: `benches/legacy.py` has that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcore import SwapIn, SwapOut
+from kvcore.legacy.block_manager import BlockSpaceManager
+from kvcore.legacy.block_table import BlockTable
+from kvcore.legacy.interfaces import Device
+from kvcore.legacy.prefix_caching_block import PrefixCachingBlock
+from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from tests.conftest import Backend
+from tests.helpers.legacy_v0 import admit, ids, manager, two_tiers, unchanged
+
+CACHING = [False, True]
+RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
+
+
+@pytest.mark.seed("S002-66")
+@pytest.mark.parametrize("caching", CACHING)
+def test_a_block_that_was_looked_at_stays_the_one_that_it_is(
+    backend: Backend, caching: bool
+) -> None:
+    held = manager(backend, enable_caching=caching)
+    seq = Sequence(0, range(3))
+    group = admit(held, seq)
+    table = held.block_tables[0]
+    blocks = table.blocks
+    first, last = blocks
+    tokens = last.token_ids
+    assert table.blocks is blocks
+    assert (ids(blocks), tokens) == ([0, 1], [2])
+    seq.append_token_id(3)
+    seq.append_token_id(4)
+    held.append_slots(seq, 1)
+    assert blocks[:2] == [first, last]
+    assert (ids(blocks), tokens, blocks[2].token_ids) == ([0, 1, 2], [2, 3], [4])
+    assert (last.content_hash is not None) is caching
+    assert blocks[2].prev_block is last
+    held.swap_out(group)
+    assert table.blocks is blocks
+    assert (first.block_id, ids(blocks)) == (8, [8, 9, 10])
+    seq.status = SWAPPED
+    held.swap_in(group)
+    assert held.get_block_table(seq) == ids(blocks)
+    held.free(seq)
+    assert (ids(blocks), first.token_ids) == ([None] * 3, [0, 1])
+    assert table.blocks == []
+
+
+@pytest.mark.seed("S002-36", "S002-37", "S002-57")
+def test_objects_say_what_happened_before_anybody_looked(backend: Backend) -> None:
+    held = manager(backend, enable_caching=True)
+    seq = Sequence(0, [1, 1, 2, 2, 3], extra_hash=7)
+    admit(held, seq)
+    twin = Sequence(1, [1, 1, 2, 2], extra_hash=7)
+    admit(held, twin)
+    seq.append_token_id(3)
+    held.append_slots(seq, 0)
+    blocks, shared = held.block_tables[0].blocks, held.block_tables[1].blocks
+    parent = None
+    for at, block in enumerate(blocks):
+        parent = PrefixCachingBlock.hash_block_tokens(at == 0, parent, [at + 1] * 2, 7)
+        assert (block.content_hash, block.extra_hash) == (parent, 7)
+        assert block.prev_block is (blocks[at - 1] if at else None)
+        assert block.num_tokens_total == 2 * (at + 1)
+    assert [block.computed for block in [*blocks, *shared]] == [False] * 3 + [True] * 2
+    assert ids(shared) == [0, 1]
+    held.fork(seq, child := seq.fork(2))
+    forked = held.block_tables[child.seq_id].blocks
+    assert ids(forked) == [0, 1, 2]
+    assert not any(block.computed for block in forked)
+    assert not {id(block) for block in forked} & {id(block) for block in blocks}
+
+
+@pytest.mark.seed("S002-66", "S002-69")
+def test_a_window_drops_objects_and_looks_on(backend: Backend) -> None:
+    tiers = two_tiers(backend, 8, 0)
+    seen, unseen = (BlockTable(2, tiers, max_block_sliding_window=1) for _ in range(2))
+    for table in (seen, unseen):
+        table.allocate([1, 1, 2, 2, 3])
+    dropped = seen.blocks[0]
+    for table in (seen, unseen):
+        table.append_token_ids([3, 4], num_computed_slots=4)
+    null = tiers.allocate_or_get_null_block()
+    for table in (seen, unseen):
+        assert table.blocks[0] is null
+        assert table.physical_block_ids[0] == null.block_id
+        first = table.blocks[1].prev_block
+        assert first is not None
+        assert (first.block_id, first.token_ids) == (None, [1, 1])
+    assert seen.blocks[1].prev_block is dropped
+    assert [block.content_hash for block in seen.blocks[1:3]] == [
+        block.content_hash for block in unseen.blocks[1:3]
+    ]
+
+
+@pytest.mark.seed("S002-25", "S002-66")
+def test_what_is_done_to_an_object_by_hand_counts_for_its_table(backend: Backend) -> None:
+    tiers = two_tiers(backend, 6, 6)
+    table = BlockTable(2, tiers)
+    table.allocate([1, 1, 2])
+    blocks = table.blocks
+    blocks[1].append_token_ids([2])
+    tiers.swap(blocks, Device.GPU, Device.CPU)
+    fork = table.fork()
+    assert fork.physical_block_ids == ids(blocks) == [6, 7]
+    assert fork.blocks[1].content_hash == blocks[1].content_hash is not None
+    fork.free()
+    tiers.free(blocks[0], keep_block_object=True)
+    for call in (table.free, table.fork, lambda: table.append_token_ids([3])):
+        error = unchanged(call, tiers, table)
+        assert isinstance(error, AssertionError)
+    table = BlockTable(2, tiers)
+    table.allocate([5])
+    table.blocks[0].computed = True
+    assert table.held.found == {0}
+    error = unchanged(lambda: table.append_token_ids([6, 7, 8]), tiers, table)
+    assert isinstance(error, AssertionError)
+    assert "is computed: 3 tokens cannot be added" in str(error)
+
+
+@pytest.mark.seed("S002-68")
+@pytest.mark.parametrize("caching", CACHING)
+def test_slots_ahead_of_no_tokens_copy_nothing(backend: Backend, caching: bool) -> None:
+    held = manager(backend, 3, 0, enable_caching=caching)
+    seqs = [Sequence(number, [1, 1, 1]) for number in range(2)]
+    admit(held, *seqs)
+    assert held.append_slots(seqs[0], 3) == []
+    assert [held.get_block_table(seq) for seq in seqs] == [[0, 1, 2], [0, 1]]
+
+
+class Counting:
+    """Blocks that count the calls that reach them."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks = blocks
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._blocks, name)
+
+
+def count(held: BlockSpaceManager) -> list[str]:
+    """The calls since the last time."""
+    backing: Any = held.block_allocator.backing
+    if not isinstance(backing.blocks, Counting):
+        backing.blocks = Counting(backing.blocks)
+    calls, backing.blocks.calls = backing.blocks.calls, []
+    return list(calls)
+
+
+@pytest.mark.parametrize("caching", CACHING)
+def test_a_call_asks_the_core_a_few_times_for_any_number_of_blocks(
+    backend: Backend, caching: bool
+) -> None:
+    held = manager(backend, 64, 64, enable_caching=caching)
+    seq = Sequence(0, range(32))
+    group = SequenceGroup("r", [seq])
+    count(held)
+    assert held.can_allocate(group) is AllocStatus.OK
+    assert count(held) == ["num_free"]
+    held.allocate(group)
+    assert count(held) == ["find_or_take" if caching else "take"]
+    seq.status = RUNNING
+    seq.append_token_id(1)
+    assert held.can_append_slots(group, 0)
+    assert count(held) == ["num_free"]
+    held.append_slots(seq, 0)
+    assert count(held) == ["take"]
+    seq.append_token_id(1)
+    held.append_slots(seq, 0)
+    full = ["lookup", "publish", "rank"] if caching else []
+    assert count(held) == ["ref_count", *full]
+    seq.append_token_id(1)
+    held.append_slots(seq, 0)
+    held.fork(seq, child := seq.fork(1))
+    assert count(held) == ["take", "touch"]
+    group.seqs.append(child)
+    child.append_token_id(2)
+    assert held.append_slots(child, 0) == [(17, 18)]
+    merges = ["lookup", "publish", "rank"] if caching else []
+    assert count(held) == ["ref_count", "copy", *merges]
+    asked = ["owners_of"] if caching else []
+    assert held.can_swap_out(group)
+    assert count(held) == [*asked, "num_free"]
+    held.take_batch()
+    count(held)
+    held.swap_out(group)
+    place = "find_or_take" if caching else "take"
+    assert count(held) == ["ref_counts", place, "copy_pairs", "release"]
+    assert sum(isinstance(each, SwapOut) for each in held.take_batch()) == (19 if caching else 36)
+    for each in group.seqs:
+        each.status = SWAPPED
+    count(held)
+    held.swap_in(group)
+    assert count(held) == ["ref_counts", place, "copy_pairs", "release"]
+    held.access_all_blocks_in_seq(seq, 3.0)
+    held.free(seq)
+    held.free(child)
+    marks = ["ref_counts", "rank"] if caching else []
+    assert count(held) == [*marks, "release", "release"]
+    # What is full was kept on the GPU; the parent's last block is not full.
+    assert sum(isinstance(each, SwapIn) for each in held.take_batch()) == (1 if caching else 36)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two of a facade, one a backend, that are told the same and must answer the same.
+
+Rules: after each call the blocks behind them are compared; a call that raises leaves these as they
+were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvcore.errors import KvcoreError
+from kvcore.legacy.backing import Backing
+from kvcore.legacy.prefix_caching_block import Block
+
+
+class Refusal(Exception):
+    """Both backends raised the same error."""
+
+
+class Twins:
+    """Two of a facade, one a backend, that answer alike."""
+
+    def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
+        self.pair = pair
+        self.backings = backings
+        self.seen: set[str] = set()
+        self.must: str | None = None
+
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
+        """What both answer. Raises Refusal where both raise the same."""
+        return self.each(lambda facade: getattr(facade, name)(*args, **options))
+
+    def each(self, call: Callable[[Any], Any]) -> Any:
+        """The same for any call on one of them; blocks are compared by their ids."""
+        before = self.backings[0].state()
+        answers = [_answer(call, facade) for facade in self.pair]
+        after = [backing.state() for backing in self.backings]
+        told = [_told(answer) for answer in answers]
+        assert told[0] == told[1], told
+        assert after[0] == after[1]
+        if isinstance(answers[0], KvcoreError):
+            assert after[0] == before, answers[0]
+            assert self.must is None, (self.must, answers[0])
+            raise Refusal(str(answers[0]))
+        return answers
+
+    def batch(self) -> None:
+        """Both hand out the same batch."""
+        self.seen |= {type(command).__name__ for command in self.call("take_batch")[0]}
+
+
+def _answer(call: Callable[[Any], Any], facade: Any) -> Any:
+    try:
+        return call(facade)
+    except KvcoreError as error:
+        return error
+
+
+def _told(answer: Any) -> Any:
+    """An answer in a form that two backends have alike."""
+    if isinstance(answer, KvcoreError):
+        return type(answer), str(answer)
+    if isinstance(answer, Block):
+        return answer.block_id, answer.token_ids, answer.content_hash, answer.computed
+    if isinstance(answer, list):
+        return [_told(each) for each in answer]
+    if hasattr(answer, "buffer"):
+        return answer.number, bytes(answer.buffer), answer.keys
+    return answer
