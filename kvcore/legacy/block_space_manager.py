@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import enum
 import math
+from numbers import Real
+from typing import Any
 
 from kvcore.arguments import read_count, read_int
 from kvcore.commands import Batch
@@ -102,8 +104,8 @@ class BlockSpaceManager:
         self.num_total_gpu_blocks = read_count("num_gpu_blocks", num_gpu_blocks)
         self.num_total_cpu_blocks = read_count("num_cpu_blocks", num_cpu_blocks)
         self.block_sliding_window = _window_blocks(sliding_window, self.block_size)
-        if not (watermark >= 0.0 and math.isfinite(watermark)):
-            raise WrongWatermark(watermark=watermark)
+        if not _is_share(watermark):
+            raise WrongWatermark(watermark=repr(watermark))
         self.watermark = watermark
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.copy_reused = copy_reused
@@ -203,13 +205,14 @@ class BlockSpaceManager:
         return last, number
 
     def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
-        """Give a child its parent's blocks; takes none.
+        """Give a child its parent's blocks, in place of those that it has; takes none.
 
-        Raises UnknownSequence, AlreadyAllocated.
+        Raises UnknownSequence.
         """
         table = self._tables.find(parent_seq)
-        self._tables.check_new((child_seq,))
         table.allocator.hold(table.distinct())
+        if child_seq.seq_id in self.block_tables:
+            self._tables.give_back_table(child_seq.seq_id)
         self.block_tables[child_seq.seq_id] = table.copy()
 
     def can_swap_in(self, seq_group: SequenceGroup) -> bool:
@@ -336,6 +339,10 @@ def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
     if not waiting:
         raise NoWaitingSequence(group=repr(seq_group.request_id), num_seqs=seq_group.num_seqs())
     return waiting
+
+
+def _is_share(watermark: Any) -> bool:
+    return isinstance(watermark, Real) and 0.0 <= float(watermark) < math.inf
 
 
 def _window_blocks(sliding_window: int | None, block_size: int) -> int | None:

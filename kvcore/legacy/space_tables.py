@@ -89,6 +89,10 @@ class SequenceTables:
         others = self.others.pop(seq_id, None)
         if others is not None:
             self._gpu.release(others[::-1])
+        self.give_back_table(seq_id)
+
+    def give_back_table(self, seq_id: int) -> None:
+        """Give back the blocks of a sequence's table, if it has one, and forget it."""
         table = self.tables.pop(seq_id, None)
         if table is not None:
             table.allocator.release(table.distinct()[::-1])

@@ -253,3 +253,44 @@ def test_clients_are_told_why_a_sequence_has_ended() -> None:
     ended = {"STOPPED": "stop", "LENGTH_CAPPED": "length", "ABORTED": "abort", "IGNORED": "length"}
     running = dict.fromkeys(("WAITING", "RUNNING", "SWAPPED"))
     assert reasons == running | {f"FINISHED_{name}": reason for name, reason in ended.items()}
+
+
+def test_a_group_may_be_admitted_before_it_is_forked(backend: Backend) -> None:
+    """Parent and child wait together and share a block; a fork changes nothing, a write copies."""
+    manager = legacy.BlockSpaceManager(4, 4, 4, watermark=0.0, backend=backend)
+    parent = legacy.Sequence(1, "one two three", [1, 2, 3], 4)
+    child = parent.fork(2)
+    manager.allocate(legacy.SequenceGroup("g", [parent, child]))
+    child.append_token_id(4, {4: 0.0})
+    manager.fork(parent, child)
+    manager.check()
+    assert manager.append_slot(child) == (3, 2)
+    assert (manager.get_num_free_gpu_blocks(), manager.get_block_table(parent)) == (2, [3])
+
+
+def test_a_fork_replaces_a_table_on_another_device(backend: Backend) -> None:
+    """And leaves alone what its child owns as one that did not wait when its group came."""
+    manager = legacy.BlockSpaceManager(2, 4, 4, watermark=0.0, backend=backend)
+    seqs = [legacy.Sequence(number, "", [1, 2], 2) for number in range(3)]
+    status = legacy.SequenceStatus
+    seqs[2].status = status.RUNNING
+    manager.allocate(legacy.SequenceGroup("g", [seqs[0], seqs[2]]))
+    other = legacy.SequenceGroup("h", [seqs[1]])
+    manager.allocate(other)
+    seqs[1].status = status.RUNNING
+    assert len(manager.swap_out(other)) == 1
+    manager.fork(seqs[0], seqs[1])
+    assert (manager.get_num_free_cpu_blocks(), manager.get_num_free_gpu_blocks()) == (4, 3)
+    manager.fork(seqs[0], seqs[2])
+    manager.check()
+    assert manager.block_tables[0][0].ref_count == 4
+    for seq in seqs:
+        manager.free(seq)
+    manager.check()
+    assert manager.get_num_free_gpu_blocks() == 4
+
+
+@pytest.mark.parametrize("watermark", ["0.1", None, -0.1, float("nan"), float("inf")])
+def test_a_watermark_is_a_share(watermark: Any) -> None:
+    with pytest.raises(AssertionError, match="watermark is"):
+        legacy.BlockSpaceManager(4, 4, 4, watermark)

@@ -9,7 +9,6 @@ from kvcore.commands import Allocate, CopyOnWrite
 from kvcore.errors import KvcoreError
 from kvcore.legacy.block_space_manager import Prefix, Sequence, SequenceStatus
 from kvcore.legacy.space_errors import (
-    AlreadyAllocated,
     EmptyTable,
     OnOtherDevice,
     OutOfMemory,
@@ -263,11 +262,19 @@ def test_a_fork_of_a_swapped_sequence_shares_on_the_cpu(backend: Backend) -> Non
     ]
 
 
-def test_a_fork_does_not_replace_another_s_table(backend: Backend) -> None:
+def test_a_fork_gives_back_the_table_that_it_replaces(backend: Backend) -> None:
     manager = make(backend)
-    admitted = admit(manager, 1, 2)
-    with unchanged(manager), pytest.raises(AlreadyAllocated, match="2 has a table of 2 blocks"):
-        manager.fork(admitted.find(1), admitted.find(2))
+    admitted, other = admit(manager, 1, 2), admit(manager, 3)
+    manager.fork(admitted.find(1), admitted.find(2))  # both had the blocks of their prompt
+    manager.fork(admitted.find(1), admitted.find(1))
+    assert owners(manager, 7, 6, 5, 4) == [2, 2, 1, 1]
+    manager.fork(admitted.find(1), other.find(3))
+    manager.check()
+    assert [len(manager.block_tables[seq_id]) for seq_id in (1, 2, 3)] == [2, 2, 2]
+    assert owners(manager, 7, 6, 5, 4) == [3, 3, 0, 0]
+    for seq in (*admitted.get_seqs(), *other.get_seqs()):
+        manager.free(seq)
+    assert manager.get_num_free_gpu_blocks() == 8
 
 
 @pytest.mark.seed("S003-23", "S003-37")
