@@ -358,17 +358,12 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
             new = self.block_allocator.move(old, (keys, lengths), empty, of, to)
         except NoFreeBlocksError as error:
             raise for_sequence(error, ", ".join(str(seq.seq_id) for seq in seqs)) from None
-        mapping: list[tuple[BlockId, BlockId]] = []
         at = 0
         for table, each in zip(tables, held, strict=True):
             end = at + len(each.block_ids) - each.num_null
-            moved = dict(zip(old[at:end], new[at:end], strict=True))
-            mapping += zip(
-                of.blocks.places([*moved]), to.blocks.places([*moved.values()]), strict=True
-            )
             table.move(new[at:end], to)
             at = end
-        return mapping
+        return list(zip(of.blocks.places(old), to.blocks.places(new), strict=True))
 
 
 BlockSpaceManager = SelfAttnBlockSpaceManager

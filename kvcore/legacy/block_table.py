@@ -95,7 +95,8 @@ class BlockTable:
             require(False, "a table is allocated for at least one token, {num} are given", num=0)
         tokens, allocator = list(token_ids), self._allocator.allocator(device)
         filled = allocator.fill(tokens, extra_hash)
-        held = self._held = TableBlocks(allocator, self._block_size)
+        held = self._held
+        held.allocator, held.objects = allocator, None
         held.block_ids, held.keys, held.found = filled
         held.token_ids, held.extra_hashes = tokens, [extra_hash] * len(held.block_ids)
         self._num_full_slots = len(tokens)
@@ -166,10 +167,11 @@ class BlockTable:
         Raises WrongCall.
         """
         held = self._allocated()
-        table = BlockTable(self._block_size, self._allocator, None, self._max_block_sliding_window)
         held.allocator.share(held.real_ids())
-        table._held = held.fork()
-        table._num_full_slots = self._num_full_slots
+        table = object.__new__(type(self))
+        table._block_size, table._allocator = self._block_size, self._allocator
+        table._max_block_sliding_window = self._max_block_sliding_window
+        table._held, table._num_full_slots = held.fork(), self._num_full_slots
         return table
 
     def free(self) -> None:

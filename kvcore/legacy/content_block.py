@@ -160,12 +160,12 @@ def hash_chain(
     token_ids: list[int], block_size: int, parent: int | None, extra_hash: int | None
 ) -> list[int]:
     """The hashes of the full blocks of tokens behind a block of that hash, None for no block."""
-    hashes = []
-    is_first = parent is None
+    hashes: list[int] = []
+    is_first, extra = parent is None, (extra_hash,)
     before = NONE_HASH if parent is None else parent
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        # `hash_block_tokens` without a call.
-        before = hash((is_first, before, *token_ids[start : start + block_size], extra_hash))
+    full_blocks = zip(*[iter(token_ids)] * block_size, strict=False)
+    for tokens in full_blocks:
+        before = hash((is_first, before) + tokens + extra)  # noqa: RUF005 # faster than unpacked
         hashes.append(before)
         is_first = False
     return hashes

@@ -102,6 +102,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         self._backing = backing
         self._cpu: Any = on_cpu
         self._gpu: Any = on_gpu
+        self.on_gpu: Any = on_gpu
         self._swap_mapping: dict[BlockId, BlockId] = {}
         self._null_block: NullBlock | None = None
 
@@ -109,11 +110,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def backing(self) -> Backing:
         """The blocks of both in the core."""
         return self._backing
-
-    @property
-    def on_gpu(self) -> Any:
-        """The allocator of the GPU."""
-        return self._gpu
 
     @property
     def _allocators(self) -> dict[Device, Any]:
@@ -265,17 +261,18 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         Raises WrongCall, UnknownName, NoFreeBlocksError.
         """
         source.check_owned(old)
+        new: list[BlockId]
         new, there = target.place_contents(*contents, f"swap in of {len(old)} blocks")
-        pairs = dict(zip(new, old, strict=True))
-        copies = {each: pairs[each] for each in pairs if each not in there} if there else pairs
-        if empty:
-            copies = dict(copies)
-            for at in empty:
-                copies.pop(new[at], None)
-        self._copy(source, target, copies)
+        if there or empty or len(set(new)) < len(new):
+            pairs = dict(zip(new, old, strict=True))
+            for each in there.union(map(new.__getitem__, empty)):
+                del pairs[each]
+            self._copy(source, target, [*pairs.values()], [*pairs])
+        else:
+            self._copy(source, target, old, new)
         source.give_back(old)
         self._swap_mapping.update(zip(old, new, strict=True))
-        return list(new)
+        return new
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
         """Old and new id of what was swapped since the last call."""
@@ -344,9 +341,9 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         known = f"there are {len(self.all_block_ids)} of both devices"
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 
-    def _copy(self, source: Any, target: Any, copies: dict[BlockId, BlockId]) -> None:
+    def _copy(self, source: Any, target: Any, blocks: list[BlockId], copies: list[BlockId]) -> None:
         """Fill blocks of one allocator from blocks of the other."""
-        to, of = target.blocks.places([*copies]), source.blocks.places([*copies.values()])
+        of, to = source.blocks.places(blocks), target.blocks.places(copies)
         if target is self._cpu:
             self._backing.blocks.copy_pairs(of, to, "host")
             target.note_written(copies)

@@ -240,9 +240,10 @@ class TierBlocks:
 
     def copy(self, block: int) -> int | None:
         """Move one owner of a block to a copy of it; None where no block is free."""
-        reason = "block {block} is not on the GPU: blocks are copied on write there only"
-        require(self.tier == "device", reason, block=block)
-        fresh = self.backing.copy(self.place(block))
+        if self.tier != "device":
+            reason = "block {block} is not on the GPU: blocks are copied on write there only"
+            require(False, reason, block=block)
+        fresh = self.backing.blocks.copy(self.place(block))
         return None if isinstance(fresh, Refused) else self.name(fresh)
 
     def clear_index(self) -> None:
