@@ -93,11 +93,16 @@ class Early:
         yield "get_computed_blocks, 16 hits", for_each(manager.get_computed_blocks, others)
         counts = [PROMPT // 2] * len(others)
         yield "allocate_slots, 16 of 32 new", for_each(manager.allocate_slots, others, counts, hits)
-        for name in ("append_slots, room ahead", "append_slots, again"):
+        for name, count in (
+            ("append_slots, room ahead", 1),
+            ("append_slots, room ahead again", 1),
+            ("append_slots, a block filled", SIZE - 2),
+            ("append_slots, new blocks", 4 * SIZE),
+        ):
             for request in requests:
                 request.num_computed_tokens = len(request.all_token_ids)
-                request.append_output_token_ids(1)
-            yield name, for_each(manager.append_slots, requests, [1] * len(requests))
+                request.append_output_token_ids([1] * count)
+            yield name, for_each(manager.append_slots, requests, [count] * len(requests))
         yield "take_batch", manager.take_batch
         yield "free", for_each(manager.free, requests)
 

@@ -294,6 +294,12 @@ class NotPinned(KvcoreError):
     message = "block {block} has {num_pins} pins, asked to remove {asked}"
 
 
+class WrongKey(KvcoreError):
+    """A block does not, or no longer, have the key that it is asked to have."""
+
+    message = "block {block} at position {position} does not have the key of that position"
+
+
 class UnusedBlock(KvcoreError):
     """A block without owner and key holds nothing that could be kept."""
 

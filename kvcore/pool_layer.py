@@ -23,6 +23,7 @@ from kvcore.errors import (
     InvalidKey,
     UnusedBlock,
     WrongArgument,
+    WrongKey,
 )
 from kvcore.hashing import KEY_SIZE
 from kvcore.ranked import RankedDraft, make_draft
@@ -32,7 +33,6 @@ __all__ = [
     "BlockPool",
     "admit",
     "clear_index",
-    "first_stale",
     "lookup",
     "lookup_prefix",
     "make_pool",
@@ -63,15 +63,22 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
 
 
 def admit(
-    pool: BlockPool, blocks: Sequence[int], count: int
+    pool: BlockPool, blocks: Sequence[int], count: int, keys: Sequence[bytes] | None = None
 ) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
     """Touch blocks and take so many others; refused as a whole; value: those that were taken.
 
-    Raises InvalidCount, UnknownBlock, UnusedBlock.
+    keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+    InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     """
     count, ids = read_count("count", count), read_ints(blocks)
+    if keys is not None:
+        _check_keys(keys, len(ids))
 
     def change(draft: PoolDraft) -> tuple[int, ...] | Refused:
+        for position, key in enumerate(keys or ()):
+            draft.check_block(ids[position])
+            if draft.keys[ids[position]] != key:
+                raise WrongKey(block=ids[position], position=position)
         draft.check_pins(ids)
         touched = set(ids)
         needed = count + sum(not draft.ref_counts[block] for block in touched)
@@ -138,11 +145,7 @@ def publish_all(
     Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
     ids = read_ints(blocks)
-    if len(keys) != len(ids):
-        expected = f"{len(ids)} of them, one for each block"
-        raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))
-    for key in keys:
-        _check_key(key)
+    _check_keys(keys, len(ids))
 
     def change(draft: PoolDraft) -> None:
         seen: set[int] = set()
@@ -221,21 +224,6 @@ def lookup_prefix(pool: BlockPool, keys: Sequence[bytes]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def first_stale(pool: BlockPool, blocks: Sequence[int], keys: Sequence[bytes]) -> int | None:
-    """The first place whose block does not have the key of that place; None where all have.
-
-    What is no block has no key, nor has a place behind the keys. Does not modify the pool. Raises
-    InvalidKey.
-    """
-    for key in keys:
-        _check_key(key)
-    for place, block in enumerate(read_ints(blocks)):
-        known = isinstance(block, int) and 0 <= block < pool.num_blocks
-        if not known or place >= len(keys) or pool.keys[block] != keys[place]:
-            return place
-    return None
-
-
 def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
     ids = read_ints(blocks)
@@ -292,3 +280,12 @@ def _read_length(length: Any) -> int | None:
 def _check_key(key: bytes) -> None:
     if len(key) != KEY_SIZE:
         raise InvalidKey(size=len(key), expected=KEY_SIZE)
+
+
+def _check_keys(keys: Sequence[bytes], num_blocks: int) -> None:
+    """Raise WrongArgument or InvalidKey unless there is a key for each of so many blocks."""
+    if len(keys) != num_blocks:
+        expected = f"{num_blocks} of them, one for each block"
+        raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))
+    for key in keys:
+        _check_key(key)

@@ -139,13 +139,18 @@ def take(
 
 
 def admit(
-    tiers: Tiers, blocks: Sequence[int], count: int, tier: Tier = "device"
+    tiers: Tiers,
+    blocks: Sequence[int],
+    count: int,
+    keys: Sequence[bytes] | None = None,
+    tier: Tier = "device",
 ) -> Outcome[Tiers, tuple[int, ...] | Refused]:
     """Touch blocks and take so many others; refused as a whole; value: those that were taken.
 
-    Raises InvalidCount, UnknownBlock, UnusedBlock.
+    keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+    InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     """
-    return tiers.run(tier, lambda pool: pool_layer.admit(pool, blocks, count))
+    return tiers.run(tier, lambda pool: pool_layer.admit(pool, blocks, count, keys))
 
 
 def touch(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> Outcome[Tiers, None]:
@@ -245,17 +250,6 @@ def lookup_prefix(tiers: Tiers, keys: Sequence[bytes], tier: Tier = "device") ->
     Does not modify the tiers. Raises InvalidKey.
     """
     return pool_layer.lookup_prefix(tiers.pool(tier), keys)
-
-
-def first_stale(
-    tiers: Tiers, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
-) -> int | None:
-    """The first place whose block does not have the key of that place; None where all have.
-
-    What is no block has no key, nor has a place behind the keys. Does not modify the tiers. Raises
-    InvalidKey.
-    """
-    return pool_layer.first_stale(tiers.pool(tier), blocks, keys)
 
 
 def num_free(tiers: Tiers, tier: Tier = "device") -> int:

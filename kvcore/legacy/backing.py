@@ -254,7 +254,9 @@ class PureBlocks:
 
     def __getattr__(self, name: str) -> Any:
         """A transition or a question as a method."""
-        function = next(getattr(each, name) for each in MODULES if hasattr(each, name))
+        function = next((each.__dict__[name] for each in MODULES if name in each.__dict__), None)
+        if function is None:
+            raise AttributeError(name)
 
         def call(*args: Any) -> Any:
             answer = function(self.state, *args)

@@ -13,13 +13,13 @@ S004-03 to S004-19; X-04, 12, 14. Twin: none.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from kvcore import _twin
 from kvcore.arguments import read_count
 from kvcore.commands import Batch
-from kvcore.errors import InvalidConfig, InvalidToken, StaleHits
+from kvcore.errors import InvalidConfig, InvalidToken, StaleHits, UnknownBlock, WrongKey
 from kvcore.hashing import HASH_SIZE, HASHINGS, Hashing, hash_blocks, make_key, root_hash
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.early_blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Pool, Text
@@ -51,6 +51,7 @@ __all__ = [
     "hash_request_tokens",
 ]
 
+NO_KEYS: list[bytes] = []
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
@@ -149,14 +150,10 @@ class KVCacheManager:
         A prompt that is found whole leaves nothing to compute: take the last block away then.
         Raises InvalidToken.
         """
-        found: list[KVCacheBlock] = []
-        if self.enable_caching:
-            for key in self._keys(self._root, request.all_token_ids):
-                number = self._backing.lookup(key)
-                if number is None:
-                    break
-                found.append(self.block_pool[number])
-        return found
+        if not self.enable_caching:
+            return []
+        keys, pool = self._keys(self._root, request.all_token_ids), self.block_pool
+        return [pool[number] for number in self._backing.blocks.lookup_prefix(keys, "device")]
 
     def get_computed_block_ids(self, request: EngineRequest) -> list[int]:
         """The ids of these blocks, by which `allocate_slots` knows them as well."""
@@ -176,20 +173,16 @@ class KVCacheManager:
         if name in self.req_to_blocks:
             raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
         hits = [self._as_block(hit) for hit in computed_blocks]
-        keys = self._check_hits(request, hits, num_tokens)
-        numbers = [block.block_id for block in hits]
-        num_free = self._backing.num_free() - list(map(self._backing.ref_count, numbers)).count(0)
-        needed = -(-num_tokens // self.block_size)
-        if needed > num_free:
+        keys = self._keys_of_prompt(request, hits, num_tokens)
+        taken = self._admit(request, hits, keys[: len(hits)], -(-num_tokens // self.block_size))
+        if taken is None:
             return None
-        if hits:
-            self._backing.touch(numbers)
-        fresh = self._take(needed, num_free, len(hits))
+        fresh = [self.block_pool[number] for number in taken]
         if self.enable_caching:
             first = len(hits) * self.block_size
             tokens = list(request.all_token_ids[first : first + num_tokens])
             Text(self.block_size, first, hits[-1].place if hits else None, tokens).hold(fresh)
-        self._publish(fresh, keys)
+            self._publish(fresh, keys[len(hits) :])
         self.req_to_blocks[name] = hits + fresh
         return list(fresh)
 
@@ -201,34 +194,43 @@ class KVCacheManager:
         UnallocatedRequest, TooFewTokens, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens)
-        name = request.request_id
-        blocks = self.req_to_blocks.get(name)
+        blocks = self.req_to_blocks.get(request.request_id)
         if blocks is None:
-            raise UnallocatedRequest(request=repr(name), num_requests=len(self.req_to_blocks))
-        end = read_count("num_computed_tokens", request.num_computed_tokens) + num_tokens
-        needed = -(-end // self.block_size) - len(blocks)
-        num_free = self._backing.num_free() if needed > 0 else 0
-        first, keys = self._keys_of_filled(request, blocks, end) if self.enable_caching else (0, [])
+            name = repr(request.request_id)
+            raise UnallocatedRequest(request=name, num_requests=len(self.req_to_blocks))
+        size = self.block_size
+        start = read_count("num_computed_tokens", request.num_computed_tokens)
+        end = start + num_tokens
+        needed = -(-end // size) - len(blocks)
+        num_free = self._backing.blocks.num_free("device") if needed > 0 else 0
+        first, keys, text = 0, NO_KEYS, None
+        if self.enable_caching:
+            tokens, text = request.all_token_ids, blocks[-1].text
+            if end > len(tokens):
+                name = repr(request.request_id)
+                raise TooFewTokens(request=name, num_tokens=len(tokens), asked=end)
+            if end // size > start // size:
+                first, keys = self._keys_of_filled(tokens, blocks, end // size)
         if needed > 0 and needed > num_free:
             return None
-        text = blocks[-1].text if self.enable_caching else None
         if text is not None:
-            text.grow(request.all_token_ids, end)
-        if keys:
-            self._publish(blocks[first:], keys)
+            text.grow(tokens, end)
         if needed <= 0:
+            self._publish(blocks[first:] if keys else [], keys)
             return []
-        fresh = self._take(needed, num_free, len(blocks))
+        taken = self._backing.blocks.take(self._count(needed, num_free, len(blocks)), "device")
+        assert not isinstance(taken, Refused)
+        fresh = [self.block_pool[number] for number in taken]
         if text is not None:
             text.hold(fresh, len(blocks))
-        self._publish(fresh, keys[len(blocks) - first :])
         blocks += fresh
+        self._publish(blocks[first:], keys)
         return fresh
 
     def free(self, request: EngineRequest) -> None:
         """Give back a request's blocks, tail first; one without blocks is left as it is."""
         blocks = self.req_to_blocks.pop(request.request_id, [])
-        self._backing.release([block.block_id for block in reversed(blocks)])
+        self._backing.blocks.release([block.block_id for block in reversed(blocks)], "device")
 
     def take_batch(self) -> Batch:
         """Close the open batch: the commands of the calls since the last one, for a runtime."""
@@ -243,7 +245,7 @@ class KVCacheManager:
         tables = self.req_to_blocks.values()
         self._backing.check(block.block_id for table in tables for block in table)
 
-    def _keys(self, parent: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+    def _keys(self, parent: bytes, tokens: Sequence[int]) -> list[bytes]:
         """The keys of the full blocks of tokens behind a parent. Raises InvalidToken."""
         size, hashing = self.block_size, self._hashing
         hashes: Iterable[bytes]
@@ -256,12 +258,12 @@ class KVCacheManager:
             if self._shows_keys or not all(isinstance(each, int) for each in tokens):
                 raise
             hashes = hash_any_blocks(parent, tokens, size)
-        return (make_key(each, 0) for each in hashes)
+        return [make_key(each, 0) for each in hashes]
 
-    def _check_hits(
+    def _keys_of_prompt(
         self, request: EngineRequest, hits: list[KVCacheBlock], num_tokens: int
     ) -> list[bytes]:
-        """The keys of the blocks that so many tokens behind the hits fill."""
+        """The keys of the blocks that so many tokens behind the hits fill, behind the hits' own."""
         name = repr(request.request_id)
         if not self.enable_caching:
             if hits:
@@ -270,30 +272,38 @@ class KVCacheManager:
         tokens, num_computed = request.all_token_ids, len(hits) * self.block_size
         if len(tokens) <= num_computed:
             raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
-        keys = list(self._keys(self._root, tokens[: num_computed + num_tokens]))
-        for place, (block, key) in enumerate(zip(hits, keys, strict=False)):
-            if not self._is_own(block) or self._backing.key_of(block.block_id) != key:
-                number = getattr(block, "block_id", repr(block))
-                raise StaleHits(request=name, block=number, position=place)
-        return keys[len(hits) :]
+        return self._keys(self._root, tokens[: num_computed + num_tokens])
+
+    def _admit(
+        self, request: EngineRequest, hits: list[KVCacheBlock], keys: list[bytes], needed: int
+    ) -> tuple[int, ...] | None:
+        """Own the hits, which must have these keys, and take so many blocks and room ahead."""
+        backing = self._backing.blocks
+        numbers = [block.block_id if self._is_own(block) else -1 for block in hits]
+        num_free = backing.num_free("device")
+        if hits and min(numbers) >= 0:
+            num_free -= backing.ref_counts(numbers, "device").count(0)
+        count = max(needed, self._count(needed, num_free, len(hits)))
+        try:
+            taken = backing.admit(numbers, count, keys, "device")
+        except (UnknownBlock, WrongKey) as error:
+            place: Any = error.fields.get("position")
+            place = numbers.index(-1) if place is None else place
+            number = getattr(hits[place], "block_id", repr(hits[place]))
+            name = repr(request.request_id)
+            raise StaleHits(request=name, block=number, position=place) from None
+        return None if type(taken) is Refused else taken
 
     def _keys_of_filled(
-        self, request: EngineRequest, blocks: list[KVCacheBlock], end: int
+        self, tokens: Sequence[int], blocks: list[KVCacheBlock], full: int
     ) -> tuple[int, list[bytes]]:
-        """The first block without key, and the keys from there on up to so many tokens."""
-        num_tokens = len(request.all_token_ids)
-        if end > num_tokens:
-            name = repr(request.request_id)
-            raise TooFewTokens(request=name, num_tokens=num_tokens, asked=end)
-        full = end // self.block_size
-        first = min(full, len(blocks))
-        key = None
-        while first and (key := self._backing.key_of(blocks[first - 1].block_id)) is None:
+        """The first block without key, and the keys from there on of so many full blocks."""
+        first, key = min(full, len(blocks)), None
+        key_of = self._backing.blocks.key_of
+        while first and (key := key_of(blocks[first - 1].block_id, "device")) is None:
             first -= 1
-        if first == full:
-            return first, []
-        tokens = request.all_token_ids[first * self.block_size : full * self.block_size]
-        return first, list(self._keys(self._root if key is None else key[:HASH_SIZE], tokens))
+        filled = tokens[first * self.block_size : full * self.block_size]
+        return first, self._keys(self._root if key is None else key[:HASH_SIZE], filled)
 
     def _as_block(self, hit: KVCacheBlock | int) -> KVCacheBlock:
         """The block of an id; what is none is left as it is, to be refused."""
@@ -305,17 +315,16 @@ class KVCacheManager:
         known = isinstance(number, int) and 0 <= number < self.num_gpu_blocks
         return known and self.block_pool[block.block_id] is block
 
-    def _take(self, needed: int, num_free: int, num_held: int) -> list[KVCacheBlock]:
+    def _count(self, needed: int, num_free: int, num_held: int) -> int:
         """So many blocks and room ahead, of those that are free."""
         ahead = self.num_preallocate_blocks
         if self.max_model_len is not None:
             most = -(-self.max_model_len // self.block_size) - num_held - needed
             ahead = min(ahead, max(0, most))
-        taken = self._backing.take(min(needed + ahead, num_free))
-        assert not isinstance(taken, Refused)
-        return [self.block_pool[number] for number in taken]
+        return min(needed + ahead, num_free)
 
     def _publish(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
         """Make the first blocks findable under as many keys."""
-        for block, key in zip(blocks, keys, strict=False):
-            self._backing.publish(block.block_id, key)
+        if keys:
+            numbers = [block.block_id for block in blocks[: len(keys)]]
+            self._backing.blocks.publish_all(numbers, keys, "device")

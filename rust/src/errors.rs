@@ -274,6 +274,9 @@ errors! {
     /// A block is unpinned more often than it was pinned.
     NotPinned { block: i64, num_pins: i64, asked: i64 }
         "block {block} has {num_pins} pins, asked to remove {asked}";
+    /// A block does not, or no longer, have the key that it is asked to have.
+    WrongKey { block: i64, position: i64 }
+        "block {block} at position {position} does not have the key of that position";
     /// A block without owner and key holds nothing that could be kept.
     UnusedBlock { block: i64 } "block {block} has neither owner nor key";
     /// What is copied or taken over is held by somebody.

@@ -23,14 +23,22 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted
     Ok(ranked::take(pool, count, effects).into_vec())
 }
 
-/// Touch blocks and take so many others; refused as a whole; value: those that were taken. Fails
-/// with UnknownBlock, UnusedBlock.
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+///
+/// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
+/// UnusedBlock.
 pub fn admit(
     pool: &mut BlockPool,
     blocks: &[i64],
     count: u32,
+    keys: Option<&[Key]>,
     effects: &mut Effects,
 ) -> Result<Admitted<Vec<BlockId>>, Error> {
+    for (position, (&block, key)) in (0..).zip(blocks.iter().zip(keys.unwrap_or_default())) {
+        if pool.key(pool.check_block(block)?) != Some(key) {
+            return Err(Error::WrongKey { block, position });
+        }
+    }
     let known = pool.check_pins(blocks)?;
     let mut touched = known.clone();
     touched.sort_unstable();
@@ -143,17 +151,6 @@ pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
 #[must_use]
 pub fn lookup_prefix(pool: &BlockPool, keys: &[Key]) -> Vec<BlockId> {
     keys.iter().map_while(|key| lookup(pool, key)).collect()
-}
-
-/// The first place whose block does not have the key of that place; None where all have. What is no
-/// block has no key, nor has a place behind the keys. Does not modify the pool.
-#[must_use]
-pub fn first_stale(pool: &BlockPool, blocks: &[i64], keys: &[Key]) -> Option<usize> {
-    let has = |(place, &block): (usize, &i64)| {
-        let known = pool.check_block(block).ok()?;
-        pool.key(known).filter(|&key| keys.get(place) == Some(key))
-    };
-    blocks.iter().enumerate().position(|each| has(each).is_none())
 }
 
 /// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.

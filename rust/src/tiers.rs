@@ -146,15 +146,18 @@ pub fn take(tiers: &mut Tiers, count: u32, tier: Tier) -> Result<Admitted<Vec<Bl
     tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
 }
 
-/// Touch blocks and take so many others; refused as a whole; value: those that were taken. Fails
-/// with UnknownBlock, UnusedBlock.
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+///
+/// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
+/// UnusedBlock.
 pub fn admit(
     tiers: &mut Tiers,
     blocks: &[i64],
     count: u32,
+    keys: Option<&[Key]>,
     tier: Tier,
 ) -> Result<Admitted<Vec<BlockId>>, Misuse> {
-    tiers.run(tier, |pool, effects| layer::admit(pool, blocks, count, effects))
+    tiers.run(tier, |pool, effects| layer::admit(pool, blocks, count, keys, effects))
 }
 
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
@@ -247,17 +250,6 @@ pub fn lookup(tiers: &Tiers, key: &Key, tier: Tier) -> Result<Option<BlockId>, M
 /// The blocks that answer for keys, up to the first for which none does. Does not modify the tiers.
 pub fn lookup_prefix(tiers: &Tiers, keys: &[Key], tier: Tier) -> Result<Vec<BlockId>, Misuse> {
     Ok(layer::lookup_prefix(tiers.pool(tier)?, keys))
-}
-
-/// The first place whose block does not have the key of that place; None where all have. What is no
-/// block has no key, nor has a place behind the keys. Does not modify the tiers.
-pub fn first_stale(
-    tiers: &Tiers,
-    blocks: &[i64],
-    keys: &[Key],
-    tier: Tier,
-) -> Result<Option<usize>, Misuse> {
-    Ok(layer::first_stale(tiers.pool(tier)?, blocks, keys))
 }
 
 /// Blocks in the free queue. Does not modify the tiers.

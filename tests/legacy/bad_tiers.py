@@ -16,6 +16,7 @@ from kvcore.errors import (
     UnknownBlock,
     UnusedBlock,
     WrongArgument,
+    WrongKey,
 )
 from kvcore.hashing import KEY_SIZE
 from kvcore.legacy.backing import Backing
@@ -51,7 +52,8 @@ def _unknown(block: object) -> list[Row]:
     rows = []
     for name in ("touch", "release"):
         rows += _in_both(UnknownBlock, fields, name, [2, block])
-    rows += _in_both(UnknownBlock, fields, "admit", [2, block], 1)
+    rows += _in_both(UnknownBlock, fields, "admit", [2, block], 1, None)
+    rows += _in_both(UnknownBlock, fields, "admit", [block], 1, [KEY])
     rows += _in_both(UnknownBlock, fields, "publish_all", [2, block], [KEY, KEY])
     rows += _in_both(UnknownBlock, fields, "publish", block, KEY)
     for name in ("unpublish", "ref_count", "key_of", "is_cached_free"):
@@ -75,7 +77,9 @@ OWNERS: list[Row] = [
     *_in_both(UnusedBlock, {"block": 3}, "publish", 3, KEY),
     *_in_both(AlreadyPublished, {"block": 0}, "publish", 0, OTHER),
     *_in_both(AlreadyPublished, {"block": 1}, "publish", 1, KEY),
-    *_in_both(UnusedBlock, {"block": 3}, "admit", [0, 3], 1),
+    *_in_both(UnusedBlock, {"block": 3}, "admit", [0, 3], 1, None),
+    *_in_both(WrongKey, {"block": 1, "position": 1}, "admit", [0, 1], 1, [KEY, KEY]),
+    *_in_both(WrongKey, {"block": 3, "position": 0}, "admit", [3], 9, [KEY]),
     *_in_both(UnusedBlock, {"block": 3}, "publish_all", [2, 3], [KEY, OTHER]),
     *_in_both(AlreadyPublished, {"block": 0}, "publish_all", [2, 0], [KEY, OTHER]),
     *_in_both(AlreadyPublished, {"block": 2}, "publish_all", [2, 2], [KEY, OTHER]),
@@ -97,15 +101,18 @@ VALUES: list[Row] = [
     (InvalidCount(name="num_blocks", value=-1, least=0), "append", ([9], -1)),
     (InvalidCount(name="num_blocks", value="'2'", least=0), "append", ([2], "2")),
     (InvalidCount(name="count", value=-1, least=0), "admit", ([0], -1)),
-    (InvalidCount(name="count", value="'2'", least=0), "admit", ([0], "2", "host")),
+    (InvalidCount(name="count", value="'2'", least=0), "admit", ([0], "2", None, "host")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish", (2, b"no")),
     (InvalidKey(size=2, expected=KEY_SIZE), "publish_all", ([2], [b"no"])),
     (InvalidKey(size=2, expected=KEY_SIZE), "lookup_prefix", ([OTHER, b"no"], "host")),
-    (InvalidKey(size=2, expected=KEY_SIZE), "first_stale", ([0], [b"no"])),
+    (InvalidKey(size=2, expected=KEY_SIZE), "admit", ([0], 1, [b"no"])),
     *(
-        (WrongArgument(name="keys", expected=ONE_EACH, value=str(len(keys))), "publish_all", args)
+        (WrongArgument(name="keys", expected=ONE_EACH, value=str(len(keys))), name, args)
         for keys in ([], [KEY, b"no"])
-        for args in (([2], keys), ([9], keys, "host"))
+        for name, args in (
+            *(("publish_all", ([2], keys)), ("publish_all", ([9], keys, "host"))),
+            ("admit", ([9], 1, keys)),
+        )
     ),
     (InvalidKey(size=0, expected=KEY_SIZE), "lookup", (b"", "host")),
     *(
@@ -130,8 +137,8 @@ VALUES: list[Row] = [
             *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
             *(("unpublish", (0,)), ("rank", ([0], 1.0, 1)), ("clear_index", ()), ("num_free", ())),
             *(("ref_count", (0,)), ("key_of", (0,)), ("free_blocks", ()), ("lookup", (KEY,))),
-            *(("is_cached_free", (0,)), ("admit", ([0], 1)), ("publish_all", ([2], [KEY]))),
-            *(("lookup_prefix", ([KEY],)), ("first_stale", ([0], [KEY]))),
+            *(("is_cached_free", (0,)), ("admit", ([0], 1, None)), ("publish_all", ([2], [KEY]))),
+            ("lookup_prefix", ([KEY],)),
         )
     ),
 ]

@@ -108,19 +108,22 @@ impl Tiers {
 
     /// Touch blocks and take so many others; refused as a whole.
     ///
-    /// Raises InvalidCount, UnknownBlock, UnusedBlock.
-    #[pyo3(signature = (blocks, count, tier, /))]
+    /// Raises WrongArgument, InvalidCount, InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
+    #[pyo3(signature = (blocks, count, keys, tier, /))]
     fn admit<'py>(
         &mut self,
         blocks: BlocksArg<'_, 'py>,
         count: CountArg<'_, 'py>,
+        keys: Option<HashesArg<'_, 'py>>,
         tier: TierArg<'_, 'py>,
     ) -> PyResult<PyTaken<'py>> {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
-        let (asked, ids) = (given.count(count)?, given.blocks(blocks)?);
-        let outcome = read_number(asked, tier)
-            .and_then(|count| tiers::admit(&mut self.0, &ids, count, tier))
+        let asked = given.count(count)?;
+        let count = read_number(asked, tier).map_err(|misuse| raise_in(py, misuse, &given))?;
+        let ids = given.blocks(blocks)?;
+        let keys = keys.map(|keys| key_each(py, keys, ids.len())).transpose()?;
+        let outcome = tiers::admit(&mut self.0, &ids, count, keys.as_deref(), tier)
             .map_err(|misuse| raise_in(py, misuse, &given))?;
         values::taken(py, outcome.map(numbers))
     }
@@ -165,13 +168,8 @@ impl Tiers {
     ) -> PyResult<()> {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
-        let (ids, listed) = (given.blocks(blocks)?, items(keys.0)?);
-        if listed.len() != ids.len() {
-            let expected = format!("{} of them, one for each block", ids.len());
-            let count = listed.len().into_pyobject(py)?;
-            return Err(wrong_argument("keys", &expected, count.as_any().as_borrowed()));
-        }
-        let keys = read_keys(&listed)?;
+        let ids = given.blocks(blocks)?;
+        let keys = key_each(py, keys, ids.len())?;
         tiers::publish_all(&mut self.0, &ids, &keys, tier)
             .map_err(|misuse| raise_in(py, misuse, &given))
     }
@@ -266,21 +264,6 @@ impl Tiers {
         values::numbers(py, numbers(found))
     }
 
-    /// The first place whose block does not have the key of that place. Raises InvalidKey.
-    #[pyo3(signature = (blocks, keys, tier, /))]
-    fn first_stale<'py>(
-        &self,
-        blocks: BlocksArg<'_, 'py>,
-        keys: HashesArg<'_, 'py>,
-        tier: TierArg<'_, 'py>,
-    ) -> PyResult<Option<usize>> {
-        let (mut given, py) = (Given::default(), blocks.0.py());
-        let tier = self.tier(tier)?;
-        let (ids, keys) = (given.blocks(blocks)?, read_keys(&items(keys.0)?)?);
-        tiers::first_stale(&self.0, &ids, &keys, tier)
-            .map_err(|misuse| raise_in(py, misuse, &given))
-    }
-
     /// Blocks in the free queue.
     #[pyo3(signature = (tier, /))]
     fn num_free(&self, tier: TierArg<'_, '_>) -> PyResult<u32> {
@@ -343,6 +326,17 @@ pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
 fn read_number(asked: i64, tier: Tier) -> Result<u32, Misuse> {
     let error = Error::InvalidCount { name: "count", value: asked, least: 0 };
     u32::try_from(asked).map_err(|_| Misuse { error, tier })
+}
+
+/// A key for each of so many blocks. Raises WrongArgument, InvalidKey.
+fn key_each(py: Python<'_>, keys: HashesArg<'_, '_>, num_blocks: usize) -> PyResult<Vec<Key>> {
+    let listed = items(keys.0)?;
+    if listed.len() != num_blocks {
+        let expected = format!("{num_blocks} of them, one for each block");
+        let count = listed.len().into_pyobject(py)?;
+        return Err(wrong_argument("keys", &expected, count.as_any().as_borrowed()));
+    }
+    read_keys(&listed)
 }
 
 /// Keys of the right size. Raises InvalidKey.

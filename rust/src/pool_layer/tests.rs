@@ -75,13 +75,21 @@ fn an_admission_takes_beside_what_it_touches_or_changes_nothing() {
     release(&mut pool, &[1], &mut effects).unwrap();
     assert_eq!(queue(&pool), [4, 5, 1]);
     let later = Refused { reason: Reason::Later, needed: 4, available: 3, pending: 0 };
-    assert_eq!(admit(&mut pool, &[1, 2, 1], 3, &mut effects), Ok(Err(later)), "1 is in the queue");
+    assert_eq!(
+        admit(&mut pool, &[1, 2, 1], 3, None, &mut effects),
+        Ok(Err(later)),
+        "1 is in the queue"
+    );
     let never = Refused { reason: Reason::Never, needed: 5, ..later };
-    assert_eq!(admit(&mut pool, &[1, 2], 4, &mut effects), Ok(Err(never)));
+    assert_eq!(admit(&mut pool, &[1, 2], 4, None, &mut effects), Ok(Err(never)));
     let unused = Error::UnusedBlock { block: 4 };
-    assert_eq!(admit(&mut pool, &[1, 4], 0, &mut effects), Err(unused));
+    assert_eq!(admit(&mut pool, &[1, 4], 0, None, &mut effects), Err(unused));
     assert_eq!((queue(&pool), pool.ref_count(BlockId(2))), (vec![4, 5, 1], 1));
-    assert_eq!(admit(&mut pool, &[1, 2, 1], 1, &mut effects), Ok(Ok(vec![BlockId(4)])));
+    let wrong = Error::WrongKey { block: 2, position: 1 };
+    assert_eq!(admit(&mut pool, &[1, 2], 0, Some(&[KEY, KEY]), &mut effects), Err(wrong));
+    assert_eq!(admit(&mut pool, &[1, 2], 0, Some(&[KEY, OTHER]), &mut effects), Ok(Ok(vec![])));
+    release(&mut pool, &[2, 1], &mut effects).unwrap();
+    assert_eq!(admit(&mut pool, &[1, 2, 1], 1, None, &mut effects), Ok(Ok(vec![BlockId(4)])));
     assert_eq!((queue(&pool), pool.ref_count(BlockId(1))), (vec![5], 2));
 }
 
@@ -97,8 +105,4 @@ fn keys_are_published_all_or_none_and_found_up_to_the_first_miss() {
     publish_all(&mut pool, &[2, 1], &[KEY, OTHER]).unwrap();
     let third = Key([7; 36]);
     assert_eq!(lookup_prefix(&pool, &[OTHER, KEY, third, KEY]), [BlockId(1), BlockId(2)]);
-    assert_eq!(first_stale(&pool, &[2, 1], &[KEY, OTHER, third]), None);
-    assert_eq!(first_stale(&pool, &[2, 1, 3], &[KEY, OTHER]), Some(2), "no key is there");
-    assert_eq!(first_stale(&pool, &[2, 0], &[KEY, OTHER]), Some(1), "no block is there");
-    assert_eq!(first_stale(&pool, &[1, 2], &[KEY, OTHER]), Some(0));
 }
