@@ -212,14 +212,16 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
 
     backend: whose hashing makes them; they are the same. Raises WrongArgument.
     """
+    try:
+        keys = [record._key for record in records]
+    except AttributeError:
+        return keys_of([read_record(record) for record in records], backend)
+    if all(keys):
+        return keys
     hash_block = _twin.hash_block if backend == "rust" else hashing.hash_block
-    keys = []
-    for each in records:
-        record = each if type(each) is BlockHashType else read_record(each)
-        key = record._key
-        if not key:
-            key = record._key = _plain_key(record, hash_block) or content_key(record)
-        keys.append(key)
+    for place, record in enumerate(records):
+        if not keys[place]:
+            keys[place] = record._key = _plain_key(record, hash_block) or content_key(record)
     return keys
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace as evolve
 
 from kvcore.arguments import read_count
 from kvcore.commands import Batch
-from kvcore.errors import KvcoreError, WrongArgument
+from kvcore.errors import KvcoreError, UnknownBlock, WrongArgument, WrongKey
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_hashes import (
     BlockHashType,
@@ -29,7 +29,15 @@ from kvcore.legacy.block_hashes import (
 from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_errors import NotOneGroup, NotRunningRequest
 from kvcore.legacy.live_blocks import KVCacheBlock
-from kvcore.legacy.slot_plan import check_hits, fits, hash_full, limit_new, read_counts
+from kvcore.legacy.slot_plan import (
+    NO_HITS,
+    Hits,
+    check_hits,
+    fits,
+    hash_full,
+    limit_new,
+    read_counts,
+)
 from kvcore.legacy.specialized_manager import get_specialized_manager
 from kvcore.values import PrefixCacheStats, Refused
 
@@ -87,7 +95,6 @@ class KVCacheManager:
         self.req_to_blocks: ListsByRequest[KVCacheBlock] = ListsByRequest()
         self.req_to_block_hashes: ListsByRequest[BlockHashType] = ListsByRequest()
         self.num_cached_block: dict[str, int] = {}
-        self._keys: ListsByRequest[bytes] = ListsByRequest()
 
     def __repr__(self) -> str:
         free, usable = self.block_pool.get_num_free_blocks(), self.num_gpu_blocks - 1
@@ -121,11 +128,11 @@ class KVCacheManager:
         if self._wants_prompt_logprobs(request):
             self._count(requests=1)
             return [], 0
-        keys = self.keys_of_request(request_id)
-        asked = len(keys)
+        hashes = self.req_to_block_hashes[request_id]
+        asked = len(hashes)
         if asked and asked * self.block_size == request.num_tokens:
             asked -= 1
-            keys = keys[:asked]
+        keys = keys_of(hashes[:asked], self.block_pool.backend)
         blocks = self.specialized_manager.find_keys(keys, num_dropped=int(self.use_eagle))
         self._count(requests=1, queries=asked, hits=len(blocks))
         return blocks, len(blocks) * self.block_size
@@ -149,31 +156,30 @@ class KVCacheManager:
             num_tokens < 1 or counted < 0 or ahead < 0
         ):
             num_tokens, counted, ahead = read_counts(num_tokens, counted, ahead)
-        request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
-        touched = check_hits(self, request, hits) if hits else []
-        table = self.req_to_blocks[request_id]
-        held = len(table) + len(hits)
-        end = counted + len(hits) * size + num_tokens
+        request_id, size, brought = request.request_id, self.block_size, new_computed_blocks or ()
+        hits = check_hits(self, request, brought) if brought else NO_HITS
+        table, num_hits = self.req_to_blocks[request_id], len(brought)
+        held = len(table) + num_hits
+        end = counted + num_hits * size + num_tokens
         num_new = (end + ahead - 1) // size + 1 - held
         if num_new <= 0:
             num_new = 0
         elif held + num_new > self.max_num_blocks_per_req:
-            num_new = limit_new(self, request, num_new, touched, len(hits))
+            num_new = limit_new(self, request, num_new, hits)
         first, made, keys = 0, NOTHING, NOTHING
         if self.enable_caching:
-            first = self.num_cached_block.get(request_id, len(hits))
+            first = self.num_cached_block.get(request_id, num_hits)
             if end // size > first:
                 try:
                     made, keys = hash_full(self, request, first, end, held + num_new)
                 except KvcoreError:
-                    if fits(self, request, num_new, touched):
+                    if fits(self, request, num_new, hits):
                         raise
         if self.specialized_manager.has_window:
             self._trim(request_id, counted)
         new_blocks: list[KVCacheBlock] = []
-        if num_new or hits:
-            ask = self.block_pool.backing.blocks
-            taken = ask.admit(touched, num_new, "device") if hits else ask.take(num_new, "device")
+        if num_new or brought:
+            taken = self._take(request, num_new, hits)
             if type(taken) is Refused:
                 return None
             new_blocks = self.block_pool.blocks_at(taken)
@@ -181,7 +187,7 @@ class KVCacheManager:
                 self.req_to_blocks[request_id] = table
                 if self.enable_caching:
                     self.num_cached_block[request_id] = first
-            table += hits
+            table += brought
             table += new_blocks
         if keys:
             self._publish(request_id, first, made, keys)
@@ -217,17 +223,6 @@ class KVCacheManager:
     def free_block_hashes(self, request: Any) -> None:
         """Forget the hashes of a finished request; a preempted one keeps them."""
         self.req_to_block_hashes.pop(request.request_id, None)
-        self._keys.pop(request.request_id, None)
-
-    def keys_of_request(self, request_id: str) -> list[bytes]:
-        """The keys of the hashes that a request has. Raises WrongArgument.
-
-        They are made again where the list of hashes, which is handed out, has another length.
-        """
-        keys, hashes = self._keys[request_id], self.req_to_block_hashes[request_id]
-        if len(keys) != len(hashes):
-            keys = self._keys[request_id] = keys_of(hashes, self.block_pool.backend)
-        return keys
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: the commands since the last one."""
@@ -246,6 +241,17 @@ class KVCacheManager:
             self.block_pool.free_blocks([table[place] for place in places])
             self.specialized_manager.remove_skipped_blocks(table, counted)
 
+    def _take(self, request: Any, num_new: int, hits: Hits) -> tuple[int, ...] | Refused:
+        """Take so many new blocks, and touch hits that have their keys. Raises StaleHit."""
+        ask = self.block_pool.backing.blocks
+        if hits is NO_HITS:
+            return ask.take(num_new, "device")
+        try:
+            return ask.admit(hits.places, num_new, hits.keys, "device")
+        except (WrongKey, UnknownBlock) as error:
+            block: Any = error.fields["block"]
+            raise hits.stale(request, block) from None
+
     def _publish(
         self, request_id: str, first: int, made: list[BlockHashType], keys: list[bytes]
     ) -> None:
@@ -256,11 +262,9 @@ class KVCacheManager:
         self.num_cached_block[request_id] = behind
 
     def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:
-        """Let hashes join the list of a request, and their keys that of its keys."""
+        """Let hashes join the list of a request, which is handed out."""
         hashes = self.req_to_block_hashes.setdefault(request_id, [])
-        if found:
-            hashes += found
-            self._keys.setdefault(request_id, []).extend(keys_of(found, self.block_pool.backend))
+        hashes += found
         return hashes
 
     def _count(self, *, requests: int, queries: int = 0, hits: int = 0) -> None:

@@ -9,7 +9,7 @@ S001-71 to 75. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcore.arguments import read_count
 from kvcore.groups import skipped_blocks
@@ -40,44 +40,56 @@ def read_counts(num_tokens: Any, num_computed_tokens: Any, num_lookahead_tokens:
     ]
 
 
-def check_hits(manager: KVCacheManager, request: Any, hits: Sequence[KVCacheBlock]) -> list[int]:
-    """The ids of hits that a request can be given as its first blocks, without the null block.
+class Hits(NamedTuple):
+    """What a request brings. places, keys: of the blocks, without the null blocks in front."""
+
+    blocks: Sequence[KVCacheBlock]
+    places: Sequence[int]
+    keys: Sequence[bytes]
+
+    def stale(self, request: Any, block: int) -> StaleHit:
+        """The error of a hit that is not, or no longer, what the request has at its place."""
+        position = len(self.blocks) - len(self.places) + self.places.index(block)
+        return StaleHit(request=repr(request.request_id), block=block, position=position)
+
+
+NO_HITS = Hits((), (), ())
+
+
+def check_hits(manager: KVCacheManager, request: Any, blocks: Sequence[KVCacheBlock]) -> Hits:
+    """Blocks that a request can be given as its first, if they have the request's keys.
 
     Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
     """
-    pool, size, count = manager.block_pool, manager.block_size, len(hits)
+    pool, size, count = manager.block_pool, manager.block_size, len(blocks)
     if not manager.enable_caching:
         raise HitsWithoutCaching(request=repr(request.request_id), num_blocks=count)
-    places = pool.check_own(hits)
+    places = pool.check_own(blocks)
     if manager.req_to_blocks.get(request.request_id):
         raise HitsWhileRunning(request=repr(request.request_id), num_blocks=count)
-    keys = manager.keys_of_request(request.request_id)
-    if len(keys) < count:
+    hashes = manager.req_to_block_hashes[request.request_id][:count]
+    if len(hashes) < count:
         made = make_hashes(manager, request, min(count, request.num_tokens // size))
-        keys = keys + keys_of(made, pool.backend)
+        hashes += made[: count - len(hashes)]
     num_null = num_unseen = 0
     if not places[0]:
         num_null = next((at for at, place in enumerate(places) if place), count)
         num_unseen = skipped_blocks(manager.specialized_manager.group, count * size)
-    seen = places[num_null:]
-    stale = pool.backing.blocks.first_stale(seen, keys[num_null:count], "device")
-    if num_null <= num_unseen and stale is None:
-        return seen
-    position = num_unseen if num_null > num_unseen else num_null + (stale or 0)
-    block = hits[position].block_id
-    raise StaleHit(request=repr(request.request_id), block=block, position=position)
+    if num_null > num_unseen or len(hashes) < count:
+        position = num_unseen if num_null > num_unseen else len(hashes)
+        block = places[position]
+        raise StaleHit(request=repr(request.request_id), block=block, position=position)
+    return Hits(blocks, places[num_null:], keys_of(hashes[num_null:], pool.backend))
 
 
-def limit_new(
-    manager: KVCacheManager, request: Any, num_new: int, touched: Sequence[int], num_hits: int
-) -> int:
+def limit_new(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -> int:
     """How many of so many new blocks the model's length leaves; all where they do not fit anyway.
 
-    Raises TooLong where it leaves none.
+    Raises TooLong where it leaves none, StaleHit.
     """
-    held = len(manager.req_to_blocks[request.request_id])
+    held, num_hits = len(manager.req_to_blocks[request.request_id]), len(hits.blocks)
     room = manager.max_num_blocks_per_req - held - num_hits
-    if num_new <= room or not fits(manager, request, num_new, touched):
+    if num_new <= room or not fits(manager, request, num_new, hits):
         return num_new
     if room <= 0:
         raise TooLong(
@@ -91,13 +103,19 @@ def limit_new(
     return room
 
 
-def fits(manager: KVCacheManager, request: Any, num_new: int, touched: Sequence[int]) -> bool:
-    """Whether so many can be taken once the window is trimmed and hits are touched."""
+def fits(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -> bool:
+    """Whether so many can be taken once the window is trimmed and hits are touched.
+
+    Raises StaleHit.
+    """
     pool, table = manager.block_pool, manager.req_to_blocks[request.request_id]
-    ref_count, counted = pool.backing.ref_count, request.num_computed_tokens
-    skipped = manager.specialized_manager.skipped_places(table, counted)
+    ref_count, key_of = pool.backing.ref_count, pool.backing.key_of
+    for place, key in zip(hits.places, hits.keys, strict=True):
+        if not place or key_of(place) != key:
+            raise hits.stale(request, place)
+    skipped = manager.specialized_manager.skipped_places(table, request.num_computed_tokens)
     coming = sum(ref_count(table[place].block_id) == 1 for place in skipped)
-    going = sum(ref_count(place) == 0 for place in touched)
+    going = sum(ref_count(place) == 0 for place in hits.places)
     return num_new + going <= pool.get_num_free_blocks() + coming
 
 
@@ -112,14 +130,11 @@ def hash_full(
     num_full = min((end - num_drafts) // manager.block_size, num_blocks)
     if num_full <= first:
         return [], []
-    known = manager.keys_of_request(request.request_id)
-    if num_full <= len(known):
-        return [], known[first:num_full]
-    made = make_hashes(manager, request, num_full)
-    keys = keys_of(made, manager.block_pool.backend)
-    if len(known) + len(keys) > num_full or first != len(known):
-        keys = (known + keys)[first:num_full]
-    return made, keys
+    known = manager.req_to_block_hashes[request.request_id]
+    made = make_hashes(manager, request, num_full) if num_full > len(known) else []
+    keys = keys_of([*known[first:num_full], *made], manager.block_pool.backend)
+    unknown = max(0, first - len(known))
+    return made, keys[unknown : unknown + num_full - first]
 
 
 def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:

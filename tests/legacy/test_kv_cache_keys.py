@@ -58,13 +58,29 @@ def test_a_key_is_made_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -
 
 def test_hashes_that_joined_the_list_by_hand_are_found(backend: Backend) -> None:
     manager, request = make(backend), EngineRequest("0", PROMPT)
-    hashes = manager.req_to_block_hashes.setdefault("0", [])
-    hashes += [tuple(each) for each in hash_request_tokens(hash, 4, request)]  # type: ignore[misc] # as from an engine
+    hashes: list[Any] = manager.req_to_block_hashes.setdefault("0", [])
+    hashes += [tuple(each) for each in hash_request_tokens(hash, 4, request)]
     assert resume(manager, request) == [1, 2, 3]
     assert ids(manager.get_computed_blocks(EngineRequest("1", PROMPT))[0]) == [1, 2]
     assert manager.block_pool.blocks[1].block_hash == hashes[0]
-    hashes.pop()
-    assert manager.keys_of_request("0") == keys_of(hashes)
+
+
+def test_the_list_of_hashes_as_it_is_now_says_what_is_found_and_published(
+    backend: Backend,
+) -> None:
+    manager, first, changed = make(backend), EngineRequest("0", PROMPT), EngineRequest("1", [9] * 9)
+    resume(manager, first)
+    assert manager.get_computed_blocks(changed) == ([], 0)
+    changed.all_token_ids[:] = PROMPT[:9]
+    manager.req_to_block_hashes["1"][:] = hash_request_tokens(hash, 4, changed)
+    assert ids(manager.get_computed_blocks(changed)[0]) == [1, 2]
+    assert resume(manager, changed) == [4]
+    other = EngineRequest("2", [8] * 9)
+    assert manager.get_computed_blocks(other) == ([], 0)
+    manager.req_to_block_hashes["2"][:] = hash_request_tokens(hash, 4, EngineRequest("", [7] * 9))
+    assert ids(manager.allocate_slots(other, 9)) == [5, 6, 7]
+    assert manager.get_computed_blocks(EngineRequest("3", [8] * 9)) == ([], 0)
+    assert ids(manager.get_computed_blocks(EngineRequest("4", [7] * 9))[0]) == [5, 6]
 
 
 def test_a_block_that_was_hashed_by_hand_keeps_its_hash(backend: Backend) -> None:
