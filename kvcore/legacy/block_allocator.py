@@ -141,9 +141,9 @@ class BlockAllocator:
         self.device = device
         self.block_size = read_count("block_size", block_size, 1)
         self.num_blocks = read_count("num_blocks", num_blocks)
-        self.tier: Tier = "device" if device is Device.GPU else "host"
+        self.tier: Tier = "device" if device == Device.GPU else "host"
         self.backing = backing or make_backing(
-            *((0, num_blocks) if device is Device.CPU else (num_blocks, 0)), backend=backend
+            *((0, num_blocks) if device == Device.CPU else (num_blocks, 0)), backend=backend
         )
         self._blocks = tuple(
             PhysicalTokenBlock(device, number, block_size, self) for number in range(num_blocks)

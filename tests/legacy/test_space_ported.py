@@ -31,6 +31,13 @@ class AllocStatus(enum.Enum):
     OK = "ok"
 
 
+class Device(enum.Enum):
+    """An engine's own."""
+
+    CPU = 1
+    GPU = 2
+
+
 class EngineSequence:
     """What a manager asks of a sequence."""
 
@@ -294,3 +301,14 @@ def test_a_fork_replaces_a_table_on_another_device(backend: Backend) -> None:
 def test_a_watermark_is_a_share(watermark: Any) -> None:
     with pytest.raises(AssertionError, match="watermark is"):
         legacy.BlockSpaceManager(4, 4, 4, watermark)
+
+
+def test_an_engine_names_a_device_in_its_own_way(backend: Backend) -> None:
+    """Blocks of a GPU are taken with commands for its tensor; those of a CPU with none."""
+    for device, num_commands in ((Device.GPU, 1), (Device.CPU, 0)):
+        given: Any = device
+        allocator = legacy.BlockAllocator(given, 4, 2, backend=backend)
+        block: Any = allocator.allocate()
+        assert (block.block_number, block.device) == (1, device)
+        assert block.device == legacy.Device[device.name]
+        assert len(allocator.take_batch()) == num_commands
