@@ -40,7 +40,7 @@ class UnknownName(KvcoreError, KeyError):
         return str(self.args[0])
 
 
-class UnknownDevice(WrongValue, KeyError):
+class UnknownDevice(WrongValue, KeyError, AssertionError):
     """No device of an allocator."""
 
     def __str__(self) -> str:

@@ -17,13 +17,13 @@ from kvcore.legacy.block_errors import (
     NoFreeBlocksError,
     NoneWaits,
     UnknownName,
-    WrongValue,
     for_sequence,
     require,
 )
 from kvcore.legacy.block_table import BlockTable
 from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.interfaces import BlockId, Device
+from kvcore.legacy.manager_sizes import blocks_of_watermark, blocks_of_window
 from kvcore.legacy.prefix_caching_allocator import read_time
 from kvcore.legacy.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
@@ -47,17 +47,16 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
     ) -> None:
         """watermark: the share of GPU blocks that admission leaves free. sliding_window: in tokens.
 
-        Raises WrongCall for a negative watermark, WrongValue.
+        Raises WrongCall for a negative watermark, WrongValue, InvalidCount.
         """
         check_block_size(block_size)
-        require(watermark >= 0.0, "watermark {watermark} is below 0", watermark=watermark)
+        self.watermark_blocks = blocks_of_watermark(watermark, num_gpu_blocks)
         self.block_size = block_size
         self.num_total_gpu_blocks = num_gpu_blocks
         self.num_total_cpu_blocks = num_cpu_blocks
         self.sliding_window = sliding_window
-        self.max_block_sliding_window = _blocks_of_window(sliding_window, block_size)
+        self.max_block_sliding_window = blocks_of_window(sliding_window, block_size)
         self.watermark = watermark
-        self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.enable_caching = enable_caching
         self.block_allocator = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",
@@ -367,15 +366,6 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
 
 
 BlockSpaceManager = SelfAttnBlockSpaceManager
-
-
-def _blocks_of_window(sliding_window: int | None, block_size: int) -> int | None:
-    """Blocks that a window lies in at most, and one more that is being filled."""
-    if sliding_window is None:
-        return None
-    if sliding_window < 1:
-        raise WrongValue(reason=f"sliding_window is {sliding_window}, must be at least 1")
-    return sliding_window // block_size + 2
 
 
 def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:

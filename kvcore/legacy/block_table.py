@@ -137,6 +137,8 @@ class BlockTable:
         num, num_old, size = len(token_ids), len(held.block_ids), self._block_size
         first, end = self._num_full_slots // size, self._num_full_slots + num
         num_new = max(0, -(-(end + num_lookahead_slots) // size) - num_old)
+        if num_new and held.allocator is not self._allocator.on_gpu:
+            self._refuse(num_new)
         if first in held.found:
             reason = "block {block} is computed: {num} tokens cannot be added"
             require(False, reason, block=held.block_ids[first], num=num)
@@ -213,8 +215,16 @@ class BlockTable:
         return [token for block in self.blocks for token in block.token_ids]
 
     def _num_new_blocks(self, num_empty_slots: int) -> int:
+        held = self._held
         num = -(-(self._num_full_slots + num_empty_slots) // self._block_size)
-        return max(0, num - len(self._held.block_ids))
+        num_new = num - len(held.block_ids)
+        if num_new > 0 and held.allocator is not self._allocator.on_gpu:
+            self._refuse(num_new)
+        return max(0, num_new)
+
+    def _refuse(self, num_new: int) -> None:
+        reason = "a table of {num} blocks on the CPU cannot grow by {new}: swap it in first"
+        require(False, reason, num=len(self._held.block_ids), new=num_new)
 
     def _add(self, num_blocks: int, extra_hash: int | None) -> None:
         """Add empty blocks, all or none. Raises NoFreeBlocksError."""
@@ -280,7 +290,7 @@ class BlockTable:
         self._check_room(num, num_new, given_back - null)
         held.null_block = null_block = self._allocator.allocate_or_get_null_block()
         gpu.give_back(passed)
-        held.block_ids[held.num_null : end] = gpu.ids_of([null_block] * len(passed))
+        held.block_ids[held.num_null : end] = gpu.ids_of([null_block]) * len(passed)
         held.num_null = end
 
     def _check_room(self, num_tokens: int, num_new: int, extra: int = 0) -> None:

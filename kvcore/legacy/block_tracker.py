@@ -105,6 +105,11 @@ class RefCounter(RefCounterProtocol):
         self._known(block_id)
         return self._blocks.ref_count(block_id)
 
+    @property
+    def _refcounts(self) -> dict[BlockId, RefCount]:
+        """All owners by rising id, as tests of the original read them: a copy."""
+        return {each: self._blocks.ref_count(each) for each in sorted(self._blocks.ids)}
+
     def as_readonly(self) -> ReadOnlyRefCounter:
         """A view that changes nothing."""
         return ReadOnlyRefCounter(self)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from kvcore.arguments import read_count
 from kvcore.commands import Batch
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_errors import (
@@ -70,15 +71,16 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         *,
         backend: BackendName = "python",
     ) -> CpuGpuBlockAllocator:
-        """Fresh allocators. Raises WrongValue for an unknown type."""
+        """Fresh allocators. Raises WrongValue for an unknown type, InvalidCount."""
         kind = KINDS.get(allocator_type)
         if kind is None:
             known = " and ".join(KINDS)
             raise WrongValue(reason=f"unknown allocator type {allocator_type!r}: there are {known}")
-        ids = range(num_gpu_blocks + num_cpu_blocks)
-        gpu_ids, cpu_ids = ids[:num_gpu_blocks], ids[num_gpu_blocks:]
-        on_gpu = kind(num_gpu_blocks, block_size, gpu_ids, backend=backend)
-        on_cpu = kind(num_cpu_blocks, block_size, cpu_ids, backend=backend)
+        num_gpu = read_count("num_gpu_blocks", num_gpu_blocks)
+        num_cpu = read_count("num_cpu_blocks", num_cpu_blocks)
+        ids = range(num_gpu + num_cpu)
+        on_gpu = kind(num_gpu, block_size, ids[:num_gpu], backend=backend)
+        on_cpu = kind(num_cpu, block_size, ids[num_gpu:], backend=backend)
         return CpuGpuBlockAllocator(on_cpu, on_gpu)
 
     def __init__(self, cpu_block_allocator: Allocator, gpu_block_allocator: Allocator) -> None:
@@ -285,7 +287,12 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return copies
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Say when blocks were used, each to its owner. Raises WrongValue, UnknownName."""
+        """Say when blocks were used, each to its owner, if a block can be hit.
+
+        Raises WrongValue, UnknownName.
+        """
+        if not self._gpu.caches:
+            return
         for each in (self._gpu, self._cpu):
             if each.all_block_ids.issuperset(block_ids):
                 each.mark_blocks_as_accessed(block_ids, now)

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from operator import ge
 from typing import Any
 
+from kvcore.arguments import read_count
 from kvcore.commands import Batch
 from kvcore.errors import DoubleFree
 from kvcore.legacy.backing import BackendName, Backing
@@ -51,8 +52,10 @@ class TierAllocator(BlockAllocator):
     ) -> None:
         """block_ids: in the order in which they are first taken, from 0 on unless given.
 
-        blocks: of another allocator to share. Raises WrongCall unless there are num_blocks ids.
+        blocks: of another allocator to share. Raises WrongCall unless there are num_blocks ids,
+        InvalidCount.
         """
+        num_blocks = read_count("num_blocks", num_blocks)
         if blocks is None:
             ids = tuple(range(num_blocks) if block_ids is None else block_ids)
             reason = "{num_ids} different ids are given for {num_blocks} blocks"
@@ -187,6 +190,7 @@ class TierAllocator(BlockAllocator):
         for block in blocks:
             reason = "block {block} is still held: swap it out first"
             require(block.block_id is None, reason, block=block.block_id)
+        check_distinct(blocks)
         keys, lengths = self.contents_of(blocks)
         ids, _ = self.place_contents(keys, lengths, f"swap in of {len(blocks)} blocks")
         for block, block_id in zip(blocks, ids, strict=True):
@@ -294,8 +298,9 @@ class TierAllocator(BlockAllocator):
     def ids_of(
         self, blocks: Sequence[Block], complaint: str = "the block is not allocated"
     ) -> list[BlockId]:
-        """The ids of blocks. Raises WrongCall where one has none."""
+        """The ids of blocks. Raises WrongCall where one has none, or is named twice."""
         ids: list[Any] = [block.block_id for block in blocks]
+        check_distinct(blocks)
         if None in ids:
             num = len(blocks[ids.index(None)].token_ids)
             reason = "{complaint}: it has no id, and {num} tokens"
@@ -366,6 +371,16 @@ def check_tokens(token_ids: Sequence[int], num_empty_slots: int, block_id: Block
     reason = "block {block} has {slots} empty slots, {num} tokens are given"
     num = len(token_ids)
     require(num <= num_empty_slots, reason, block=block_id, slots=num_empty_slots, num=num)
+
+
+def check_distinct(blocks: Sequence[Block]) -> None:
+    """Raise WrongCall where one object is named twice."""
+    if len(blocks) > 1 and len({*map(id, blocks)}) < len(blocks):
+        times = Counter(map(id, blocks))
+        twice = next(block for block in blocks if times[id(block)] > 1)
+        reason = "one object of block {block} and {num} tokens is named {times} times"
+        num, block_id = len(twice.token_ids), twice.block_id
+        require(False, reason, block=block_id, num=num, times=times[id(twice)])
 
 
 def check_block_size(block_size: int) -> None:

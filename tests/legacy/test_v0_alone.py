@@ -237,3 +237,9 @@ def test_what_is_cached_and_what_is_free_can_be_read(backend: Backend) -> None:
     assert blocks.reset_prefix_cache()
     assert (blocks._cached_blocks, blocks.evictor.free_table) == ({}, {})
     assert sorted(blocks._hashless_allocator._free_block_indices) == [0, 1, 2]
+
+
+def test_all_owners_can_be_read(backend: Backend) -> None:
+    blocks = allocator(backend, 3)
+    blocks.fork(blocks.allocate_immutable_block(None, [1, 2]))
+    assert blocks._refcounter._refcounts == {0: 2, 1: 0, 2: 0}

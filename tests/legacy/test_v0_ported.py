@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvcore.errors import KvcoreError
 from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.interfaces import BlockSpaceManager, Device
 from kvcore.legacy.naive_block import NaiveBlock
@@ -263,3 +264,81 @@ def test_groups_of_engines_without_encoders_need_not_say_so(backend: Backend) ->
     assert held.can_allocate(Group()) is AllocStatus.OK
     held.allocate(Group())
     assert held.cross_block_tables == {}
+
+
+@pytest.mark.parametrize("enable_caching", [False, True])
+def test_a_sequence_that_is_swapped_out_does_not_grow(
+    backend: Backend, enable_caching: bool
+) -> None:
+    held, seq = manager(backend, 4, 4, enable_caching=enable_caching), Sequence(0, [1, 2, 3])
+    group = admit(held, seq)
+    held.swap_out(group)
+    seq.append_token_id(4)
+    assert held.append_slots(seq, 0) == []  # the last block has room
+    seq.append_token_id(5)
+    for call, given in (
+        (held.append_slots, (seq, 0)),
+        (held.block_tables[0].ensure_num_empty_slots, (1,)),
+    ):
+        error = unchanged(call, held, given=given)
+        assert isinstance(error, AssertionError)
+        assert "a table of 2 blocks on the CPU cannot grow by 1" in str(error)
+    held.free(seq)
+    assert (held.get_num_free_gpu_blocks(), held.get_num_free_cpu_blocks()) == (4, 4)
+
+
+@pytest.mark.parametrize("kind", ["naive", "prefix_caching"])
+def test_an_object_that_is_named_twice_is_freed_once(backend: Backend, kind: str) -> None:
+    tiers = two_tiers(backend, kind=kind)
+    gpu = tiers.allocator(GPU)
+    block = tiers.allocate_immutable_block(None, [1, 2], GPU)
+    gpu.fork(block)
+    calls: list[Callable[[], object]] = [
+        lambda: gpu.swap_out([block, block]),
+        lambda: tiers.swap([block, block], GPU, Device.CPU),
+        lambda: tiers.free_all([block, block]),
+    ]
+    for call in calls:
+        error = unchanged(call, tiers, block)
+        assert isinstance(error, AssertionError)
+        assert "one object of block 0 and 2 tokens is named 2 times" in str(error)
+    gpu.swap_out([block])
+    error = unchanged(gpu.swap_in, tiers, block, given=([block, block],))
+    assert isinstance(error, AssertionError)
+    assert gpu.refcounter.get(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"num_gpu_blocks": "x"}, "num_gpu_blocks is 'x'"),
+        ({"num_gpu_blocks": None}, "num_gpu_blocks is None"),
+        ({"num_cpu_blocks": 2.5}, "num_cpu_blocks is 2.5"),
+        ({"num_cpu_blocks": -1}, "num_cpu_blocks is -1"),
+        ({"block_size": "4"}, "block_size is '4'"),
+        ({"watermark": None}, "watermark is None"),
+        ({"watermark": "x"}, "watermark is 'x'"),
+        ({"watermark": float("inf")}, "watermark is inf"),
+        ({"watermark": -0.5}, "watermark -0.5 is below 0"),
+        ({"sliding_window": 2.5}, "sliding_window is 2.5"),
+        ({"sliding_window": -1}, "sliding_window is -1"),
+    ],
+)
+def test_sizes_that_are_none_are_told_by_name(
+    backend: Backend, given: dict[str, Any], text: str
+) -> None:
+    sizes = {"block_size": 4, "num_gpu_blocks": 4, "num_cpu_blocks": 4, **given}
+    with pytest.raises(KvcoreError, match=text):
+        SelfAttnBlockSpaceManager(**sizes, backend=backend)
+
+
+def test_a_window_of_no_tokens_keeps_two_blocks(backend: Backend) -> None:
+    assert manager(backend, sliding_window=0).max_block_sliding_window == 2
+
+
+def test_naive_blocks_are_not_asked_when_they_were_used(backend: Backend) -> None:
+    two_tiers(backend, kind="naive").mark_blocks_as_accessed([0, 99], 1.0)
+    caching: Any = two_tiers(backend)
+    assert isinstance(unchanged(caching.mark_blocks_as_accessed, given=([99], 1.0)), KeyError)
+    with pytest.raises(AssertionError, match="None"):
+        caching.get_prefix_cache_hit_rate(None)
