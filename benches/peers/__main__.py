@@ -43,13 +43,14 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(
             ["cases:"]
-            + [f"  {name:<20}{case.says}" for name, case in CASES.items()]
+            + [f"  {name:<23}{case.says}" for name, case in CASES.items()]
             + ["peers:"]
-            + [f"  {name:<20}{peer.says}" for name, peer in PEERS.items() if name not in NULLS]
+            + [f"  {name:<23}{peer.says}" for name, peer in PEERS.items() if name not in NULLS]
         ),
     )
     parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
     parser.add_argument("--peers", type=read_names, metavar="NAME,...")
+    parser.add_argument("--base", default=BASE, metavar="NAME", help="whom ratios compare with")
     parser.add_argument("--quick", action="store_true", help="one case, four peers, two rounds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=300, help="of the trace")
@@ -59,8 +60,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     asked = parser.parse_args(arguments)
     if asked.quick:
         asked.cases, asked.peers, asked.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
-    for kind, known in (("cases", CASES), ("peers", PEERS)):
-        unknown = set(getattr(asked, kind) or ()) - set(known)
+    names = (("cases", CASES, asked.cases), ("peers", PEERS, [*(asked.peers or ()), asked.base]))
+    for kind, known, given in names:
+        unknown = set(given) - set(known)
         if unknown:
             parser.error(f"no {kind} are called {', '.join(sorted(unknown))}")
     if asked.trace is None and TRACE.exists():
@@ -91,12 +93,12 @@ def print_table(
         print("  ".join(cells).rstrip())
 
 
-def case_row(side: Side, peer: str, *, is_decode: bool) -> list[str]:
-    """What one peer cost."""
+def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
+    """What one peer cost, and how many times as fast as the base it was."""
     runs = side.runs[peer]
     against = spread = "-"
-    if BASE in side.runs:
-        least, low, high = side.ratio(BASE, peer)
+    if base in side.runs:
+        least, low, high = side.ratio(base, peer)
         against, spread = f"{least:.2f}x", f"{low:.2f} to {high:.2f}"
     decode = f"{1e6 * side.decode_step(peer):.0f}" if is_decode else "-"
     made, end = runs.memory
@@ -113,7 +115,9 @@ def case_row(side: Side, peer: str, *, is_decode: bool) -> list[str]:
     ]
 
 
-def print_case(name: str, side: Side, peers: Sequence[str], *, markdown: bool) -> None:
+def print_case(
+    name: str, side: Side, peers: Sequence[str], base: str = BASE, *, markdown: bool
+) -> None:
     """One case as a table."""
     drivers = ", ".join(
         f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].says})"
@@ -125,12 +129,15 @@ def print_case(name: str, side: Side, peers: Sequence[str], *, markdown: bool) -
         f"{side.work.num_decoded} decoded tokens; net of {drivers}"
     )
     is_decode = CASES[name].decode > 0
-    heads = ["", "ms", "vLLM 0.33", "over rounds", "ns a block", "us a decode step",
+    against = PEERS[base].says.partition(",")[0].removesuffix(".0")
+    heads = ["", "ms", against, "over rounds", "ns a block", "us a decode step",
              "p99.9 ms", "hit tokens", "MB made, end"]  # fmt: skip
     if markdown:
         print()
     print_table(
-        heads, [case_row(side, peer, is_decode=is_decode) for peer in peers], markdown=markdown
+        heads,
+        [case_row(side, peer, base, is_decode=is_decode) for peer in peers],
+        markdown=markdown,
     )
 
 
@@ -163,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peers = peers_of(name, asked.peers)
         side = compare(peers, file, work.read(file), asked.rounds, tell)
         tell("")
-        print_case(name, side, peers, markdown=asked.markdown)
+        print_case(name, side, peers, asked.base, markdown=asked.markdown)
         sys.stdout.flush()
         differing += differing_hits(name, side)
         sides[name] = side

@@ -36,6 +36,10 @@ PEERS = {
     "vllm033": _python("vLLM 0.33.0, its default hash", "vllm033"),
     "vllm033-cbor": _python("vLLM 0.33.0, sha256_cbor", "vllm033"),
     "vllm085": _python("vLLM 0.8.5, its default hash", "vllm085"),
+    "vllm085-facade": _python("kvcore's facade of it, twin", "vllm085"),
+    "vllm085-facade-python": _python("kvcore's facade of it, Python core", "vllm085"),
+    "vllm085-sha": _python("vLLM 0.8.5, sha256", "vllm085"),
+    "vllm085-facade-sha": _python("kvcore's facade of that, twin", "vllm085"),
     "sglang": _python("SGLang 0.5.23, Rust tree core", "sglang"),
     "kvbm": _rust("kvbm-logical 1.6.1, by lineage"),
     "kvbm-lru": _rust("kvbm-logical 1.6.1, LRU"),
@@ -56,7 +60,8 @@ PEERS = {
 SAME_HITS = (
     ("vllm033", "vllm033-cbor", "kvcore-rust", "kvcore-rust-sha", "kvcore-rust-xxh3",
      "kvcore-calls", "kvcore-batched", "kvcore-batched-xxh3", "kvcore-python"),
-    ("vllm085", "kvcore-rust-lru", "kvcore-calls-lru"),
+    ("vllm085", "vllm085-facade", "vllm085-facade-python", "vllm085-sha", "vllm085-facade-sha",
+     "kvcore-rust-lru", "kvcore-calls-lru"),
 )  # fmt: skip
 
 

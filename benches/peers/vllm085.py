@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.8.5 (V1) under the operations of the list: its KVCacheManager and Request."""
+"""vLLM 0.8.5 (V1) under the operations of the list: its KVCacheManager and Request.
+
+`vllm085-facade` is kvcore's facade in the place of the manager, with vLLM's own requests.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +17,13 @@ from vllm.v1.request import Request
 
 from benches.peers.replay import Maker
 from benches.peers.work import Decode, Work
+from kvcore.legacy.kv_cache_manager import KVCacheManager as Facade
 
 
 class Vllm:
     """What vLLM's scheduler calls, in its order, without the scheduler."""
 
-    def __init__(self, work: Work, hashing: str) -> None:
+    def __init__(self, work: Work, hashing: str, make: Any = KVCacheManager) -> None:
         spec = FullAttentionSpec(
             block_size=work.block_size,
             num_kv_heads=1,
@@ -31,9 +36,7 @@ class Vllm:
             tensors={},
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
-        self.manager = KVCacheManager(
-            config, max_model_len=work.num_tokens_max, caching_hash_algo=hashing
-        )
+        self.manager = make(config, max_model_len=work.num_tokens_max, caching_hash_algo=hashing)
         self.sampling = SamplingParams(max_tokens=work.num_tokens_max)
         self.ids = [f"request-{number}" for number in range(len(work.prompts))]
         self.requests: dict[int, Any] = {}
@@ -92,7 +95,22 @@ class Vllm:
         pass
 
 
+class WithFacade(Vllm):
+    """The same with kvcore's facade as the manager, whose commands are handed out each step."""
+
+    def end_step(self) -> None:
+        self.manager.take_batch()
+
+
+def facade(backend: str, hashing: str = "builtin") -> Maker:
+    """How that is made."""
+    return Maker(lambda work: WithFacade(work, hashing, partial(Facade, backend=backend)))
+
+
 MAKERS = {
     "vllm085": Maker(lambda work: Vllm(work, "builtin")),
     "vllm085-sha": Maker(lambda work: Vllm(work, "sha256")),
+    "vllm085-facade": facade("rust"),
+    "vllm085-facade-sha": facade("rust", "sha256"),
+    "vllm085-facade-python": facade("python"),
 }
