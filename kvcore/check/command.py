@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore check`, the process's by default.
     """
     options = make_parser().parse_args(arguments)
-    if options.list:
+    if options.list and options.facade is None:
         ignored = given_of_world(options)
         if ignored:
             words = ", ".join(map(option, ignored))

@@ -10,6 +10,7 @@ S002-38 to 41, 59 to 72. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -34,7 +35,9 @@ class CachingWorld:
     """A small world of the V0 manager.
 
     num_sequences, num_tokens: at most so many at a time, of so many tokens. num_prompt: of a new
-    one. num_letters: tokens that may follow one prefix. window: tokens that a query sees.
+    one. num_letters: tokens that may follow one prefix. best_of: the most sequences that a group
+    begins with. num_appended: the most tokens of a step. num_lookahead: the most slots behind them.
+    window: tokens that a query sees. looks: whether somebody holds the tables' block objects.
     """
 
     num_blocks: int = 3
@@ -44,9 +47,13 @@ class CachingWorld:
     num_tokens: int = 4
     num_prompt: int = 3
     num_letters: int = 2
+    best_of: int = 1
+    num_appended: int = 1
+    num_lookahead: int = 0
     window: int | None = None
     watermark: float = 0.0
     caching: bool = True
+    looks: bool = False
     calls: frozenset[str] = frozenset({"fork", "reset"})
 
 
@@ -74,18 +81,27 @@ class CachingEngine(FacadeEngine):
     def moves(self) -> Iterator[Call]:
         world = self.world
         fresh = next(n for n in range(len(self.seqs) + 1) if n not in self.seqs)
-        room = len(self.seqs) < world.num_sequences
-        for prompt in self._prompts(()) if room else ():
+        room = world.num_sequences - len(self.seqs)
+        for prompt in self._prompts((), world.num_prompt) if room else ():
             yield Call("admit", (fresh, prompt))
+            for count in range(2, min(room, world.best_of) + 1):
+                yield Call("admit", (fresh, prompt), {"best_of": count})
         for number, seq in sorted(self.seqs.items()):
             tokens = tuple(seq.get_token_ids())
             if seq.status is RUNNING:
-                for token in self._letters(tokens) if len(tokens) < world.num_tokens else ():
-                    yield Call("append_token", (number, token))
+                most = min(world.num_appended, world.num_tokens - len(tokens))
+                for appended in self._prompts(tokens, len(tokens) + most):
+                    yield Call("append_tokens", (number, *appended[len(tokens) :]))
+                    for slots in range(1, world.num_lookahead + 1):
+                        said = {"lookahead": slots}
+                        yield Call("append_tokens", (number, *appended[len(tokens) :]), said)
                 if room and "fork" in world.calls:
                     yield Call("fork_sequence", (number, fresh))
                 if world.num_host_blocks:
                     yield Call("move_out", (number,))
+                    for other, each in sorted(self.seqs.items()):
+                        if each.status is SWAPPED:
+                            yield Call("move_out", (number,), {"swap_in": other})
             else:
                 yield Call("move_in", (number,))
             yield Call("free_sequence", (number,))
@@ -95,13 +111,17 @@ class CachingEngine(FacadeEngine):
     def perform(self, call: Call) -> bool:
         self.now += 1.0
         move: Any = getattr(self, f"do_{call.name}")
-        done: bool = move(*call.args)
+        done: bool = move(*call.args, **call.options)
+        if self.world.looks:
+            for number in self.seqs:
+                self.manager.block_tables[number].blocks  # noqa: B018 # objects are made by a look
         return done
 
-    def do_admit(self, number: int, prompt: tuple[int, ...]) -> bool:
+    def do_admit(self, number: int, prompt: tuple[int, ...], *, best_of: int = 1) -> bool:
         manager, size = self.manager, self.world.block_size
-        seq = Sequence(number, list(prompt))
-        group = SequenceGroup(str(number), [seq])
+        ids = [n for n in range(self.world.num_sequences) if n not in self.seqs][:best_of]
+        seqs = [Sequence(each, list(prompt)) for each in ids]
+        group = SequenceGroup(str(number), seqs)
         free, most = manager.get_num_free_gpu_blocks(), -(-len(prompt) // size)
         if manager.max_block_sliding_window is not None:
             most = min(most, manager.max_block_sliding_window)
@@ -112,42 +132,41 @@ class CachingEngine(FacadeEngine):
         status = manager.can_allocate(group)
         if status is not expected:
             detail = f"{most} blocks of a prompt, {free} free: {status.name}, not {expected.name}"
-            raise InvariantViolation("ADMIT-EXACT", detail)
-        cached = manager.get_num_cached_tokens(seq)
+            name = "ADMIT-NEVER" if AllocStatus.NEVER in (status, expected) else "ADMIT-EXACT"
+            raise InvariantViolation(name, detail)
+        cached = [manager.get_num_cached_tokens(seq) for seq in seqs]
         needed = self._needed("device", [tuple(prompt)])
         done, _ = self.try_call(
             f"a prompt of {len(prompt)} tokens", lambda: manager.allocate(group), needed, free
         )
-        if not done:
-            manager.remove_seq_from_computed_blocks_tracker(seq)
-            return False
-        seq.status = RUNNING
-        self.seqs[number] = seq
-        self._schedule(seq, cached)
-        return True
+        for seq, num_cached in zip(seqs, cached, strict=True):
+            if not done:
+                manager.remove_seq_from_computed_blocks_tracker(seq)
+                continue
+            seq.status = RUNNING
+            self.seqs[seq.seq_id] = seq
+            self._schedule(seq, num_cached)
+        return done
 
-    def do_append_token(self, number: int, token: int) -> bool:
+    def do_append_tokens(self, number: int, *tokens: int, lookahead: int = 0) -> bool:
         manager, old = self.manager, self.seqs[number]
         group = SequenceGroup(str(number), [seq := old.fork(number)])
-        seq.append_token_id(token)
-        table, free = manager.block_tables[number], manager.get_num_free_gpu_blocks()
-        last = table.blocks[-1]
-        needed: Any = 1
-        if len(old.get_token_ids()) % self.world.block_size:
-            owners = manager.block_allocator.backing.ref_count(_id(last))
-            needed = int(owners > 1)
-        if self.world.window is not None:
-            needed = None  # what leaves the window makes room
-        elif manager.can_append_slots(group, 0) and needed > free:
-            raise InvariantViolation("ADMIT-EXACT", f"can_append_slots with {free} blocks free")
-        done, pairs = self.try_call(
-            f"sequence {number}", lambda: manager.append_slots(seq, 0), needed, free
+        for token in tokens:
+            seq.append_token_id(token)
+        free, needed = (
+            manager.get_num_free_gpu_blocks(),
+            self._needed_to_append(old, seq, lookahead),
         )
+        if needed is not None and manager.can_append_slots(group, lookahead) and needed > free:
+            detail = f"can_append_slots of {len(tokens)} and {lookahead} with {free} blocks free"
+            raise InvariantViolation("ADMIT-EXACT", detail)
+        call = partial(manager.append_slots, seq, lookahead)
+        done, pairs = self.try_call(f"sequence {number}", call, needed, free)
         if not done:
             return False
         self.said.append((CopyOnWrite, pairs, False))
         self.seqs[number] = seq
-        self._schedule(seq, len(seq.get_token_ids()) - 1)
+        self._schedule(seq, len(old.get_token_ids()))
         return True
 
     def do_fork_sequence(self, number: int, child: int) -> bool:
@@ -160,8 +179,14 @@ class CachingEngine(FacadeEngine):
         self.manager.free(self.seqs.pop(number))
         return True
 
-    def do_move_out(self, number: int) -> bool:
-        return self._swap(number, "host")
+    def do_move_out(self, number: int, swap_in: int | None = None) -> bool:
+        if not self._swap(number, "host"):
+            return False
+        if swap_in is not None:
+            group = SequenceGroup(str(swap_in), [self.seqs[swap_in]])
+            if self.manager.can_swap_in(group, 0) is AllocStatus.OK:
+                self._swap(swap_in, "device")
+        return True
 
     def do_move_in(self, number: int) -> bool:
         return self._swap(number, "device")
@@ -251,13 +276,23 @@ class CachingEngine(FacadeEngine):
             needed += len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
         return needed
 
+    def _needed_to_append(self, old: Sequence, new: Sequence, lookahead: int) -> int | None:
+        """New blocks, and copies of shared ones that are written; None: the window makes room."""
+        if self.world.window is not None:
+            return None
+        blocks = self.manager.block_tables[old.seq_id].physical_block_ids
+        first, end = (len(seq.get_token_ids()) for seq in (old, new))
+        size, owners = self.world.block_size, self.manager.block_allocator.backing.ref_count
+        written = blocks[first // size : -(-end // size)]
+        added = max(0, -(-(end + lookahead) // size) - len(blocks))
+        return added + sum(owners(block) > 1 for block in written)
+
     def _table(self, number: int) -> list[Place]:
         num_blocks = self.world.num_blocks
-        places: list[Place] = []
-        for block in self.manager.block_tables[number].blocks:
-            at = _id(block)
-            places.append(("device", at) if at < num_blocks else ("host", at - num_blocks))
-        return places
+        return [
+            ("device", at) if at < num_blocks else ("host", at - num_blocks)
+            for at in self.manager.block_tables[number].physical_block_ids
+        ]
 
     def _null(self) -> int | None:
         allocator = self.manager.block_allocator
@@ -271,11 +306,12 @@ class CachingEngine(FacadeEngine):
             each._block_tracker[at] for each in allocators for at in sorted(each._block_tracker)
         ]
 
-    def _prompts(self, prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(prefix) < self.world.num_prompt:
+    def _prompts(self, prefix: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+        """All that goes on from a prefix, up to a length."""
+        if len(prefix) < most:
             for token in self._letters(prefix):
                 yield (*prefix, token)
-                yield from self._prompts((*prefix, token))
+                yield from self._prompts((*prefix, token), most)
 
     def _letters(self, prefix: tuple[int, ...]) -> list[int]:
         """The tokens that are known behind a prefix, and a fresh one."""

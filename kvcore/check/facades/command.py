@@ -45,6 +45,9 @@ def run_facade(
     progress: is told how far each is; end: that it is done. Raises BadOptions, BackendMissing.
     """
     facade = _facade(options)
+    if options.list:
+        print(_listed(facade, as_json=options.json))
+        return 0
     if options.mutants:
         return _hunt(options, facade)
     worlds = _worlds(options, facade)
@@ -128,6 +131,14 @@ def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorl
     if wrong:
         raise BadOptions(f"tokens do not matter to {facade.name}: leave --letters out")
     return {"given": attrs.evolve(first, **sizes)}
+
+
+def _listed(facade: Facade, *, as_json: bool) -> str:
+    """The worlds of a facade, one a line."""
+    if as_json:
+        return json.dumps({name: _plain(facade, name) for name in facade.worlds})
+    width = max(map(len, facade.worlds))
+    return "\n".join(f"{name:<{width}}  {_said(each)}" for name, each in facade.worlds.items())
 
 
 def _said(world: FacadeWorld) -> str:

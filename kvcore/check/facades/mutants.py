@@ -21,7 +21,9 @@ from kvcore.check.search import check
 from kvcore.commands import Batch, SwapOut, close
 from kvcore.hash_index import HashIndexDraft
 from kvcore.legacy.backing import Backing
-from kvcore.legacy.block_allocator import BlockTable
+from kvcore.legacy.block_allocator import BlockAllocator, BlockTable
+from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager as CachingManager
+from kvcore.legacy.block_space_manager import BlockSpaceManager as SpaceManager
 from kvcore.legacy.block_table import BlockTable as CachingTable
 from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
 from kvcore.legacy.tier_allocator import TierAllocator
@@ -82,37 +84,83 @@ def hunt(mutant: FacadeMutant, *, max_states: int = 3000) -> Report:
         return check(FacadeModel(make, facade.known), max_states=max_states)
 
 
-@facade_mutant("v0.3", "window", "REF", rows=(22, 24))
+@facade_mutant("v0.3", "window", "REF", rows=(22,))
 def m_ring_given_back_twice(patcher: Patcher) -> None:
     """A ring's blocks are given back once for each place that names them."""
     patcher.setattr(BlockTable, "distinct", lambda self: list(self.numbers))
 
 
-@facade_mutant("v0.3", "plain", "REF", rows=(24,))
+@facade_mutant("v0.3", "window", "REF", rows=(24,))
+def m_fork_counts_occurrences(patcher: Patcher) -> None:
+    """A fork owns a ring's block once for each place that names it, and gives it back once."""
+
+    def fork(self: Any, parent_seq: Any, child_seq: Any) -> None:
+        table = self.block_tables[parent_seq.seq_id]
+        table.allocator.hold(table.numbers)
+        self.block_tables[child_seq.seq_id] = table.copy()
+
+    patcher.setattr(SpaceManager, "fork", fork)
+
+
+@facade_mutant("v0.3", "prefix", "ATOMIC-FAIL")
+def m_prompt_stops_half_way(patcher: Patcher) -> None:
+    """A prompt's blocks are taken one by one, and those taken stay where there is no next one."""
+    take = BlockAllocator.take
+
+    def one_by_one(self: BlockAllocator, count: int, kind: str, name: object) -> tuple[int, ...]:
+        return tuple(take(self, 1, kind, name)[0] for _ in range(count))
+
+    patcher.setattr(BlockAllocator, "take", one_by_one)
+
+
+@facade_mutant("v0.3", "watermark", "ADMIT-NEVER", rows=(66,))
+def m_never_is_later(patcher: Patcher) -> None:
+    """A group that can never fit is told to wait."""
+    patcher.setattr(SpaceManager, "can_allocate", later_for_never(SpaceManager.can_allocate))
+
+
+@facade_mutant("v0.3", "plain", "REF", rows=(41,))
 def m_fork_owns_nothing(patcher: Patcher) -> None:
     """A fork gets its parent's table and no part in its blocks."""
 
     def fork(self: Any, parent_seq: Any, child_seq: Any) -> None:
         self.block_tables[child_seq.seq_id] = self.block_tables[parent_seq.seq_id].copy()
 
-    from kvcore.legacy.block_space_manager import BlockSpaceManager
-
-    patcher.setattr(BlockSpaceManager, "fork", fork)
+    patcher.setattr(SpaceManager, "fork", fork)
 
 
 @facade_mutant("v0.3", "swap", "KV-READ", rows=(63,))
 def m_swaps_out_last(patcher: Patcher) -> None:
     """In one step blocks are swapped in, before what leaves the same blocks is swapped out."""
-    take_batch = Backing.take_batch
-
-    def reordered(self: Backing) -> Batch:
-        batch = take_batch(self)
-        return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
-
-    patcher.setattr(Backing, "take_batch", reordered)
+    swap_out_last(patcher)
 
 
-@facade_mutant("v0", "caching", "IDX-SOUND")
+@facade_mutant("v0", "exchange", "KV-READ", rows=(63,))
+def m_swaps_out_late(patcher: Patcher) -> None:
+    """The same of V0: what leaves a block is copied after what comes to it."""
+    swap_out_last(patcher)
+
+
+@facade_mutant("v0", "watermark", "ADMIT-NEVER", rows=(66,))
+def m_never_waits(patcher: Patcher) -> None:
+    """A group whose prompt can never fit is told to wait."""
+    patcher.setattr(CachingManager, "can_allocate", later_for_never(CachingManager.can_allocate))
+
+
+@facade_mutant("v0", "lookahead", "ATOMIC-FAIL")
+def m_append_stops_half_way(patcher: Patcher) -> None:
+    """Blocks for tokens and slots behind them are taken one by one, as far as they go."""
+    add = CachingTable._add
+
+    def one_by_one(self: Any, num_blocks: int, extra_hash: int | None) -> None:
+        for _ in range(num_blocks):
+            add(self, 1, extra_hash)
+
+    patcher.setattr(CachingTable, "_check_room", lambda *_: None)
+    patcher.setattr(CachingTable, "_add", one_by_one)
+
+
+@facade_mutant("v0", "caching", "IDX-SOUND", rows=(1,))
 def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
     """An evicted block is still found under its old key."""
     patcher.setattr(HashIndexDraft, "remove", lambda *_: False)
@@ -139,7 +187,7 @@ def m_newest_leaves_first(patcher: Patcher) -> None:
     patcher.setattr(RankedDraft, "place", place)
 
 
-@facade_mutant("v0", "naive", "KV-READ")
+@facade_mutant("v0", "naive", "KV-READ", rows=(41,))
 def m_shared_block_written_in_place(patcher: Patcher) -> None:
     """A block that a fork shares is written without a copy."""
     patcher.setattr(TierAllocator, "own", lambda _, block_id: block_id)
@@ -158,6 +206,27 @@ def m_passed_block_given_back_twice(patcher: Patcher) -> None:
         held.block_ids, held.num_null = known, 0
 
     patcher.setattr(CachingTable, "_drop_passed", drop_and_keep)
+
+
+def later_for_never(can_allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """The question, with LATER for NEVER."""
+
+    def asked(self: Any, *args: Any) -> Any:
+        status = can_allocate(self, *args)
+        return type(status).LATER if status.name == "NEVER" else status
+
+    return asked
+
+
+def swap_out_last(patcher: Patcher) -> None:
+    """Reorder each batch."""
+    take_batch = Backing.take_batch
+
+    def reordered(self: Backing) -> Batch:
+        batch = take_batch(self)
+        return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
+
+    patcher.setattr(Backing, "take_batch", reordered)
 
 
 def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:

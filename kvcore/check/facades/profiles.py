@@ -22,7 +22,8 @@ FacadeWorld = SpaceWorld | CachingWorld
 FORK, NONE = frozenset({"fork"}), frozenset[str]()
 
 JUDGED = (
-    *("REF", "PARTITION", "FQ-UNIQ", "LEAK", "NOCRASH", "ATOMIC-FAIL", "ADMIT-EXACT", "KV-READ"),
+    *("REF", "PARTITION", "FQ-UNIQ", "LEAK", "NOCRASH", "ATOMIC-FAIL", "KV-READ"),
+    *("ADMIT-EXACT", "ADMIT-NEVER"),
     *("CMD-HAZARD", "CMD-COPYSET", "CMD-EVICT-FIRST", "CMD-COW-SRC", "CMD-ORDER", "CMD-COMPLETE"),
 )
 OWN = {
@@ -31,28 +32,28 @@ OWN = {
 }
 """Sentences of properties that the facades alone have."""
 
-NO_REQUESTS = "the facade keeps tables itself: the core knows no request"
-NO_FLIGHT = "each call is a batch that ends before the next"
-NO_SCHEDULER = "which sequence runs is the engine's choice, and the facade has no preemption"
-NO_GROUPS = "there is one group"
+TABLES = "tables are lists of the facade, which no command mirrors (S002-66, S003-06, 34)"
+MARKS = "what is computed is the caller's to say (S002-39, S003-26, 30)"
+OWN_HASHES = "a hash belongs to a block or to a tracker, not to a request (S002-53, 60; S003-12)"
+AT_ONCE = (
+    "no call leaves work behind: copies are returned, to be done at once (S002-34, S003-20, 28)"
+)
+CALLER = "statuses and what runs next are the caller's (S002-72, S003-30)"
+ONE_GROUP = "a sequence has one table, for all layers (S002-66, S003-06)"
 NO_EVENTS = "the facades make no events"
 OWN_KINDS = "it judges what users bring"
 LIFTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            *("ROWS", "OPEN-BATCH", "TABLEN", "WAIT-EMPTY", "REQ-HASH", "CACHED-COUNT"),
-            *("COMPUTED", "TABLE-MIRROR", "OWNER-MIRROR", "COMPUTED-RULE", "DRAFT"),
-            *("FULLHIT", "HIT-FRESH", "HIT-PINNED", "PUBLISHED", "CACHE-KEY", "HIT-LONGEST"),
-        ),
-        NO_REQUESTS,
-    ),
-    **dict.fromkeys(
-        ("QUARANTINE", "IN-FLIGHT", "OPERATIONS", "CMD-INFLIGHT", "DRAIN", "ZEROED"), NO_FLIGHT
-    ),
-    **dict.fromkeys(
-        ("DEADLOCK-FREE", "PREEMPT-GAIN", "SWAP-RETURN", "NO-THRASH", "L-ADMIT"), NO_SCHEDULER
-    ),
-    **dict.fromkeys(("GROUP-AGREE", "CROSS", "CAP", "KEY-GRAN"), NO_GROUPS),
+    **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
+    "WAIT-EMPTY": "who waits has no table at all (S002-66, S003-11, 34)",
+    **dict.fromkeys(("COMPUTED", "COMPUTED-RULE", "DRAFT", "PUBLISHED"), MARKS),
+    **dict.fromkeys(("REQ-HASH", "CACHED-COUNT", "CACHE-KEY"), OWN_HASHES),
+    "FULLHIT": "a full hit is left to the caller (X-06)",
+    **dict.fromkeys(("QUARANTINE", "IN-FLIGHT", "OPERATIONS", "CMD-INFLIGHT", "DRAIN"), AT_ONCE),
+    "ZEROED": "blocks are taken as they are (S002-14, S003-02)",
+    **dict.fromkeys(("DEADLOCK-FREE", "PREEMPT-GAIN", "SWAP-RETURN", "NO-THRASH"), CALLER),
+    "L-ADMIT": CALLER,
+    **dict.fromkeys(("GROUP-AGREE", "CAP", "KEY-GRAN"), ONE_GROUP),
+    "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",
@@ -85,9 +86,9 @@ FACADES: dict[str, Facade] = {
     "v0.3": Facade(
         name="v0.3",
         sentence="kvcore.legacy.block_space_manager",
-        judged=(*JUDGED, "ADMIT-NEVER"),
+        judged=JUDGED,
         lifted={
-            "NULL": "there is no null block",
+            "NULL": "there is no null block: a window is a ring (S003-14, X-11)",
             "NULL-PREFIX": "a window is a ring, without null blocks (S003-14, X-11)",
             "NO-ALIAS": "a ring names one block at several places (S003-14)",
             "WRITE-EXCL": "the first sequence of a group writes the prompt for all (S003-10)",
@@ -96,6 +97,7 @@ FACADES: dict[str, Facade] = {
                 (
                     *("IDX-SOUND", "IDX-COMPLETE", "CACHE-KV", "HASH-MONO", "HASH-INJ", "KEY-SEP"),
                     *("PREFIX-CLOSED", "EVICT-ORDER", "HIT-PRESERVE"),
+                    *("HIT-FRESH", "HIT-PINNED", "HIT-LONGEST"),
                 ),
                 "no content has a key: prefixes are shared by hand (S003-12, 13)",
             ),
@@ -103,11 +105,14 @@ FACADES: dict[str, Facade] = {
         },
         worlds={
             "plain": SpaceWorld(),
-            "watermark": SpaceWorld(watermark=0.5, num_tokens=3),
+            "watermark": SpaceWorld(watermark=0.5, num_tokens=3, num_prompt=5),
             "siblings": SpaceWorld(
                 num_blocks=3, num_sequences=3, num_tokens=3, num_prompt=2, best_of=3, calls=NONE
             ),
-            "window": SpaceWorld(num_blocks=3, num_tokens=6, window=4, calls=FORK),
+            "window": SpaceWorld(
+                num_blocks=3, num_tokens=6, window=4, copy_reused=True, calls=FORK
+            ),
+            "ring": SpaceWorld(num_blocks=3, num_host_blocks=2, num_tokens=6, window=4, calls=NONE),
             "prefix": SpaceWorld(num_blocks=3, num_tokens=3, with_prefix=True),
             "swap": SpaceWorld(num_blocks=3, num_host_blocks=2, num_tokens=3),
         },
@@ -126,9 +131,11 @@ FACADES: dict[str, Facade] = {
             "HASH-MONO": "judged through KV-READ: a promoted block may take another's id (S002-31)",
             "HASH-INJ": "hashes are Python's, 64 bits wide (S002-54)",
             "KEY-SEP": "the extra hash is the caller's (S002-54, 60)",
-            "CACHE-KV": "judged through KV-READ of hits",
-            "HIT-PRESERVE": "judged through KV-READ of hits",
-            "ADMIT-NEVER": "a prompt is judged with its hits counted as new (S002-72)",
+            "CACHE-KV": "the seed's blocks count as computed from a mark on (S002-39, 40)",
+            "HIT-PRESERVE": "a hit marks its block as computed (S002-10, 31)",
+            "HIT-PINNED": "a block is found and taken in one call (S002-08)",
+            "HIT-FRESH": "while a prompt waits, the first answer is kept (S002-61)",
+            "HIT-LONGEST": "what the step before did not mark is not found (S002-44, 46)",
         },
         worlds={
             "caching": CachingWorld(num_blocks=2, num_tokens=3, num_prompt=2, calls=FORK),
@@ -136,9 +143,42 @@ FACADES: dict[str, Facade] = {
                 num_blocks=2, num_host_blocks=1, num_tokens=2, num_letters=1, calls=FORK
             ),
             "window": CachingWorld(
-                num_blocks=5, num_sequences=1, num_tokens=10, num_letters=1, window=2
+                num_blocks=5, num_sequences=1, num_tokens=10, num_letters=1, window=2, looks=True
             ),
             "naive": CachingWorld(caching=False, num_host_blocks=1, num_tokens=3, num_prompt=2),
+            "exchange": CachingWorld(
+                caching=False, num_blocks=2, num_host_blocks=2, num_tokens=2, calls=NONE
+            ),
+            "promoted": CachingWorld(
+                num_sequences=1,
+                num_letters=1,
+                num_prompt=1,
+                num_appended=3,
+                num_lookahead=1,
+                looks=True,
+                calls=NONE,
+            ),
+            "watermark": CachingWorld(
+                caching=False, num_letters=1, num_tokens=5, num_prompt=5, watermark=0.4, calls=NONE
+            ),
+            "lookahead": CachingWorld(
+                caching=False,
+                num_letters=1,
+                num_prompt=2,
+                calls=NONE,
+                best_of=2,
+                num_appended=2,
+                num_lookahead=2,
+            ),
+            "passed": CachingWorld(
+                caching=False,
+                num_host_blocks=2,
+                num_letters=1,
+                num_tokens=5,
+                num_prompt=1,
+                window=2,
+                calls=FORK,
+            ),
         },
     ),
 }

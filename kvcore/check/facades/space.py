@@ -46,7 +46,9 @@ class SpaceWorld:
 
     num_sequences, num_tokens: at most so many at a time, of so many tokens. num_prompt: of a new
     one. best_of: the most sequences that a group begins with. window: tokens that a query sees.
-    with_prefix: whether groups may share a prefix of one block.
+    copy_reused: whether a ring's block that others hold is copied before it is written again; else
+    siblings in a window read each other's tokens (S003-19). with_prefix: whether groups may share a
+    prefix of one block.
     """
 
     num_blocks: int = 4
@@ -57,6 +59,7 @@ class SpaceWorld:
     num_prompt: int = 3
     best_of: int = 1
     window: int | None = None
+    copy_reused: bool = False
     watermark: float = 0.0
     with_prefix: bool = False
     calls: frozenset[str] = frozenset({"fork", "reset"})
@@ -76,7 +79,7 @@ class SpaceEngine(FacadeEngine):
             world.num_host_blocks,
             world.watermark,
             world.window,
-            copy_reused=True,
+            copy_reused=world.copy_reused,
             backend=backend,
         )
         self.groups: list[SequenceGroup] = []
