@@ -37,10 +37,16 @@ class Engine:
     """A manager, a cache that follows its batches, and what each sequence should read."""
 
     def __init__(
-        self, backend: Backend, num_gpu: int = 12, num_cpu: int = 8, window: int | None = None
+        self,
+        backend: Backend,
+        num_gpu: int = 12,
+        num_cpu: int = 8,
+        window: int | None = None,
+        *,
+        copy_reused: bool = False,
     ) -> None:
         self.manager = BlockSpaceManager(
-            *(SIZE, num_gpu, num_cpu, 0.0, window), copy_reused=True, backend=backend
+            *(SIZE, num_gpu, num_cpu, 0.0, window), copy_reused=copy_reused, backend=backend
         )
         layout = CacheLayout(num_layers=2, num_kv_heads=1, head_dim=2, block_size=SIZE)
         self.cache = Cache(layout, num_gpu, num_cpu, guard=True)
@@ -172,7 +178,7 @@ def test_swaps_bring_back_what_was_there(backend: Backend) -> None:
 
 
 def test_a_window_keeps_its_last_tokens_through_forks_and_swaps(backend: Backend) -> None:
-    engine = Engine(backend, window=4)
+    engine = Engine(backend, window=4, copy_reused=True)
     group = make_group(1, 1, 7)
     (parent,) = engine.admit(group, 7)
     engine.check([parent])
@@ -188,9 +194,43 @@ def test_a_window_keeps_its_last_tokens_through_forks_and_swaps(backend: Backend
         engine.check([parent, child])
 
 
+def test_rings_that_nobody_shares_keep_their_tokens_by_default(backend: Backend) -> None:
+    engine = Engine(backend, 4, 4, window=4)
+    first, second = make_group(1, 1, 7), make_group(2, 1, 3)
+    engine.admit(first, 7)
+    engine.admit(second, 3)
+    for _ in range(3):
+        engine.append([*first.get_seqs(), *second.get_seqs()])
+        engine.check([*first.get_seqs(), *second.get_seqs()])
+    assert engine.manager.get_num_free_gpu_blocks() == 0
+    engine.swap(first, SWAPPED)
+    third = make_group(3, 1, 8)
+    engine.admit(third, 8)  # its ring has the blocks that the first one had
+    engine.check([*first.get_seqs(), *second.get_seqs(), *third.get_seqs()])
+    engine.manager.free(third.find(3))
+    engine.apply()
+    engine.swap(first, RUNNING)
+    for _ in range(5):
+        engine.append([*first.get_seqs(), *second.get_seqs()])
+        engine.check([*first.get_seqs(), *second.get_seqs()])
+
+
+def test_siblings_of_a_window_write_into_one_ring_by_default(backend: Backend) -> None:
+    engine = Engine(backend, window=4)
+    group = make_group(1, 1, 7)
+    (parent,) = engine.admit(group, 7)
+    child = engine.fork(group, parent, 2)
+    engine.append([parent, child])  # the last slot of a block: copied as without a window
+    engine.check([parent, child])
+    engine.append([parent, child])  # the ring's next block, where the child's token replaces
+    with pytest.raises(AssertionError):
+        engine.check([parent])
+    engine.check([child])
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_prefix_is_read_by_all_who_share_it(backend: Backend, window: int | None) -> None:
-    engine = Engine(backend, 18, window=window)
+    engine = Engine(backend, 18, window=window, copy_reused=window is not None)
     prefix = Prefix([0] * 4, SIZE)
     first = make_group(1, 1, 7, prefix)
     engine.admit(first, 7)
@@ -211,7 +251,8 @@ def test_a_prefix_is_read_by_all_who_share_it(backend: Backend, window: int | No
 @pytest.mark.parametrize("seed", range(6))
 def test_a_random_engine_reads_what_it_wrote(backend: Backend, seed: int) -> None:
     rng = random.Random(seed)
-    engine = Engine(backend, 12, 8, rng.choice([None, 4, 6]))
+    window = rng.choice([None, 4, 6])
+    engine = Engine(backend, 12, 8, window, copy_reused=window is not None)
     groups: list[SequenceGroup] = []
     next_id, done = 0, 0
     for _ in range(NUM_STEPS):
