@@ -47,9 +47,14 @@ class Space:
         yield "allocate, 32 blocks", for_each(manager.allocate, groups)
         self._turn(SequenceStatus.RUNNING)
         yield "can_append_slot", for_each(manager.can_append_slot, groups)
-        for name in ("append_slot, a new block", "append_slot, in place"):
+        for name, count in (
+            ("append_slot, the first new block", 1),
+            ("append_slot, a new block", SIZE),
+            ("append_slot, in place", 1),
+        ):
             for seq in (*seqs, *children):
-                seq.append_token_id(1)
+                for _ in range(count):
+                    seq.append_token_id(1)
             yield name, for_each(manager.append_slot, seqs)
         yield "fork", for_each(manager.fork, seqs[::2], children)
         for group, child in zip(groups, children, strict=True):
@@ -58,10 +63,10 @@ class Space:
             child.append_token_id(1)
         yield "append_slot, a copy", for_each(manager.append_slot, children)
         yield "can_swap_out", for_each(manager.can_swap_out, groups)
-        yield "swap_out, 35 blocks", for_each(manager.swap_out, groups)
+        yield "swap_out, 36 blocks", for_each(manager.swap_out, groups)
         self._turn(SequenceStatus.SWAPPED)
         yield "can_swap_in", for_each(manager.can_swap_in, groups)
-        yield "swap_in, 35 blocks", for_each(manager.swap_in, groups)
+        yield "swap_in, 36 blocks", for_each(manager.swap_in, groups)
         yield "take_batch", manager.take_batch
         every = [seq for group in groups for seq in group.get_seqs()]
         yield "free", for_each(manager.free, every)

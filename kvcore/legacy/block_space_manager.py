@@ -165,7 +165,8 @@ class BlockSpaceManager:
         window = self.block_sliding_window
         while window is not None and len(table.numbers) < num_logical:
             table.reuse(window)
-        for each in waiting:
+        self.block_tables[waiting[0].seq_id] = table
+        for each in waiting[1:]:
             self.block_tables[each.seq_id] = table.copy()
 
     def can_append_slot(self, seq_group: SequenceGroup) -> bool:
