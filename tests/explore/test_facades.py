@@ -118,7 +118,7 @@ def test_every_property_is_judged_or_lifted_with_a_reason(name: str) -> None:
 
 def test_every_answer_of_can_allocate_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, manager in (("v0.3", SpaceManager), ("v0", CachingManager)):
-        seen = set()
+        seen: set[Any] = set()
         can_allocate: Any = manager.can_allocate
 
         def asked(*args: Any, ask: Any = can_allocate, said: set[Any] = seen) -> Any:
