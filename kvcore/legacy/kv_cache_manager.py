@@ -132,8 +132,9 @@ class KVCacheManager:
         asked = len(hashes)
         if asked and asked * self.block_size == request.num_tokens:
             asked -= 1
-        keys = keys_of(hashes[:asked], self.block_pool.backend)
-        blocks = self.specialized_manager.find_keys(keys, num_dropped=int(self.use_eagle))
+        blocks = self.specialized_manager.find_longest_cache_hit(
+            hashes[:asked], num_dropped=int(self.use_eagle)
+        )
         self._count(requests=1, queries=asked, hits=len(blocks))
         return blocks, len(blocks) * self.block_size
 

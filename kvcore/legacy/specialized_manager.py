@@ -32,15 +32,11 @@ class SpecializedManager(ABC):
         self.kv_cache_spec = kv_cache_spec
         self.block_pool = block_pool
 
+    @abstractmethod
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
     ) -> list[KVCacheBlock]:
         """The blocks of the longest hit of a chain. num_dropped: last ones that are not used."""
-        return self.find_keys(keys_of(block_hashes, self.block_pool.backend), num_dropped)
-
-    @abstractmethod
-    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
-        """The same by the keys of the hashes."""
 
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
@@ -69,11 +65,15 @@ class SpecializedManager(ABC):
 class FullAttentionManager(SpecializedManager):
     """Every query sees all tokens before it."""
 
-    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
         """From the left up to the first miss, less what is dropped."""
-        ask = self.block_pool.backing.blocks
-        if not keys or ask.lookup(keys[0], "device") is None:
+        ask, backend = self.block_pool.backing.blocks, self.block_pool.backend
+        first = keys_of(block_hashes[:1], backend)
+        if not first or ask.lookup(first[0], "device") is None:
             return []  # before the other keys are read
+        keys = keys_of(block_hashes, backend)
         hit = self.block_pool.blocks_at(ask.lookup_prefix(keys, "device"))
         return hit[: max(0, len(hit) - num_dropped)] if num_dropped else hit
 
@@ -94,11 +94,14 @@ class SlidingWindowManager(SpecializedManager):
         self.sliding_window = self.group.window or 1
         self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
 
-    def find_keys(self, keys: Sequence[bytes], num_dropped: int = 0) -> list[KVCacheBlock]:
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
         """The last run of enough blocks, less what is dropped behind it; null before it."""
         needed = self.sliding_window_contiguous_blocks + num_dropped
         run: list[KVCacheBlock] = []
         lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
+        keys = keys_of(block_hashes, self.block_pool.backend)
         for place in range(len(keys) - 1, -1, -1):
             found = lookup(keys[place])
             if found is None:
