@@ -49,6 +49,11 @@ class Naive:
                 seq.append_token_id(1)
             yield f"can_{name}", for_each(manager.can_append_slots, groups, ahead)
             yield name, for_each(manager.append_slots, seqs, ahead)
+        for seq in seqs:
+            seq.data.num_computed_tokens = len(seq.get_token_ids())
+            manager.get_num_cached_tokens(seq)
+        manager.mark_blocks_as_computed(groups[0], 1)
+        yield "get_num_cached_tokens", for_each(manager.get_num_cached_tokens, seqs)
         children = [seq.fork(NUM_GROUPS + seq.seq_id) for seq in seqs]
         yield "fork, 33 blocks", for_each(manager.fork, seqs, children)
         for group, child in zip(groups, children, strict=True):

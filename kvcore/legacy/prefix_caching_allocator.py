@@ -251,6 +251,8 @@ class PrefixCachingBlockAllocator(ContentAllocator):
     def find_cached_blocks_prefix(self, block_hashes: list[int]) -> list[int]:
         """The hashes up to the first whose block is not there, or not computed yet."""
         found = self._blocks.find_prefix(block_hashes)
+        if self._computed.issuperset(found):
+            return block_hashes[: len(found)]
         for length, (block_id, count) in enumerate(
             zip(found, self._blocks.ref_counts(found), strict=True)
         ):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcore.legacy.block_errors import require
-from kvcore.legacy.content_block import NONE_HASH, PrefixCachingBlock
+from kvcore.legacy.content_block import NONE_HASH, hash_chain
 from kvcore.legacy.interfaces import BlockId
 from kvcore.legacy.sequences import SequenceLike
+from kvcore.legacy.tier_blocks import keep_key
 
 
 class Finding(Protocol):
@@ -75,19 +76,15 @@ class ComputedBlocksTracker:
         """Hash the full blocks that came since the last call; all hashes, as a live list."""
         hashes = self._seq_id_to_blocks_hashes.get(seq.seq_id, [])
         token_ids, size, num_hashed = seq.get_token_ids(), self._block_size, len(hashes)
-        reason = "sequence {sequence} has {num_tokens} tokens, {num_hashed} were hashed"
         num_tokens, hashed = len(token_ids), num_hashed * size
-        fields = {"num_tokens": num_tokens, "num_hashed": hashed}
-        require(num_tokens >= hashed, reason, sequence=seq.seq_id, **fields)
-        extra_hash, parent = seq.extra_hash(), hashes[-1] if hashes else None
-        fresh = []
-        for start in range(hashed, num_tokens - size + 1, size):
-            tokens = token_ids[start : start + size]
-            parent = PrefixCachingBlock.hash_block_tokens(
-                parent is None, parent, tokens, extra_hash
-            )
-            fresh.append(parent)
-        hashes.extend(fresh)
+        if num_tokens < hashed:
+            reason = "sequence {sequence} has {num_tokens} tokens, {num_hashed} were hashed"
+            fields = {"num_tokens": num_tokens, "num_hashed": hashed}
+            require(False, reason, sequence=seq.seq_id, **fields)
+        if num_tokens >= hashed + size:
+            parent, extra_hash = hashes[-1] if hashes else None, seq.extra_hash()
+            fresh = hash_chain(token_ids[hashed:], size, parent, extra_hash)
+            hashes += map(keep_key, fresh)
         self._seq_id_to_blocks_hashes[seq.seq_id] = hashes
         return hashes
 

@@ -60,6 +60,30 @@ def hash_of_key(key: bytes) -> int:
     return content_hash - 2 * _LIMIT if content_hash >= _LIMIT else content_hash
 
 
+def _keys_up_to_none(content_hashes: Iterable[int]) -> list[bytes]:
+    """The keys of content hashes up to the first that has none."""
+    keys = []
+    for content_hash in content_hashes:
+        try:
+            keys.append(key_of_hash(content_hash))
+        except (TypeError, OverflowError):
+            break
+    return keys
+
+
+class KeyedHash(int):
+    """A content hash that keeps its key, for who asks for it again and again."""
+
+    key: bytes
+
+
+def keep_key(content_hash: int) -> KeyedHash:
+    """The same content hash with its key. Raises OverflowError."""
+    kept = KeyedHash(content_hash)
+    kept.key = key_of_hash(content_hash)
+    return kept
+
+
 class TierBlocks:
     """One tier of a backing, its blocks named by ids of a caller."""
 
@@ -198,12 +222,10 @@ class TierBlocks:
 
     def find_prefix(self, content_hashes: Sequence[int]) -> list[int]:
         """The blocks of content hashes up to the first that has none."""
-        keys = []
-        for content_hash in content_hashes:
-            try:
-                keys.append(key_of_hash(content_hash))
-            except (TypeError, OverflowError):
-                break
+        try:
+            keys = [each.key for each in content_hashes]  # type: ignore[attr-defined] # of a KeyedHash
+        except AttributeError:
+            keys = _keys_up_to_none(content_hashes)
         if not keys or not self._sorted:
             return []
         return self.names(self.backing.blocks.lookup_prefix(keys, self.tier))

@@ -210,3 +210,30 @@ def test_a_call_asks_the_core_a_few_times_for_any_number_of_blocks(
     assert count(held) == [*marks, "release", "release"]
     # What is full was kept on the GPU; the parent's last block is not full.
     assert sum(isinstance(each, SwapIn) for each in held.take_batch()) == (1 if caching else 36)
+
+
+@pytest.mark.seed("S002-44", "S002-60")
+def test_what_is_cached_of_a_sequence_is_one_look_at_all_its_hashes(backend: Backend) -> None:
+    held = manager(backend, 64, 64, enable_caching=True)
+    seq, other = Sequence(0, range(32)), Sequence(1, [9] * 4)
+    for each in (seq, other):
+        held.get_num_cached_tokens(each)
+        admit(held, each)
+        each.data.num_computed_tokens = len(each.get_token_ids())
+    count(held)
+    assert held.get_num_cached_tokens(seq) == 0
+    assert count(held) == ["lookup_prefix", "ref_counts"]
+    held.mark_blocks_as_computed(SequenceGroup("r", [seq]), 0)
+    assert held.get_num_cached_tokens(seq) == 32
+    assert count(held) == ["lookup_prefix"]
+    assert held.get_common_computed_block_ids([seq]) == list(range(16))
+    assert count(held) == ["lookup_prefix"]
+    # What is done to the hashes by hand counts, whether they are plain ints or not.
+    tracker = held._computed_blocks_tracker
+    hashes = tracker._update_seq_hashes(seq)
+    foreign = tracker._update_seq_hashes(other)[0]
+    hashes[0] = foreign
+    hashes[1] = 5
+    assert held.get_num_cached_tokens(seq) == 2
+    hashes[:] = map(int, hashes)
+    assert held.get_num_cached_tokens(seq) == 2
