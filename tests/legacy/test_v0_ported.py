@@ -342,3 +342,30 @@ def test_naive_blocks_are_not_asked_when_they_were_used(backend: Backend) -> Non
     assert isinstance(unchanged(caching.mark_blocks_as_accessed, given=([99], 1.0)), KeyError)
     with pytest.raises(AssertionError, match="None"):
         caching.get_prefix_cache_hit_rate(None)
+
+
+@pytest.mark.parametrize("enable_caching", [False, True])
+def test_slots_ahead_alone_copy_nothing(backend: Backend, enable_caching: bool) -> None:
+    held = manager(backend, 3, 0, enable_caching=enable_caching)
+    seqs = [Sequence(seq_id, [1, 1, 1]) for seq_id in (0, 1)]
+    admit(held, *seqs)
+    assert held.append_slots(seqs[0], 2) == []
+    assert [held.get_block_table(seq) for seq in seqs] == [[0, 1, 2], [0, 1]]
+    seqs[1].append_token_id(1)
+    error = unchanged(held.append_slots, held, given=(seqs[1], 0))
+    assert isinstance(error, NoFreeBlocksError)
+
+
+def test_totals_do_not_hang_on_who_looked_when(backend: Backend) -> None:
+    totals = []
+    for looks in (False, True):
+        held, seq = manager(backend, enable_caching=True), Sequence(0, [1, 2, 3])
+        admit(held, seq)
+        held.append_slots(seq, 5)
+        if looks:
+            assert [block.num_tokens_total for block in held.block_tables[0].blocks] == [2, 3, 3, 3]
+        for token in (4, 5):
+            seq.append_token_id(token)
+            held.append_slots(seq, 0)
+        totals.append([block.num_tokens_total for block in held.block_tables[0].blocks])
+    assert totals == [[2, 4, 5, 5]] * 2
