@@ -184,6 +184,7 @@ def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: 
     facade = dict.fromkeys(noted, float("inf"))
     transitions, reads = dict(facade), dict(facade)
     for _ in range(rounds):
+        gc.collect()  # what the rounds before left is memory for this one
         for name, value in time_story(make(backend)).items():
             facade[name] = min(facade[name], value)
         for name, (changing, reading) in time_calls(make(backend).backing, noted).items():
