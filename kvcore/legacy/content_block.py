@@ -68,7 +68,8 @@ class PrefixCachingBlock(NaiveBlock):
         self._content_hash = content_hash
         self._computed = computed
         self.last_accessed = NEVER_ACCESSED
-        self._count_total()
+        before = 0 if prev_block is None else prev_block.num_tokens_total
+        self._num_tokens_total = before + len(token_ids)
 
     def append_token_ids(self, token_ids: list[int]) -> None:
         """Add tokens; a block that is full then is promoted, which may change its id.

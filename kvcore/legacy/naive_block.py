@@ -210,21 +210,13 @@ class NaiveBlockAllocator(TierAllocator):
     ) -> list[Block]:
         """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
         check_no_device(device)
-        return self.allocate_chunks(prev_block, block_token_ids, extra_hash)
-
-    def allocate_chunks(
-        self,
-        prev_block: Block | None,
-        chunks: Sequence[list[int]],
-        extra_hash: int | None = None,
-    ) -> list[Block]:
-        """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
-        for chunk in chunks:
-            if len(chunk) > self._block_size:
-                check_tokens(chunk, self._block_size, None)
+        for tokens in block_token_ids:
+            if len(tokens) > self._block_size:
+                check_tokens(tokens, self._block_size, None)
         made: list[Block] = []
-        for chunk, block_id in zip(chunks, self.take_empty(len(chunks)), strict=True):
-            prev_block = self.make(prev_block, chunk, block_id, extra_hash)
+        ids = self.take_empty(len(block_token_ids))
+        for tokens, block_id in zip(block_token_ids, ids, strict=True):
+            prev_block = self.make(prev_block, tokens, block_id, extra_hash)
             made.append(prev_block)
         return made
 

@@ -32,7 +32,7 @@ from kvcore.legacy.content_block import (
 from kvcore.legacy.evictor import EvictionPolicy, LRUEvictor, make_evictor
 from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.tier_allocator import check_no_device, check_tokens
+from kvcore.legacy.tier_allocator import check_no_device
 from kvcore.legacy.tier_blocks import TierBlocks, hash_of_key, key_of_hash, keys_of_hashes
 from kvcore.legacy.used_block import UsedBlock
 
@@ -86,35 +86,17 @@ class PrefixCachingBlockAllocator(ContentAllocator):
     ) -> list[Block]:
         """Full blocks, found or new, all or none. Raises WrongCall, NoFreeBlocksError."""
         check_no_device(device)
-        size = self._block_size
-        for num in map(len, block_token_ids):
-            if num != size:
-                reason = "a full block has {size} tokens, {num} are given"
-                require(False, reason, size=size, num=num)
-        return self.allocate_chunks(prev_block, block_token_ids, extra_hash)
-
-    def allocate_chunks(
-        self,
-        prev_block: Block | None,
-        chunks: Sequence[list[int]],
-        extra_hash: int | None = None,
-    ) -> list[Block]:
-        """Full blocks, found or new, and a last one that may be part full; all or none.
-
-        Raises WrongCall, NoFreeBlocksError.
-        """
         check_previous(prev_block)
-        hashes = self._hash_chunks(prev_block, chunks, extra_hash)
+        hashes = self._hash_blocks(prev_block, block_token_ids, extra_hash)
         size, before = self._block_size, 0 if prev_block is None else prev_block.num_tokens_total
-        lengths = range(before + size, before + size * len(chunks) + 1, size)
-        keys = [None if each is None else key_of_hash(each) for each in hashes]
-        ids, new = self._find_or_take(keys, lengths, f"{len(chunks)} blocks")
+        num = len(hashes)
+        lengths = range(before + size, before + size * num + 1, size)
+        ids, new = self._find_or_take(list(map(key_of_hash, hashes)), lengths, f"{num} blocks")
         made: list[Block] = []
-        for chunk, content_hash, block_id in zip(chunks, hashes, ids, strict=True):
+        for tokens, content_hash, block_id in zip(block_token_ids, hashes, ids, strict=True):
             is_hit = block_id not in new
             new.discard(block_id)  # where a content comes twice
-            known = (extra_hash, content_hash, is_hit)
-            prev_block = self.make(prev_block, chunk, block_id, *known)
+            prev_block = self.make(prev_block, tokens, block_id, extra_hash, content_hash, is_hit)
             made.append(prev_block)
         return made
 
@@ -292,23 +274,25 @@ class PrefixCachingBlockAllocator(ContentAllocator):
         self._computed: set[BlockId] = set()  # of blocks without owner it says nothing
         self.metric_data = CacheMetricData()
 
-    def _hash_chunks(
-        self, prev_block: Block | None, chunks: Sequence[list[int]], extra_hash: int | None
-    ) -> list[int | None]:
-        """The content hash of each full chunk, None for a part-full one. Raises WrongCall."""
-        hashes: list[int | None] = []
+    def _hash_blocks(
+        self, prev_block: Block | None, block_token_ids: list[list[int]], extra_hash: int | None
+    ) -> list[int]:
+        """The content hashes of full blocks behind another. Raises WrongCall."""
+        size, hash_block_tokens = self._block_size, PrefixCachingBlock.hash_block_tokens
         parent = None if prev_block is None else prev_block.content_hash
-        for chunk in chunks:
-            if len(chunk) != self._block_size:
-                check_tokens(chunk, self._block_size, None)
-                hashes.append(None)
-                continue
-            is_first = prev_block is None and not hashes
+        is_first = prev_block is None
+        hashes: list[int] = []
+        for tokens in block_token_ids:
+            num = len(tokens)
+            if num != size:
+                reason = "a full block has {size} tokens, {num} are given"
+                require(False, reason, size=size, num=num)
             if parent is None and not is_first:
                 reason = "{num} tokens cannot follow a block without content hash as a full block"
-                require(False, reason, num=len(chunk))
-            parent = PrefixCachingBlock.hash_block_tokens(is_first, parent, chunk, extra_hash)
+                require(False, reason, num=num)
+            parent = hash_block_tokens(is_first, parent, tokens, extra_hash)
             hashes.append(parent)
+            is_first = False
         return hashes
 
     def _find_or_take(

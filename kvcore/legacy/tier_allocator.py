@@ -197,18 +197,6 @@ class TierAllocator(BlockAllocator):
             self.adopt(block, block_id)
 
     @abstractmethod
-    def allocate_chunks(
-        self,
-        prev_block: Block | None,
-        chunks: Sequence[list[int]],
-        extra_hash: int | None = None,
-    ) -> list[Block]:
-        """Blocks of these tokens, all or none; the last one may be part full.
-
-        Raises WrongCall, NoFreeBlocksError.
-        """
-
-    @abstractmethod
     def fill(
         self, token_ids: list[int], extra_hash: int | None
     ) -> tuple[list[BlockId], list[bytes], set[int]]:
@@ -332,11 +320,6 @@ class TierAllocator(BlockAllocator):
         free, total = self._blocks.num_free(), len(self._blocks)
         return NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 
-    def check_fits(self, needed: int, who: str) -> None:
-        """Raise NoFreeBlocksError where fewer blocks are free."""
-        if needed > self._blocks.num_free():
-            raise self.shortage(needed, who)
-
     @abstractmethod
     def _new_object(self) -> PooledBlock:
         """A block object that is not filled yet."""
@@ -355,8 +338,8 @@ class TierAllocator(BlockAllocator):
     ) -> Block:
         """A block object, which may have been another one before."""
         block = self._block_pool.get()
-        known = (extra_hash, content_hash, computed)
-        block.begin(prev_block, token_ids, self._block_size, self, block_id, *known)
+        size = self._block_size
+        block.begin(prev_block, token_ids, size, self, block_id, extra_hash, content_hash, computed)
         return block
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvcore.commands import Tier
 from kvcore.hashing import HASH_SIZE, KEY_SIZE, make_key
@@ -222,9 +223,10 @@ class TierBlocks:
 
     def find_prefix(self, content_hashes: Sequence[int]) -> list[int]:
         """The blocks of content hashes up to the first that has none."""
+        kept: Any = content_hashes
         try:
-            keys = [each.key for each in content_hashes]  # type: ignore[attr-defined] # of a KeyedHash
-        except AttributeError:
+            keys = [each.key for each in kept]
+        except AttributeError:  # plain ints
             keys = _keys_up_to_none(content_hashes)
         if not keys or not self._sorted:
             return []
