@@ -112,22 +112,6 @@ def test_later_slots_fill_the_present_blocks_and_cache_them(backend: Backend) ->
     assert ids(manager.get_computed_blocks(Request("b", range(7)))) == [0, 1, 2]
 
 
-@pytest.mark.seed("S004-09")
-def test_what_was_filled_without_a_call_is_cached_with_the_next_block(backend: Backend) -> None:
-    manager = make(backend, num_preallocate_tokens=4)
-    request = Request("a", [0])
-    assert ids(manager.allocate_slots(request, 1, [])) == [0, 1, 2]
-    request.append_output_token_ids([1, 2])
-    request.num_computed_tokens = 2  # the engine asked nothing for token 1, which had room
-    assert manager.append_slots(request, 1) == []
-    assert manager.block_pool[0].block_hash is None, "nothing was filled"
-    request.append_output_token_ids(3)
-    request.num_computed_tokens = 3
-    assert manager.append_slots(request, 1) == []
-    assert ids(manager.get_computed_blocks(request)) == [0, 1]
-    manager.check()
-
-
 @pytest.mark.seed("S004-06", "S004-07")
 def test_a_request_that_grows_gets_room_ahead(backend: Backend) -> None:
     manager = make(backend, num_preallocate_tokens=3)  # two blocks
