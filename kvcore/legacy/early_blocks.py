@@ -21,28 +21,37 @@ ShownHash: TypeAlias = BlockHashType | bytes
 
 
 class Text:
-    """Tokens of a request behind its hits.
+    """Tokens of a request behind its hits, those that calls gave slots.
 
-    first: position of the first one in the request. before: the text of the last hit, and where in
-    it that hit begins.
+    first, end: position of the first one in the request, and of the one behind the last. before:
+    the text of the last hit, and where in it that hit begins. has_hole: whether a token before the
+    last got no slot, so that what is behind it can be no hit.
     """
 
-    __slots__ = ("_hashes", "before", "block_size", "first", "tokens")
+    __slots__ = ("_hashes", "before", "block_size", "end", "first", "has_hole", "tokens")
 
     def __init__(
         self, block_size: int, first: int, before: tuple[Text, int] | None, tokens: list[int]
     ) -> None:
         self.block_size = block_size
         self.first = first
+        self.end = first + len(tokens)
+        self.has_hole = False
         self.before = before
         self.tokens = tokens
         self._hashes: list[BlockHashType] = []
 
-    def grow(self, tokens: Sequence[int], end: int) -> None:
-        """Hold a request's tokens up to a position."""
-        known = self.first + len(self.tokens)
-        if end > known:
-            self.tokens += tokens[known:end]
+    def reaches(self, start: int) -> bool:
+        """Whether all tokens before a position got slots."""
+        return start <= self.end and not self.has_hole
+
+    def grow(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Hold a request's tokens between two positions."""
+        if start > self.end:
+            self.has_hole, self.end = True, start
+        if end > self.end:
+            self.tokens += tokens[self.end : end]
+            self.end = end
 
     def hold(self, blocks: Sequence[KVCacheBlock], at: int | None = None) -> None:
         """Be the text of these blocks. at: place of the first of them; None: where it begins."""

@@ -189,9 +189,9 @@ class KVCacheManager:
     def append_slots(self, request: EngineRequest, num_tokens: int) -> list[KVCacheBlock] | None:
         """Give a request slots for more tokens, behind those that it counts as computed.
 
-        Blocks that these fill are cached. Returns the new blocks, room ahead included; none where
-        the present ones have room, and None where they do not fit. Raises InvalidCount,
-        UnallocatedRequest, TooFewTokens, InvalidToken.
+        Blocks that these fill are cached, unless a token before them got no slot. Returns the new
+        blocks, room ahead included; none where the present ones have room, and None where they do
+        not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens)
         blocks = self.req_to_blocks.get(request.request_id)
@@ -209,12 +209,12 @@ class KVCacheManager:
             if end > len(tokens):
                 name = repr(request.request_id)
                 raise TooFewTokens(request=name, num_tokens=len(tokens), asked=end)
-            if end // size > start // size:
+            if end // size > start // size and (text is None or text.reaches(start)):
                 first, keys = self._keys_of_filled(tokens, blocks, end // size)
         if needed > 0 and needed > num_free:
             return None
         if text is not None:
-            text.grow(tokens, end)
+            text.grow(tokens, start, end)
         if needed <= 0:
             self._publish(blocks[first:] if keys else [], keys)
             return []

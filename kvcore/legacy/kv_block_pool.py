@@ -142,6 +142,8 @@ class BlockPool:
         blocks: all of the request, of this pool. Raises ForeignBlock, AlreadyHashed, UnusedBlock,
         TokensMissing.
         """
+        if num_cached_blocks == num_full_blocks:
+            return
         full = blocks[num_cached_blocks:num_full_blocks]
         self.check_own(full)
         for block in full:

@@ -209,6 +209,31 @@ def test_tokens_that_stand_for_images_are_hashed_as_well(backend: Backend) -> No
     manager.check()
 
 
+def test_a_block_with_a_token_that_got_no_slot_is_no_hit(backend: Backend) -> None:
+    """The release's scheduler asks one slot of a prompt that is found whole, and counts them all.
+
+    So of the block of 4..7 one token alone was computed; what is behind it was computed with it.
+    """
+    manager = make(backend)
+    admit(manager, "a", list(range(8)))
+    request = Request("b", list(range(8)))
+    hits = manager.get_computed_blocks(request)
+    hits.pop()
+    assert manager.allocate_slots(request, 1, hits) is not None
+    request.num_computed_tokens = 8
+    for token in range(100, 105):
+        append(manager, request, [token])
+    blocks = manager.req_to_blocks["b"]
+    expected = [(0, 1, 2, 3), (4, 100, 101, 102), [103, 104], []]
+    assert [block.token_ids for block in blocks] == expected
+    append(manager, request, [105, 106, 107])
+    assert [block.block_hash is None for block in blocks] == [False, True, True, True]
+    manager.free(Request("a", []))
+    admit(manager, "x", [7] * 16)
+    assert manager.get_computed_block_ids(Request("c", list(range(8)))) == [0]
+    manager.check()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_block_shows_what_its_requests_say(backend: Backend, seed: int) -> None:
     """Random requests of few tokens: hits, duplicates, chunks, evictions."""

@@ -281,3 +281,12 @@ def test_what_cannot_be_found_is_not_written(backend: Backend) -> None:
         with pytest.raises(ValueError, match=r"\d"):
             cached[record(7)] = wrong
         assert all_of(manager) == before
+
+
+def test_no_new_full_block_asks_for_no_hash(backend: Backend) -> None:
+    """Nothing is hashed and nothing is missed, whatever the lists hold."""
+    manager = make(backend)
+    hashes: list[BlockHashType] = []
+    request = EngineRequest("0", [1, 2])
+    manager.block_pool.cache_full_blocks(request, [], hashes, 3, 3, SIZE, hash)
+    assert hashes == []
