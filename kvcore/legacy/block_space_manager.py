@@ -171,8 +171,10 @@ class BlockSpaceManager:
 
     def can_append_slot(self, seq_group: SequenceGroup) -> bool:
         """Whether each running sequence could have a block; the watermark does not matter."""
-        num_seqs = len(seqs_of(seq_group, SequenceStatus.RUNNING))
-        return num_seqs <= self.get_num_free_gpu_blocks()
+        free = self._backing.blocks.num_free("device")
+        if len(seq_group.get_seqs()) <= free:  # whatever their statuses
+            return True
+        return len(seqs_of(seq_group, SequenceStatus.RUNNING)) <= free
 
     def append_slot(self, seq: Sequence) -> tuple[int, int] | None:
         """Make room for the newest token of a sequence; returns the copy that it takes, if any.
