@@ -2,13 +2,14 @@
 """The map from hashes to blocks of vLLM 0.8.5's pool, to look at and to write by hand.
 
 Rules: it is the core's index, which has it all; nothing is kept here. A block is found by one hash
-at most, and the one that was published first answers. A free block that is written in is found from
-then on and keeps its place in the queue. Source: S001-82. Twin: none.
+at most, and the one that was published first answers. A block that is written in stands under its
+own id, whatever id was said. A free one is found from then on and keeps its place in the queue.
+Source: S001-82. Twin: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcore.errors import WrongArgument
@@ -38,9 +39,9 @@ class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
         return self._pool.blocks[block_id]
 
     def __setitem__(self, block_id: int, block: KVCacheBlock) -> None:
-        """Raises ForeignBlock, AlreadyHashed, WrongArgument for the null block or another id."""
-        self.check({block_id: block})
-        if block_id not in self._places():
+        """Raises ForeignBlock, AlreadyHashed, and WrongArgument for the null block."""
+        self.check([block])
+        if block.block_id not in self._places():
             _publish(self._pool, block, self._record)
 
     def __delitem__(self, block_id: int) -> None:
@@ -52,15 +53,12 @@ class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
     def __len__(self) -> int:
         return len(self._places())
 
-    def check(self, blocks: Mapping[int, Any]) -> None:
+    def check(self, blocks: Sequence[Any]) -> None:
         """Raise unless these blocks can be found by this hash."""
-        self._pool.check_own(list(blocks.values()))
-        for block_id, block in blocks.items():
-            if block is self._pool.null_block or block.block_id != block_id:
-                expected = "a block by its id, and not the null block"
-                raise WrongArgument(
-                    name="a cached block", expected=expected, value=f"{block_id}: {block!r}"
-                )
+        for block_id in self._pool.check_own(blocks):
+            if block_id == self._pool.null_block.block_id:
+                expected = "another block than the null block"
+                raise WrongArgument(name="a cached block", expected=expected, value=str(block_id))
             if self._pool.backing.key_of(block_id) not in (None, self._key):
                 raise AlreadyHashed(block=block_id)
 
@@ -85,8 +83,9 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
 
     def __setitem__(self, block_hash: BlockHashType, blocks: Mapping[int, KVCacheBlock]) -> None:
         """Have a hash found by these blocks alone. Raises as `BlocksOfHash` does."""
-        found, wanted = BlocksOfHash(self._pool, block_hash), dict(blocks)
-        found.check(wanted)
+        found, given = BlocksOfHash(self._pool, block_hash), list(blocks.values())
+        found.check(given)
+        wanted = {block.block_id: block for block in given}
         for block_id in set(found) - set(wanted):
             del found[block_id]
         found.update(wanted)
