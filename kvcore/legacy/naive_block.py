@@ -14,7 +14,8 @@ from typing import Any
 from kvcore.legacy.backing import BackendName
 from kvcore.legacy.block_errors import NotSupported
 from kvcore.legacy.block_objects import BlockPool
-from kvcore.legacy.interfaces import Block, BlockId, Device, PooledBlock
+from kvcore.legacy.block_tracker import CopyOnWriteTracker, RefCounter
+from kvcore.legacy.interfaces import Block, BlockAllocator, BlockId, Device, PooledBlock
 from kvcore.legacy.tier_allocator import (
     OBJECTS_PER_BLOCK,
     TierAllocator,
@@ -22,6 +23,18 @@ from kvcore.legacy.tier_allocator import (
     check_tokens,
 )
 from kvcore.legacy.tier_blocks import TierBlocks
+
+__all__ = [
+    "Block",
+    "BlockAllocator",
+    "BlockId",
+    "BlockPool",
+    "CopyOnWriteTracker",
+    "Device",
+    "NaiveBlock",
+    "NaiveBlockAllocator",
+    "RefCounter",
+]
 
 NO_HIT_RATE = -1
 

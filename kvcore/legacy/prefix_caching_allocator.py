@@ -24,6 +24,7 @@ from kvcore.legacy.block_tracker import (
     ReadOnlyRefCounter,
 )
 from kvcore.legacy.content_block import (
+    NONE_HASH,
     ContentAllocator,
     PrefixCachingBlock,
     check_previous,
@@ -39,6 +40,8 @@ from kvcore.legacy.used_block import UsedBlock
 
 class PrefixCachingBlockAllocator(ContentAllocator):
     """Blocks of one tier that sequences of the same content share."""
+
+    _none_hash = NONE_HASH
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from kvcore.legacy.block_tracker import (
 )
 from kvcore.legacy.content_block import PrefixCachingBlock
 from kvcore.legacy.content_block import check_previous as assert_prefix_caching_block_or_none
+from kvcore.legacy.device_interfaces import DeviceAwareBlockAllocator
 from kvcore.legacy.evictor import EvictionPolicy, Evictor, LRUEvictor, make_evictor
 from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
@@ -36,6 +37,7 @@ __all__ = [
     "ComputedBlocksTracker",
     "CopyOnWriteTracker",
     "Device",
+    "DeviceAwareBlockAllocator",
     "EvictionPolicy",
     "Evictor",
     "LRUEvictor",

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy import common, prefix_caching_block
+from kvcore.legacy import (
+    common,
+    cpu_gpu_block_allocator,
+    naive_block,
+    prefix_caching_block,
+)
 from kvcore.legacy.common import BlockList, BlockPool, CacheMetricData, CopyOnWriteTracker
 from kvcore.legacy.evictor import (
     BlockMetaData,
@@ -88,7 +93,9 @@ def test_what_an_evictor_does_not_have_is_told(backend: Backend) -> None:
 def test_names_are_where_engines_import_them() -> None:
     for name in ("NaiveBlock", "NaiveBlockAllocator", "Evictor", "CopyOnWriteTracker"):
         assert name in prefix_caching_block.__all__
-    for module in (common, prefix_caching_block):
+    assert prefix_caching_block.PrefixCachingBlockAllocator._none_hash == hash("None")
+    assert "Factory" in vars(prefix_caching_block.Block)
+    for module in (common, naive_block, prefix_caching_block, cpu_gpu_block_allocator):
         assert all(hasattr(module, name) for name in module.__all__)
     none_hash = prefix_caching_block.ComputedBlocksTracker._none_hash
     assert none_hash == prefix_caching_block.PrefixCachingBlock._none_hash == hash("None")
