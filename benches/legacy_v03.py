@@ -93,7 +93,12 @@ class Early:
         """The life of all requests."""
         manager, requests = self.manager, self.requests
         first, *others = requests
-        yield "allocate_slots, 32 new", lambda: manager.allocate_slots(first, PROMPT, [])
+        strangers = [Request(f"stranger {n}", [1000 + n] * PROMPT) for n in range(15)]
+        fresh = [*strangers, first]
+        yield (
+            "allocate_slots, 32 new",
+            for_each(manager.allocate_slots, fresh, [PROMPT] * len(fresh), [[]] * len(fresh)),
+        )
         hits = [manager.get_computed_blocks(request) for request in others]
         yield "get_computed_blocks, 16 hits", for_each(manager.get_computed_blocks, others)
         counts = [PROMPT // 2] * len(others)
