@@ -305,9 +305,9 @@ class TierAllocator(BlockAllocator):
 
     def check_owned(self, block_ids: Sequence[BlockId]) -> None:
         """Raise WrongCall unless each block has as many owners as it is named, or UnknownName."""
-        asked = dict.fromkeys(block_ids, 1)
-        if len(asked) < len(block_ids):
-            asked = Counter(block_ids)
+        if len(set(block_ids)) == len(block_ids) and all(self._blocks.ref_counts(block_ids)):
+            return
+        asked = Counter(block_ids)
         counts = self._blocks.ref_counts([*asked])
         if all(map(ge, counts, asked.values())):
             return

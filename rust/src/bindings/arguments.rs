@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::asked::{Asked, AskedHit};
 use crate::bindings::errors::{raise, wrong_argument};
 use crate::bindings::hashing::hashing;
+use crate::bindings::lists::exact_ids;
 use crate::commands::Tier;
 use crate::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::errors::Error;
@@ -123,6 +124,9 @@ impl<'py> Given<'py> {
 
     /// Block ids.
     pub(crate) fn blocks(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<Vec<i64>> {
+        if let Some(ids) = exact_ids(blocks.0) {
+            return Ok(ids.into_iter().map(i64::from).collect());
+        }
         items(blocks.0)?.iter_borrowed().map(|block| self.block(block)).collect()
     }
 
