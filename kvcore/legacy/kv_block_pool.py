@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any, NoReturn
 
 from kvcore.arguments import read_count
-from kvcore.errors import AlreadyPublished, UnknownBlock, UnusedBlock
+from kvcore.errors import AlreadyPublished, InvalidConfig, UnknownBlock, UnusedBlock
 from kvcore.legacy.backing import BackendName, Backing
 from kvcore.legacy.block_hashes import (
     BlockHashType,
@@ -29,6 +29,7 @@ from kvcore.legacy.kv_cache_errors import (
     ForeignBlock,
     NotByHand,
     TooFewFreeBlocks,
+    WrongPoolSize,
 )
 from kvcore.legacy.live_blocks import KVCacheBlock
 from kvcore.values import Refused
@@ -110,8 +111,11 @@ class BlockPool:
     def __init__(
         self, num_gpu_blocks: int, enable_caching: bool, *, backend: BackendName = "python"
     ) -> None:
-        """Raises InvalidConfig, BackendMissing."""
-        self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
+        """Raises WrongPoolSize, BackendMissing."""
+        try:
+            self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
+        except InvalidConfig as error:
+            raise WrongPoolSize(**error.fields) from None
         self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching

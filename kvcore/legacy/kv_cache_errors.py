@@ -13,6 +13,7 @@ from kvcore.errors import (
     AlreadyQueued,
     CachingDisabled,
     HitsOnRunningRequest,
+    InvalidConfig,
     InvalidExtraKey,
     KvcoreError,
     NotQueued,
@@ -43,6 +44,10 @@ class TooFewFreeBlocks(KvcoreError):
     """Fewer blocks are free than are asked for."""
 
     message = "Cannot get {asked} free blocks from the pool: {available} of {num_blocks} are free"
+
+
+class WrongPoolSize(InvalidConfig, AssertionError):
+    """A pool has a block at least, the null block."""
 
 
 class NotInQueue(NotQueued, RuntimeError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvcore.legacy.kv_block_pool import BlockPool
 from kvcore.legacy.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -289,3 +290,9 @@ def test_no_new_full_block_asks_for_no_hash(backend: Backend) -> None:
     request = EngineRequest("0", [1, 2])
     manager.block_pool.cache_full_blocks(request, [], hashes, 3, 3, SIZE, hash)
     assert hashes == []
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, None])
+def test_a_pool_has_a_block(backend: Backend, num_blocks: Any) -> None:
+    with pytest.raises(AssertionError, match="num_blocks"):
+        BlockPool(num_blocks, True, backend=backend)
