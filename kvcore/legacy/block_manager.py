@@ -127,13 +127,16 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
 
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int) -> bool:
         """Whether a running group's new tokens fit, and slots behind them."""
-        touched = sum(
-            self._touched(seq, num_lookahead_slots)
-            for seq in seq_group.get_seqs(status=SequenceStatus.RUNNING)
-        )
-        if self.max_block_sliding_window is not None:
-            touched += not self.block_allocator.has_null_block
-        return touched <= self.get_num_free_gpu_blocks()
+        seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
+        touched = sum(self._touched(seq, num_lookahead_slots) for seq in seqs)
+        free = self.get_num_free_gpu_blocks()
+        if self.max_block_sliding_window is None or self.block_allocator.has_null_block:
+            return touched <= free
+        needed = 1  # the null block
+        for seq in seqs:
+            num_tokens = len(seq.get_token_ids())
+            needed += self._table(seq.seq_id).count_needed(num_tokens, num_lookahead_slots)
+        return touched <= free and needed <= free
 
     def append_slots(
         self, seq: SequenceLike, num_lookahead_slots: int

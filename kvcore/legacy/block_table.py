@@ -206,6 +206,13 @@ class BlockTable:
         size, full = self._block_size, self._num_full_slots
         return -(-(max(num_tokens, full) + num_lookahead_slots) // size) - full // size
 
+    def count_needed(self, num_tokens: int, num_lookahead_slots: int) -> int:
+        """New blocks and copies that appending takes where a sequence has so many tokens by then,
+        without the null block and what a window gives back.
+        """
+        num = max(0, num_tokens - self._num_full_slots)
+        return self._num_new_blocks(num + num_lookahead_slots) + self._count_copies(num)
+
     def get_unseen_token_ids(self, sequence_token_ids: list[int]) -> list[int]:
         """A sequence's tokens that are not in the table yet."""
         return sequence_token_ids[self._num_full_slots :]
@@ -298,13 +305,17 @@ class BlockTable:
 
         extra: how many more than are free will be by then.
         """
-        gpu, full, size = self._allocator.on_gpu, self._num_full_slots, self._block_size
-        needed = num_new
-        if num_tokens:
-            written = self._held.block_ids[full // size : -(-(full + num_tokens) // size)]
-            needed += sum(count > 1 for count in gpu.blocks.ref_counts(written))
-        if needed > gpu.get_num_free_blocks() + extra:
+        needed = num_new + self._count_copies(num_tokens)
+        if needed > self._allocator.on_gpu.get_num_free_blocks() + extra:
             raise self._shortage(needed - min(extra, 0))
+
+    def _count_copies(self, num_tokens: int) -> int:
+        """Blocks that others hold too, of those that so many tokens are written to."""
+        if not num_tokens:
+            return 0
+        full, size = self._num_full_slots, self._block_size
+        written = self._held.block_ids[full // size : -(-(full + num_tokens) // size)]
+        return sum(count > 1 for count in self._allocator.on_gpu.blocks.ref_counts(written))
 
     def _shortage(self, needed: int) -> NoFreeBlocksError:
         gpu = self._allocator.on_gpu

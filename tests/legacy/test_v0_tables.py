@@ -237,3 +237,23 @@ def test_what_is_cached_of_a_sequence_is_one_look_at_all_its_hashes(backend: Bac
     assert held.get_num_cached_tokens(seq) == 2
     hashes[:] = map(int, hashes)
     assert held.get_num_cached_tokens(seq) == 2
+
+
+@pytest.mark.seed("S002-67", "S002-69")
+@pytest.mark.parametrize(("num_blocks", "num_ahead", "fits"), [(5, 0, True), (5, 8, False)])
+def test_the_null_block_is_counted_beside_what_an_append_takes_and_no_more(
+    backend: Backend, num_blocks: int, num_ahead: int, fits: bool
+) -> None:
+    held = BlockSpaceManager(8, num_blocks, 0, 0.0, 20, backend=backend)
+    seq = Sequence(0, range(26))
+    group = admit(held, seq)
+    seq.data.num_computed_tokens = 26
+    seq.append_token_id(1)
+    # Four of five blocks are held, the last one of which has room: the fifth is the null block's.
+    assert held.can_append_slots(group, num_ahead) is fits
+    if fits:
+        assert held.append_slots(seq, num_ahead) == []
+        assert held.get_num_free_gpu_blocks() == 0
+    else:
+        error = unchanged(lambda: held.append_slots(seq, num_ahead), held)
+        assert "blocks are needed" in str(error)
