@@ -223,11 +223,13 @@ class CachingEngine(FacadeEngine):
         ]
 
     def times(self) -> list[float]:
-        return [tracker.last_accessed for tracker in self._trackers()]
+        of_blocks = [tracker.last_accessed for tracker in self._trackers()]
+        return of_blocks + [time for _, time in self._used() if time is not None]
 
     def key(self, _: dict[Place, int], order: dict[float, int]) -> object:
         trackers = [(t.active, order[t.last_accessed], t.computed) for t in self._trackers()]
-        return trackers, self._null()
+        used = [(number, None if time is None else order[time]) for number, time in self._used()]
+        return trackers, used, self._null()
 
     def _schedule(self, seq: Sequence, first: int) -> None:
         """Write a sequence from a position on, read what its next query sees, tell the manager."""
@@ -305,6 +307,12 @@ class CachingEngine(FacadeEngine):
         return [
             each._block_tracker[at] for each in allocators for at in sorted(each._block_tracker)
         ]
+
+    def _used(self) -> list[tuple[int, float | None]]:
+        """When each sequence was used, which its blocks are told when it goes."""
+        if not self.world.caching:
+            return []
+        return sorted(self.manager._last_access_blocks_tracker._seq_last_access.items())
 
     def _prompts(self, prefix: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
         """All that goes on from a prefix, up to a length."""
