@@ -17,6 +17,7 @@ from vllm.v1.request import Request
 
 from benches.peers.replay import Maker
 from benches.peers.work import Decode, Work
+from kvcore.legacy.backing import BackendName
 from kvcore.legacy.kv_cache_manager import KVCacheManager as Facade
 
 
@@ -102,7 +103,7 @@ class WithFacade(Vllm):
         self.manager.take_batch()
 
 
-def facade(backend: str, hashing: str = "builtin") -> Maker:
+def facade(backend: BackendName, hashing: str = "builtin") -> Maker:
     """How that is made."""
     return Maker(lambda work: WithFacade(work, hashing, partial(Facade, backend=backend)))
 

@@ -115,7 +115,8 @@ class RefCounter(RefCounterProtocol):
         return ReadOnlyRefCounter(self)
 
     def _known(self, block_id: BlockId) -> None:
-        require(block_id in self._blocks.ids, "block {block} is not known", block=block_id)
+        reason, ids = "block {block} is not known, {num} are", self._blocks.ids
+        require(block_id in ids, reason, block=block_id, num=len(ids))
 
 
 class ReadOnlyRefCounter(RefCounterProtocol):

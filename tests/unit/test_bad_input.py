@@ -51,7 +51,7 @@ ELSEWHERE = {
 }
 # These are raised by calls of the pool layer alone: see tests/legacy/test_bad_tiers.py.
 POOL_LAYER = {
-    *("AlreadyPublished", "DoubleFree", "InvalidKey"),
+    *("AlreadyPublished", "DoubleFree", "InvalidKey", "WrongKey"),
     *("NoOwner", "NotQueued", "AlreadyQueued"),
 }
 
