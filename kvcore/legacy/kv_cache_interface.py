@@ -3,15 +3,15 @@
 
 Rules: a spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all
 sizes. Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype:
-a name, or what prints as one (`torch.float16`). Source: S001-45 to 47, 59. Twin: none.
+a name, or what prints as one (`torch.float16`). These are dataclasses, as engines copy them with
+`dataclasses.replace`. Source: S001-45 to 47, 59. Twin: none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import attrs
 
 from kvcore.arguments import read_count
 from kvcore.errors import WrongArgument
@@ -22,7 +22,7 @@ from kvcore.sizing import SlidingWindowSpec as CoreWindow
 from kvcore.sizing.errors import WindowOnLatent
 
 
-@attrs.define
+@dataclass
 class KVCacheSpec:
     """How a layer keeps its cache. block_size: tokens a block."""
 
@@ -43,7 +43,7 @@ class KVCacheSpec:
         return read_spec(self).max_bytes(read_limits(vllm_config))
 
 
-@attrs.define
+@dataclass
 class AttentionSpec(KVCacheSpec):
     """A layer of attention: its heads and their size, number format, and whether it is MLA."""
 
@@ -53,31 +53,31 @@ class AttentionSpec(KVCacheSpec):
     use_mla: bool = False
 
 
-@attrs.define
+@dataclass
 class FullAttentionSpec(AttentionSpec):
     """Every query sees all tokens before it."""
 
 
-@attrs.define
+@dataclass
 class SlidingWindowSpec(AttentionSpec):
     """A query sees so many tokens, itself included. Raises WindowWithMla, InvalidCount."""
 
     sliding_window: int = 0
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         read_count("sliding_window", self.sliding_window, 1)
         if self.use_mla:
             raise WindowWithMla(kind="sliding_window", window=self.sliding_window)
 
 
-@attrs.define
+@dataclass
 class KVCacheTensor:
     """The tensor of one layer. size: in bytes."""
 
     size: int
 
 
-@attrs.define
+@dataclass
 class KVCacheGroupSpec:
     """Layers that share one block table."""
 
@@ -85,7 +85,7 @@ class KVCacheGroupSpec:
     kv_cache_spec: Any
 
 
-@attrs.define
+@dataclass
 class KVCacheConfig:
     """What a worker allocates: blocks, a tensor for each layer, and the groups of layers."""
 
@@ -94,34 +94,34 @@ class KVCacheConfig:
     kv_cache_groups: list[KVCacheGroupSpec]
 
 
-@attrs.define
+@dataclass
 class ModelConfig:
     """max_model_len: longest request in tokens."""
 
     max_model_len: int
 
 
-@attrs.define
+@dataclass
 class SchedulerConfig:
     """max_num_batched_tokens: most tokens of one step."""
 
     max_num_batched_tokens: int | None = None
 
 
-@attrs.define
+@dataclass
 class CacheConfig:
     """num_gpu_blocks_override: blocks of the pool, whatever the memory would give."""
 
     num_gpu_blocks_override: int | None = None
 
 
-@attrs.define
+@dataclass
 class VllmConfig:
     """The parts of an engine's configuration that sizing reads."""
 
     model_config: ModelConfig
-    scheduler_config: SchedulerConfig = attrs.field(factory=SchedulerConfig)
-    cache_config: CacheConfig = attrs.field(factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
 
 
 def type_id_of(spec: Any) -> str:

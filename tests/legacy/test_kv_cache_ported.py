@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -157,6 +158,14 @@ def test_groups_of_one_type_keep_their_order() -> None:
     with pytest.raises(AssertionError, match="rank 1: group 0"):
         unify_kv_cache_configs(turned)
     assert [group.layer_names for group in turned[1].kv_cache_groups] == [["l0"], ["l1"]]
+
+
+def test_specs_are_copied_as_dataclasses() -> None:
+    spec = FullAttentionSpec(16, 2, 64, "float16")
+    larger = dataclasses.replace(spec, block_size=32)
+    assert larger.page_size_bytes == 2 * spec.page_size_bytes
+    config = KVCacheConfig(4, {}, [KVCacheGroupSpec(["l0"], spec)])
+    assert dataclasses.asdict(config)["kv_cache_groups"][0]["kv_cache_spec"]["head_size"] == 64
 
 
 def test_other_calls_of_sizing_answer_as_the_original() -> None:
