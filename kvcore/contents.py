@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.arguments import read_int, read_ints
+from kvcore.arguments import read_ints
 from kvcore.block_pool import BlockPool, PoolDraft
 from kvcore.commands import Command, SwapIn, SwapOut, Tier
 from kvcore.config import NO_LIMIT
@@ -145,12 +145,13 @@ def _check_keys(keys: Sequence[bytes | None]) -> None:
 
 
 def _read_lengths(lengths: Sequence[Any], count: int) -> list[int]:
-    read = list(map(read_int, lengths))
-    if len(read) != count:
+    given = list(lengths)
+    if len(given) != count:
         expected = f"a length for each of {count} keys"
-        raise WrongArgument(name="lengths", expected=expected, value=repr(len(read)))
-    for length in read:
-        if not isinstance(length, int) or not 0 <= length <= NO_LIMIT:
+        raise WrongArgument(name="lengths", expected=expected, value=repr(len(given)))
+    read = read_ints(given)
+    for length, number in zip(given, read, strict=True):
+        if not isinstance(number, int) or not 0 <= number <= NO_LIMIT:
             expected = f"integers from 0 to {NO_LIMIT}"
             raise WrongArgument(name="lengths", expected=expected, value=repr(length))
     return read

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,7 +98,7 @@ ROWS: list[tuple[KvcoreError, str, tuple[Any, ...]]] = [
     (InvalidKey(size=0, expected=KEY_SIZE), "owners_of", ([A, b""],)),
     *(
         (WrongArgument(name="lengths", expected=LENGTHS, value=repr(length)), "find_or_take", args)
-        for length in (-1, 2**31, 10**30, "1")
+        for length in (-1, 2**31, 10**30, "1", np.int64(-1), np.uint64(2**31), np.float32(1.0))
         for args in (([None, A], [1, length]), ([C], [length], "host"))
     ),
     *(
