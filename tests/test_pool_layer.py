@@ -30,11 +30,12 @@ def twin() -> None:
 
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(ids, max_size=3)
+far = st.sampled_from([2**40, 2**70, -(2**70)])
 keys = st.sampled_from(KEYS)
 times = st.none() | st.sampled_from([-1.0, 0.5, 2.0])
 names = st.sampled_from(["touch", "release", "pin", "unpin"])
 calls = st.one_of(
-    st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1)),
+    st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1) | far),
     st.tuples(names, several),
     st.tuples(names, ids.map(lambda block: [block])),
     st.tuples(st.just("publish"), ids, keys),

@@ -15,12 +15,13 @@ use crate::ranked;
 use crate::values::{Admitted, Reason, Refused};
 
 /// Give so many blocks from the front of the free queue one owner each; refused as a whole.
-pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
-    if count > pool.num_free() {
-        let reason = if count > pool.num_usable() { Reason::Never } else { Reason::Later };
-        return Err(Refused::new(reason, u64::from(count), pool.num_free()));
+pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
+    if count > u64::from(pool.num_free()) {
+        let never = count > u64::from(pool.num_usable());
+        let reason = if never { Reason::Never } else { Reason::Later };
+        return Err(Refused::new(reason, count, pool.num_free()));
     }
-    Ok(ranked::take(pool, count, effects).into_vec())
+    Ok(ranked::take(pool, count as u32, effects).into_vec())
 }
 
 /// Touch blocks and take so many others; refused as a whole; value: those that were taken.
@@ -30,7 +31,7 @@ pub fn take(pool: &mut BlockPool, count: u32, effects: &mut Effects) -> Admitted
 pub fn admit(
     pool: &mut BlockPool,
     blocks: &[i64],
-    count: u32,
+    count: u64,
     keys: Option<&[Key]>,
     effects: &mut Effects,
 ) -> Result<Admitted<Vec<BlockId>>, Error> {
@@ -44,16 +45,16 @@ pub fn admit(
     touched.sort_unstable();
     touched.dedup();
     let num_idle = touched.iter().filter(|&&block| pool.ref_count(block) == 0).count();
-    let needed = u64::from(count) + num_idle as u64;
+    let needed = count + num_idle as u64;
     if needed > u64::from(pool.num_free()) {
-        let never = u64::from(count) + touched.len() as u64 > u64::from(pool.num_usable());
+        let never = count + touched.len() as u64 > u64::from(pool.num_usable());
         let reason = if never { Reason::Never } else { Reason::Later };
         return Ok(Err(Refused::new(reason, needed, pool.num_free())));
     }
     for block in known {
         pool.touch(block, effects);
     }
-    Ok(Ok(ranked::take(pool, count, effects).into_vec()))
+    Ok(Ok(ranked::take(pool, count as u32, effects).into_vec()))
 }
 
 /// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.

@@ -86,7 +86,7 @@ fn move_owners(
         Ok(block)
     };
     let sources: Vec<BlockId> = blocks.iter().map(leaves).collect::<Result<_, _>>()?;
-    let fresh = match take(tiers, times.len() as u32, to)? {
+    let fresh = match take(tiers, times.len() as u64, to)? {
         Ok(fresh) => fresh,
         Err(refusal) => return Ok(Err(refusal)),
     };

@@ -142,7 +142,7 @@ pub fn make_tiers(
 }
 
 /// Give so many free blocks one owner each; refused as a whole.
-pub fn take(tiers: &mut Tiers, count: u32, tier: Tier) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+pub fn take(tiers: &mut Tiers, count: u64, tier: Tier) -> Result<Admitted<Vec<BlockId>>, Misuse> {
     tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
 }
 
@@ -153,7 +153,7 @@ pub fn take(tiers: &mut Tiers, count: u32, tier: Tier) -> Result<Admitted<Vec<Bl
 pub fn admit(
     tiers: &mut Tiers,
     blocks: &[i64],
-    count: u32,
+    count: u64,
     keys: Option<&[Key]>,
     tier: Tier,
 ) -> Result<Admitted<Vec<BlockId>>, Misuse> {

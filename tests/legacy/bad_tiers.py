@@ -97,6 +97,9 @@ OWNERS: list[Row] = [
 VALUES: list[Row] = [
     (InvalidCount(name="count", value=-1, least=0), "take", (-1,)),
     (InvalidCount(name="count", value=-1, least=0), "take", (-1, "host")),
+    (InvalidCount(name="count", value=-(2**40), least=0), "take", (-(2**40),)),
+    (InvalidCount(name="count", value=-(2**70), least=0), "take", (-(2**70), "host")),
+    (InvalidCount(name="count", value=-(2**70), least=0), "admit", ([9], -(2**70), [])),
     (InvalidCount(name="count", value="'2'", least=0), "take", ("2",)),
     (InvalidCount(name="num_blocks", value=-1, least=0), "append", ([9], -1)),
     (InvalidCount(name="num_blocks", value="'2'", least=0), "append", ([2], "2")),
@@ -150,3 +153,18 @@ UNRANKED = InvalidConfig(
 )
 
 ROWS = [*OWNERS, *VALUES, *BLOCKS]
+
+FAR = (2**32 - 1, 2**32, 2**40, 2**63, 2**70)
+
+REFUSALS: list[tuple[int, int, str, tuple[Any, ...]]] = [
+    row
+    for count in FAR
+    for tier in ("device", "host")
+    for row in (
+        (count, 2, "take", (count, tier)),
+        (count, 2, "admit", ([], count, None, tier)),
+        (count, 2, "admit", ([0, 2], count, None, tier)),
+        (count + 1, 2, "admit", ([1, 0, 1], count, [OTHER, KEY, OTHER], tier)),
+    )
+]
+"""The blocks that are needed, those that are free, and a call for more than any tier has."""

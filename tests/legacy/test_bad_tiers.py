@@ -9,8 +9,9 @@ import pytest
 
 from kvcore.errors import InvalidConfig, KvcoreError, NoHostTier
 from kvcore.legacy.backing import Backing
+from kvcore.values import Reason, Refused
 from tests.conftest import Backend
-from tests.legacy.bad_tiers import KEY, ROWS, UNRANKED, Row, world
+from tests.legacy.bad_tiers import KEY, REFUSALS, ROWS, UNRANKED, Row, world
 from tests.unit.misuse import check_error
 
 ON_HOST: list[tuple[str, tuple[Any, ...]]] = [
@@ -32,6 +33,16 @@ def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(row: Row, backend
     with pytest.raises(KvcoreError) as caught:
         getattr(backing, name)(*args)
     check_error(caught.value, error)
+    assert backing.state() == before
+
+
+@pytest.mark.parametrize(("needed", "free", "name", "args"), REFUSALS)
+def test_more_than_any_tier_has_is_never_there(
+    needed: int, free: int, name: str, args: tuple[Any, ...], backend: Backend
+) -> None:
+    backing = world(backend)
+    before = backing.state()
+    assert getattr(backing, name)(*args) == Refused(Reason.NEVER, needed, free)
     assert backing.state() == before
 
 

@@ -11,6 +11,7 @@ use crate::bindings::arguments::{
     BlockArg, BlocksArg, CountArg, Given, NumberArg, length, pool_eviction, time,
 };
 use crate::bindings::errors::{Wrong, raise};
+use crate::bindings::tiers::read_number;
 use crate::bindings::values::{self, PyBatch, PyTaken};
 use crate::block_pool;
 use crate::commands::close;
@@ -69,12 +70,9 @@ impl BlockPool {
         let (mut given, py) = (Given::default(), count.0.py());
         let asked = given.count(count)?;
         let outcome = self.change(py, &given, |pool, effects| {
-            let invalid = Error::InvalidCount { name: "count", value: asked, least: 0 };
-            let count = u32::try_from(asked).map_err(|_| invalid)?;
-            Ok(layer::take(pool, count, effects))
+            Ok(layer::take(pool, read_number(asked)?, effects))
         })?;
-        let numbers = |blocks: Vec<BlockId>| blocks.into_iter().map(|block| block.0).collect();
-        values::taken(py, outcome.map(numbers))
+        values::granted(py, outcome, &given)
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.

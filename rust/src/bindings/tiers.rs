@@ -11,7 +11,7 @@ use crate::bindings::arguments::{
     BlockArg, BlocksArg, CountArg, Given, HashesArg, NumberArg, TierArg, items, length,
     pool_eviction, tier, time,
 };
-use crate::bindings::errors::{raise_in, wrong_argument};
+use crate::bindings::errors::{Wrong, raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers_dump::{Dump, dump};
 use crate::bindings::values::{self, PyBatch, PyCopied, PyNumbers, PyTaken};
@@ -100,10 +100,10 @@ impl Tiers {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
         let asked = given.count(count)?;
-        let outcome = read_number(asked, tier)
-            .and_then(|count| tiers::take(&mut self.0, count, tier))
-            .map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::taken(py, outcome.map(numbers))
+        let count = read_number(asked).map_err(|error| Wrong::from(error).raise(py, &given))?;
+        let outcome =
+            tiers::take(&mut self.0, count, tier).map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::granted(py, outcome, &given)
     }
 
     /// Touch blocks and take so many others; refused as a whole.
@@ -120,12 +120,12 @@ impl Tiers {
         let (mut given, py) = (Given::default(), count.0.py());
         let tier = self.tier(tier)?;
         let asked = given.count(count)?;
-        let count = read_number(asked, tier).map_err(|misuse| raise_in(py, misuse, &given))?;
+        let count = read_number(asked).map_err(|error| Wrong::from(error).raise(py, &given))?;
         let ids = given.blocks(blocks)?;
         let keys = keys.map(|keys| key_each(py, keys, ids.len())).transpose()?;
         let outcome = tiers::admit(&mut self.0, &ids, count, keys.as_deref(), tier)
             .map_err(|misuse| raise_in(py, misuse, &given))?;
-        values::taken(py, outcome.map(numbers))
+        values::granted(py, outcome, &given)
     }
 
     /// Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock.
@@ -322,10 +322,10 @@ pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
     blocks.into_iter().map(|block| block.0).collect()
 }
 
-/// A count that was asked for in a tier.
-fn read_number(asked: i64, tier: Tier) -> Result<u32, Misuse> {
-    let error = Error::InvalidCount { name: "count", value: asked, least: 0 };
-    u32::try_from(asked).map_err(|_| Misuse { error, tier })
+/// A count that was asked for, or the stand-in of one: more than any tier has. Fails with
+/// InvalidCount.
+pub(super) fn read_number(asked: i64) -> Result<u64, Error> {
+    u64::try_from(asked).map_err(|_| Error::InvalidCount { name: "count", value: asked, least: 0 })
 }
 
 /// A key for each of so many blocks. Raises WrongArgument, InvalidKey.

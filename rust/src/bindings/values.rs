@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 
+use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
 use crate::commands::Batch;
 use crate::contents::Placed;
@@ -108,11 +109,27 @@ pub(crate) fn moved<'py>(py: Python<'py>, outcome: Admitted<()>) -> PyResult<PyM
     }))
 }
 
-/// Blocks of a pool or operations, or a refusal.
+/// Operations, or a refusal.
 pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResult<PyTaken<'py>> {
     Ok(PyTaken(match outcome {
         Ok(numbers) => PyTuple::new(py, numbers)?.into_any(),
         Err(refusal) => refused(py, &refusal)?,
+    }))
+}
+
+/// As many blocks of a pool as were asked for, or a refusal of what a stand-in stands for.
+pub(crate) fn granted<'py>(
+    py: Python<'py>,
+    outcome: Admitted<Vec<BlockId>>,
+    given: &Given<'py>,
+) -> PyResult<PyTaken<'py>> {
+    let refusal = match outcome {
+        Ok(blocks) => return Ok(PyTaken(ids(py, &blocks)?.into_any())),
+        Err(refusal) => refusal,
+    };
+    Ok(PyTaken(match given.number(refusal.needed as i64)? {
+        Some(needed) => refused_of(py, &refusal, needed)?,
+        None => refused(py, &refusal)?,
     }))
 }
 
@@ -231,13 +248,21 @@ where
 }
 
 fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny>> {
+    refused_of(py, refusal, refusal.needed.into_pyobject(py)?.into_any())
+}
+
+/// A refusal of so many blocks.
+fn refused_of<'py>(
+    py: Python<'py>,
+    refusal: &Refused,
+    needed: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
     let classes = Classes::get(py)?;
     let reason = match refusal.reason {
         Reason::Later => &classes.later,
         Reason::Never => &classes.never,
     };
-    let counts = (refusal.needed, refusal.available, refusal.pending);
-    classes.refused.bind(py).call1((reason, counts.0, counts.1, counts.2))
+    classes.refused.bind(py).call1((reason, needed, refusal.available, refusal.pending))
 }
 
 fn ids<'py>(py: Python<'py>, blocks: &[BlockId]) -> PyResult<Bound<'py, PyTuple>> {

@@ -47,6 +47,9 @@ fn a_pool_refuses_what_it_cannot_give() {
     assert_eq!(take(&mut pool, 2, &mut effects), Err(later));
     let never = take(&mut pool, 4, &mut effects).unwrap_err();
     assert_eq!((never.reason, queue(&pool)), (Reason::Never, vec![3]));
+    let far = Refused { reason: Reason::Never, needed: 1 << 40, available: 1, pending: 0 };
+    assert_eq!(take(&mut pool, far.needed, &mut effects), Err(far));
+    assert_eq!(admit(&mut pool, &[1], far.needed, None, &mut effects), Ok(Err(far)));
 }
 
 #[test]
