@@ -29,6 +29,8 @@ class Block(ABC):
     """Tokens that share one physical block."""
 
     pool_id: int | None = None
+    home: list[Any] | None = None
+    """The spare objects of the pool that made it, which it goes back to."""
 
     class Factory(Protocol):
         """What makes a block for an allocator."""

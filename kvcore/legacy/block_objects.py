@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections of V0's block objects: a pool of objects that are used again, and a list with ids.
 
-Rules: an object's pool says nothing about which block is free. A list of ids that was handed out is
-live until the list is updated or reset. Source: S002-05, 66.
+Rules: an object's pool says nothing about which block is free; it goes back to the pool that made
+it, whichever allocator has it then. A list of ids that was handed out is live until the list is
+updated or reset. Source: S002-05, 66.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BlockPool:
             block_id=physical_block_id,
             extra_hash=extra_hash,
         )
-        block.pool_id = pool_id
+        block.pool_id, block.home = pool_id, self._spare
         made: Block = block
         return made
 
@@ -67,9 +68,9 @@ class BlockPool:
         self._spare.append(block)
 
     def put(self, block: Block) -> None:
-        """The same, if it is of a pool."""
-        if block.pool_id is not None:
-            self.free_block(block)
+        """The same, for the pool that made it, if one did."""
+        if block.home is not None:
+            block.home.append(block)
 
     def _add(self, num: int) -> None:
         first, self._pool_size = self._pool_size, self._pool_size + num
@@ -83,7 +84,7 @@ class BlockPool:
                 block_id=None,
                 extra_hash=None,
             )
-            block.pool_id = pool_id
+            block.pool_id, block.home = pool_id, self._spare
             made.append(block)
         self._spare[:0] = made[::-1]
 

@@ -2,8 +2,9 @@
 """Small records of the V0 block manager: use of a block, owners as a view, copies, hits, objects.
 
 Rules: owners are counted by the core alone; `RefCounter` asks it. `ObjectPool` keeps spare Python
-objects, not blocks: which object is spare says nothing about which block is free. Source: S002-01
-to 03, 05, 34, 49, 73.
+objects, not blocks: which object is spare says nothing about which block is free; an object goes
+back to the pool that made it, whichever allocator has it then. Source: S002-01 to 03, 05, 34, 49,
+73.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RefCounterProtocol(Protocol):
 
 
 class RefCounter(RefCounterProtocol):
-    """How many own each block: a view on the core, or on blocks of its own."""
+    """How many own each block: a view on the core, or on blocks of its own, without commands."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class RefCounter(RefCounterProtocol):
         backend: BackendName = "python",
     ) -> None:
         """blocks: of an allocator; None: new ones of these ids, each once."""
+        self._is_alone = blocks is None
         if blocks is None:
             ids = tuple(dict.fromkeys(all_block_indices))
             backing = Backing(len(ids), eviction="ranked", backend=backend)
@@ -91,6 +93,7 @@ class RefCounter(RefCounterProtocol):
             blocks.take_this(block_id)
         else:
             blocks.touch([block_id])
+        self._forget_commands()
         return blocks.ref_count(block_id)
 
     def decr(self, block_id: BlockId) -> int:
@@ -98,6 +101,7 @@ class RefCounter(RefCounterProtocol):
         count = self.get(block_id)
         require(count > 0, "block {block} has {count} owners", block=block_id, count=count)
         self._blocks.release([block_id])
+        self._forget_commands()
         return count - 1
 
     def get(self, block_id: BlockId) -> int:
@@ -117,6 +121,10 @@ class RefCounter(RefCounterProtocol):
     def _known(self, block_id: BlockId) -> None:
         reason, ids = "block {block} is not known, {num} are", self._blocks.ids
         require(block_id in ids, reason, block=block_id, num=len(ids))
+
+    def _forget_commands(self) -> None:
+        if self._is_alone:
+            self._blocks.backing.take_batch()
 
 
 class ReadOnlyRefCounter(RefCounterProtocol):
@@ -217,11 +225,11 @@ class ObjectPool:
         if self._num_made == self.pool_size:
             self.pool_size = max(2 * self.pool_size, 1)
         block = self._create()
-        block.pool_id = self._num_made
+        block.pool_id, block.home = self._num_made, self._spare
         self._num_made += 1
         return block
 
     def put(self, block: Block) -> None:
-        """Take an object back that is used no more."""
-        if isinstance(block, PooledBlock) and block.pool_id is not None:
-            self._spare.append(block)
+        """Take an object that is used no more back to the pool that made it, if one did."""
+        if isinstance(block, Block) and block.home is not None:
+            block.home.append(block)

@@ -67,8 +67,8 @@ class NaiveBlock(PooledBlock):
         allocator: TierAllocator,
         block_id: BlockId | None,
         extra_hash: int | None = None,  # noqa: ARG002 # a naive block has no use for it
-        content_hash: int | None = None,  # noqa: ARG002
-        computed: bool = False,  # noqa: ARG002
+        content_hash: int | None = None,  # noqa: ARG002 # there are no hashes
+        computed: bool = False,  # noqa: ARG002 # nothing is hit
     ) -> None:
         """Be a new block, whatever this object was before. Raises WrongCall."""
         if len(token_ids) > block_size:
@@ -102,7 +102,7 @@ class NaiveBlock(PooledBlock):
         block_id: BlockId | None,
         token_ids: list[int],
         content_hash: int | None,  # noqa: ARG002 # a naive block has no use for it
-        computed: bool,  # noqa: ARG002
+        computed: bool,  # noqa: ARG002 # nothing is hit
     ) -> None:
         """Be what a table says of this block, which may have more tokens than before."""
         self._allocator = allocator
@@ -334,10 +334,13 @@ class NaiveBlockAllocator(TierAllocator):
         block_id: BlockId | None,
         extra_hash: int | None = None,
         content_hash: int | None = None,  # noqa: ARG002 # a naive block has no use for it
-        computed: bool = False,  # noqa: ARG002
+        computed: bool = False,  # noqa: ARG002 # nothing is hit
     ) -> Block:
         pool: BlockPool = self._block_pool
-        return pool.init_block(prev_block, token_ids, self._block_size, block_id, extra_hash)
+        made = pool.init_block(prev_block, token_ids, self._block_size, block_id, extra_hash)
+        if isinstance(made, NaiveBlock):
+            made.move_to(self)  # it may have been another allocator's in between
+        return made
 
     def _new_object(self) -> PooledBlock:
         return NaiveBlock.__new__(NaiveBlock)

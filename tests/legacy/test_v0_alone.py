@@ -14,7 +14,14 @@ from kvcore.legacy import (
     naive_block,
     prefix_caching_block,
 )
-from kvcore.legacy.common import BlockList, BlockPool, CacheMetricData, CopyOnWriteTracker
+from kvcore.legacy.common import (
+    BlockList,
+    BlockPool,
+    CacheMetricData,
+    CopyOnWriteTracker,
+    RefCounter,
+)
+from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.evictor import (
     BlockMetaData,
     EvictionPolicy,
@@ -223,6 +230,70 @@ def test_a_naive_allocator_makes_blocks_of_any_class(backend: Backend, has_pool:
     blocks.free(fork)
     again = blocks.allocate_mutable_block(first)
     assert (again, again.prev_block, again.token_ids) == (fork, first, [])
+
+
+@pytest.mark.parametrize("kind", ["naive", "prefix_caching", "of a class of one's own"])
+def test_swapped_objects_go_back_to_the_pool_that_made_them(backend: Backend, kind: str) -> None:
+    """Three blocks at a time: the GPU makes no more objects than for the first ones."""
+    if kind in cpu_gpu_block_allocator.KINDS:
+        tiers = two_tiers(backend, kind=kind)
+    else:
+        gpu, cpu = (
+            NaiveBlockAllocator(Noted, 4, SIZE, first, backend=backend)
+            for first in (range(4), range(4, 8))
+        )
+        tiers = CpuGpuBlockAllocator(cpu, gpu)
+    objects: set[Any] = set()
+    for number in range(30):
+        tokens = [[number, 0], [number, 1], [number, 2]]
+        held: list[Any] = tiers.allocate_immutable_blocks(None, tokens, Device.GPU)
+        objects.update(held)
+        assert all(each._allocator is tiers.allocator(Device.GPU) for each in held)
+        assert len(tiers.swap(held, Device.GPU, Device.CPU)) == 3
+        for block in held:
+            tiers.free(block)
+        tiers.get_and_reset_swaps()
+        tiers.take_batch()
+    assert len(objects) == 3
+    fresh = tiers.allocate_immutable_block(None, [1, 1], Device.CPU)
+    assert fresh not in objects
+
+
+@pytest.mark.parametrize("block", [0, 7])
+def test_a_counter_by_itself_keeps_no_commands(backend: Backend, block: int) -> None:
+    counter = RefCounter([7, 0, 3], backend=backend)
+    for _ in range(20):
+        assert (counter.incr(block), counter.incr(block)) == (1, 2)
+        assert (counter.decr(block), counter.decr(block)) == (1, 0)
+        assert len(counter._blocks.backing.state().commands) == 0
+
+
+def test_a_counter_of_an_allocator_leaves_its_commands(backend: Backend) -> None:
+    blocks = NaiveBlockAllocator(NaiveBlock, 4, SIZE, backend=backend)
+    assert blocks.allocate_mutable_block(None).block_id == 0
+    assert blocks.refcounter.incr(0) == 2
+    assert (blocks.refcounter.decr(0), blocks.refcounter.decr(0)) == (1, 0)
+    assert [type(each).__name__ for each in blocks.take_batch()] == ["Allocate", "Free"]
+
+
+def test_a_block_is_appendable_for_its_only_owner(backend: Backend) -> None:
+    """Also one without id, of which there is nothing that another could see."""
+    counter = RefCounter([0, 1], backend=backend)
+    tracker = CopyOnWriteTracker(counter.as_readonly())
+    blocks = allocator(backend)
+    block = blocks.allocate_mutable_block(None)
+    assert block.block_id == 0
+    for count, appendable in enumerate((True, True, False, False)):
+        assert counter.get(0) == count
+        assert tracker.is_appendable(block) is appendable
+        counter.incr(0)
+    block.block_id = 1
+    assert tracker.is_appendable(block)
+    block.block_id = None
+    assert tracker.is_appendable(block)
+    block.block_id = 2
+    with pytest.raises(AssertionError, match="block 2 is not known"):
+        tracker.is_appendable(block)
 
 
 def test_two_tiers_are_a_device_aware_allocator(backend: Backend) -> None:
