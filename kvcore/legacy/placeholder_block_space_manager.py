@@ -25,8 +25,8 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
 
     def can_allocate(
         self,
-        seq_group: GroupLike,  # noqa: ARG002 # any group
-        num_lookahead_slots: int = 0,  # noqa: ARG002
+        seq_group: GroupLike,
+        num_lookahead_slots: int = 0,
     ) -> AllocStatus:
         """OK."""
         return AllocStatus.OK
@@ -36,13 +36,13 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
 
     def can_append_slots(
         self,
-        seq_group: GroupLike,  # noqa: ARG002
-        num_lookahead_slots: int,  # noqa: ARG002
+        seq_group: GroupLike,
+        num_lookahead_slots: int,
     ) -> bool:
         """True."""
         return True
 
-    def append_slots(self, seq: SequenceLike, num_lookahead_slots: int) -> Pairs:  # noqa: ARG002
+    def append_slots(self, seq: SequenceLike, num_lookahead_slots: int) -> Pairs:
         """No copies."""
         return []
 
@@ -51,22 +51,22 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
 
     def can_swap_in(
         self,
-        seq_group: GroupLike,  # noqa: ARG002
-        num_lookahead_slots: int,  # noqa: ARG002
+        seq_group: GroupLike,
+        num_lookahead_slots: int,
     ) -> AllocStatus:
         """OK."""
         return AllocStatus.OK
 
-    def swap_in(self, seq_group: GroupLike) -> Pairs:  # noqa: ARG002
+    def swap_in(self, seq_group: GroupLike) -> Pairs:
         """None."""
         pairs: Pairs = NONE
         return pairs
 
-    def can_swap_out(self, seq_group: GroupLike) -> bool:  # noqa: ARG002
+    def can_swap_out(self, seq_group: GroupLike) -> bool:
         """True."""
         return True
 
-    def swap_out(self, seq_group: GroupLike) -> Pairs:  # noqa: ARG002
+    def swap_out(self, seq_group: GroupLike) -> Pairs:
         """None."""
         pairs: Pairs = NONE
         return pairs
@@ -74,7 +74,7 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
     def free(self, seq: SequenceLike) -> None:
         """Does nothing."""
 
-    def get_block_table(self, seq: SequenceLike) -> list[BlockId]:  # noqa: ARG002
+    def get_block_table(self, seq: SequenceLike) -> list[BlockId]:
         """None."""
         table: list[BlockId] = NONE
         return table
@@ -92,7 +92,7 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
 
     def get_common_computed_block_ids(
         self,
-        seqs: List[SequenceLike],  # noqa: ARG002
+        seqs: List[SequenceLike],
     ) -> list[BlockId]:
         """None are cached."""
         return []
@@ -100,14 +100,14 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager):
     def mark_blocks_as_computed(self, seq_group: GroupLike, token_chunk_size: int) -> None:
         """Does nothing."""
 
-    def get_prefix_cache_hit_rate(self, device: Device) -> float:  # noqa: ARG002
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """-1."""
         return -1
 
-    def reset_prefix_cache(self, device: Device | None = None) -> bool:  # noqa: ARG002
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
         """True."""
         return True
 
-    def get_num_cached_tokens(self, seq: SequenceLike) -> int:  # noqa: ARG002
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
         """0."""
         return 0

@@ -125,7 +125,7 @@ def test_engines_keep_their_own_enumerations(backend: Backend) -> None:
     assert held.get_prefix_cache_hit_rate(gpu) == -1
     assert held.reset_prefix_cache(gpu)
     with pytest.raises(KeyError, match="Place"):
-        held.get_prefix_cache_hit_rate(Engine.Place.GPU)  # type: ignore[arg-type]
+        held.get_prefix_cache_hit_rate(Engine.Place.GPU)  # type: ignore[arg-type] # on purpose
 
 
 @pytest.mark.parametrize("kind", ["naive", "prefix_caching"])
