@@ -119,7 +119,11 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
 
 
 def _publish(pool: BlockPool, block: KVCacheBlock, record: BlockHashType) -> None:
-    """Have a block found, which has an owner or is free; the queue stays as it is."""
+    """Have a block found, which has an owner or is free; the queue stays as it is.
+
+    Cost of a free one: O(pool), and two commands for each free block: the core publishes owned
+    blocks alone, and what is given back joins at the end, so all leave and join in the old order.
+    """
     backing, key = pool.backing, record.core_key
     if block.ref_cnt:
         backing.publish(block.block_id, key)

@@ -51,7 +51,7 @@ __all__ = [
     "hash_request_tokens",
 ]
 
-NO_KEYS: list[bytes] = []
+NO_KEYS: Sequence[bytes] = ()
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 

@@ -44,7 +44,7 @@ from kvcore.values import PrefixCacheStats, Refused
 __all__ = ["BlockPool", "KVCacheManager"]
 
 T = TypeVar("T")
-NOTHING: list[Any] = []
+NOTHING: Sequence[Any] = ()
 
 
 class ListsByRequest(dict[str, list[T]]):
@@ -254,7 +254,7 @@ class KVCacheManager:
             raise hits.stale(request, block) from None
 
     def _publish(
-        self, request_id: str, first: int, made: list[BlockHashType], keys: list[bytes]
+        self, request_id: str, first: int, made: Sequence[BlockHashType], keys: Sequence[bytes]
     ) -> None:
         """Make blocks of a request findable from a place on; new hashes join its list."""
         hashes, behind = self._keep_hashes(request_id, made), first + len(keys)
@@ -262,7 +262,7 @@ class KVCacheManager:
         self.block_pool.publish(blocks, hashes[first:behind], keys)
         self.num_cached_block[request_id] = behind
 
-    def _keep_hashes(self, request_id: str, found: list[BlockHashType]) -> list[BlockHashType]:
+    def _keep_hashes(self, request_id: str, found: Sequence[BlockHashType]) -> list[BlockHashType]:
         """Let hashes join the list of a request, which is handed out."""
         hashes = self.req_to_block_hashes.setdefault(request_id, [])
         hashes += found
