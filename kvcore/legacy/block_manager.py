@@ -130,13 +130,17 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         touched = sum(self._touched(seq, num_lookahead_slots) for seq in seqs)
         free = self.get_num_free_gpu_blocks()
-        if self.max_block_sliding_window is None or self.block_allocator.has_null_block:
+        if touched > free or self.max_block_sliding_window is None:
             return touched <= free
-        needed = 1  # the null block
-        for seq in seqs:
-            num_tokens = len(seq.get_token_ids())
-            needed += self._table(seq.seq_id).count_needed(num_tokens, num_lookahead_slots)
-        return touched <= free and needed <= free
+        if seqs and not self.block_allocator.has_null_block:
+            free -= 1
+        for seq in seqs if free >= 0 else ():
+            table, num_tokens = self._table(seq.seq_id), len(seq.get_token_ids())
+            free += table.count_passed(seq.data.get_num_computed_tokens())
+            free -= table.count_needed(num_tokens, num_lookahead_slots)
+            if free < 0:
+                break
+        return free >= 0
 
     def append_slots(
         self, seq: SequenceLike, num_lookahead_slots: int

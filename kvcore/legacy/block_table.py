@@ -71,6 +71,8 @@ class BlockTable:
     @property
     def num_full_slots(self) -> int:
         """Tokens of the table."""
+        if self._held.objects is not None:
+            self.held  # noqa: B018 # reads what was added by hand
         return self._num_full_slots
 
     @property
@@ -79,6 +81,7 @@ class BlockTable:
         held = self._held
         if held.objects is not None:
             held.read(self._allocator.owner)
+            self._num_full_slots = len(held.token_ids)  # tokens may be added by hand
         return held
 
     def allocate(
@@ -112,6 +115,7 @@ class BlockTable:
         held.extra_hashes = before.extra_hashes[:]
         held.keys = before.keys[:]
         held.objects = blocks if type(blocks) is list else list(blocks)
+        held.is_given = True
         held.read(self._allocator.owner)
         self._held = held
 
@@ -142,6 +146,7 @@ class BlockTable:
         if first in held.found:
             reason = "block {block} is computed: {num} tokens cannot be added"
             require(False, reason, block=held.block_ids[first], num=num)
+        num_null = held.num_null
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, num, num_new)
         elif min(num_old, -(-end // size)) - first + (num_new > 0) > 1:
@@ -151,7 +156,7 @@ class BlockTable:
         if num:
             self._write(token_ids, first, num_old)
         if held.objects is not None:
-            held.write()
+            held.write(first, range(num_null, min(held.num_null, first)))
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Add empty blocks until there is room for so many tokens, all or none.
@@ -160,8 +165,9 @@ class BlockTable:
         """
         held, needed = self._allocated(), self._num_new_blocks(num_empty_slots)
         if needed:
+            first = len(held.block_ids)
             self._add(needed, extra_hash)
-            held.write()
+            held.write(first)
 
     def fork(self) -> BlockTable:
         """A table over the same blocks, which are copied where one of the two writes.
@@ -183,8 +189,7 @@ class BlockTable:
         """
         held = self.held
         held.allocator.give_back(held.real_ids())
-        if held.objects is not None:
-            held.allocator.part_with(held.objects[held.num_null :])
+        held.part()
         self._held = TableBlocks(self._allocator.on_gpu, self._block_size)
         self._num_full_slots = 0
 
@@ -210,12 +215,20 @@ class BlockTable:
         """New blocks and copies that appending takes where a sequence has so many tokens by then,
         without the null block and what a window gives back.
         """
-        num = max(0, num_tokens - self._num_full_slots)
-        return self._num_new_blocks(num + num_lookahead_slots) + self._count_copies(num)
+        full, held = self._num_full_slots, self._held
+        end = max(num_tokens, full) + num_lookahead_slots
+        num_new = max(0, -(-end // self._block_size) - len(held.block_ids))
+        return num_new + self._count_copies(max(0, num_tokens - full))
+
+    def count_passed(self, num_computed_slots: int) -> int:
+        """Blocks that an append gives back: its window passed them, and nobody else holds them."""
+        passed = self._held.block_ids[self._held.num_null : self._window_start(num_computed_slots)]
+        counts: Sequence[int] = self._held.allocator.blocks.ref_counts(passed)
+        return counts.count(1)
 
     def get_unseen_token_ids(self, sequence_token_ids: list[int]) -> list[int]:
         """A sequence's tokens that are not in the table yet."""
-        return sequence_token_ids[self._num_full_slots :]
+        return sequence_token_ids[self.num_full_slots :]
 
     def _get_all_token_ids(self) -> list[int]:
         """The tokens of all blocks, as tests of the original read them."""
@@ -276,14 +289,19 @@ class BlockTable:
         reason = "a window over {num} blocks needs the number of computed slots"
         require(num_computed_slots is not None, reason, num=len(held.block_ids))
         assert num_computed_slots is not None
-        assert self._max_block_sliding_window is not None
-        end = num_computed_slots // self._block_size - self._max_block_sliding_window
+        end = self._window_start(num_computed_slots)
         if end > self._num_full_slots // self._block_size:
             reason = f"{num_computed_slots} computed slots put the window behind the end of a table"
             raise WrongValue(reason=f"{reason} of {self._num_full_slots} tokens")
         if end == len(held.block_ids) and held.allocator.caches:
             require(False, "no block with a content hash can follow {num} that went", num=end)
-        return max(end, held.num_null)
+        return end
+
+    def _window_start(self, num_computed_slots: int) -> int:
+        """The first place that a window over so many slots has not passed."""
+        assert self._max_block_sliding_window is not None
+        end = num_computed_slots // self._block_size - self._max_block_sliding_window
+        return max(end, self._held.num_null)
 
     def _drop_passed(self, num_computed_slots: int | None, num: int, num_new: int) -> None:
         """Give back what the window has passed, if there is room then for what comes."""
@@ -315,7 +333,7 @@ class BlockTable:
             return 0
         full, size = self._num_full_slots, self._block_size
         written = self._held.block_ids[full // size : -(-(full + num_tokens) // size)]
-        return sum(count > 1 for count in self._allocator.on_gpu.blocks.ref_counts(written))
+        return sum(count > 1 for count in self._held.allocator.blocks.ref_counts(written))
 
     def _shortage(self, needed: int) -> NoFreeBlocksError:
         gpu = self._allocator.on_gpu

@@ -132,6 +132,7 @@ class PrefixCachingBlock(NaiveBlock):
     @computed.setter
     def computed(self, value: bool) -> None:
         self._computed = value
+        self._say_changed()
 
     @classmethod
     def hash_block_tokens(

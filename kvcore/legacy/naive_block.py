@@ -91,6 +91,7 @@ class NaiveBlock(PooledBlock):
                 self if copied is None else copied
             )
         self._token_ids.extend(token_ids)
+        self._say_changed()
 
     def move_to(self, allocator: TierAllocator) -> None:
         """Belong to another allocator."""
@@ -117,6 +118,12 @@ class NaiveBlock(PooledBlock):
     @block_id.setter
     def block_id(self, value: BlockId | None) -> None:
         self._block_id = value
+        self._say_changed()
+
+    def _say_changed(self) -> None:
+        """Let a table that has this object look at it again."""
+        if isinstance(self._allocator, TierAllocator):
+            self._allocator.num_by_hand += 1
 
     @property
     def block_size(self) -> int:

@@ -2,18 +2,20 @@
 """What a V0 table holds of its blocks: columns, and objects from the time that somebody looks.
 
 Rules: calls work on ids, tokens and keys. Block objects come into being when they are asked for,
-and are the same ones from then on: a call first reads what was done with them by hand, and tells
-them what it did. Places that a window has passed are the first ones; their objects keep their
-tokens, since later blocks of the chain follow them. Source: S002-36, 37, 51, 57, 66, 69.
+and are the same ones from then on: a call first reads what was done with them by hand, if anything
+was, and tells those of which it changed something. Places that a window has passed are the first
+ones; their objects keep their tokens, since later blocks of the chain follow them. Source: S002-36,
+37, 51, 57, 66, 69.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvcore.legacy.content_block import PrefixCachingBlock
 from kvcore.legacy.interfaces import Block, BlockId, chain
+from kvcore.legacy.naive_block import NaiveBlock
 from kvcore.legacy.null_block import NullBlock
 from kvcore.legacy.tier_blocks import hash_of_key
 
@@ -23,11 +25,12 @@ class TableBlocks:
 
     allocator: of the device on which they are. keys: of the leading full blocks, where there are
     keys. found: places of blocks whose content was found. num_null: places that a window passed.
+    is_given: whether the objects are a caller's, of any kind, or another table's as well.
     """
 
     __slots__ = (
-        *("allocator", "block_ids", "block_size", "extra_hashes", "found", "keys", "null_block"),
-        *("num_null", "objects", "token_ids"),
+        *("_known", "_num_by_hand", "allocator", "block_ids", "block_size", "extra_hashes"),
+        *("found", "is_given", "keys", "null_block", "num_null", "objects", "token_ids"),
     )
 
     def __init__(self, allocator: Any, block_size: int) -> None:
@@ -41,6 +44,9 @@ class TableBlocks:
         self.num_null = 0
         self.null_block: Block | None = None
         self.objects: list[Block] | None = None
+        self.is_given = False
+        self._known: list[Block] = []
+        self._num_by_hand = -1
 
     def fork(self) -> TableBlocks:
         """The same blocks once more, without objects; nothing in it was found."""
@@ -76,7 +82,7 @@ class TableBlocks:
         owner: whose allocator a block is.
         """
         objects = self.objects
-        if not objects:
+        if not objects or not self._is_changed(objects):
             return
         num_null = sum(isinstance(block, NullBlock) for block in objects)
         null, real = objects[:num_null], objects[num_null:]
@@ -94,17 +100,23 @@ class TableBlocks:
             keys: list[Any] = allocator.contents_of(row)[0]
             self.keys[ahead:] = keys[: keys.index(None)] if None in keys else keys
             self.found = {ahead + at for at, block in enumerate(row) if block.computed}
+        self._know(objects)
 
-    def write(self) -> None:
-        """Tell the objects, if there are any, what is so now, and make those that are missing."""
+    def write(self, first: int = 0, passed: Iterable[int] = ()) -> None:
+        """Tell the objects, if there are any, what is so now, and make those that are missing.
+
+        first: the place from which on something changed; passed: those before that a window passed.
+        """
         objects = self.objects
         if objects is None:
             return
-        size, before = self.block_size, None
-        for at, block_id in enumerate(self.block_ids):
+        size, before, told = self.block_size, None, -1
+        for at in (*passed, *range(min(first, len(objects)), len(self.block_ids))):
+            if told != at - 1:
+                before = objects[at - 1]
             tokens = self.token_ids[at * size : (at + 1) * size]
             content_hash = hash_of_key(self.keys[at]) if at < len(self.keys) else None
-            held = None if at < self.num_null else block_id
+            held = None if at < self.num_null else self.block_ids[at]
             known = (content_hash, at in self.found)
             block: Any = objects[at] if at < len(objects) else None
             if block is None:
@@ -116,7 +128,33 @@ class TableBlocks:
             if held is None:
                 assert self.null_block is not None
                 objects[at] = self.null_block
-            before = block
+            before, told = block, at
+        if passed:
+            first = 0
+        self._know(objects, first)
+
+    def part(self) -> None:
+        """Leave the objects, whose blocks were given back, without one."""
+        if self.objects is None:
+            return
+        allocator = self.allocator
+        num_by_hand = allocator.num_by_hand
+        allocator.part_with(self.objects[self.num_null :])
+        if not self.is_given:
+            allocator.num_by_hand = num_by_hand  # nobody else's objects changed
+
+    def _is_changed(self, objects: list[Block]) -> bool:
+        """Whether something may have been done with objects, or with their list."""
+        if self._num_by_hand != self.allocator.num_by_hand:
+            return True
+        return self.is_given or objects != self._known
+
+    def _know(self, objects: list[Block], first: int = 0) -> None:
+        """Note that these objects and their columns say the same. first: the first that changed."""
+        self._num_by_hand = self.allocator.num_by_hand
+        if objects and type(objects[-1]) not in (NaiveBlock, PrefixCachingBlock, NullBlock):
+            self.is_given = True  # of a class that may not say what is done with it
+        self._known[first:] = objects[first:]
 
 
 def _null_id(block: Block) -> BlockId:

@@ -36,10 +36,12 @@ OBJECTS_PER_BLOCK = 4
 class TierAllocator(BlockAllocator):
     """Blocks of one tier, for sequences that are chains of block objects.
 
-    caches: whether full blocks are found by their content.
+    caches: whether full blocks are found by their content. num_by_hand: how often something was
+    done with its objects other than by their table.
     """
 
     caches = False
+    num_by_hand = 0
 
     def __init__(
         self,

@@ -14,8 +14,10 @@ from kvcore import SwapIn, SwapOut
 from kvcore.legacy.block_manager import BlockSpaceManager
 from kvcore.legacy.block_table import BlockTable
 from kvcore.legacy.interfaces import Device
+from kvcore.legacy.naive_block import NaiveBlock
 from kvcore.legacy.prefix_caching_block import PrefixCachingBlock
 from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.tier_allocator import TierAllocator
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import admit, ids, manager, two_tiers, unchanged
 
@@ -257,3 +259,89 @@ def test_the_null_block_is_counted_beside_what_an_append_takes_and_no_more(
     else:
         error = unchanged(lambda: held.append_slots(seq, num_ahead), held)
         assert "blocks are needed" in str(error)
+
+
+@pytest.mark.seed("S002-69")
+@pytest.mark.parametrize(("num_appended", "fits"), [(1, True), (10, False)])
+def test_what_a_window_gives_back_makes_room_for_what_an_append_takes(
+    backend: Backend, num_appended: int, fits: bool
+) -> None:
+    held = BlockSpaceManager(2, 6, 0, 0.0, 2, backend=backend)
+    seq = Sequence(0, range(10))
+    group = admit(held, seq)
+    seq.data.num_computed_tokens = 10
+    for token in range(num_appended):
+        seq.append_token_id(token)
+    # Five of six blocks are held: the sixth becomes null, the window has passed two.
+    assert held.can_append_slots(group, 0) is fits
+    if fits:
+        assert held.append_slots(seq, 0) == []
+        assert held.get_num_free_gpu_blocks() == 1
+    else:
+        unchanged(lambda: held.append_slots(seq, 0), held)
+
+
+def test_a_question_about_a_table_on_the_cpu_is_answered(backend: Backend) -> None:
+    held = BlockSpaceManager(2, 8, 8, 0.0, 2, backend=backend)
+    seq = Sequence(0, range(4))
+    group = admit(held, seq)
+    held.swap_out(group)
+    seq.append_token_id(4)
+    assert held.can_append_slots(group, 0)
+
+
+@pytest.mark.parametrize("caching", CACHING)
+def test_an_append_tells_those_objects_of_which_it_changes_something(
+    backend: Backend, caching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    read: list[object] = []
+    follow, check_held = NaiveBlock.follow, TierAllocator.check_held
+
+    def note_told(self: NaiveBlock, *args: Any) -> None:
+        told.append(self)
+        follow(self, *args)
+
+    def note_read(self: TierAllocator, blocks: Any, *args: Any) -> Any:
+        read.extend(blocks)
+        return check_held(self, blocks, *args)
+
+    monkeypatch.setattr(NaiveBlock, "follow", note_told)
+    monkeypatch.setattr(TierAllocator, "check_held", note_read)
+    held = manager(backend, enable_caching=caching)
+    seqs = [Sequence(0, range(7)), Sequence(1, range(20, 23))]
+    for seq in seqs:
+        admit(held, seq)
+    blocks, others = (held.block_tables[at].blocks for at in (0, 1))
+    for token, changed in ((7, [blocks[3]]), (8, []), (9, None)):
+        told.clear()
+        seqs[0].append_token_id(token)
+        held.append_slots(seqs[0], 0)
+        assert told == ([blocks[4]] if changed is None else changed)
+    assert read == []
+    assert blocks[4].token_ids == [8, 9]
+    others[1].append_token_ids([23])  # by hand: tables of this allocator look at theirs again
+    read.clear()
+    seqs[0].append_token_id(10)
+    held.append_slots(seqs[0], 0)
+    assert read == blocks[:5]
+    held.free(seqs[0])
+    read.clear()
+    seqs[1].append_token_id(23)
+    held.append_slots(seqs[1], 0)
+    assert read == others
+
+
+def test_tokens_that_were_added_by_hand_count(backend: Backend) -> None:
+    tiers = two_tiers(backend, 6, 6)
+    table = BlockTable(2, tiers)
+    table.allocate([1, 2, 3])
+    table.blocks[1].append_token_ids([4])
+    table.append_token_ids([5, 6])
+    assert (table.num_full_slots, [block.token_ids for block in table.blocks]) == (
+        6,
+        [[1, 2], [3, 4], [5, 6]],
+    )
+    last = table.blocks[2]
+    assert last.content_hash is not None
+    assert tiers.allocator(Device.GPU).is_block_cached(last)
