@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcore.block_pool import PoolEviction
@@ -32,6 +32,16 @@ def twin() -> None:
     need_twin()
 
 
+@st.composite
+def two_lists(
+    draw: st.DrawFn, first: st.SearchStrategy[Any], second: st.SearchStrategy[Any]
+) -> tuple[list[Any], list[Any]]:
+    """As many of one as of the other; seldom one less."""
+    pairs = draw(st.lists(st.tuples(first, second), max_size=3))
+    ones, others = [one for one, _ in pairs], [other for _, other in pairs]
+    return (ones, others) if draw(st.integers(0, 9)) else (ones, others[1:])
+
+
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4)
 keys = st.sampled_from(KEYS)
@@ -40,11 +50,24 @@ tiers = st.sampled_from(["device", "device", "host"])
 times = st.none() | st.sampled_from([-2.0, -1.0, 0.0, -0.0, 1, 2.5, 1e300])
 lengths = st.none() | st.integers(0, 3)
 one_of_tier = st.sampled_from(["unpublish", "ref_count", "key_of", "is_cached_free"])
+counts = st.integers(-1, NUM_BLOCKS + 1)
+far = st.sampled_from([2**40, 2**70, -(2**70)])
+contents = st.sampled_from([None, *KEYS])
+tokens = st.sampled_from([0, 1, 2, 3] * 4 + [-1])
+low_ids = st.sampled_from([0, 1] * 8 + [2, NUM_BLOCKS - 1, NUM_BLOCKS, -1])
+
+
+def spread(call: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    """A call whose second argument is two."""
+    name, (first, second), tier = call
+    return name, first, second, tier
+
+
 calls = st.one_of(
-    st.tuples(st.just("take"), st.integers(-1, NUM_BLOCKS + 1), tiers),
+    st.tuples(st.just("take"), counts | counts | far, tiers),
     st.tuples(st.sampled_from(["touch", "release", "release"]), several, tiers),
     st.tuples(st.sampled_from(["touch", "release"]), ids.map(lambda block: [block]), tiers),
-    st.tuples(st.just("admit"), several, st.integers(-1, NUM_BLOCKS), st.none() | many_keys, tiers),
+    st.tuples(st.just("admit"), several, counts | counts | far, st.none() | many_keys, tiers),
     st.tuples(st.just("publish"), ids, keys, tiers),
     st.tuples(st.just("publish_all"), several, many_keys, tiers),
     st.tuples(st.just("lookup_prefix"), many_keys, tiers),
@@ -53,11 +76,26 @@ calls = st.one_of(
     st.tuples(st.sampled_from(["clear_index", "num_free", "free_blocks"]), tiers),
     st.tuples(st.just("lookup"), keys, tiers),
     st.tuples(st.sampled_from(["copy", "own"]), ids),
-    st.tuples(st.sampled_from(["move_out", "move_in"]), several),
+    st.tuples(st.sampled_from(["move_out", "move_in"]), several | st.lists(low_ids, max_size=2)),
     st.tuples(st.just("append"), several, st.integers(-1, 5)),
     st.tuples(st.sampled_from(["copy_out", "copy_in"]), ids, ids),
+    *[st.tuples(st.just("find_or_take"), two_lists(contents, tokens), tiers).map(spread)] * 3,
+    *[st.tuples(st.just("copy_pairs"), two_lists(low_ids, low_ids), tiers).map(spread)] * 2,
+    st.tuples(st.just("owners_of"), many_keys, tiers),
+    *[st.tuples(st.just("rank_of"), ids, tiers)] * 2,
+    st.tuples(st.just("ref_counts"), several | st.lists(ids, max_size=3), tiers),
     st.just(("take_batch",)),
 )
+WARM: list[tuple[Any, ...]] = [
+    ("find_or_take", [KEYS[0], None, KEYS[1]], [2, 3, 4], "device"),
+    ("find_or_take", [None, KEYS[0]], [3, 2], "host"),
+    ("release", [2], "device"),
+]
+stories = st.tuples(
+    st.sampled_from([[], WARM, WARM]),
+    st.lists(calls, max_size=60) | st.lists(calls, min_size=15, max_size=60),
+).map(lambda parts: parts[0] + parts[1])
+"""From nothing, or from blocks of each kind: free with a key or without, owned likewise."""
 
 
 def answer(call: Any, *args: Any) -> Any:
@@ -87,6 +125,8 @@ class Holders:
             self.held[tier].update(value)
         elif name == "touch":
             self.held[tier].update(args[0])
+        elif name == "find_or_take":
+            self.held[tier].update(value[0])
         elif name == "admit":
             self.held[tier].update([*args[0], *value])
         elif name == "release":
@@ -104,12 +144,13 @@ class Holders:
             self.held[arrived].update(dict(value)[block] for block in args[0])
 
 
+@settings(max_examples=300)
 @given(
     null_block=st.booleans(),
-    num_host_blocks=st.sampled_from([0, NUM_HOST_BLOCKS]),
+    num_host_blocks=st.sampled_from([0, NUM_HOST_BLOCKS, NUM_HOST_BLOCKS]),
     eviction=st.sampled_from(get_args(PoolEviction)),
     order=st.sampled_from(get_args(Order)),
-    story=st.lists(calls, max_size=60),
+    story=stories,
 )
 def test_both_backends_agree_call_by_call(
     null_block: bool,
@@ -153,8 +194,9 @@ class Model:
         time, length = self.ranks.get(block, (-1.0, 0))
         return (time, -length, block)
 
-    def note(self, name: str, args: list[Any], before: Tiers, after: Tiers) -> None:
-        """What a call did, by owners and keys before and after."""
+    def note(self, call: tuple[Any, ...], value: Any, before: Tiers, after: Tiers) -> None:
+        """What a call did, by its value, and by owners and keys before and after."""
+        name, *args = call
         old, new = before.device, after.device
         if name == "rank":
             for block in args[0]:
@@ -168,6 +210,8 @@ class Model:
                 self.uncached = [each for each in self.uncached if each != block]
                 if name in TAKING or (name == "admit" and block not in args[0]):
                     self.ranks.pop(block, None)
+        if name == "find_or_take":
+            self.note_found(args[0], args[1], value)
         for block in lost:
             if new.ref_counts[block] == 0:
                 self.cached.discard(block)
@@ -179,6 +223,16 @@ class Model:
                     self.uncached.insert(0, block)
                 else:
                     self.cached.add(block)
+
+    def note_found(self, contents: list[Any], lengths: list[int], value: Any) -> None:
+        """A new block was never used, and has a length with its key; one without owner keeps it."""
+        blocks, taken, revived = value
+        first = {block: place for place, block in reversed(list(enumerate(blocks)))}
+        for block in taken:
+            length = 0 if contents[first[block]] is None else lengths[first[block]]
+            self.ranks[block] = (-1.0, length)
+        for block in revived:
+            self.ranks[block] = (-1.0, self.ranks.get(block, (-1.0, 0))[1])
 
 
 def left(name: str, args: list[Any]) -> list[Any]:
@@ -194,16 +248,21 @@ def last_at(blocks: Any, block: int) -> int:
     return max(place for place, each in enumerate(named) if each == block)
 
 
-@given(story=st.lists(calls, max_size=60))
+@given(story=stories)
 def test_ranked_blocks_leave_in_the_order_of_a_sorted_dictionary(
     story: list[tuple[Any, ...]],
 ) -> None:
     backing, model = Backing(NUM_BLOCKS, eviction="ranked", backend="rust"), Model()
     for name, *args in story:
         before = backing.state()
-        if "host" in args or isinstance(answer(getattr(backing, name), *args), Refused):
+        if "host" in args:
+            continue
+        value = answer(getattr(backing, name), *args)
+        if isinstance(value, Refused):
             continue
         after = backing.state()
         if after != before:
-            model.note(name, args, before, after)
+            model.note((name, *args), value, before, after)
         assert list(backing.free_blocks()) == model.free()
+        ranks = [model.ranks.get(block, (-1.0, 0)) for block in range(NUM_BLOCKS)]
+        assert [backing.rank_of(block) for block in range(NUM_BLOCKS)] == ranks
