@@ -207,6 +207,19 @@ def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: 
     return questions
 
 
+class Idle:
+    """What any call of a facade costs before it does something."""
+
+    def call(self, first: int, second: int) -> None:
+        """Does nothing."""
+
+
+def time_idle(num_calls: int = 1000, rounds: int = 15) -> float:
+    """Microseconds of a method that does nothing, called as those of the facades are."""
+    work = for_each(Idle().call, range(num_calls), range(num_calls))
+    return 1e6 * min(seconds(work) for _ in range(rounds)) / num_calls
+
+
 def main() -> None:
     """Measure the stories of all facades, or of those whose files have a name in them."""
     parser = argparse.ArgumentParser(description="What a facade's call costs.")
@@ -222,6 +235,7 @@ def main() -> None:
         for make in importlib.import_module(f"benches.{path.stem}").STORIES:
             for backend in (options.backend,) if options.backend else BACKENDS:
                 questions += measure(make, backend, options.rounds)
+    print(f"\nA method that does nothing takes {time_idle():.3f} us.")
     print("\nThat change nothing:")
     print("\n".join(questions))
 
