@@ -1,67 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds: small ones, each for one part of the core, that are explored to their end.
 
-Rules: blocks hold two tokens unless groups say otherwise, and are counted without the null block.
-The numbers of states and edges are pinned: another number means that the core can reach other
-states, or that another world is explored. Twin: none.
+Rules: the numbers of states and edges are pinned: another number means that the core can reach
+other states, or that another world is explored. Twin: none.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from kvcore.check.named_world import FULL, SLOT, SWAPS, WINDOW, Profile, world
 
-import attrs
-
-from kvcore.check.world import BASIC_CALLS, World
-from kvcore.config import Config
-from kvcore.groups import Group
-
-SEED = b"explored"
-FULL = Group(2)
-SLOT = Group(1)
-WINDOW = Group(1, kind="sliding_window", window=2)
-OF_WORLD = frozenset(attrs.fields_dict(World)) - {"config", "calls"}
-SWAPS = ("swap_out", "swap_in")
-
-
-@attrs.frozen
-class Profile:
-    """A named world: what it has, and how many states and edges; slow: for `make explore` alone."""
-
-    sentence: str
-    world: World
-    num_states: int
-    num_edges: int
-    slow: bool = False
-
-
-def world(
-    num_blocks: int,
-    num_requests: int,
-    num_tokens: int,
-    num_prompt: int,
-    *more: str,
-    without: tuple[str, ...] = (),
-    **options: Any,
-) -> World:
-    """A world of so many usable blocks, by an engine's moves.
-
-    more, without: calls that are tried besides the basic ones, or left out of them. options: of the
-    world or its config.
-    """
-    of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
-    of_world.setdefault("moves", "engine")
-    options.setdefault("groups", (FULL,))
-    null_block = any(group.is_windowed for group in options["groups"])
-    return World(
-        config=Config(num_blocks + null_block, null_block=null_block, hash_seed=SEED, **options),
-        num_requests=num_requests,
-        num_tokens=num_tokens,
-        num_prompt=num_prompt,
-        calls=BASIC_CALLS.union(more).difference(without),
-        **of_world,
-    )
-
+__all__ = ["PROFILES", "Profile"]
 
 PROFILES: dict[str, Profile] = {
     "3x2x4": Profile("3 blocks, 2 requests, 4 tokens", world(3, 2, 4, 4), 1917, 17751),
