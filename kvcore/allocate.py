@@ -24,7 +24,7 @@ from kvcore.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.requests import check_no_drafts, extend
 from kvcore.state import NULL_BLOCK, BatchRecord, Draft, RequestState, State, Table, transition
 from kvcore.tokens import read_tokens
-from kvcore.unfinished import let_go, mark, replace
+from kvcore.unfinished import let_go, mark, note_given, replace
 from kvcore.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 from kvcore.window import apply_trims
 
@@ -206,6 +206,9 @@ def apply_rewrite(
 ) -> Table:
     """Make one block of a table fit to be written."""
     block = table[rewrite.position]
+    if rewrite.same:
+        note_given(draft, block, request.key(draft.config, rewrite.group, rewrite.position))
+        return table
     if not rewrite.shared:
         draft.device.unpublish(block)
         return table

@@ -6,9 +6,9 @@ external | new | lookahead; external tokens and lookahead are clipped at the mod
 tokens are not. What no query from the first external or new token on sees is trimmed before the fit
 is judged; when the step is refused, what the computed tokens alone allow stays trimmed (X-05). The
 full-sequence gate is judged before that. A write goes to blocks with one owner and no key: a shared
-block is replaced (copied if it holds earlier positions), a keyed one loses its key. Hits in the
-free queue cost capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07;
-design, 7.5. Twin: rust/src/plan.rs.
+block is replaced (copied if it holds earlier positions), a keyed one loses its key, unless the
+write computes just the tokens that the key names. Hits in the free queue cost capacity, since they
+are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin: rust/src/plan.rs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
     """A block of the request that is about to be written although it is shared or keyed.
 
     shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
-    copy.
+    copy. same: its key is the one of what is written, and stays.
     """
 
     group: int
     position: int
     shared: bool
     copied: bool
+    same: bool
 
 
 class Growth(Struct, frozen=True, gc=False, kw_only=True):
@@ -167,10 +168,25 @@ def plan_rewrites(draft: Draft, request: RequestState, lengths: Lengths) -> tupl
             shared = draft.device.ref_counts[block] > 1
             if shared or draft.device.keys[block] is not None:
                 copied = shared and lengths.local > position * size
+                same = not shared and writes_same(draft, request, (index, position), lengths)
                 rewrites.append(
-                    Rewrite(group=index, position=position, shared=shared, copied=copied)
+                    Rewrite(group=index, position=position, shared=shared, copied=copied, same=same)
                 )
     return tuple(rewrites)
+
+
+def writes_same(
+    draft: Draft, request: RequestState, place: tuple[int, int], lengths: Lengths
+) -> bool:
+    """Whether a keyed block of a table has the key of what the new slots will hold.
+
+    Tokens that a load brings may fail, so they are never the same.
+    """
+    index, position = place
+    if lengths.local < lengths.total or position >= request.num_hashed(draft.config, index):
+        return False
+    key = draft.device.keys[request.tables[index][position]]
+    return key == request.key(draft.config, index, position)
 
 
 def plan_growth(

@@ -21,7 +21,7 @@ use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::quiet::{is_known_quiet, is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
 use crate::state::{BatchRecord, NULL_BLOCK, RequestState, State, request_mut};
-use crate::unfinished::{let_go, mark, replace};
+use crate::unfinished::{let_go, mark, note_given, replace};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
 use crate::window::{apply_trims, moves_on, plan_trims, visible_from};
 
@@ -312,8 +312,13 @@ fn apply_rewrite(
     rewrite: Rewrite,
     fresh: &mut impl Iterator<Item = BlockId>,
 ) {
-    let Rewrite { group, position, shared, copied } = rewrite;
+    let Rewrite { group, position, shared, copied, same } = rewrite;
     let block = state[row].tables[group as usize][position as usize];
+    if same {
+        let key = state[row].key(state.scales[group as usize], group, position);
+        note_given(state, block, key);
+        return;
+    }
     if !shared {
         if !seeded(Mutant::KeyedWrittenInPlace) {
             state.device.unpublish(block, &mut state.effects);

@@ -7,8 +7,9 @@
 //! fit is judged; when the step is refused, what the computed tokens alone allow stays trimmed
 //! . The full-sequence gate is judged before that. A write goes to blocks with one owner and
 //! no key: a shared block is replaced (copied if it holds earlier positions), a keyed one loses its
-//! key. Hits in the free queue cost capacity, since they are about to leave it. Source: S000-01 to
-//! S000-20, S004-07; design, 7.5. Twin: kvcore/plan.py.
+//! key, unless the write computes just the tokens that the key names. Hits in the free queue cost
+//! capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5.
+//! Twin: kvcore/plan.py.
 
 use smallvec::SmallVec;
 
@@ -32,6 +33,8 @@ pub struct Rewrite {
     pub shared: bool,
     /// It holds earlier positions, so the fresh one is a copy.
     pub copied: bool,
+    /// Its key is the one of what is written, and stays.
+    pub same: bool,
 }
 
 /// How one group's table grows behind the hits.
@@ -197,10 +200,28 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
             }
             let shared = state.device.ref_count(block) > 1;
             let copied = shared && lengths.local > position * size;
-            rewrites.push(Rewrite { group: index, position, shared, copied });
+            let same = !shared && writes_same(state, request, (index, position), lengths);
+            rewrites.push(Rewrite { group: index, position, shared, copied, same });
         }
     }
     rewrites
+}
+
+/// Whether a keyed block of a table has the key of what the new slots will hold.
+///
+/// Tokens that a load brings may fail, so they are never the same.
+fn writes_same(
+    state: &State,
+    request: &RequestState,
+    (index, position): (u32, u32),
+    lengths: &Lengths,
+) -> bool {
+    let scale = state.scales[index as usize];
+    if lengths.local < lengths.total || position >= request.num_hashed(scale) {
+        return false;
+    }
+    let block = request.tables[index as usize][position as usize];
+    state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
 /// What each table grows by, without preallocation; empty where none does.

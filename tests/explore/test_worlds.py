@@ -170,7 +170,7 @@ def test_cutting_longer_requests_is_right_on_every_edge() -> None:
 def test_cutting_and_swapping_are_right_on_every_edge_of_two_calls_a_batch() -> None:
     where = world(2, 2, 2, "truncate", *SWAP_CALLS, num_host_blocks=1, calls_per_batch=2)
     goals = ("SwapOut", "SwapIn", "truncate", "refused never", "CopyOnWrite")
-    explore(where, 835, 48758, *goals)
+    explore(where, 840, 49017, *goals)
 
 
 @pytest.mark.slow
@@ -182,12 +182,13 @@ def test_merging_longer_requests_is_right_on_every_edge_of_two_calls_a_batch() -
 @pytest.mark.slow
 def test_leaving_the_open_batch_is_right_on_every_edge_of_three_calls_a_batch() -> None:
     where = world(2, 2, 3, "truncate", calls_per_batch=3, without=("append", "remove_request"))
-    explore(where, 418, 135340, "HitInOpenBatch", "Touch", "sharing")
+    explore(where, 418, 135367, "HitInOpenBatch", "Touch", "sharing")
 
 
 @pytest.mark.slow
 def test_four_blocks_two_requests_four_tokens_are_right_on_every_edge() -> None:
-    explore(world(4, 2, 4, enable_events=True), 81886, 818809, *BASIC_GOALS)
+    goals = [goal for goal in BASIC_GOALS if goal != "refused later"]  # two blocks each: all fit
+    explore(world(4, 2, 4, enable_events=True), 81886, 818809, *goals)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, asked, caching, hits, operations, queries, requests
+from kvcore import allocate, asked, caching, hits, operations, plan, queries, requests
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import (
@@ -26,6 +26,7 @@ from kvcore.check.mutants.worlds import (
     ONE,
     SALTED,
     SALTED_HITS,
+    SIBLINGS,
     SIZES,
     SIZES_TWICE,
 )
@@ -188,6 +189,18 @@ def m_free_head_first(patcher: Patcher) -> None:
     """Blocks are released head first, so that a parent is evicted before its child."""
     release = PoolDraft.release
     patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, blocks[::-1]))
+
+
+@mutant(
+    SIBLINGS,
+    "PREFIX-CLOSED",
+    costs="less is findable, what is found is right",
+    trace="rewrite_under_the_same_key",
+)
+def m_same_key_withdrawn(patcher: Patcher) -> None:
+    """A block that its owner writes again loses its key, though the write puts back its content."""
+
+    patcher.setattr(plan, "writes_same", lambda *_: False)
 
 
 @mutant(BASIC, "LRU", costs="only the order of eviction changes", trace="queue_order")

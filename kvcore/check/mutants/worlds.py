@@ -60,6 +60,12 @@ CUT = world(2, 2, 3, "truncate", enable_events=True)
 SWAP = world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2)
 PAIRS = world(2, 2, 3, "truncate", calls_per_batch=2)
 TRIPLES = world(3, 2, 3, calls_per_batch=3, without=("append", "remove_request"))
+SIBLINGS = world(
+    *(2, 2, 4),
+    num_letters=1,
+    calls_per_batch=2,
+    without=("append", "remove_request", "reset_prefix_cache"),
+)
 SWAP_TRIPLES = world(
     *(1, 2, 2, "swap_out", "swap_in"),
     num_host_blocks=1,
