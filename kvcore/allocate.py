@@ -19,6 +19,7 @@ from msgspec.structs import replace as evolve
 from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import CopyOnWrite, SetTable, Zero
+from kvcore.drain import forget_new
 from kvcore.errors import BeyondModelLength, LengthMismatch, UnknownRequest
 from kvcore.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.requests import check_no_drafts, extend
@@ -164,7 +165,9 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         num_fresh += rewrite.shared
     for growth in plan.growth:
         num_fresh += growth.external + growth.grown
-    fresh = iter(draft.device.take(num_fresh))
+    taken = draft.device.take(num_fresh)
+    forget_new(draft, taken)
+    fresh = iter(taken)
     for rewrite in plan.rewrites:
         table = tables[rewrite.group]
         tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)

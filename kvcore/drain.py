@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining: events, statistics and new blocks leave the state once.
 
-Twin: rust/src/drain.rs.
+Rules: a new block is named if nothing but the forward pass fills it. A block that is taken again is
+what its last taking says; a block that a command fills is not new. Source: S000-50, S000-51. Twin:
+rust/src/drain.rs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.event_log import Events
-from kvcore.state import State
+from kvcore.state import Draft, State
 from kvcore.values import Outcome, PrefixCacheStats
 
 
@@ -29,12 +33,21 @@ def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
 def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
     """Hand out the blocks that full-attention groups got since the last call, group by group.
 
-    Empty where `record_new_blocks` is off. Source: S000-50.
+    A block that a command fills is not among them. Empty where `record_new_blocks` is off.
     """
     drained = evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])
 
 
+def forget_new(draft: Draft, blocks: Iterable[int]) -> None:
+    """Do not name these blocks as new: they are taken again, or a command fills them."""
+    if draft.config.record_new_blocks and any(draft.new_blocks):
+        known = set(blocks)
+        draft.new_blocks = tuple(
+            pvector(block for block in new if block not in known) for new in draft.new_blocks
+        )
+
+
 def new_step_starts(state: State) -> Outcome[State, None]:
-    """Say that a scheduling step begins; no kind of group needs it yet. Source: S000-51."""
+    """Say that a scheduling step begins; no kind of group needs it yet."""
     return Outcome(state, (), None)

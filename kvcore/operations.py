@@ -20,6 +20,7 @@ from kvcore.arguments import read_count, read_int, read_ints
 from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import Load, Store
+from kvcore.drain import forget_new
 from kvcore.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -145,6 +146,7 @@ def start_loads(draft: Draft, request: RequestState, first: int) -> tuple[int, .
                 block, key, draft.batch.number, request.request_id, position * group.block_size
             )
             number = start(draft, operation)
+            forget_new(draft, [block])
             draft.effects.emit(Load(number, key, block))
             started.append(number)
     return tuple(started)

@@ -17,6 +17,7 @@ from pyrsistent import pvector
 
 from kvcore.block_pool import PoolDraft
 from kvcore.commands import SetTable, SwapIn, SwapOut
+from kvcore.drain import forget_new
 from kvcore.errors import NotRunning, NotSwapped
 from kvcore.release import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.state import (
@@ -159,7 +160,9 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
         if block is not None:
             draft.device.touch(block)
     sources = [host_block for host_block, block in hits.items() if block is None]
-    copies = dict(zip(sources, draft.device.take(len(sources)), strict=True))
+    taken = draft.device.take(len(sources))
+    forget_new(draft, taken)
+    copies = dict(zip(sources, taken, strict=True))
     for host_block, block in copies.items():
         draft.effects.emit(SwapIn(host_block, block))
         draft.device.use(block, draft.batch.number)

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
+use crate::drain::{NewBlocks, forget_new};
 use crate::effects::Effects;
 use crate::errors::Error;
 use crate::groups::{Group, Kind};
@@ -242,7 +243,9 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
         let grown = |each: &Growth| each.external + each.grown;
         let grown: u32 = plan.growth.iter().map(grown).sum();
-        let mut fresh = state.device.take(num_shared + grown, &mut state.effects).into_iter();
+        let fresh = state.device.take(num_shared + grown, &mut state.effects);
+        forget_new(state, &fresh);
+        let mut fresh = fresh.into_iter();
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
@@ -336,9 +339,8 @@ fn apply_rewrite(
         state.device.note_use(target, state.batch.number);
     } else {
         let State { config, effects, new_blocks, .. } = state;
-        let rule = &config.groups[group as usize];
-        let news = (config.record_new_blocks).then(|| &mut new_blocks[group as usize]);
-        use_fresh(rule, news, target, effects);
+        let news = config.record_new_blocks.then_some(new_blocks);
+        use_fresh((group, &config.groups[group as usize]), news, target, effects);
     }
     state.effects.emit(Command::SetTable { row, group, position, block: target });
     state.device.release([block], &mut state.effects);
@@ -355,11 +357,11 @@ fn grow(
 ) {
     let State { config, effects, requests, new_blocks, .. } = state;
     let rule = &config.groups[group as usize];
-    let mut news = (config.record_new_blocks).then(|| &mut new_blocks[group as usize]);
+    let mut news = config.record_new_blocks.then_some(new_blocks);
     let table = &mut request_mut(requests, row).tables[group as usize];
     for block in blocks {
         if !filled {
-            use_fresh(rule, news.as_deref_mut(), block, effects);
+            use_fresh((group, rule), news.as_deref_mut(), block, effects);
         }
         effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
         table.push(block);
@@ -368,14 +370,19 @@ fn grow(
 
 /// Zero a block that nothing fills, where its group asks for it, and record it as new.
 #[inline]
-fn use_fresh(rule: &Group, news: Option<&mut Vec<BlockId>>, block: BlockId, effects: &mut Effects) {
+fn use_fresh(
+    (group, rule): (u32, &Group),
+    news: Option<&mut NewBlocks>,
+    block: BlockId,
+    effects: &mut Effects,
+) {
     if rule.zero_new_blocks {
         effects.emit(Command::Zero { block });
     }
     if let Some(news) = news
         && matches!(rule.kind, Kind::FullAttention | Kind::Mla)
     {
-        news.push(block);
+        news.push(group, block);
     }
 }
 

@@ -182,8 +182,9 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     read_unfinished(&mut source, &mut state)?;
     state.effects.events = read_events(&mut source)?;
     state.stats = read_stats(&mut source)?;
-    for blocks in &mut state.new_blocks {
-        *blocks = source.blocks(state.config.num_blocks)?;
+    for group in 0..state.config.groups.len() as u32 {
+        let blocks = source.blocks(state.config.num_blocks)?;
+        blocks.into_iter().for_each(|block| state.new_blocks.push(group, block));
     }
     read_operations(&mut source, &mut state)?;
     state.next_operation = source.u32()?;

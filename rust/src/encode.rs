@@ -140,7 +140,7 @@ pub fn encode(state: &State) -> Vec<u8> {
     let preempted = [stats.preempted_requests, stats.preempted_queries, stats.preempted_hits];
     plain.into_iter().chain(preempted).for_each(|value| out.u64(value));
     out.flag(stats.reset);
-    state.new_blocks.iter().for_each(|blocks| out.ids(blocks));
+    state.new_blocks.groups().iter().for_each(|blocks| out.ids(blocks));
     write_operations(&mut out, state);
     out.data
 }

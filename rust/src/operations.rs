@@ -13,6 +13,7 @@ use crate::asked::Asked;
 use crate::caching::publish_blocks;
 use crate::commands::Command;
 use crate::config::Publish;
+use crate::drain::forget_new;
 use crate::errors::Error;
 use crate::ids::Row;
 use crate::plan::plan_allocation;
@@ -127,6 +128,7 @@ fn start_loads(state: &mut State, row: Row, first: u32) -> Vec<u32> {
             let (batch, first_token) = (state.batch.number, position * size);
             let operation = Operation { block, key, batch, request: Some(row), first_token };
             let number = start(state, operation);
+            forget_new(state, &[block]);
             state.effects.emit(Command::Load { operation: number, key, block });
             started.push(number);
         }

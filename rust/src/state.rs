@@ -13,6 +13,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
+use crate::drain::NewBlocks;
 use crate::effects::Effects;
 use crate::errors::{Error, repr};
 use crate::extra_keys::ExtraKeys;
@@ -213,8 +214,8 @@ pub struct State {
     /// The host pool's, which nobody reads.
     pub(crate) host_effects: Effects,
     pub(crate) stats: PrefixCacheStats,
-    /// Device blocks that were allocated, a group, not yet drained; where they are recorded.
-    pub(crate) new_blocks: Vec<Vec<BlockId>>,
+    /// Where they are recorded.
+    pub(crate) new_blocks: NewBlocks,
     /// Unfinished ones, by number.
     pub(crate) operations: BTreeMap<u32, Operation>,
     pub(crate) next_operation: u32,
@@ -244,7 +245,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         effects: Effects::new(config.enable_events),
         host_effects: Effects::silent(),
         stats: PrefixCacheStats::default(),
-        new_blocks: vec![Vec::new(); num_groups],
+        new_blocks: NewBlocks::new(num_groups),
         operations: BTreeMap::new(),
         next_operation: 0,
         unfinished: Vec::new(),

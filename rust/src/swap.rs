@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::block_pool::BlockPool;
 use crate::commands::Command;
+use crate::drain::forget_new;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
@@ -165,8 +166,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
 
 /// Put the requests' tables on the device side and give back their host blocks, tail first.
 fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
-    let State { device, host, effects, batch, .. } = state;
-    let host = host.as_mut().expect("TIER-PART: checked at the start");
+    let State { device, effects, .. } = state;
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &(_, block) in &hits {
         if let Some(block) = block
@@ -176,7 +176,11 @@ fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
         }
     }
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
-    let mut taken = device.take(num_copied as u32, effects).into_iter();
+    let taken = device.take(num_copied as u32, effects);
+    forget_new(state, &taken);
+    let State { device, host, effects, batch, .. } = state;
+    let host = host.as_mut().expect("TIER-PART: checked at the start");
+    let mut taken = taken.into_iter();
     let mut targets: HashMap<BlockId, BlockId> = HashMap::new();
     for (host_block, hit) in hits {
         let block = hit.unwrap_or_else(|| {

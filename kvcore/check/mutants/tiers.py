@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore import calls, commands, operations, release, rewind, state, swap
+from kvcore import allocate, calls, commands, operations, release, rewind, state, swap
 from kvcore.block_pool import PoolDraft
 from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
@@ -226,3 +226,10 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
 
     for module in (commands, judge):
         patcher.setattr(module, "segments", segments)
+
+
+@mutant(SWAP, costs="no command zeroes what is named: an engine does", trace="new_blocks")
+def m_names_what_is_filled(patcher: Patcher) -> None:
+    """A block is named as new, and so zeroed by its engine, though a command fills it since."""
+    for module in (allocate, operations, swap):
+        patcher.setattr(module, "forget_new", lambda *_: None)

@@ -275,7 +275,7 @@ impl FlightModel {
         }
         node.state.effects.events.take();
         node.state.stats = PrefixCacheStats::default();
-        node.state.new_blocks.iter_mut().for_each(Vec::clear);
+        node.state.new_blocks.take();
         node.schedule.resume(&node.state);
         self.wanted.assume(&node.state, &node.schedule, &mut self.core.prefixes)?;
         keep_live(&mut node, &self.wanted);

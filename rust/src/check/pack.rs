@@ -80,7 +80,7 @@ fn is_rare(state: &State) -> bool {
         || state.config.max_in_flight > 0
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
-        || state.new_blocks.iter().any(|blocks| !blocks.is_empty())
+        || !state.new_blocks.is_empty()
         || state.requests().any(rare)
 }
 
