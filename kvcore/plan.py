@@ -257,9 +257,9 @@ def _encoder_blocks(asked: Asked, group: Group) -> int:
 def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Refused | None:
     """The refusal of so many blocks where so many are to stay free, None where they fit.
 
-    most: what the call holds of an empty pool.
+    A call that needs none is not refused. most: what the call holds of an empty pool.
     """
-    if needed + reserve <= available:
+    if not needed or needed + reserve <= available:
         return None
     never = most + reserve > draft.device.num_usable
     reason = Reason.NEVER if never else Reason.LATER

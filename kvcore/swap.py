@@ -67,8 +67,8 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
 def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused | None]:
     """Move swapped requests back to the device.
 
-    Refused where the device has too few free blocks. Raises NoHostTier, UnknownRequest,
-    RepeatedRequest, NotSwapped.
+    Refused where the device has too few free blocks for those that it needs. Raises NoHostTier,
+    UnknownRequest, RepeatedRequest, NotSwapped.
     """
     ids = list(request_ids)
 
@@ -83,7 +83,7 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
         in_queue = sum(draft.device.is_queued(block) for block in found if block is not None)
         num_copied = sum(block is None for block in hits.values())
         needed, watermark = num_copied + in_queue, draft.config.watermark_blocks
-        if needed + watermark > draft.device.num_free:
+        if needed and needed + watermark > draft.device.num_free:
             return refuse(draft.device, needed, watermark, draft.num_pending())
         move_in(draft, requests, hits)
         return None

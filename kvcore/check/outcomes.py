@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcore.calls import Call, Misuse
 from kvcore.check.schedule import read_ids
-from kvcore.commands import Free, SetTable
+from kvcore.commands import Allocate, Free, SetTable, Touch
 from kvcore.encode import encode
 from kvcore.errors import InvariantViolation
 from kvcore.events import BlockStored, Event, replay
@@ -26,7 +26,7 @@ from kvcore.window import remove_skipped_blocks
 
 OUTCOME_PROPERTIES = {
     "ATOMIC-FAIL": "misuse leaves the state as it was, a refusal too but for the window trim",
-    "ADMIT-EXACT": "what fits leaves free what must stay free, what is refused would not",
+    "ADMIT-EXACT": "what takes blocks leaves free what must stay free, what is refused lacks some",
     "RESET": "a reset happens exactly if nothing is held, and then no key is left",
     "WRITE-EXCL": "what a call schedules to be written has one owner and no key but its own",
     "HIT-LONGEST": "a look-up finds the longest prefix that every group can resume behind",
@@ -153,13 +153,21 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
     elif call.name == "swap_in" or not any(before.requests[call.args[0]].tables):
         reserve += before.config.watermark_blocks
     if isinstance(outcome.value, Refused):
-        asked, there = outcome.value.needed, outcome.value.available
-        wrong = asked <= there and pool.num_free >= reserve
+        wrong = outcome.value.needed <= outcome.value.available
     else:
-        wrong = pool.num_free < reserve
+        wrong = pool.num_free < reserve and _takes(before, outcome)
     if wrong:
         detail = f"{call} gives {outcome.value}, {pool.num_free} are free, {reserve} must stay"
         raise InvariantViolation("ADMIT-EXACT", detail)
+
+
+def _takes(before: State, outcome: Outcome[State, Any]) -> bool:
+    """Whether a call took a block out of the device's free queue."""
+    return any(
+        isinstance(each, Allocate)
+        or (isinstance(each, Touch) and each.block in before.device.queue)
+        for each in outcome.commands
+    )
 
 
 def _check_refused(before: State, call: Call, outcome: Outcome[State, Any]) -> None:

@@ -310,7 +310,7 @@ pub fn step_most(state: &State, request: &RequestState, asked: &Asked, lengths: 
 
 /// The refusal of so many blocks where so many are to stay free, None where they fit.
 ///
-/// most: what the call holds of an empty pool.
+/// A call that needs none is not refused. most: what the call holds of an empty pool.
 #[must_use]
 pub fn refuse(
     state: &State,
@@ -319,7 +319,7 @@ pub fn refuse(
     most: impl FnOnce() -> i64,
     reserve: i64,
 ) -> Option<Refused> {
-    if needed + reserve <= available {
+    if needed == 0 || needed + reserve <= available {
         return None;
     }
     let never = most() + reserve > i64::from(state.device.num_usable());

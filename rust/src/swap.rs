@@ -62,8 +62,8 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>,
 
 /// Move swapped requests back to the device.
 ///
-/// Refused where the device has too few free blocks. Fails with NoHostTier, UnknownRequest,
-/// RepeatedRequest, NotSwapped.
+/// Refused where the device has too few free blocks for those that it needs. Fails with NoHostTier,
+/// UnknownRequest, RepeatedRequest, NotSwapped.
 pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
     state.host_tier()?;
     let rows = state.distinct(request_ids)?;
@@ -77,7 +77,7 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, 
     let in_queue = found.iter().filter(|&&block| state.device.is_queued(block)).count();
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
     let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
-    if needed + watermark > state.device.num_free() {
+    if needed > 0 && needed + watermark > state.device.num_free() {
         let refused = refuse(&state.device, needed, watermark);
         return Ok(Err(refused.while_pending(state.num_pending())));
     }

@@ -222,7 +222,8 @@ def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.Data
     assume(isinstance(value, Refused))
     missing = value.needed - value.available
     kept_free = before.config.watermark_blocks + options.get("reserved_blocks", 0)
-    assume(missing > 0 and (value.available or not kept_free))
+    assert missing > 0
+    assume(value.available or not kept_free)
     enough = allocate_slots(roomier(before, missing), name, count, hit, **options).value
     assert not isinstance(enough, Refused) or enough.needed > value.needed
     scarce = allocate_slots(roomier(before, missing - 1), name, count, hit, **options).value

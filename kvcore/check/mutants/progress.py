@@ -35,9 +35,33 @@ def m_watermark_ignored(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_unreserved)
 
 
+@mutant(SWAP_WATERMARK, "ADMIT-EXACT", costs="others leave and it comes back")
+def m_refused_without_need(patcher: Patcher) -> None:
+    """A request whose blocks all stayed on the device does not come back below the watermark."""
+    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(1))
+
+
+@mutant(WATERMARK, costs="no world reserves blocks for a call", trace="watermark")
+def m_reserved_without_need(patcher: Patcher) -> None:
+    """A call that needs no block is refused since more is to stay free than there is."""
+    refuse = plan.refuse
+
+    def refuse_all(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Any:
+        if needed or reserve <= available:
+            return refuse(draft, needed, available, most, reserve)
+        return Refused(Reason.LATER, 0, 0)
+
+    patcher.setattr(plan, "refuse", refuse_all)
+
+
 @mutant(SWAP_WATERMARK, "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
 def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
     """A request comes back only where twice the watermark stays free: never, in a small pool."""
+    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(2))
+
+
+def swap_in_leaving(times: int) -> Any:
+    """A `swap_in` that leaves the watermark so many times, also if it needs no block."""
 
     def swap_in(before: Any, request_ids: Any) -> Any:
         def change(draft: Draft) -> Refused | None:
@@ -46,14 +70,14 @@ def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
             needed = sum(
                 each is None or not draft.device.ref_counts[each] for each in found.values()
             )
-            if needed + 2 * draft.config.watermark_blocks > draft.device.num_free:
+            if needed + times * draft.config.watermark_blocks > draft.device.num_free:
                 return swap.refuse(draft.device, needed, draft.config.watermark_blocks)
             swap.move_in(draft, requests, found)
             return None
 
         return transition(before, change)
 
-    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in)
+    return swap_in
 
 
 @mutant(BASIC, "HIT-LONGEST", rows=(71,), costs="what would have been a hit is computed again")

@@ -82,9 +82,10 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
         said.pop("num_external_computed_tokens", None)
     if start:
         said.pop("num_encoder_tokens", None)
+    num_free = play.manager.num_free_blocks
     value = play.call("allocate_slots", name, count, *([hit] if hit else []), **said)
     if not isinstance(value, WELL):
-        few = play.manager.num_free_blocks < play.config.watermark_blocks
+        few = play.manager.num_free_blocks < min(num_free, play.config.watermark_blocks)
         if few and status is Status.WAITING:
             raise InvariantViolation("ADMIT-EXACT", f"{name!r} leaves less than the watermark")
         end = start + external + count

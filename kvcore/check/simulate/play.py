@@ -123,6 +123,7 @@ class Play:
         """
         call = Call(name, args, options)
         self.calls.append(call)
+        num_free = self.manager.num_free_blocks
         values = [self._make(label, manager, call) for label, manager in self.managers]
         for (label, _), value in zip(self.managers[1:], values[1:], strict=True):
             if value != values[0]:
@@ -137,14 +138,14 @@ class Play:
             self._judge_refusal(call, value)
         else:
             self.goals[name] += 1
-            if name == "swap_in" and self.manager.num_free_blocks < self.config.watermark_blocks:
+            few = self.manager.num_free_blocks < min(num_free, self.config.watermark_blocks)
+            if name == "swap_in" and few:
                 raise InvariantViolation("ADMIT-EXACT", f"{call} leaves less than the watermark")
         return value
 
     def _judge_refusal(self, call: Call, refused: Refused) -> None:
         """A refused call asks for more than there is; a free pool puts nothing off."""
-        spare = self.manager.num_free_blocks - self.config.watermark_blocks
-        if refused.needed <= refused.available and (spare >= 0 or call.name not in ADMITTING):
+        if refused.needed <= refused.available:
             raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")
         pool_is_free = self.manager.num_free_blocks == self.config.num_usable_blocks
         if refused.reason is Reason.LATER and pool_is_free and call.name in ADMITTING:

@@ -48,7 +48,9 @@ fn misuse_and_refusals_that_change_a_state_are_found() {
     assert_eq!(outcome_of(&run.state, &call, refused(3), |_| ()), Some("ADMIT-EXACT"));
     run.state.config.watermark_blocks = 4;
     let call = Call::SwapIn { names: vec![] };
-    assert_eq!(outcome_of(&run.state, &call, Value::Nothing, |_| ()), Some("ADMIT-EXACT"));
+    assert_eq!(outcome_of(&run.state, &call, Value::Nothing, |_| ()), None);
+    let took = |state: &mut State| drop(state.device.take(1, &mut state.effects));
+    assert_eq!(outcome_of(&run.state, &call, Value::Nothing, took), Some("ADMIT-EXACT"));
 }
 
 #[test]

@@ -181,8 +181,8 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let free = pool.num_free();
     let wrong = match &outcome.value {
         Value::Misuse(_) => false,
-        Value::Refused(refused) => refused.needed <= refused.available && free >= reserve,
-        _ => free < reserve,
+        Value::Refused(refused) => refused.needed <= refused.available,
+        _ => free < reserve && outcome.commands(after).any(|each| takes(before, each)),
     };
     if !wrong {
         return Ok(());
@@ -190,6 +190,15 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let value = &outcome.value;
     let detail = format!("{call:?} gives {value:?}, {free} are free, {reserve} must stay");
     Err(Violation::new("ADMIT-EXACT", detail))
+}
+
+/// Whether a command takes a block out of the device's free queue.
+fn takes(before: &State, command: Command) -> bool {
+    match command {
+        Command::Allocate { .. } => true,
+        Command::Touch { block } => before.device.is_queued(block),
+        _ => false,
+    }
 }
 
 fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
