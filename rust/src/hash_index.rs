@@ -229,7 +229,8 @@ impl HashIndex {
     /// The block that answers for a key, in the bucket of this head.
     fn find(&self, head: u32, tag: u32, key: &Key) -> Option<BlockId> {
         let fits = |link: &u32| {
-            link & !self.named == tag && self.keys[self.block_of(*link).index()] == *key
+            (link & !self.named == tag && self.keys[self.block_of(*link).index()] == *key)
+                || seeded(Mutant::IndexComparesBuckets)
         };
         self.links_from(head).find(fits).map(|link| self.block_of(link))
     }
@@ -280,6 +281,7 @@ impl HashIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hashing::HASH_SIZE;
 
     const KEY: Key = Key([1; KEY_SIZE]);
     const OTHER: Key = Key([2; KEY_SIZE]);
@@ -361,6 +363,27 @@ mod tests {
             assert_eq!(blocks, expected[number as usize]);
         }
         assert_eq!(index.len(), expected.iter().filter(|blocks| !blocks.is_empty()).count());
+    }
+
+    #[test]
+    fn keys_of_one_tag_are_told_apart_by_every_byte() {
+        // Bucket and tag are made of the first eight bytes and the group: these keys share them.
+        let mut keys = [KEY; HASH_SIZE - 7];
+        (8..HASH_SIZE).zip(&mut keys[1..]).for_each(|(at, key)| key.0[at] ^= 1);
+        [0, KEY_SIZE - 1].into_iter().for_each(|at| keys[0].0[at] ^= 1);
+        let mut index = HashIndex::new(keys.len() as u32 + 1);
+        index.insert(KEY, BlockId(0));
+        for (block, key) in (1..).map(BlockId).zip(&keys) {
+            assert_eq!(index.place_of(key), index.place_of(&KEY));
+            assert_eq!(index.first(key), None);
+            index.insert(*key, block);
+            assert_eq!((index.get(key), index.get(&KEY)), (vec![block], vec![BlockId(0)]));
+        }
+        assert_eq!(index.len(), keys.len() + 1);
+        for (block, key) in (1..).map(BlockId).zip(&keys) {
+            assert!(index.remove(block), "it was alone");
+            assert_eq!((index.first(key), index.first(&KEY)), (None, Some(BlockId(0))));
+        }
     }
 
     #[test]

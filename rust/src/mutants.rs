@@ -17,6 +17,8 @@ pub enum Mutant {
     EvictKeepsIndex,
     /// 4: evicting one copy forgets all others of its content.
     EvictDropsDups,
+    /// Keys that share a bucket and a tag are taken for one, and tags have no bits.
+    IndexComparesBuckets,
     /// 5: each copy that goes is announced as the last one.
     EventPerCopy,
     /// 27: the counter of the free queue misses what leaves.

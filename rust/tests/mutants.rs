@@ -47,6 +47,7 @@ fn seeded() -> Vec<Seeded> {
         Seeded(Mutant::TouchNotDequeued, world(2, 2, 3), 21, None),
         Seeded(Mutant::EvictKeepsIndex, world(2, 2, 3), 1, None),
         Seeded(Mutant::EvictDropsDups, world(3, 2, 3), 4, None),
+        Seeded(Mutant::IndexComparesBuckets, world(2, 2, 3), 0, None),
         Seeded(Mutant::EventPerCopy, with_events(world(2, 2, 2)), 5, told),
         Seeded(Mutant::CounterDrifts, world(2, 1, 2), 27, None),
         Seeded(Mutant::FreeForgetsABlock, world(2, 1, 2), 28, None),

@@ -231,3 +231,20 @@ def test_links_that_disagree_are_no_sound_index(
     index = HashIndex(state.device.index.firsts, Map(following), Map(preceding))
     with pytest.raises(InvariantViolation, match="IDX-SOUND"):
         check(evolve(state, device=evolve(state.device, index=index)))
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 7, 8, 15, 28, 31])
+def test_hashes_that_differ_in_one_bit_are_different_content(at: int, backend: Backend) -> None:
+    # An index may compare a part of a key to save time, but in the end it must compare the whole.
+    other = bytearray(b"h" * 32)
+    other[at] ^= 1
+    manager = make(backend, 6)
+    for request_id, block_hash in (("a", b"h" * 32), ("b", bytes(other))):
+        manager.add_request(Request(request_id, [1, 2, 3], block_hashes=[block_hash]))
+        assert manager.get_computed_blocks(request_id).num_tokens == 0
+        admit(manager, request_id)
+        step(manager)
+    for request_id, block_hash, block in (("c", b"h" * 32, 1), ("d", bytes(other), 3)):
+        manager.add_request(Request(request_id, [1, 2, 3], block_hashes=[block_hash]))
+        assert manager.get_computed_blocks(request_id).blocks.blocks == ((block,),)
+    assert len(manager.state().device.index) == 2
