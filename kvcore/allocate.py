@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.asked import Asked
+from kvcore.arguments import read_flag
+from kvcore.asked import FLAGS, Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import CopyOnWrite, SetTable, Zero
 from kvcore.drain import forget_new
@@ -60,9 +61,9 @@ def allocate_slots(
         hit=hit,
         num_lookahead_tokens=num_lookahead_tokens,
         num_external_computed_tokens=num_external_computed_tokens,
-        delay_cache_blocks=delay_cache_blocks,
+        delay_cache_blocks=read_flag("delay_cache_blocks", delay_cache_blocks),
         num_encoder_tokens=num_encoder_tokens,
-        full_sequence_must_fit=full_sequence_must_fit,
+        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
         reserved_blocks=reserved_blocks,
     )
 
@@ -79,6 +80,7 @@ def allocate_slots(
 def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: Any) -> Verdict:
     """What `allocate_slots` would say to the same arguments. Does not modify the state."""
     draft = Draft(state)
+    options |= {name: read_flag(name, options[name]) for name in FLAGS if name in options}
     asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
     plan = plan_allocation(draft, asked)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK

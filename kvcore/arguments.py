@@ -2,8 +2,8 @@
 """Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
 
 Rules: what has `__index__` is that int. Anything else goes on to the check that a number would
-meet, and is refused there by name. Twin: none; the twin's
-arguments are read in `rust/src/bindings/arguments.rs`.
+meet, and is refused there by name. What has no items, or is neither true nor false, is refused
+here. Twin: none; the twin's arguments are read in `rust/src/bindings/arguments.rs`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvcore.errors import InvalidCount, WrongArgument
-from kvcore.values import Hit, KVCacheBlocks
+from kvcore.extra_keys import check_kinds
+from kvcore.values import Hit, KVCacheBlocks, Request
 
 
 def read_int(value: Any) -> Any:
-    """The int that a value stands for; the value itself where it stands for none."""
+    """The int that a value stands for; the value itself if it stands for none, for any reason."""
     try:
         return int(operator.index(value))
-    except TypeError:
+    except Exception:
         return value
 
 
@@ -47,6 +48,16 @@ def all_counts(values: Iterable[Any]) -> bool:
     return True
 
 
+def read_flag(name: str, value: Any) -> bool:
+    """Whether a flag is set. Raises WrongArgument for what is neither true nor false."""
+    if value is True or value is False:
+        return value
+    try:
+        return bool(value)
+    except Exception:
+        raise WrongArgument(name=name, expected="a bool", value=repr(value)) from None
+
+
 def read_hit(hit: Hit | None) -> Hit | None:
     """A hit with ints where they can be read; a token count that is none becomes its repr."""
     if hit is None:
@@ -66,15 +77,41 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 def check_hit_kind(hit: Any) -> None:
     """Raise WrongArgument unless a value is a `Hit` over `KVCacheBlocks`, or None."""
-    if hit is not None:
-        check_kind("hit", hit, Hit)
-        check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
+    if hit is None:
+        return
+    check_kind("hit", hit, Hit)
+    check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
+    try:
+        for ids in hit.blocks.blocks:
+            iter(ids)
+    except TypeError:
+        name, value = "hit.blocks.blocks", repr(hit.blocks.blocks)
+        raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
+
+
+def check_request(request: Any) -> None:
+    """Raise WrongArgument unless a value is a `Request` whose parts are of their kinds."""
+    check_kind("request", request, Request)
+    check_kinds(request)
+    if request.block_hashes is not None:
+        check_items("block_hashes", request.block_hashes, "a list of hashes")
+    read_flag("skip_reading_prefix_cache", request.skip_reading_prefix_cache)
+
+
+def check_items(name: str, values: Any, expected: str) -> None:
+    """Raise WrongArgument for a str, and for what has no items."""
+    try:
+        if not isinstance(values, str | bytes):
+            iter(values)
+            return
+    except TypeError:
+        pass
+    raise WrongArgument(name=name, expected=expected, value=repr(values))
 
 
 def read_list(name: str, values: Any) -> list[Any]:
     """The items of a list of ids. Raises WrongArgument for a str, and for what has no items."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise WrongArgument(name=name, expected="a list of ids", value=repr(values))
+    check_items(name, values, "a list of ids")
     return list(values)
 
 

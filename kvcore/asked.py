@@ -58,6 +58,7 @@ COUNTS = (
     "num_encoder_tokens",
     "reserved_blocks",
 )
+FLAGS = ("delay_cache_blocks", "full_sequence_must_fit")
 _get_counts = attrgetter(*COUNTS)
 
 

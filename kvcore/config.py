@@ -83,6 +83,9 @@ class Config:
 
     def __attrs_post_init__(self) -> None:
         _check_options(self)
+        groups = self.groups
+        if not isinstance(groups, tuple | list) or not all(isinstance(g, Group) for g in groups):
+            _refuse(self, "groups", "must be a tuple of Group")
         if not self.groups:
             default = self.block_size is DEFAULT_BLOCK_SIZE
             size = int(DEFAULT_BLOCK_SIZE) if default else self.block_size
@@ -147,7 +150,8 @@ def _check_options(config: Config) -> None:
         "publish": _PUBLISH,
     }
     for name, values in choices.items():
-        if getattr(config, name) not in values:
+        value = getattr(config, name)
+        if not isinstance(value, str) or value not in values:
             _refuse(config, name, f"must be one of {', '.join(values)}")
     if not isinstance(config.hash_seed, bytes):
         _refuse(config, "hash_seed", "must be bytes")

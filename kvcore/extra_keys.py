@@ -48,7 +48,7 @@ def _read_integer(name: str, value: Any, least: int) -> int:
     """The int that a value stands for. Raises InvalidExtraKey outside [least, 2**32)."""
     try:
         number = operator.index(value)
-    except TypeError:
+    except Exception:
         number = -1
     if not least <= number < 2**32:
         expected = f"an integer in [{least}, 2**32)"
@@ -85,7 +85,7 @@ class LoRA:
 
     def __attrs_post_init__(self) -> None:
         _check_text("the name of a LoRA adapter", self.name)
-        if self.path != "":
+        if not isinstance(self.path, str) or self.path:
             _check_text("the path of a LoRA adapter", self.path)
 
 

@@ -52,7 +52,7 @@ class Group:
     def __attrs_post_init__(self) -> None:
         if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
             _refuse("block_size", self.block_size, "must be at least 1")
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             _refuse("kind", repr(self.kind), f"must be one of {', '.join(KINDS)}")
         if self.kind in WINDOWED:
             if not _is_count(self.window, 1, MAX_BLOCK_SIZE):

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from kvcore import _twin, decode, invariants
-from kvcore.arguments import check_hit_kind, check_kind, read_list
+from kvcore.arguments import check_hit_kind, check_kind, check_request, read_list
 from kvcore.backend import Backend, PythonBackend
 from kvcore.commands import Batch
 from kvcore.config import Config
 from kvcore.errors import BackendMissing
 from kvcore.event_log import Events
-from kvcore.extra_keys import check_kinds
 from kvcore.state import State
 from kvcore.values import (
     Appended,
@@ -73,8 +72,7 @@ class KVCacheManager:
 
     def add_request(self, request: Request) -> int:
         """Make a request known; returns its row, which stays until `remove_request`."""
-        check_kind("request", request, Request)
-        check_kinds(request)
+        check_request(request)
         return self._core.add_request(request)
 
     def add_tokens(self, request_id: str, tokens: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace as evolve
 
 from kvcore.allocate import commit
-from kvcore.arguments import read_count, read_int, read_ints
+from kvcore.arguments import read_count, read_flag, read_int, read_ints
 from kvcore.asked import Asked
 from kvcore.caching import publish_blocks
 from kvcore.commands import Load, Store
@@ -87,7 +87,7 @@ def load(
         hit=hit,
         num_external_computed_tokens=num_tokens,
         delay_cache_blocks=True,
-        full_sequence_must_fit=full_sequence_must_fit,
+        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
         reserved_blocks=reserved_blocks,
         loads=True,
     )

@@ -6,13 +6,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvcore import Config, Hit, KVCacheManager, Request
-from kvcore.errors import WrongArgument
+from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, LoRA, Request
+from kvcore.errors import (
+    InvalidConfig,
+    InvalidCount,
+    InvalidExtraKey,
+    InvalidToken,
+    WrongArgument,
+)
 
-Misuse = Callable[[Any], object]
+Misuse = Callable[..., object]
 NOTHING: Any = None
+FIVE: Any = 5
+BYTES: Any = b"h"
+NO_ITEMS: Any = np.array(1)
+NO_TRUTH: Any = np.array([1, 2])
+
+
+class Faulty:
+    """What raises an error of its own, whatever it is asked."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+    def __index__(self) -> int:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        return "Faulty()"
+
+
+FAULTY: Any = Faulty()
 
 WRONG: list[tuple[Misuse, str, str]] = [
     (lambda m: m.add_request("n"), "request", "'n'"),
@@ -28,6 +55,33 @@ WRONG: list[tuple[Misuse, str, str]] = [
     (lambda m: m.append("r", [1]), "requests", "'r'"),
     (lambda m: m.append(None, [1]), "requests", "None"),
     (lambda m: m.restore(None), "data", "None"),
+    (lambda m: m.add_request(Request("n", [1], block_hashes=FIVE)), "block_hashes", "5"),
+    (lambda m: m.add_request(Request("n", [1], block_hashes=NO_ITEMS)), "block_hashes", "array(1)"),
+    (lambda m: m.add_request(Request("n", [1], block_hashes=BYTES)), "block_hashes", "b'h'"),
+    (lambda m: m.add_block_hashes("r", NO_ITEMS), "hashes", "array(1)"),
+    (lambda m: m.allocate_slots("r", 1, Hit(KVCacheBlocks(FIVE), 1)), "hit.blocks.blocks", "5"),
+    (lambda m: m.load("r", 1, Hit(KVCacheBlocks((FIVE,)), 1)), "hit.blocks.blocks", "(5,)"),
+    (lambda m: m.swap_in(NO_ITEMS), "request_ids", "array(1)"),
+    (lambda m: m.rewind(NO_ITEMS, 0), "request_ids", "array(1)"),
+    (lambda m: m.store(NO_ITEMS), "block_ids", "array(1)"),
+    (lambda m: m.complete_operation(0, NO_TRUTH), "done", "array([1, 2])"),
+]
+FLAGS: list[tuple[Misuse, str]] = [
+    (lambda m, flag: m.allocate_slots("?", -1, delay_cache_blocks=flag), "delay_cache_blocks"),
+    (
+        lambda m, flag: m.allocate_slots("?", -1, full_sequence_must_fit=flag),
+        "full_sequence_must_fit",
+    ),
+    (lambda m, flag: m.can_allocate("?", -1, delay_cache_blocks=flag), "delay_cache_blocks"),
+    (
+        lambda m, flag: m.can_allocate("?", -1, full_sequence_must_fit=flag),
+        "full_sequence_must_fit",
+    ),
+    (lambda m, flag: m.load("?", -1, full_sequence_must_fit=flag), "full_sequence_must_fit"),
+    (
+        lambda m, flag: m.add_request(Request("n", [], skip_reading_prefix_cache=flag)),
+        "skip_reading_prefix_cache",
+    ),
 ]
 
 
@@ -42,6 +96,44 @@ def test_a_wrong_kind_is_named_and_changes_nothing(number: int, backend: Any) ->
     assert (caught.value.fields["name"], caught.value.fields["value"]) == (name, value)
     assert f"{name} must be a " in str(caught.value)
     assert manager.encode() == before
+
+
+@pytest.mark.parametrize("flag", [NO_TRUTH, FAULTY], ids=["array", "faulty"])
+@pytest.mark.parametrize("number", range(len(FLAGS)))
+def test_a_flag_without_a_truth_is_named_first(number: int, flag: Any, backend: Any) -> None:
+    misuse, name = FLAGS[number]
+    manager = KVCacheManager(Config(8, 2), backend)
+    before = manager.encode()
+    with pytest.raises(WrongArgument) as caught:
+        misuse(manager, flag)
+    assert caught.value.fields == {"name": name, "expected": "a bool", "value": repr(flag)}
+    assert manager.encode() == before
+
+
+def test_a_number_that_raises_is_no_number(backend: Any) -> None:
+    manager = KVCacheManager(Config(8, 2), backend)
+    manager.add_request(Request("r", [1, 2, 3]))
+    before = manager.encode()
+    with pytest.raises(InvalidCount, match=r"num_new_tokens is Faulty\(\), must be at least 0"):
+        manager.allocate_slots("r", FAULTY)
+    with pytest.raises(InvalidToken, match=r"token Faulty\(\) at position 0"):
+        manager.add_tokens("r", [FAULTY])
+    assert manager.encode() == before
+
+
+@pytest.mark.parametrize("wrong", [FIVE, NO_TRUTH, FAULTY, "x", (FIVE,)])
+@pytest.mark.parametrize("name", ["groups", "eviction", "duplicates", "hashing", "publish"])
+def test_an_option_of_another_kind_is_named(name: str, wrong: Any) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, 2, **{name: wrong})
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == (name, repr(wrong))
+
+
+def test_parts_of_another_kind_are_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"kind=array"):
+        Group(2, kind=NO_TRUTH)
+    with pytest.raises(InvalidExtraKey, match=r"the path of a LoRA adapter"):
+        LoRA("a", NO_TRUTH)
 
 
 def test_a_manager_is_made_of_a_config(backend: Any) -> None:

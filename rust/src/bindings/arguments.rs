@@ -161,9 +161,9 @@ impl<'py> Given<'py> {
             hit: self.hit(hit)?,
             num_lookahead_tokens: self.count(lookahead)?,
             num_external_computed_tokens: self.count(external)?,
-            delay_cache_blocks: flag(delay)?,
+            delay_cache_blocks: flag("delay_cache_blocks", delay)?,
             num_encoder_tokens: self.count(encoder)?,
-            full_sequence_must_fit: flag(full)?,
+            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
             reserved_blocks: self.count(reserved)?,
             loads: false,
         })
@@ -181,7 +181,7 @@ impl<'py> Given<'py> {
         Ok(Asked {
             num_external_computed_tokens: self.count(num_tokens)?,
             hit: self.hit(hit)?,
-            full_sequence_must_fit: flag(full)?,
+            full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
             reserved_blocks: self.count(reserved)?,
             ..Asked::default()
         })
@@ -224,9 +224,9 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Whether an object is true.
-pub(crate) fn flag(object: FlagArg<'_, '_>) -> PyResult<bool> {
-    object.0.is_truthy()
+/// Whether a flag is set; WrongArgument for what is neither true nor false.
+pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
+    object.0.is_truthy().or_else(|_| Err(wrong_argument(name, "a bool", object.0)))
 }
 
 /// The items of a list or tuple; None for anything else.

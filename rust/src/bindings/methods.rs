@@ -316,7 +316,7 @@ impl Manager {
         done: FlagArg<'_, 'py>,
     ) -> PyResult<()> {
         let mut given = Given::default();
-        let (number, done) = (given.count(operation)?, flag(done)?);
+        let (number, done) = (given.count(operation)?, flag("done", done)?);
         Self::change(slf, &given, |state| complete_operation(state, number, done))
     }
 
