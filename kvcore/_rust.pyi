@@ -275,9 +275,9 @@ class Manager:
         """
         Put the state of canonical bytes in place. Raises DamagedState, InvalidConfig.
         """
-    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> None:
+    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> tuple[str, ...]:
         """
-        Take back what requests count past so many tokens, since it was not written.
+        Take back what requests count past so many tokens; returns the ids of those that fell.
         """
     def status(self, /, request_id: str) -> Status:
         """

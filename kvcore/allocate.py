@@ -26,6 +26,7 @@ from kvcore.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.requests import check_no_drafts, extend
 from kvcore.state import NULL_BLOCK, BatchRecord, Draft, RequestState, State, Table, transition
 from kvcore.tokens import read_tokens
+from kvcore.unconfirmed import note_load, note_rewritten, rest
 from kvcore.unfinished import let_go, mark, note_given, replace
 from kvcore.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 from kvcore.window import apply_trims
@@ -162,6 +163,10 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         if hits:
             tables[group] = attach_hits(draft, request, group, hits)
             num_cached[group] = len(hits)
+            if draft.loads:
+                rest(draft, request.request_id, hits)
+    if plan.num_loaded > plan.num_local and not asked.loads:
+        note_load(draft, request.request_id, plan.num_local, plan.num_loaded)
     num_fresh = 0
     for rewrite in plan.rewrites:
         num_fresh += rewrite.shared
@@ -213,6 +218,8 @@ def apply_rewrite(
     block = table[rewrite.position]
     if rewrite.same:
         note_given(draft, block, request.key(draft.config, rewrite.group, rewrite.position))
+        end = (rewrite.position + 1) * draft.config.groups[rewrite.group].block_size
+        note_rewritten(draft, request.request_id, block, end)
         return table
     if not rewrite.shared:
         draft.device.unpublish(block)

@@ -22,6 +22,7 @@ from kvcore.caching import publish_blocks, stored
 from kvcore.commands import Batch, Command, CutTable, SetTable, close
 from kvcore.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
 from kvcore.state import Draft, Merge, OpenBatch, State, transition
+from kvcore.unconfirmed import confirm, note_keyed, rest
 from kvcore.unfinished import (
     Mark,
     Unfinished,
@@ -47,6 +48,8 @@ def take_batch(state: State) -> Outcome[State, Batch]:
         )
     taken = close(batch.number, batch.commands)
     opened = evolve(state, batch=OpenBatch(batch.number + 1))
+    if state.loads and not config.max_in_flight:
+        opened = evolve(opened, loads=confirm(state.loads, batch.number - 1))
     if not (config.tracks_batches or batch.merges):
         return Outcome(opened, (), taken)
 
@@ -74,6 +77,7 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
         if oldest.number != number:
             raise BatchOutOfOrder(batch=number, oldest=oldest.number)
         del draft.unfinished[0]
+        draft.loads = confirm(draft.loads, oldest.number)
         for pool in (draft.device, draft.host):
             if pool is not None:
                 pool.end_use(lambda user: user == number)
@@ -146,6 +150,9 @@ def _merge(draft: Draft, merge: Merge) -> None:
     older = draft.device.index.first(merge.key)
     if older is None:
         draft.device.publish(merge.block, merge.key)
+        if draft.loads:
+            end = (merge.position + 1) * size
+            note_keyed(draft, merge.request_id, [(merge.block, end)])
         if draft.config.publish == "scheduled":
             note_given(draft, merge.block, merge.key)
         draft.effects.announce(
@@ -153,6 +160,8 @@ def _merge(draft: Draft, merge: Merge) -> None:
         )
         return
     draft.device.touch(older)
+    if draft.loads:
+        rest(draft, merge.request_id, [older])
     if draft.config.publish == "scheduled":
         lower(draft, merge.request_id, merge.position * size)
     let_go(draft, request, merge.group, [merge.position])

@@ -18,6 +18,7 @@ from kvcore.arguments import read_count, read_ints
 from kvcore.errors import BeyondComputed
 from kvcore.events import AllBlocksCleared, BlockStored
 from kvcore.state import BatchRecord, Draft, Merge, Published, RequestState, State, transition
+from kvcore.unconfirmed import note_keyed
 from kvcore.unfinished import note_given, num_finished
 from kvcore.values import Outcome
 
@@ -87,14 +88,18 @@ def publish_blocks(
         if num_full <= cached:
             continue
         run: list[int] = []
+        keyed: list[tuple[int, int]] = []
         for position in range(cached, num_full):
             if _publish_block(draft, request, index, position, final):
                 run.append(position)
+                keyed.append((request.tables[index][position], (position + 1) * group.block_size))
             elif run:
                 _note_run(draft, request, index, run)
                 run = []
         if run:
             _note_run(draft, request, index, run)
+        if keyed and draft.loads:
+            note_keyed(draft, request.request_id, keyed)
         num_cached[index] = num_full
     if num_cached != list(request.num_cached):
         draft.store(evolve(request, num_cached=tuple(num_cached)))

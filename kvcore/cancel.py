@@ -16,7 +16,7 @@ from msgspec.structs import replace as evolve
 from kvcore.arguments import read_int
 from kvcore.batch import check_in_flight, named_rows
 from kvcore.commands import CutTable, SetTable
-from kvcore.release import cut_tables, release_host
+from kvcore.release import cut_tables, drop_host
 from kvcore.state import Draft, OpenBatch, State, transition
 from kvcore.unfinished import Unfinished, in_order
 from kvcore.values import Outcome
@@ -37,6 +37,7 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         draft.batch = OpenBatch(opened.number + 1)
         draft.records, draft.marks = draft.batch.records, draft.batch.marks
         draft.given = draft.batch.given
+        draft.loads = tuple(load for load in draft.loads if load.batch < number)
         take_back(draft, cancelled, number)
         for row in sorted({row for each in cancelled for row in each.rows}):
             rebuild(draft, row)
@@ -74,8 +75,7 @@ def fall(draft: Draft, request_id: str, num_tokens: int, number: int) -> None:
     if not request.host_tables:
         cut_tables(draft, request, num_tokens)
     elif num_tokens < request.num_computed:
-        release_host(draft, request)
-        draft.store(evolve(draft.request(request_id), preempted=True))
+        drop_host(draft, request)
 
 
 def rebuild(draft: Draft, row: int) -> None:

@@ -33,6 +33,7 @@ from kvcore.hash_index import HashIndex, HashIndexDraft
 from kvcore.hashing import HASH_SIZE, HASHINGS
 from kvcore.quarantine import Quarantine
 from kvcore.reader import Reader
+from kvcore.sections import read_sections
 from kvcore.state import (
     MAX_OPERATION,
     NO_HOST_BLOCK,
@@ -79,8 +80,7 @@ def decode(data: bytes) -> State:
     new_blocks = tuple(pvector(source.ids(config.num_blocks)) for _ in config.groups)
     operations = _read_operations(source, config, requests)
     next_operation = source.u32()
-    if source.offset != len(data):
-        raise source.damaged(f"{len(data) - source.offset} bytes too many")
+    loads = read_sections(source, device, rows)
     return State(
         config=config,
         device=device,
@@ -95,6 +95,7 @@ def decode(data: bytes) -> State:
         operations=Map(operations),
         next_operation=next_operation,
         unfinished=unfinished,
+        loads=loads,
     )
 
 

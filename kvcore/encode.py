@@ -3,7 +3,8 @@
 
 Rules: little-endian; a count stands before what it counts; requests in row order, everything else
 in the order that the state gives it. The index is written through each block's key and its rank
-among the blocks of that key. Twin: rust/src/encode.rs. `decode.py` is the inverse.
+among the blocks of that key. Newer fields follow in sections (`sections.py`). Twin:
+rust/src/encode.rs. `decode.py` is the inverse.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import ExtraKeys
 from kvcore.groups import KINDS
 from kvcore.hashing import HASHINGS
+from kvcore.sections import write_sections
 from kvcore.state import NO_HOST_BLOCK, OpenBatch, RequestState, State
 from kvcore.unfinished import Given, Mark, Unfinished, in_order
 
-MAGIC = b"kvcore state 3\n"
+MAGIC = b"kvcore state 4\n"
 EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
@@ -102,6 +104,7 @@ def encode(state: State, part: Part | None = None) -> bytes:
     for blocks in state.new_blocks:
         out.numbers(blocks)
     _write_operations(out, state)
+    write_sections(out, state)
     return bytes(out.data)
 
 

@@ -168,6 +168,12 @@ class LoadUnfinished(KvcoreError):
     )
 
 
+class LoadUnconfirmed(KvcoreError):
+    """What rests on external tokens is not handed on while their load may fail."""
+
+    message = "block {block} rests on external tokens whose load may still fail: store it later"
+
+
 class WrongLoad(KvcoreError):
     """Only whole blocks with keys can be loaded."""
 
@@ -189,10 +195,7 @@ class UnknownOperation(KvcoreError):
 class HeldByOthers(KvcoreError):
     """Other requests count tokens in blocks that were not written."""
 
-    message = (
-        "blocks {blocks} are counted by requests {requests} too: name those in the same call, "
-        "or free them first"
-    )
+    message = "blocks {blocks} are counted by requests {requests} too: name those in the same call"
 
 
 class NoEncoderGroup(KvcoreError):

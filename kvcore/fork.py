@@ -14,6 +14,7 @@ from msgspec.structs import replace as evolve
 from kvcore.commands import SetTable
 from kvcore.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.state import Draft, State, transition
+from kvcore.unconfirmed import inherit_rest
 from kvcore.unfinished import inherit
 from kvcore.values import Outcome
 
@@ -54,6 +55,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
             )
         )
         inherit(draft, parent_id, child_id)
+        inherit_rest(draft, parent_id, child_id, computed)
         return child.row
 
     return transition(state, change)

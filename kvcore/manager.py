@@ -183,9 +183,13 @@ class KVCacheManager:
         """Keep the first num_tokens of a request's tokens."""
         self._core.truncate(request_id, num_tokens)
 
-    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int) -> None:
-        """Take back what requests count past so many tokens, since a load did not bring it."""
-        self._core.rewind(read_list("request_ids", request_ids), num_computed_tokens)
+    def rewind(self, request_ids: Iterable[str], num_computed_tokens: int) -> tuple[str, ...]:
+        """Take back what requests count past so many tokens, since a load did not bring it.
+
+        Returns the ids of the requests whose count fell: those, and while the load is unconfirmed
+        every other one that rests on it.
+        """
+        return self._core.rewind(read_list("request_ids", request_ids), num_computed_tokens)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at so many tokens or later sees."""

@@ -25,6 +25,7 @@ from kvcore.errors import (
     BeyondModelLength,
     CachingDisabled,
     InOpenBatch,
+    LoadUnconfirmed,
     NotPublished,
     UnknownOperation,
     WrongLoad,
@@ -32,6 +33,7 @@ from kvcore.errors import (
 from kvcore.plan import Refusal, plan_allocation
 from kvcore.release import cut_tables
 from kvcore.state import MAX_OPERATION, Draft, Operation, RequestState, State, transition
+from kvcore.unconfirmed import is_unconfirmed
 from kvcore.unfinished import num_finished
 from kvcore.values import Hit, Outcome, Refused
 from kvcore.window import apply_trims
@@ -40,7 +42,7 @@ from kvcore.window import apply_trims
 def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, ...]]:
     """Copy blocks to the external store under their keys; value: one operation a block.
 
-    Raises UnknownBlock, NotPublished, InOpenBatch.
+    Raises UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
     """
     blocks = read_ints(block_ids)
 
@@ -52,6 +54,8 @@ def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, .
                 raise NotPublished(block=block)
             if block in unwritten:
                 raise InOpenBatch(thing=f"block {block}")
+            if draft.loads and is_unconfirmed(draft, block):
+                raise LoadUnconfirmed(block=block)
         started = []
         for block in blocks:
             key = draft.device.keys[block]

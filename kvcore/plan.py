@@ -53,12 +53,15 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
     """What an allocation will do.
 
     asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
-    num_scheduled: computed, hit, external and new tokens. growth: one a group.
+    num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
+    new ones. growth: one a group.
     """
 
     asked: Asked
     request: RequestState
     hits: tuple[tuple[int, ...], ...]
+    num_local: int
+    num_loaded: int
     num_scheduled: int
     trims: tuple[Trim, ...]
     rewrites: tuple[Rewrite, ...]
@@ -125,6 +128,8 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
         asked=asked,
         request=request,
         hits=hits,
+        num_local=lengths.local,
+        num_loaded=lengths.total,
         num_scheduled=lengths.scheduled,
         trims=trims,
         rewrites=rewrites,

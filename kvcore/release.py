@@ -25,6 +25,7 @@ from kvcore.state import (
     State,
     transition,
 )
+from kvcore.unconfirmed import fall_to
 from kvcore.unfinished import leave, let_go, shorten
 from kvcore.values import Outcome
 
@@ -40,14 +41,12 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
         request = draft.request(request_id)
         check_leaving(draft, [request])
         if request.host_tables:
-            release_host(draft, request)
+            drop_host(draft, request)
         elif any(request.tables):
             draft.store(abandon_loads(draft, request))
             leave_open_batch(draft, draft.request(request_id))
             cut_tables(draft, draft.request(request_id), 0)
-        else:
-            return
-        draft.store(evolve(draft.request(request_id), preempted=True))
+            draft.store(evolve(draft.request(request_id), preempted=True))
 
     return transition(state, change)
 
@@ -121,6 +120,8 @@ def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
     num_computed = min(request.num_accepted, num_tokens)
     if draft.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0
+    if draft.loads:
+        fall_to(draft, request.request_id, num_computed)
     tables, num_cached = [], []
     for index, group in enumerate(draft.config.groups):
         table = request.tables[index]
@@ -151,3 +152,11 @@ def release_host(draft: Draft, request: RequestState) -> None:
     for table in request.host_tables:
         host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
     draft.store(evolve(request, host_tables=(), num_computed=0))
+
+
+def drop_host(draft: Draft, request: RequestState) -> None:
+    """Give back a swapped request's host blocks; it waits, as after a preemption."""
+    release_host(draft, request)
+    if draft.loads:
+        fall_to(draft, request.request_id, 0)
+    draft.store(evolve(draft.request(request.request_id), preempted=True))

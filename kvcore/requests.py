@@ -30,6 +30,7 @@ from kvcore.extra_keys import read_extra_keys
 from kvcore.hashing import HASH_SIZE, hash_blocks
 from kvcore.state import Draft, RequestState, State, transition
 from kvcore.tokens import read_request_tokens, read_tokens
+from kvcore.unconfirmed import forget_loader
 from kvcore.unfinished import forget
 from kvcore.values import Outcome, Request
 
@@ -146,6 +147,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
             raise StillHoldsBlocks(request=repr(request_id), num_blocks=held)
         del draft.requests[request_id]
         forget(draft, request_id)
+        forget_loader(draft, request_id)
         draft.rows = draft.rows.set(request.row, None)
         draft.free_rows = draft.free_rows.append(request.row)
 

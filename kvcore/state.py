@@ -27,6 +27,7 @@ from kvcore.events import Event
 from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.groups import skipped_blocks
 from kvcore.hashing import make_key, root_hash
+from kvcore.unconfirmed import UnconfirmedLoad, keyed_only
 from kvcore.unfinished import Given, Mark, Unfinished
 from kvcore.values import Outcome, PrefixCacheStats, Status
 
@@ -152,7 +153,8 @@ class State(Struct, frozen=True, gc=False):
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
     order in which they were given back. events, new_blocks (a group): not yet drained. unfinished:
-    taken batches that are neither completed nor cancelled, oldest first.
+    taken batches that are neither completed nor cancelled, oldest first. loads: external ones that
+    may still fail, in the order of their calls.
     """
 
     config: Config
@@ -168,6 +170,7 @@ class State(Struct, frozen=True, gc=False):
     operations: Map[int, Operation] = Map()
     next_operation: int = 0
     unfinished: tuple[Unfinished, ...] = ()
+    loads: tuple[UnconfirmedLoad, ...] = ()
 
 
 def make_state(config: Config) -> State:
@@ -197,8 +200,17 @@ class Draft:
     """A state inside a transition: changed in place, frozen at the end."""
 
     __slots__ = (
-        *("batch", "config", "device", "effects", "free_rows", "given", "host", "marks"),
-        *("new_blocks", "next_operation", "operations", "records", "requests", "rows", "state"),
+        *("batch", "config", "device", "effects", "free_rows", "given", "host", "loads"),
+        *(
+            "marks",
+            "new_blocks",
+            "next_operation",
+            "operations",
+            "records",
+            "requests",
+            "rows",
+            "state",
+        ),
         *("stats", "unfinished"),
     )
 
@@ -216,6 +228,7 @@ class Draft:
         self.marks = state.batch.marks
         self.given = state.batch.given
         self.unfinished = list(state.unfinished)
+        self.loads = state.loads
         self.stats = state.stats
         self.new_blocks = state.new_blocks
         self.operations = state.operations
@@ -245,6 +258,7 @@ class Draft:
             self.operations,
             self.next_operation,
             tuple(self.unfinished),
+            keyed_only(self) if self.loads else (),
         )
 
     def request(self, request_id: str) -> RequestState:

@@ -28,6 +28,7 @@ from kvcore.state import (
     State,
     transition,
 )
+from kvcore.unconfirmed import rest
 from kvcore.unfinished import mark
 from kvcore.values import Outcome, Reason, Refused, Status
 
@@ -123,10 +124,12 @@ def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> N
                 if block != NO_HOST_BLOCK:
                     owned.add(block)
             tables.append(pvector(ids))
+        loads = draft.loads
         cut_tables(draft, request, 0)
         mark(draft, request_id, 0, 0)
         moved = draft.request(request_id)
         if num_computed:
+            draft.loads = loads
             moved = evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = evolve(moved, preempted=True)
@@ -181,6 +184,8 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
                 ids.append(block)
                 draft.effects.emit(SetTable(request.row, group, position, block))
             tables.append(pvector(ids))
+            if draft.loads:
+                rest(draft, request.request_id, ids)
             num_cached.append(num_published(draft, request, group, ids))
         release_host(draft, request)
         mark(draft, request.request_id, 0, 0)

@@ -131,8 +131,8 @@ class Runner:
     def accept(self, request_id: str, count: str) -> None:
         self.manager.accept(request_id, int(count))
 
-    def rewind(self, count: str, *request_ids: str) -> None:
-        self.manager.rewind(request_ids, int(count))
+    def rewind(self, count: str, *request_ids: str) -> str:
+        return " ".join(("fell", *self.manager.rewind(request_ids, int(count))))
 
     def remove_skipped_blocks(self, request_id: str, count: str) -> None:
         self.manager.remove_skipped_blocks(request_id, int(count))

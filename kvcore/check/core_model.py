@@ -5,8 +5,9 @@ Rules: the calls are the core's own, there is no second model. An edge is one st
 move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every edge
 the invariants are checked at each call, and the contents: from blocks that hold just what a state
 counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
-adds no states. Where loads fail, an edge that loads ends in every way it can: the engine then takes
-back, in one call, what all requests count past the failure. Twin: none.
+adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
+failure at once, or after any one move, while the load is unconfirmed. If the loader is gone, a
+request that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
+from kvcore.batch import take_batch
 from kvcore.calls import Call, Misuse
 from kvcore.check import packed
 from kvcore.check.canonical import Names
@@ -29,6 +31,7 @@ from kvcore.check.prefixes import Prefixes
 from kvcore.check.properties import Property
 from kvcore.check.schedule import Schedule
 from kvcore.check.world import Move, Symmetry, World
+from kvcore.errors import InvariantViolation
 from kvcore.state import OpenBatch, State, make_state
 from kvcore.values import PrefixCacheStats
 
@@ -78,9 +81,10 @@ class CoreModel:
         """Every path, with every way in which its loads can end."""
         for name, steps in self._paths(node):
             for failing in (None, *(failures(steps) if self.world.loads_fail else ())):
-                edge = self._close(name, steps, failing)
-                if edge is not None:
-                    yield edge
+                for late in (None, *self._late(steps, failing)):
+                    edge = self._close(name, steps, failing, late)
+                    if edge is not None:
+                        yield edge
 
     def name(self, node: State) -> bytes:
         """The canonical name of a state, or 128 bits of it."""
@@ -140,16 +144,38 @@ class CoreModel:
             call = self.judge.heard(path, partial(proceed, script, step))
         return path
 
-    def _close(self, name: str, steps: Steps, failing: Failing) -> Edge | None:
+    def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
+        """The moves that an engine can make before external tokens are reported as failed."""
+        opened = steps[-1].outcome.state
+        if failing is None or opened.requests[failing[0]].num_loading:
+            return []
+        taken, letters = take_batch(opened).state, not self.symmetry.tokens
+        found = self.judge.heard(
+            steps, lambda: list(moves(self.world, taken, self.prefixes, every_letter=letters))
+        )
+        return found or []
+
+    def _close(
+        self, name: str, steps: Steps, failing: Failing, late: Call | Move | None
+    ) -> Edge | None:
         """Take the batch that the calls filled, judge it, and settle what it leaves."""
         start, opened = steps[0].before, steps[-1].outcome.state
         if opened is start:
             return Edge(name, steps, start)
         closing = list(steps)
-        settled = self.judge.heard(closing, lambda: self._settle(start, opened, closing, failing))
+        settled = self.judge.heard(
+            closing, lambda: self._settle(start, opened, closing, failing, late)
+        )
         return None if settled is None else Edge(name, tuple(closing), settled)
 
-    def _settle(self, start: State, opened: State, closing: list[Step], failing: Failing) -> State:
+    def _settle(
+        self,
+        start: State,
+        opened: State,
+        closing: list[Step],
+        failing: Failing,
+        late: Call | Move | None,
+    ) -> State | None:
         judge, schedule, ghost = self.judge, self._schedule, self._ghost
         schedule.assume(start)
         ghost.assume(self._counted_at(start))
@@ -166,16 +192,22 @@ class CoreModel:
         if loaded:
             ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
         settled = self._call(opened, TAKE_BATCH, closing)
+        merged = len(opened.batch.merges) > 0 and len(settled.batch.commands) > 0
+        self.notes["goal", "merge"] += merged
         if failing is None or loaded:
-            settled = self._complete(settled, failing, closing)
-        else:
-            settled = self._rewind(settled, failing, closing)
-        if len(settled.batch.commands):
-            self.notes["goal", "merge"] += len(opened.batch.merges) > 0
-            ghost.execute(settled.batch.commands)
-            ghost.check(settled, schedule.encoders, self._what_counts(settled, schedule))
-            settled = self._call(settled, TAKE_BATCH, closing)
-        return closed(settled)
+            return self._drain(self._complete(settled, failing, closing), closing)
+        reported = self._report(self._make(late, settled, closing), failing, closing)
+        return None if reported is None else self._drain(reported, closing)
+
+    def _drain(self, state: State, closing: list[Step]) -> State:
+        """Take batches until nothing is left to run and no load is unconfirmed."""
+        ghost, schedule = self._ghost, self._schedule
+        while len(state.batch.commands) or len(state.batch.records) or state.loads:
+            ghost.execute(state.batch.commands)
+            self.judge.ask(ghost.forward, state.requests, schedule.take(), schedule.encoders)
+            ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
+            state = self._call(state, TAKE_BATCH, closing)
+        return closed(state)
 
     def _counted_at(self, start: State) -> Counted:
         """What the state counts on whose edges are tried."""
@@ -215,20 +247,35 @@ class CoreModel:
             self.judge.ask(self._schedule.check, state)
         return state
 
-    def _rewind(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
-        """Take back what a failed load left, of all requests that count it."""
-        names, count = [failing[0]], failing[1]
-        while True:
-            reached = self._call(state, Call("rewind", (list(names), count)), closing)
-            value = closing[-1].outcome.value
-            if not isinstance(value, Misuse):
-                schedule = Schedule()
-                schedule.assume(state)
-                follow(schedule, closing[-1])
-                schedule.check(reached)
-                return reached
-            assert value.error == "HeldByOthers", value
-            names += value.fields["requests"]  # type: ignore[arg-type] # an object
+    def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
+        """Make one move in the next batch."""
+        script = None if late is None or isinstance(late, Call) else late.script()
+        call = late if isinstance(late, Call) else next(script, None) if script else None
+        while call is not None:
+            state = self._call(state, call, closing)
+            follow(self._schedule, closing[-1])
+            call = None if script is None else proceed(script, closing[-1])
+        return state
+
+    def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State | None:
+        """Report that a load failed; None if no request is left that can.
+
+        Raises InvariantViolation (LOAD-FAILED) if the report is refused.
+        """
+        name, count = failing
+        reporters = [name] if name in state.requests else []
+        for load in state.loads:
+            reporters += [each for each, end in load.requests if end > count]
+        if not reporters:
+            return None
+        reached = self._call(state, Call("rewind", (reporters[:1], count)), closing)
+        value = closing[-1].outcome.value
+        if isinstance(value, Misuse):
+            raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
+        self.notes["goal", "reached"] += len(value) > 1
+        follow(self._schedule, closing[-1])
+        self.judge.ask(self._schedule.check, reached)
+        return reached
 
 
 def closed(state: State) -> State:

@@ -221,6 +221,8 @@ class Ghost:
         self, name: str, place: Place, slot: int, content: Content, also: Content = None
     ) -> None:
         held = self._slots(place)[slot]
+        if held == SPOILT and also != SPOILT and self._counts("LOAD-FAILED"):
+            name = "LOAD-FAILED"
         if (held is None or held not in (content, also)) and self._counts(name):
             detail = f"{place[0]} block {place[1]} slot {slot} holds {held}, not {content}"
             raise InvariantViolation(name, detail)

@@ -161,8 +161,8 @@ JUDGES: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
 JUDGED = {name: (scope, holds) for scope, group in JUDGES for name, holds in group.items()}
 
 FOLLOWED: dict[str, Scope] = {
-    **dict.fromkeys(("KV-READ", "CACHE-KV", "TABLE-MIRROR", "OWNER-MIRROR"), "batch"),
-    **dict.fromkeys(("COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
+    **dict.fromkeys(("KV-READ", "CACHE-KV", "LOAD-FAILED", "TABLE-MIRROR"), "batch"),
+    **dict.fromkeys(("OWNER-MIRROR", "COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
     **dict.fromkeys(
         ("NOCRASH", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
         "transition",

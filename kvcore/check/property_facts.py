@@ -52,6 +52,7 @@ FACTS: dict[str, Fact] = {
     "EVICT-ORDER": Fact("quality", (52, 53)),
     "KV-READ": Fact("wrong KV", (8, 18, 19, 29, 32, 34, 35, 39, 41, 44, 56), observable=True),
     "CACHE-KV": Fact("wrong KV", (7, 34, 35, 36, 37, 38, 72)),
+    "LOAD-FAILED": Fact("wrong KV", (57,), observable=True),
     "TABLE-MIRROR": Fact("wrong KV", (32, 49)),
     "OWNER-MIRROR": Fact("quality"),
     "COMPUTED-RULE": Fact("wrong KV", (37, 40, 44, 45, 65)),
@@ -97,6 +98,8 @@ FACTS: dict[str, Fact] = {
 SENTENCES: dict[str, str] = {
     "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
+    "LOAD-FAILED": "after a failed external load was reported, nothing that was computed from its"
+    " slots is found or counted, whoever held it",
     "TABLE-MIRROR": "block tables made from the commands alone are the state's",
     "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
     "COMPUTED-RULE": "computed counts are those that the sentences of the design give",

@@ -84,7 +84,8 @@ class Schedule:
             case "truncate":
                 self._cut(state, *args)
             case "rewind":
-                for request_id in args[0]:
+                fell = value if isinstance(value, tuple) else ()
+                for request_id in dict.fromkeys((*args[0], *fell)):
                     self._cut(state, request_id, args[1])
             case "swap_out":
                 for request_id in args[0]:
@@ -192,6 +193,8 @@ class Schedule:
         self._writes = [each for each in self._writes if each.request_id != request_id]
         self.loading.pop(request_id, None)
         self.failed.pop(request_id, None)
+        if state.requests[request_id].host_tables:
+            num_tokens = 0
         count = min(self.computed[request_id], len(state.requests[request_id].tokens))
         count = self._before.pop(request_id, count)
         count = count if resumes(state, request_id, count) else 0

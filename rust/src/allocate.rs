@@ -22,6 +22,7 @@ use crate::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::quiet::{is_known_quiet, is_quiet, settle};
 use crate::requests::{check_no_drafts, extend};
 use crate::state::{BatchRecord, NULL_BLOCK, RequestState, State, request_mut};
+use crate::unconfirmed::{note_load, note_rewritten, rest};
 use crate::unfinished::{let_go, mark, note_given, replace};
 use crate::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
 use crate::window::{apply_trims, moves_on, plan_trims, visible_from};
@@ -239,6 +240,9 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
     note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
     apply_trims(state, row, &plan.trims);
     (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
+    if plan.num_loaded > plan.num_local && !asked.loads {
+        note_load(state, row, plan.num_local, plan.num_loaded);
+    }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
         let grown = |each: &Growth| each.external + each.grown;
@@ -305,6 +309,9 @@ fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
     request.tables[group as usize].extend_from_slice(hits);
     if !hits.is_empty() {
         request.num_cached[group as usize] = hits.len() as u32;
+        if !state.loads.is_empty() {
+            rest(state, row, hits);
+        }
     }
 }
 
@@ -320,6 +327,8 @@ fn apply_rewrite(
     if same {
         let key = state[row].key(state.scales[group as usize], group, position);
         note_given(state, block, key);
+        let end = (position + 1) * state.config.groups[group as usize].block_size;
+        note_rewritten(state, row, block, end);
         return;
     }
     if !shared {

@@ -19,6 +19,7 @@ use crate::errors::Error;
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, State};
+use crate::unconfirmed::{confirm, note_keyed, rest};
 use crate::unfinished::{Unfinished, in_order, let_go, lower, note_given, num_finished, replace};
 use crate::values::Status;
 
@@ -39,6 +40,11 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
         return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
     }
     close_into(batch, state.batch.number, &state.effects.commands);
+    if let Some(before) = state.batch.number.checked_sub(1)
+        && limit == 0
+    {
+        confirm(&mut state.loads, before);
+    }
     let closed = state.config.tracks_batches().then(|| close_marks(state));
     let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
@@ -64,6 +70,7 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
         return Err(Error::BatchOutOfOrder { batch, oldest: oldest as i64 });
     }
     let finished = state.unfinished.remove(0);
+    confirm(&mut state.loads, oldest);
     for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
         pool.end_use(|user| user == oldest || seeded(Mutant::FirstBatchEndsAllUses));
         if !seeded(Mutant::QuarantineNeverEnds) {
@@ -158,6 +165,9 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let (group, position) = (merge.group, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
+        if !state.loads.is_empty() {
+            note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
+        }
         if state.config.publish == Publish::Scheduled {
             note_given(state, merge.block, merge.key);
         }
@@ -165,6 +175,7 @@ fn apply_merge(state: &mut State, merge: &Merge) {
         return;
     };
     state.device.touch(older, &mut state.effects);
+    rest(state, row, &[older]);
     if state.config.publish == Publish::Scheduled {
         lower(state, row, position * size);
     }

@@ -19,6 +19,7 @@ use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, Published, RequestState, State, request_mut};
+use crate::unconfirmed::note_keyed;
 use crate::unfinished::num_finished;
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
@@ -98,13 +99,14 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
 
 /// Publish the blocks at these positions, or note their merges.
 fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>, last: bool) {
-    let State { config, scales, requests, device, batch, effects, .. } = state;
+    let State { config, scales, requests, device, batch, effects, loads, .. } = state;
     let request = &*request_mut(requests, row);
     let (size, scale) = (config.groups[group as usize].block_size, scales[group as usize]);
     let before = batch.records.get(row).map_or(u32::MAX, |record| record.num_computed_before);
     let merges = config.duplicates == Duplicates::Merge;
     let can_be_cancelled = !last && config.max_in_flight > 0;
     let mut first = positions.start;
+    let mut keyed = Vec::new();
     let start = batch.published.len() as u32;
     for position in positions.clone() {
         let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
@@ -121,6 +123,9 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
                 publishes = false;
             } else {
                 device.publish(block, key);
+                if !loads.is_empty() {
+                    keyed.push((block, (position + 1) * size));
+                }
                 if can_be_cancelled {
                     batch.given.push((block, key));
                 }
@@ -136,6 +141,9 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
     }
     announce(effects, request, (config, scales), group, (first, positions.end));
     batch.chain_published(row, start);
+    if !keyed.is_empty() {
+        note_keyed(state, row, &keyed);
+    }
 }
 
 /// Tell that a request's blocks at positions [first, end) became findable.

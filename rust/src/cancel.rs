@@ -16,7 +16,7 @@ use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
-use crate::release::{cut_tables, release_host};
+use crate::release::{cut_tables, drop_host};
 use crate::row_map::RowMap;
 use crate::state::{OpenBatch, State, request_mut};
 use crate::unfinished::{Unfinished, in_order};
@@ -38,6 +38,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
         rows,
         ..Unfinished::default()
     }));
+    state.loads.retain(|load| load.batch < number);
     take_back(state, &cancelled, number);
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
     let told = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
@@ -85,8 +86,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
     if request.host_tables.is_empty() {
         cut_tables(state, row, num_tokens);
     } else if num_tokens < request.num_computed {
-        release_host(state, row);
-        state[row].preempted = true;
+        drop_host(state, row);
     }
 }
 

@@ -22,14 +22,15 @@ use crate::groups::{Group, KINDS};
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
 use crate::quarantine::make_quarantine;
+use crate::sections::read_sections;
 use crate::state::{MAX_OPERATION, Operation, State, Table, make_state};
 use crate::values::PrefixCacheStats;
 
 /// Bytes that are being read.
 #[derive(Debug)]
 pub struct Reader<'a> {
-    data: &'a [u8],
-    offset: usize,
+    pub(crate) data: &'a [u8],
+    pub(crate) offset: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -62,13 +63,17 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
+    pub(crate) fn u8(&mut self) -> Result<u8, Error> {
+        Ok(self.array::<1>()?[0])
+    }
+
     pub(crate) fn flag(&mut self) -> Result<bool, Error> {
         Ok(self.choice(2)? == 1)
     }
 
     /// One byte below a count.
     fn choice(&mut self, count: u8) -> Result<u8, Error> {
-        let [value] = self.array()?;
+        let value = self.u8()?;
         if value < count {
             return Ok(value);
         }
@@ -188,10 +193,7 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     }
     read_operations(&mut source, &mut state)?;
     state.next_operation = source.u32()?;
-    let left = data.len() - source.offset;
-    if left > 0 {
-        return Err(source.damaged(format!("{left} bytes too many")));
-    }
+    read_sections(&mut source, &mut state)?;
     Ok(state)
 }
 
@@ -370,7 +372,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
 /// The extra keys of one block.
 fn read_keys(source: &mut Reader<'_>) -> Result<Vec<ExtraKey>, Error> {
     let count = source.u32()?;
-    (0..count).map(|_| Ok((source.array::<1>()?[0], source.sized()?.to_vec()))).collect()
+    (0..count).map(|_| Ok((source.u8()?, source.sized()?.to_vec()))).collect()
 }
 
 fn read_parent(source: &mut Reader<'_>) -> Result<Option<BlockHash>, Error> {

@@ -15,11 +15,12 @@ use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS};
 use crate::ids::{BlockId, Row};
 use crate::quarantine::Quarantine;
 use crate::reuse::clone_in_place;
+use crate::sections::write_sections;
 use crate::state::{RequestState, State};
 use crate::unfinished::{Given, Mark, Unfinished, in_order};
 
 /// The first bytes of a state.
-pub const MAGIC: &[u8] = b"kvcore state 3\n";
+pub const MAGIC: &[u8] = b"kvcore state 4\n";
 /// Eviction policies, by their number in the bytes.
 pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
 /// Treatments of duplicates, by their number in the bytes.
@@ -60,7 +61,7 @@ impl Writer {
         &self.data
     }
 
-    fn u8(&mut self, value: u8) {
+    pub(crate) fn u8(&mut self, value: u8) {
         self.data.push(value);
     }
 
@@ -68,16 +69,16 @@ impl Writer {
         self.u8(u8::from(value));
     }
 
-    fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.data.extend_from_slice(&value.to_le_bytes());
     }
 
-    fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.data.extend_from_slice(&value.to_le_bytes());
     }
 
     /// A count and so many u32.
-    fn numbers(&mut self, values: &[u32]) {
+    pub(crate) fn numbers(&mut self, values: &[u32]) {
         self.count(values.len());
         self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
@@ -89,7 +90,7 @@ impl Writer {
     }
 
     /// A count and so many bytes.
-    fn sized(&mut self, value: &[u8]) {
+    pub(crate) fn sized(&mut self, value: &[u8]) {
         self.count(value.len());
         self.data.extend_from_slice(value);
     }
@@ -108,7 +109,7 @@ impl Writer {
         self.data.extend_from_slice(hashes.as_flattened());
     }
 
-    fn count(&mut self, count: usize) {
+    pub(crate) fn count(&mut self, count: usize) {
         self.u32(count as u32);
     }
 }
@@ -142,6 +143,7 @@ pub fn encode(state: &State) -> Vec<u8> {
     out.flag(stats.reset);
     state.new_blocks.groups().iter().for_each(|blocks| out.ids(blocks));
     write_operations(&mut out, state);
+    write_sections(&mut out, state);
     out.data
 }
 

@@ -221,6 +221,9 @@ errors! {
     LoadUnfinished { request: String, num_operations: i64 }
         "request {request} has {num_operations} unfinished loads: complete them or free the \
          request";
+    /// What rests on external tokens is not handed on while their load may fail.
+    LoadUnconfirmed { block: i64 }
+        "block {block} rests on external tokens whose load may still fail: store it later";
     /// Only whole blocks with keys can be loaded.
     WrongLoad { request: String, num_tokens: i64, reason: String }
         "request {request} cannot load {num_tokens} tokens: {reason}";
@@ -230,8 +233,7 @@ errors! {
     UnknownOperation { operation: i64 } "operation {operation} is not unfinished";
     /// Other requests count tokens in blocks that were not written.
     HeldByOthers { blocks: Vec<i64>, requests: Vec<String> }
-        "blocks {blocks} are counted by requests {requests} too: name those in the same call, \
-         or free them first";
+        "blocks {blocks} are counted by requests {requests} too: name those in the same call";
     /// Encoder tokens need a cross-attention group.
     NoEncoderGroup { request: String, num_encoder_tokens: i64 }
         "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";

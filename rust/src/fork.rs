@@ -13,6 +13,7 @@ use crate::errors::Error;
 use crate::ids::Row;
 use crate::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::state::State;
+use crate::unconfirmed::inherit_rest;
 use crate::unfinished::inherit;
 
 /// Add a child with its parent's tokens, hashes and computed blocks; returns its row.
@@ -46,6 +47,7 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     }
     state[row] = child;
     inherit(state, parent_row, row);
+    inherit_rest(state, parent_row, row, computed);
     Ok(row)
 }
 

@@ -55,6 +55,7 @@ pub mod requests;
 mod reuse;
 pub mod rewind;
 pub mod row_map;
+mod sections;
 pub mod state;
 pub mod swap;
 pub mod tables;
@@ -68,6 +69,7 @@ mod trace_text;
 #[cfg(test)]
 mod trace_words;
 pub mod truncate;
+pub mod unconfirmed;
 pub mod unfinished;
 pub mod values;
 pub mod window;

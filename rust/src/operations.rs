@@ -19,13 +19,14 @@ use crate::ids::Row;
 use crate::plan::plan_allocation;
 use crate::release::cut_tables;
 use crate::state::{MAX_OPERATION, Operation, State};
+use crate::unconfirmed::is_unconfirmed;
 use crate::unfinished::num_finished;
 use crate::values::Admitted;
 use crate::window::apply_trims;
 
 /// Copy blocks to the external store under their keys; returns one operation a block.
 ///
-/// Fails with UnknownBlock, NotPublished, InOpenBatch.
+/// Fails with UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
 pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
     let unwritten = state.batch.unwritten();
     let check = |&number: &i64| {
@@ -35,6 +36,9 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
         };
         if unwritten.contains(&block) {
             return Err(Error::InOpenBatch { thing: format!("block {number}") });
+        }
+        if is_unconfirmed(state, block) {
+            return Err(Error::LoadUnconfirmed { block: number });
         }
         Ok((block, key))
     };

@@ -55,7 +55,11 @@ pub struct Plan {
     pub row: Row,
     /// Hit blocks a group, the null block where none is needed; empty where there are none.
     pub hits: Vec<Vec<BlockId>>,
-    /// Computed, hit, external and new tokens.
+    /// Computed and hit tokens.
+    pub num_local: u32,
+    /// With the external ones.
+    pub num_loaded: u32,
+    /// With the new ones.
     pub num_scheduled: u32,
     /// What falls behind a window.
     pub trims: Trims,
@@ -132,8 +136,16 @@ pub fn plan_allocation(
         return Ok(Err(Refusal { row, refused, trims }));
     }
     preallocate(state, request, &hits, &mut growth, available - needed - reserve);
-    let num_scheduled = lengths.scheduled;
-    Ok(Ok(Plan { row, hits, num_scheduled, trims, rewrites, growth }))
+    Ok(Ok(Plan {
+        row,
+        hits,
+        num_local: lengths.local,
+        num_loaded: lengths.total,
+        num_scheduled: lengths.scheduled,
+        trims,
+        rewrites,
+        growth,
+    }))
 }
 
 /// Whether one more token of a request that `append` has checked takes no block: its slot is there,

@@ -16,6 +16,7 @@ use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
+use crate::unconfirmed::fall_to;
 use crate::unfinished::{leave, let_go, shorten};
 
 /// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
@@ -25,15 +26,13 @@ pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
     let row = state.request(request_id)?;
     check_leaving(state, &[row])?;
     if !state[row].host_tables.is_empty() {
-        release_host(state, row);
+        drop_host(state, row);
     } else if state[row].holds_blocks() {
         abandon_loads(state, row);
         leave_open_batch(state, row);
         cut_tables(state, row, 0);
-    } else {
-        return Ok(());
+        state[row].preempted = true;
     }
-    state[row].preempted = true;
     Ok(())
 }
 
@@ -117,6 +116,9 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
     if state.resumable(row, num_computed) < num_computed {
         (num_computed, num_tokens) = (0, 0);
     }
+    if !state.loads.is_empty() {
+        fall_to(state, row, num_computed);
+    }
     for group in 0..state.config.groups.len() as u32 {
         let table = &state[row].tables[group as usize];
         let keep = state.num_kept(group, table, num_tokens);
@@ -157,4 +159,11 @@ pub(crate) fn release_host(state: &mut State, row: Row) {
         let held = table.into_iter().rev().filter(|&block| block != NO_HOST_BLOCK);
         host.release(held, effects);
     }
+}
+
+/// Give back a swapped request's host blocks; it waits, as after a preemption.
+pub(crate) fn drop_host(state: &mut State, row: Row) {
+    release_host(state, row);
+    fall_to(state, row, 0);
+    state[row].preempted = true;
 }

@@ -15,6 +15,7 @@ use crate::hashing::{HASH_SIZE, extend_chain};
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
 use crate::state::{Apart, NO_EXTRA_KEYS, RequestState, State, Table};
+use crate::unconfirmed::forget_loader;
 use crate::unfinished::forget;
 use crate::values::{GivenHashes, Request};
 
@@ -119,6 +120,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.requests[row.index()] = None;
     forget(state, row);
+    forget_loader(state, row);
     state.free_rows.push(row);
     Ok(())
 }

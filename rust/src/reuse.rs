@@ -74,5 +74,6 @@ clone_in_place!(State {
     operations,
     next_operation,
     unfinished,
+    loads,
     num_pins
 });

@@ -2,69 +2,108 @@
 //! Rewind: what requests count was not written, since a load failed or came in part.
 //!
 //! Rules: the tokens stay and are computed anew. The keys of the requests' blocks past the count
-//! are withdrawn, so nobody else hits them; who counts tokens in such a block is named in the same
-//! call. Twin: kvcore/rewind.py.
+//! are withdrawn, so that no request hits them; any other request that counts tokens in such a
+//! block must be named in the same call. While a load is unconfirmed (`unconfirmed.rs`), the rewind
+//! of a request that asked for it or rests on it reports that the load failed. From the load on,
+//! what rests on it is withdrawn instead, wherever it is, and every request that counts it falls to
+//! the count; a swapped request waits again. Twin: kvcore/rewind.py.
 
 use std::collections::BTreeSet;
 
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
-use crate::release::{check_leaving, cut_tables, leave_open_batch};
+use crate::release::{abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch};
 use crate::state::{RequestState, State};
+use crate::unconfirmed::{first_reported, most_loaded, spoil, spoilt_requests};
 
-/// Take back what requests count past so many tokens: keys withdrawn, blocks released.
+/// Take back what requests count past so many tokens; returns the rows of those whose count fell.
 ///
-/// They leave the open batch. Fails with UnknownRequest, RepeatedRequest, SwappedOut,
+/// They leave the open batch. A failed load that is still unconfirmed reaches every request that
+/// rests on it, named or not. Fails with UnknownRequest, RepeatedRequest, SwappedOut,
 /// LoadUnfinished, InvalidCount, BeyondComputed, HitInOpenBatch, HeldByOthers.
 pub fn rewind(
     state: &mut State,
     request_ids: &[&str],
     num_computed_tokens: i64,
-) -> Result<(), Error> {
+) -> Result<Vec<Row>, Error> {
     let rows = state.distinct(request_ids)?;
     if num_computed_tokens < 0 {
         let name = "num_computed_tokens";
         return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
     }
     for &row in &rows {
-        state.check_idle(row)?;
-        let num_computed = i64::from(state[row].num_computed);
-        if num_computed_tokens > num_computed {
-            let request = state[row].name();
-            return Err(Error::BeyondComputed {
-                request,
-                num_computed,
-                asked: num_computed_tokens,
-            });
-        }
+        check_rewound(state, row, num_computed_tokens)?;
     }
     let count = num_computed_tokens as u32;
-    check_leaving(state, &rows)?;
-    check_held(state, &rows, count)?;
+    let mut kept: Vec<(Row, u32)> = rows.iter().map(|&row| (row, count)).collect();
+    kept.extend(spoilt_requests(state, &rows, count));
+    let falling: Vec<Row> = kept.iter().map(|&(row, _)| row).collect();
+    check_leaving(state, &falling)?;
+    check_held(state, &falling, &rows, count)?;
     for &row in &rows {
         for block in unwritten(state, row, count) {
             state.device.unpublish(block, &mut state.effects);
         }
-        leave_open_batch(state, row);
-        cut_tables(state, row, count);
+    }
+    spoil(state, &rows, count);
+    let before: Vec<u32> = falling.iter().map(|&row| state[row].num_computed).collect();
+    for (row, num_tokens) in kept {
+        fall(state, row, num_tokens);
+    }
+    let fell = falling.into_iter().zip(before);
+    Ok(fell.filter(|&(row, count)| state[row].num_computed < count).map(|(row, _)| row).collect())
+}
+
+/// Fails unless a request counts, or loads, at least so many tokens and can be cut.
+///
+/// A request that reports a load may be swapped out, may wait, or may have loads of its own.
+fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> {
+    let loaded = most_loaded(state, row);
+    if num_tokens >= i64::from(loaded) {
+        state.check_idle(row)?;
+    }
+    let num_computed = i64::from(state[row].num_computed.max(loaded));
+    if num_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, asked: num_tokens });
     }
     Ok(())
 }
 
-/// The blocks of a request that hold, or would hold, tokens past so many.
+/// Let a request leave the open batch and count no more than so many tokens.
+fn fall(state: &mut State, row: Row, num_tokens: u32) {
+    if !state[row].host_tables.is_empty() {
+        drop_host(state, row);
+        return;
+    }
+    abandon_loads(state, row);
+    leave_open_batch(state, row);
+    cut_tables(state, row, num_tokens);
+}
+
+/// The blocks of a request that hold, or would hold, tokens past so many, up to the first load that
+/// it reports.
 fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
     let mut blocks = Vec::new();
+    let loaded = first_reported(state, row, num_tokens);
     for (group, table) in state.config.groups.iter().zip(&state[row].tables) {
         if !group.is_cross() {
-            let past = table.iter().skip((num_tokens / group.block_size) as usize);
+            let end = loaded.map_or(u32::MAX, |loaded| loaded.div_ceil(group.block_size));
+            let first = (num_tokens / group.block_size) as usize;
+            let past = table.iter().take(end as usize).skip(first);
             blocks.extend(past.filter(|&&block| !state.is_null(block)));
         }
     }
     blocks
 }
 
-/// Fails with HeldByOthers if requests outside count tokens that these would leave unwritten.
-fn check_held(state: &State, rewound: &[Row], num_tokens: u32) -> Result<(), Error> {
+/// Fails with HeldByOthers if requests that do not fall count tokens that these leave unwritten.
+fn check_held(
+    state: &State,
+    falling: &[Row],
+    rewound: &[Row],
+    num_tokens: u32,
+) -> Result<(), Error> {
     let shared: BTreeSet<BlockId> = rewound
         .iter()
         .flat_map(|&row| unwritten(state, row, num_tokens))
@@ -77,7 +116,7 @@ fn check_held(state: &State, rewound: &[Row], num_tokens: u32) -> Result<(), Err
     let mut others: BTreeSet<&str> = BTreeSet::new();
     for (row, other) in (0..).map(Row).zip(&state.requests) {
         let Some(other) = other else { continue };
-        if other.num_computed <= num_tokens || rewound.contains(&row) {
+        if other.num_computed <= num_tokens || falling.contains(&row) {
             continue;
         }
         for block in counted(state, other, num_tokens) {

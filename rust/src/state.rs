@@ -21,6 +21,7 @@ use crate::groups::{Group, skipped_blocks};
 use crate::hashing::{BlockHash, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
 use crate::row_map::RowMap;
+use crate::unconfirmed::UnconfirmedLoad;
 use crate::unfinished::{Given, Marks, Unfinished};
 use crate::values::{PrefixCacheStats, Status};
 
@@ -221,6 +222,8 @@ pub struct State {
     pub(crate) next_operation: u32,
     /// Taken batches that are neither completed nor cancelled, oldest first.
     pub(crate) unfinished: Vec<Arc<Unfinished>>,
+    /// External ones that may still fail.
+    pub(crate) loads: Vec<UnconfirmedLoad>,
     /// Calls of `pin` so far, no part of the bytes.
     pub(crate) num_pins: u64,
 }
@@ -249,6 +252,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         operations: BTreeMap::new(),
         next_operation: 0,
         unfinished: Vec::new(),
+        loads: Vec::new(),
         num_pins: 0,
         config,
     })
@@ -257,8 +261,8 @@ pub fn make_state(config: Config) -> Result<State, Error> {
 impl State {
     /// The row of the request of this id. Fails with UnknownRequest.
     pub fn request(&self, request_id: &str) -> Result<Row, Error> {
-        let known = self.rows.get(request_id).copied();
-        known.ok_or_else(|| Error::UnknownRequest { request: repr(request_id) })
+        let unknown = || Error::UnknownRequest { request: repr(request_id) };
+        self.rows.get(request_id).copied().ok_or_else(unknown)
     }
 
     /// The row of the request of this id, which is not swapped out. Fails with UnknownRequest,
@@ -271,11 +275,10 @@ impl State {
 
     /// Fails with SwappedOut where the request in this row is in the host tier.
     pub(crate) fn check_on_device(&self, row: Row) -> Result<(), Error> {
-        let request = &self[row];
-        if request.host_tables.is_empty() {
+        if self[row].host_tables.is_empty() {
             return Ok(());
         }
-        Err(Error::SwappedOut { request: request.name() })
+        Err(Error::SwappedOut { request: self[row].name() })
     }
 
     /// The row of the request of this id, on the device and without unfinished loads.

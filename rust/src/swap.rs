@@ -17,6 +17,7 @@ use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::release::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
+use crate::unconfirmed::rest;
 use crate::unfinished::mark;
 use crate::values::{Admitted, Reason, Refused, Status};
 
@@ -121,7 +122,9 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
                 host.touch(block, &mut state.host_effects);
             }
         }
+        let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
         cut_tables(state, row, 0);
+        state.loads = loads.unwrap_or_else(|| std::mem::take(&mut state.loads));
         mark(state, row, 0, 0, None);
         let request = &mut state[row];
         if num_computed > 0 {
@@ -215,6 +218,9 @@ fn put_back(
                 state.device.touch(block, &mut state.effects);
             }
             state.effects.emit(Command::SetTable { row, group, position, block });
+        }
+        if !state.loads.is_empty() {
+            rest(state, row, table);
         }
     }
     let num_computed = state[row].num_computed;

@@ -161,7 +161,9 @@ impl Runner {
 
     fn rewind(&mut self, words: &[&str]) -> Called {
         let [count, request_ids @ ..] = words else { return Err(Failure::Words) };
-        nothing(rewind::rewind(&mut self.state, request_ids, number(count)?))
+        let fell = rewind::rewind(&mut self.state, request_ids, number(count)?)?;
+        let ids = fell.iter().map(|&row| format!(" {}", self.state[row].request_id()));
+        text(format!("fell{}", ids.collect::<String>()))
     }
 
     fn remove_skipped_blocks(&mut self, words: &[&str]) -> Called {
@@ -317,8 +319,7 @@ impl Runner {
 
     fn take_new_block_ids(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
-        let taken = drain::take_new_block_ids(&mut self.state);
-        text(write_ids(taken.into_iter().map(|block| block.0)))
+        text(write_ids(drain::take_new_block_ids(&mut self.state).into_iter().map(|each| each.0)))
     }
 
     fn new_step_starts(&mut self, words: &[&str]) -> Called {

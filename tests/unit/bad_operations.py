@@ -14,6 +14,7 @@ from kvcore.errors import (
     HitInOpenBatch,
     InOpenBatch,
     InvalidCount,
+    LoadUnconfirmed,
     LoadUnfinished,
     NotPinned,
     NotPublished,
@@ -45,6 +46,15 @@ def moving(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def believed(backend: Backend) -> KVCacheManager:
+    """Two external tokens of "a" in block 1, in a taken batch: their load may still fail."""
+    manager = make(backend)
+    add(manager, "a", range(4))
+    manager.allocate_slots("a", 1, num_external_computed_tokens=2)
+    step(manager)
+    return manager
+
+
 UNFINISHED = LoadUnfinished(request="'loads'", num_operations=2)
 
 LOADING: list[Row] = [
@@ -64,6 +74,8 @@ LOADING: list[Row] = [
     bad(moving, InOpenBatch(thing="operation 3"), "complete_operation", 3, True),
     bad(moving, InOpenBatch(thing="block 6"), "store", [6]),
     bad(moving, InOpenBatch(thing="block 6"), "store", [2, 6]),
+    bad(believed, LoadUnconfirmed(block=1), "store", [1]),
+    bad(believed, BeyondComputed(request="'a'", num_computed=3, asked=4), "rewind", ["a"], 4),
     bad(moving, NotPublished(block=3), "store", [3]),
     bad(moving, NotPublished(block=3), "store", [1, 3]),
     bad(moving, UnknownBlock(block=0, first=1, last=9), "store", [0]),

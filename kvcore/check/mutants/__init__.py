@@ -7,6 +7,7 @@ from kvcore.check.mutants import (
     contents,
     index,
     inflight,
+    loads,
     owners,
     progress,
     requests,
@@ -15,6 +16,6 @@ from kvcore.check.mutants import (
 )
 from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
-FILES = (index, owners, contents, windows, tiers, requests, progress, inflight)
+FILES = (index, owners, contents, windows, tiers, loads, requests, progress, inflight)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore import allocate, calls, commands, operations, release, rewind, state, swap
+from kvcore import allocate, calls, commands, operations, release, state, swap
 from kvcore.block_pool import PoolDraft
 from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
@@ -19,9 +19,7 @@ from kvcore.check.mutants.worlds import (
     BASIC,
     COPY_CHAINS,
     FLYING_LOADS,
-    LOAD_PAIRS,
     LOAD_PAIRS_OF_CALLS,
-    LOADS,
     STORES,
     SWAP,
     SWAP_CHAIN,
@@ -72,28 +70,6 @@ def m_reset_in_use(patcher: Patcher) -> None:
         return state.transition(before, change)
 
     patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
-
-
-@mutant(LOADS, "CACHE-KV")
-def m_failed_load_stays_findable(patcher: Patcher) -> None:
-    """Blocks that a failed load left unwritten keep their keys."""
-    patcher.setattr(rewind, "unwritten", lambda *_: iter(()))
-
-
-@mutant(LOADS, "COMPUTED-RULE")
-def m_failed_load_stays_computed(patcher: Patcher) -> None:
-    """Tokens that a failed load did not bring still count as computed."""
-
-    def cut_nothing(draft: Draft, request: RequestState, _num_tokens: int) -> None:
-        draft.store(request)
-
-    patcher.setattr(rewind, "cut_tables", cut_nothing)
-
-
-@mutant(LOAD_PAIRS, "KV-READ")
-def m_hits_on_a_failed_load_stay(patcher: Patcher) -> None:
-    """Another request keeps counting tokens that a failed load did not bring."""
-    patcher.setattr(rewind, "check_held", lambda *_: None)
 
 
 @mutant(STORES, "OPERATIONS", rows=(57,))

@@ -94,6 +94,14 @@ DRAFTS = world(3, 1, 4, num_drafts=2)
 LOADS = world(2, 2, 3, num_external=2, loads_fail=True)
 WINDOW_LOADS = world(3, 2, 3, groups=(WINDOW,), num_external=1)
 LOAD_PAIRS = world(2, 2, 2, groups=(SLOT,), num_external=1, loads_fail=True, calls_per_batch=2)
+LOAD_FORKS = world(2, 2, 2, groups=(SLOT,), num_external=1, loads_fail=True)
+LOAD_SWAPS = world(
+    *(2, 2, 2, "swap_out", "swap_in"),
+    groups=(SLOT,),
+    num_host_blocks=2,
+    num_external=1,
+    loads_fail=True,
+)
 STORES = world(3, 2, 3, "load", "store", loads_fail=True, groups=(SLOT,))
 COPIES = world(3, 2, 3, enable_events=True)
 SALTED = world(

@@ -35,6 +35,7 @@ pub(crate) const STATS: PyStaticExpr = type_hint_identifier!("kvcore.values", "P
 pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.commands", "Batch");
 pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.event_log", "Events");
 pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
+pub(crate) const NAMES: PyStaticExpr = type_hint_subscript!(TUPLE, STR, ELLIPSIS);
 const MAYBE_INT: PyStaticExpr = type_hint_union!(INT, NONE);
 pub(crate) const OWNERS: PyStaticExpr = type_hint_subscript!(TUPLE, MAYBE_INT, ELLIPSIS);
 pub(crate) const TAKEN: PyStaticExpr = type_hint_union!(NUMBERS, REFUSED);

@@ -19,11 +19,12 @@ use crate::bindings::manager::Manager;
 use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
 use crate::bindings::values::{
-    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNumbers, PyStats, PyTaken,
+    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
 use crate::caching::{cache_blocks, evict_blocks, reset_prefix_cache};
 use crate::cancel::cancel;
 use crate::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
+use crate::errors::Error;
 use crate::fork::fork;
 use crate::operations::{complete_operation, load, store};
 use crate::pins::{pin, unpin};
@@ -212,18 +213,22 @@ impl Manager {
         Self::change_count(slf, request_id, num_tokens, truncate)
     }
 
-    /// Take back what requests count past so many tokens, since it was not written.
+    /// Take back what requests count past so many tokens; returns the ids of those that fell.
     #[pyo3(signature = (request_ids, num_computed_tokens, /))]
     fn rewind<'py>(
         slf: &Bound<'py, Self>,
         request_ids: IdsArg<'_, 'py>,
         num_computed_tokens: CountArg<'_, 'py>,
-    ) -> PyResult<()> {
+    ) -> PyResult<PyNames<'py>> {
         let mut given = Given::default();
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let count = given.count(num_computed_tokens)?;
-        Self::change(slf, &given, |state| rewind(state, &names, count))
+        let fell = Self::change(slf, &given, |state| {
+            let rows = rewind(state, &names, count)?;
+            Ok::<_, Error>(rows.iter().map(|&row| state[row].request_id().to_owned()).collect())
+        })?;
+        values::names(slf.py(), fell)
     }
 
     /// Give back the blocks that no query at total_computed_tokens or later sees.

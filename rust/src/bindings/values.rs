@@ -70,6 +70,8 @@ results! {
     PyGrown: GROWN;
     /// A tuple of numbers, of blocks, operations or batches.
     PyNumbers: NUMBERS;
+    /// A tuple of ids of requests.
+    PyNames: NAMES;
     /// A tuple of numbers, each of which may be None.
     PyOwners: OWNERS;
     /// A tuple of keys a group.
@@ -245,6 +247,11 @@ where
     T: IntoPyObject<'py>,
 {
     Ok(PyNumbers(PyTuple::new(py, numbers)?.into_any()))
+}
+
+/// The ids of requests.
+pub(crate) fn names(py: Python<'_>, names: Vec<String>) -> PyResult<PyNames<'_>> {
+    Ok(PyNames(PyTuple::new(py, names)?.into_any()))
 }
 
 fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny>> {

@@ -14,6 +14,7 @@ use crate::check::world::World;
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::fork::fork;
+use crate::ids::Row;
 use crate::operations::{complete_operation, load, store};
 use crate::pins::{pin, unpin};
 use crate::release::free;
@@ -222,6 +223,8 @@ pub enum Value {
     Nothing,
     /// A row.
     Row(u32),
+    /// Rows of requests whose counts fell.
+    Fell(Vec<Row>),
     /// True or false.
     Flag(bool),
     /// The blocks that tables grew by.
@@ -234,6 +237,14 @@ pub enum Value {
     Refused(Refused),
     /// The call was wrong.
     Misuse(Error),
+}
+
+impl Value {
+    /// The requests whose counts fell.
+    #[must_use]
+    pub fn fell(&self) -> &[Row] {
+        if let Value::Fell(rows) = self { rows } else { &[] }
+    }
 }
 
 /// What a call gave, and where its commands begin among those of the open batch.
@@ -288,7 +299,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             nothing(truncate(state, name.id(), i64::from(*num_tokens)))?
         }
         Call::Rewind { names, num_tokens } => {
-            nothing(rewind(state, &ids(names), i64::from(*num_tokens)))?
+            Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
         }
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
         Call::Accept { name, num_accepted } => {

@@ -5,35 +5,77 @@
 
 use crate::check::Violation;
 use crate::check::calls::{Call, Name, Outcome, Value, perform};
-use crate::check::core_model::{CoreModel, Failing, Path};
+use crate::check::core_model::{CoreModel, Ending, Failing, Path, Stop};
+use crate::check::ghost::Judged;
 use crate::check::judge::note;
+use crate::check::moves::Move;
 use crate::check::schedule::Schedule;
 use crate::drain::{take_events, take_stats};
-use crate::errors::Error;
 use crate::ids::Row;
 use crate::state::{OpenBatch, Operation, State};
 
 impl CoreModel {
-    /// Take the batch that the calls filled, judge it, and settle what it leaves.
+    /// What an engine can do before it reports a failed load: nothing, or any one move.
+    pub(super) fn late(
+        &mut self,
+        path: &Path,
+        failing: Failing,
+    ) -> Result<Vec<Option<Move>>, Stop> {
+        let Some((row, _)) = failing else { return Ok(Vec::new()) };
+        if path.state[row].num_loading > 0 {
+            return Ok(vec![None]);
+        }
+        let mut taken = path.state.clone();
+        perform(&mut taken, &Call::TakeBatch, &self.world);
+        self.calls.clone_from(&path.calls);
+        let found = self.possible(&taken);
+        let found = self.heard(found)?.unwrap_or_default();
+        Ok(std::iter::once(None).chain(found.into_iter().map(Some)).collect())
+    }
+
+    /// Take the batch that the calls filled, judge it, and settle what it leaves; false if nobody
+    /// is left who can report what failed.
     pub(super) fn close(
         &mut self,
         start: &State,
         state: &mut State,
         schedule: &mut Schedule,
-        failing: Failing,
-    ) -> Result<(), Violation> {
+        (failing, late): Ending<'_>,
+    ) -> Result<bool, Violation> {
         self.assumed.clone()?;
         let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
         self.judge_batch(start, state, schedule, failing, loads)?;
         let merges = !state.batch.merges.is_empty();
         self.take(state);
+        self.judge.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
         match failing {
-            Some(failing) if !loads => self.rewind(state, failing)?,
-            _ => self.complete(state, schedule, failing)?,
+            Some(failing) if !loads => {
+                self.make_late(late, state, schedule)?;
+                if !self.report(state, schedule, failing)? {
+                    return Ok(false);
+                }
+                self.drain(state, schedule)?;
+            }
+            _ => {
+                self.complete(state, schedule, failing)?;
+                self.drain(state, schedule)?;
+            }
         }
-        if !state.effects.commands.is_empty() {
-            self.judge.notes.note_goal("merge", merges);
+        Ok(true)
+    }
+
+    /// Take batches until nothing is left to run and no load is unconfirmed.
+    fn drain(&mut self, state: &mut State, schedule: &mut Schedule) -> Judged {
+        while !state.effects.commands.is_empty()
+            || state.batch.records.keys().next().is_some()
+            || !state.loads.is_empty()
+        {
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
+            self.writes.clear();
+            self.writes.extend_from_slice(schedule.writes());
+            schedule.take();
+            let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
+            self.judge.judges.hear(read)?;
             self.ghost.check(state, schedule, &mut self.prefixes)?;
             self.take(state);
         }
@@ -108,25 +150,43 @@ impl CoreModel {
         Ok(())
     }
 
-    /// Take back what a failed load left, of all requests that count it.
-    fn rewind(
+    /// Make one move in the next batch.
+    fn make_late(
+        &mut self,
+        late: Option<&Move>,
+        state: &mut State,
+        schedule: &mut Schedule,
+    ) -> Judged {
+        let Some(late) = late else { return Ok(()) };
+        let mut last: Option<Outcome> = None;
+        let mut num_made = 0;
+        while let Some(call) = late.next(&self.world, state, num_made, last.as_ref()) {
+            last = Some(self.settle(state, schedule, &call)?);
+            num_made += 1;
+        }
+        Ok(())
+    }
+
+    /// Report that a load failed; false if no request is left that can. Fails with LOAD-FAILED if
+    /// the report is refused.
+    fn report(
         &mut self,
         state: &mut State,
+        schedule: &mut Schedule,
         (row, num_tokens): (Row, u32),
-    ) -> Result<(), Violation> {
-        let mut names = vec![Name::of(&state[row])];
-        loop {
-            let mut schedule = Schedule::default();
-            schedule.assume(state);
-            let call = Call::Rewind { names: names.clone(), num_tokens };
-            match self.settle(state, &mut schedule, &call)?.value {
-                Value::Misuse(Error::HeldByOthers { requests, .. }) => {
-                    names.extend(requests.iter().map(|id| Name(id.as_bytes()[0] - b'0')));
-                }
-                Value::Misuse(error) => {
-                    return Err(Violation::new("NOCRASH", error.to_string()));
-                }
-                _ => return schedule.check(state),
+    ) -> Result<bool, Violation> {
+        let asked = state.requests[row.index()].as_ref().map(|_| row);
+        let resting = state.loads.iter().flat_map(|load| &load.requests);
+        let mut resting = resting.filter(|&&(_, end)| end > num_tokens).map(|&(row, _)| row);
+        let Some(reporter) = asked.or_else(|| resting.next()) else { return Ok(false) };
+        let call = Call::Rewind { names: vec![Name::of(&state[reporter])], num_tokens };
+        match self.settle(state, schedule, &call)?.value {
+            Value::Misuse(error) => {
+                Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")))
+            }
+            value => {
+                self.judge.notes.note_goal("reached", value.fell().len() > 1);
+                self.judge.judges.hear(schedule.check(state)).map(|()| true)
             }
         }
     }

@@ -6,8 +6,10 @@
 //! every edge the invariants are checked at each call, and the contents: from blocks that hold just
 //! what a state counts on, the edge's commands and writes must give all that the next one counts
 //! on. So the ghost adds no states; what it holds at first is found once for all edges of a state.
-//! Where loads fail, an edge that loads ends in every way it can: the engine then takes back, in
-//! one call, what all requests count past the failure. Twin: kvcore/check/core_model.py.
+//! If loads fail, an edge that loads ends in every way it can: the loader reports the failure at
+//! once, or after any one move, while the load is unconfirmed. If the loader is gone, a request
+//! that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed. Twin:
+//! kvcore/check/core_model.py.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,6 +38,8 @@ use crate::state::{State, make_state};
 
 /// A request whose load fails, and the first token that it does not bring.
 pub(super) type Failing = Option<(Row, u32)>;
+/// How an edge ends: what fails, and the move that is made before the report.
+pub(super) type Ending<'a> = (Failing, Option<&'a Move>);
 
 /// Some moves that were made.
 #[derive(Debug)]
@@ -249,15 +253,16 @@ impl CoreModel {
         visit: &mut Visit<'_>,
     ) -> Result<Option<Path>, Stop> {
         let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
-        let mut failing = None;
-        for next in more {
-            let copy = self.copy_of(&path);
-            self.end_edge(start, copy, failing, visit)?;
-            failing = Some(next);
+        let kept = (keep || !more.is_empty()).then(|| self.copy_of(&path));
+        self.end_edge(start, path, (None, None), visit)?;
+        let Some(path) = kept else { return Ok(None) };
+        for failing in more.into_iter().map(Some) {
+            for late in self.late(&path, failing)? {
+                let copy = self.copy_of(&path);
+                self.end_edge(start, copy, (failing, late.as_ref()), visit)?;
+            }
         }
-        let kept = keep.then(|| self.copy_of(&path));
-        self.end_edge(start, path, failing, visit)?;
-        Ok(kept)
+        Ok(Some(path).filter(|_| keep))
     }
 
     /// One edge, to where it leads.
@@ -265,15 +270,15 @@ impl CoreModel {
         &mut self,
         start: &State,
         mut path: Path,
-        failing: Failing,
+        ending: Ending<'_>,
         visit: &mut Visit<'_>,
     ) -> Result<(), Stop> {
         self.calls.clone_from(&path.calls);
         let closed = match path.changed {
-            true => self.close(start, &mut path.state, &mut path.schedule, failing),
-            false => Ok(()),
+            true => self.close(start, &mut path.state, &mut path.schedule, ending),
+            false => Ok(true),
         };
-        if self.heard(closed)?.is_some() {
+        if self.heard(closed)? == Some(true) {
             self.judge.notes.note_moves(&path.names);
             let edge = self.num_edges;
             self.num_edges += 1;

@@ -53,6 +53,7 @@ pub(super) struct Counts {
     pub(super) tables: bool,
     pub(super) owners: bool,
     pub(super) zeroed: bool,
+    pub(super) load_failed: bool,
 }
 
 impl Counts {
@@ -63,6 +64,7 @@ impl Counts {
             tables: judges.count("TABLE-MIRROR"),
             owners: judges.count("OWNER-MIRROR"),
             zeroed: judges.count("ZEROED"),
+            load_failed: judges.count("LOAD-FAILED"),
         }
     }
 
@@ -307,9 +309,11 @@ impl Ghost {
         if held != Content::Unknown && (held == content || held == also) {
             return Ok(());
         }
-        if !self.counts.content(name) {
+        let spoilt = held == Content::Spoilt && self.counts.load_failed;
+        if !spoilt && !self.counts.content(name) {
             return Ok(());
         }
+        let name = if spoilt { "LOAD-FAILED" } else { name };
         let (block, slot) = (slot / self.size, slot % self.size);
         let (tier, block) = match block.checked_sub(self.num_blocks) {
             Some(block) => ("host", block),

@@ -206,6 +206,7 @@ impl Schedule {
             Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
             Call::Rewind { names, num_tokens } => {
                 names.iter().for_each(|&name| self.cut(state, name, *num_tokens));
+                value.fell().iter().for_each(|&row| self.cut_row(state, row, *num_tokens));
             }
             Call::SwapOut { names } => {
                 names.iter().for_each(|&name| self.cut(state, name, u32::MAX));
@@ -361,12 +362,11 @@ impl Schedule {
         let count = self.computed(row).min(state[row].num_tokens());
         let count = self.at(row).before.take().unwrap_or(count);
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
-        let count = resumed(resumed(count).min(num_tokens));
+        let most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
+        let count = resumed(resumed(count).min(most));
         let known = self.at(row);
         (known.computed, known.loading, known.failed) = (Some(count), None, None);
-        if count == 0 {
-            known.encoder = None;
-        }
+        known.encoder = known.encoder.take().filter(|_| count > 0);
     }
 }
 

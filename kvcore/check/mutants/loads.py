@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded bugs of external loads that fail: what rests on them, and whom a report reaches.
+
+Rules: as in seeding.py. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace as evolve
+
+from kvcore import allocate, batch, caching, fork, rewind
+from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.check.mutants.worlds import LOAD_FORKS, LOAD_PAIRS, LOAD_SWAPS, LOADS
+from kvcore.state import Draft, RequestState
+from kvcore.unconfirmed import note_keyed, spoil
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+@mutant(LOADS, "CACHE-KV", "LOAD-FAILED")
+def m_failed_load_stays_findable(patcher: Patcher) -> None:
+    """Blocks that a failed load left unwritten keep their keys."""
+
+    def keep_keys(draft: Draft, *_: Any) -> None:
+        draft.loads = ()
+
+    patcher.setattr(rewind, "spoil", keep_keys)
+
+
+@mutant(LOADS, "COMPUTED-RULE")
+def m_failed_load_stays_computed(patcher: Patcher) -> None:
+    """Tokens that a failed load did not bring still count as computed."""
+
+    def cut_nothing(draft: Draft, request: RequestState, _num_tokens: int) -> None:
+        draft.store(request)
+
+    patcher.setattr(rewind, "cut_tables", cut_nothing)
+
+
+@mutant(LOAD_PAIRS, "KV-READ", "LOAD-FAILED")
+def m_hits_on_a_failed_load_stay(patcher: Patcher) -> None:
+    """Another request keeps counting tokens that a failed load did not bring."""
+    patcher.setattr(rewind, "spoilt_requests", lambda *_: [])
+    patcher.setattr(rewind, "check_held", nothing)
+
+
+@mutant(LOAD_PAIRS, "LOAD-FAILED")
+def m_hits_do_not_rest_on_a_load(patcher: Patcher) -> None:
+    """The request that hits loaded tokens is not remembered."""
+    patcher.setattr(allocate, "rest", nothing)
+
+
+@mutant(LOAD_PAIRS, "CACHE-KV", "LOAD-FAILED")
+def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
+    """Keys are withdrawn of the blocks in tables alone: those of a request that left stay."""
+
+    def spoil_held(draft: Draft, names: Sequence[str], count: int) -> None:
+        held = {
+            block
+            for request_id in draft.rows
+            if request_id is not None
+            for table in draft.requests[request_id].tables
+            for block in table
+        }
+        draft.loads = tuple(
+            evolve(load, blocks=tuple(pair for pair in load.blocks if pair[0] in held))
+            for load in draft.loads
+        )
+        spoil(draft, names, count)
+
+    patcher.setattr(rewind, "spoil", spoil_held)
+
+
+@mutant(LOAD_PAIRS, "CACHE-KV", "LOAD-FAILED")
+def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
+    """What another request computes from loaded tokens is not remembered."""
+
+    def note_own(draft: Draft, name: str, keyed: Sequence[tuple[int, int]]) -> None:
+        if any(load.loader == name for load in draft.loads):
+            note_keyed(draft, name, keyed)
+
+    patcher.setattr(caching, "note_keyed", note_own)
+
+
+@mutant(LOAD_FORKS, "KV-READ", "LOAD-FAILED")
+def m_child_does_not_rest_on_a_load(patcher: Patcher) -> None:
+    """A forked child is not reached by the report of what it shares."""
+    patcher.setattr(fork, "inherit_rest", nothing)
+    patcher.setattr(rewind, "check_held", nothing)
+
+
+@mutant(LOAD_SWAPS, "KV-READ", "LOAD-FAILED")
+def m_report_passes_by_the_host(patcher: Patcher) -> None:
+    """A swapped request keeps counting tokens that a failed load did not bring."""
+    patcher.setattr(rewind, "drop_host", nothing)
+
+
+@mutant(LOAD_PAIRS, "LOAD-FAILED")
+def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
+    """A load is confirmed when its own batch is taken."""
+    patcher.setattr(batch, "confirm", lambda *_: ())
