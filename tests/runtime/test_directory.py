@@ -150,10 +150,6 @@ def test_a_directory_that_cannot_be_had_is_said(tmp_path: Path) -> None:
     tier.path.rmdir()
     with pytest.raises(TierFailed, match="No such file or directory"):
         tier.store(KEY, page())
-    tier.file(KEY).parent.mkdir()
-    tier.file(KEY).mkdir()
-    with pytest.raises(TierFailed, match="Is a directory"):
-        tier.load(KEY, 40)
 
 
 def test_a_description_tells_models_types_and_shapes_apart() -> None:
