@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcore import Group, Hit, Refused
+from kvcore import Hit, Refused
 from kvcore.groups import skipped_blocks
 from kvcore_runtime.cache_errors import TierError
 from kvcore_runtime.directory import DirectoryTier
@@ -149,16 +149,16 @@ class DirectoryExchange(Exchange):
             missing = self._first_missing(keys, start, end)
             if missing is None:
                 return end - start
-            group, position = missing
-            # Without a window nothing behind a missing block is of use, else maybe the next window.
-            limit = end - 1 if group.is_windowed else position * group.block_size
-            end = limit // alignment * alignment
+            # Every end behind the first missing block needs that block, with a window too.
+            end = missing // alignment * alignment
         return 0
 
     def _first_missing(
         self, keys: tuple[tuple[bytes, ...], ...], start: int, end: int
-    ) -> tuple[Group, int] | None:
-        """A block of tokens [start, end) that a query at end needs and the directory has not.
+    ) -> int | None:
+        """Where the first block begins that a query at end needs and the directory has not.
+
+        Only blocks of tokens [start, end) are looked for, of one group after another.
 
         What is still on its way there has not come, whether the lane has written it or not: so a
         run does not depend on time.
@@ -168,5 +168,5 @@ class DirectoryExchange(Exchange):
             first = max(start // group.block_size, skipped_blocks(group, end))
             for position in range(first, end // group.block_size):
                 if own[position] in writing or own[position] not in self._tier:
-                    return group, position
+                    return position * group.block_size
         return None

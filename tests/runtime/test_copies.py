@@ -87,6 +87,22 @@ def test_copies_move_whole_pages_and_nothing_else(
         cache.blocks.data[blocks[0]] = placed.random()
 
 
+@pytest.mark.parametrize("block_size", [5243, 2 * 5243])
+def test_a_page_that_parts_do_not_divide_is_copied_whole(block_size: int) -> None:
+    """Just over 1 and 2 MiB: 2 parts do not divide 131,075 words, nor 4 parts 262,150 words."""
+    layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=25, block_size=block_size)
+    assert layout.page_size_bytes > 2 * copies.PART_BYTES
+    assert layout.page_size_bytes % copies.PART_BYTES
+    cache = Cache(layout, 3, 2)
+    cache.blocks.data.copy_(torch.arange(cache.blocks.data.numel()).view(cache.blocks.data.shape))
+    device, host = pages(cache.blocks), pages(cache.host_blocks)
+    copy_blocks(cache, [0], [2])
+    swap_out(cache, [1], [0])
+    swap_in(cache, [0], [0])
+    assert_pages(cache.blocks, {0: device[1], 1: device[1], 2: device[0]})
+    assert_pages(cache.host_blocks, host | {0: device[1]})
+
+
 def test_a_run_of_neighbours_is_one_copy() -> None:
     assert merge_runs([4, 5, 6, 9, 1], [0, 1, 2, 3, 7]) == [(1, 7, 1), (4, 0, 3), (9, 3, 1)]
     assert merge_runs([6, 4, 5], [2, 0, 1]) == [(4, 0, 3)]
