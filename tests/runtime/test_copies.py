@@ -138,6 +138,7 @@ def test_fill_takes_any_value(order: Any) -> None:
         ([1, 2], [3, -1], BlockOutOfRange, "block -1"),
         ([1, 2], [3, 3], CopyHazard, "block 3 of the device tier is written twice"),
         ([1, 2], [2, 4], CopyHazard, "block 2 of the device tier is both read and written"),
+        ([3, 2], [2, 3], CopyHazard, "block 2 of the device tier is both read and written"),
     ],
 )
 def test_copies_that_cannot_run_together_change_nothing(
@@ -159,7 +160,25 @@ def test_the_same_id_in_two_tiers_is_no_hazard_but_a_missing_host_tier_is_named(
         zero_blocks(cache, [0, 12])
 
 
+def test_no_copies_are_none_even_with_a_tier_of_no_blocks() -> None:
+    cache = Cache(make_cache().layout, 4)
+    swap_in(cache, [], [])
+    swap_out(cache, [], [])
+    assert not cache.blocks.data.any()
+
+
 def test_pages_of_two_layouts_do_not_mix() -> None:
+    sizes: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 1, "order": "layer_major"}
+    layouts = [
+        CacheLayout(num_layers=2, block_size=2, **sizes),
+        CacheLayout(num_layers=4, block_size=2, **sizes),  # more pieces of the same size
+        CacheLayout(num_layers=2, block_size=1, dtype=torch.float16, **sizes),  # words of 2 bytes
+    ]
+    tiers = [Cache(each, 3).blocks for each in layouts]
+    for unlike in tiers[1:]:
+        assert tiers[0].pieces.shape[2] == unlike.pieces.shape[2]
+        with pytest.raises(LayoutMismatch):
+            copies.copy_pages(tiers[0], unlike, [0], [1])
     one, other = make_cache(dim=4), make_cache("layer_major", dim=4)
     with pytest.raises(LayoutMismatch, match=r"384 bytes in 1 pieces .* 384 bytes in 4 pieces"):
         copies.copy_pages(one.blocks, other.blocks, [0], [1])

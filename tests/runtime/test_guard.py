@@ -184,6 +184,29 @@ def test_a_slot_that_the_forward_pass_left_out_is_found_by_its_nan(order: Any) -
     assert not keys[4, 0].isnan().any()
 
 
+def test_an_error_names_the_step_in_which_it_happened() -> None:
+    runtime = make_runtime()
+    apply(runtime, Allocate(1), SetTable(0, 0, 0, 1))
+    with pytest.raises(StaleRead, match="step 0, request r: reads block 1: position 0"):
+        runtime.check_content([0], [0], [1], ["r"])
+    apply(runtime)
+    with pytest.raises(StaleRead, match="step 1, request r: reads block 1: position 0"):
+        runtime.check_content([0], [0], [1], ["r"])
+    with pytest.raises(StaleRead, match="step 2, request None: reads block 3"):
+        apply(runtime, SwapOut(3, 0))
+    with pytest.raises(UnownedWrite, match="step 2: Zero writes block 3"):
+        apply(runtime, Zero(3))
+
+
+def test_an_entry_of_a_table_is_an_owner() -> None:
+    """After a cancel tables are told anew, and `Allocate` is not."""
+    runtime = make_runtime()
+    apply(runtime, SetTable(0, 0, 0, 3))
+    runtime.check_reads([0], [0], [2], ["r"])
+    apply(runtime, Zero(3))
+    runtime.check_content([0], [0], [2], ["r"])
+
+
 @pytest.mark.parametrize(
     ("commands", "error", "text"),
     [

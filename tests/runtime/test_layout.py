@@ -110,6 +110,22 @@ def test_cache_of_no_blocks_and_layer_past_the_end_are_named() -> None:
         Cache(layout, 1, -2)
     with pytest.raises(LayerOutOfRange, match="layer 3 is not one of the 3 layers 0 to 2"):
         Cache(layout, 1).layer(3)
+    with pytest.raises(LayerOutOfRange, match="layer -1"):
+        Cache(layout, 1).layer(-1)
+    with pytest.raises(GroupOutOfRange, match="group -1 is not one of the 1 groups 0 to 0"):
+        Cache(layout, 1).layer(0, -1)
+    for wrong in (True, 2.0):
+        with pytest.raises(InvalidSize, match=f"num_blocks={wrong}"):
+            Cache(layout, wrong)  # type: ignore[arg-type]  # this is the point
+
+
+@pytest.mark.parametrize("order", ["block_major", "layer_major"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tier_knows_the_bytes_of_its_pieces(order: Any, dtype: torch.dtype) -> None:
+    layout = CacheLayout(**SIZES, dtype=dtype, order=order)
+    cache = Cache(layout, 3)
+    assert cache.blocks.piece_size_bytes == layout.piece_size_bytes
+    assert cache.blocks.piece_size_bytes * layout.num_pieces == layout.page_size_bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

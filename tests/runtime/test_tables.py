@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -182,11 +184,40 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         tables.slot_mapping([0] * 7, [0] * 7, [6] * 7)
     with pytest.raises(LengthMismatch, match="rows has 2 items and counts has 1"):
         tables.slot_mapping([0, 0], [0, 0], [1])
-    with pytest.raises(TableOutOfRange, match="position -1"):
-        tables.slot_mapping([0], [-1], [1])
+    with pytest.raises(SlotsOverflow, match="41 slots are asked for, the slot mapping holds 40"):
+        tables.slot_mapping([0], [0], [1], pad_to=41)
+    with pytest.raises(LengthMismatch, match="rows has 1 items and starts has 1"):
+        tables.slot_mapping(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1))
+    for asked, group, text in (
+        (([0], [-1], [1]), 0, "position -1"),
+        (([0], [0], [-1]), 0, "count -1"),
+        (([0], [0], [19]), 0, "count 19 .* 0 to 18"),
+        (([MAX_ROWS + 1], [0], [0]), 0, "row 5 .* 0 to 4"),
+        (([0], [0], [1]), 1, "group 1 .* 0 to 0"),
+    ):
+        with pytest.raises(TableOutOfRange, match=text):
+            tables.slot_mapping(*asked, group=group)
     assert torch.equal(tables.slots, torch.full_like(tables.slots, 77))
 
 
+def test_slots_may_be_filled_to_the_last_and_a_row_may_ask_for_none() -> None:
+    tables = make_tables(1)
+    apply(tables, *(SetTable(0, 0, position, 5 + position) for position in range(6)))
+    full = tables.slot_mapping([0, 0, 0], [0, 0, 0], [18, 18, 4])
+    assert full.shape == (40,)
+    assert tables.slot_mapping([0], [0], [1], pad_to=40).tolist() == [15] + [0] * 39
+    assert tables.slot_mapping([1, 0], [4, 0], [0, 1]).tolist() == [15]
+
+
 def test_tables_of_no_rows_are_refused() -> None:
-    with pytest.raises(InvalidSize, match="max_rows=0"):
-        BlockTables(0, 1, 1, 1)
+    wrong: list[tuple[Any, str]] = [
+        ((0, 1, 1, 1), "max_rows=0"),
+        ((True, 1, 1, 1), "max_rows=True"),
+        ((1, 1.5, 1, 1), "max_blocks=1.5"),
+        ((1, 1, 1, (0,)), "block_size=0"),
+    ]
+    for sizes, text in wrong:
+        with pytest.raises(InvalidSize, match=text):
+            BlockTables(*sizes)
+    with pytest.raises(LengthMismatch, match="groups has 1 items and block_size has 2"):
+        BlockTables(1, 1, 1, (4, 4))

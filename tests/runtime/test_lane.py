@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lane without a model: batches in order, none behind an error, and what a clear leaves."""
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from kvcore_runtime.apply import Runtime
+from kvcore_runtime.forward import Forward, StepInputs
+from kvcore_runtime.lane import Lane, NotExecuted
+from kvcore_runtime.transfers import Finished
+from torch import Tensor
+
+from kvcore import Batch
+from kvcore.commands import close
+
+
+class Broken(RuntimeError):
+    """What a batch raises that is told to."""
+
+
+class Machine:
+    """Stands for the runtime and the forward pass: notes what is called, and ends one store a
+    batch. broken: batches that fail after their store has ended. gates: batches that wait, once
+    they have said that they began."""
+
+    def __init__(self) -> None:
+        self.cache = SimpleNamespace(device=torch.device("cpu"))
+        self.calls: list[tuple[str, int]] = []
+        self.broken: set[int] = set()
+        self.gates: dict[int, threading.Event] = {}
+        self.began = threading.Event()
+        self._finished: list[Finished] = []
+
+    def apply(self, batch: Batch) -> None:
+        if batch.number in self.gates:
+            self.began.set()
+            assert self.gates[batch.number].wait(30)
+        self.calls.append(("apply", batch.number))
+        self._finished.append(Finished(batch.number))
+        if batch.number in self.broken:
+            raise Broken
+
+    def compute(self, inputs: Any) -> Tensor:
+        self.calls.append(("compute", inputs))
+        return torch.tensor([float(inputs)])
+
+    def skip(self, next_number: int) -> None:
+        self.calls.append(("skip", next_number))
+
+    def take_finished(self) -> list[Finished]:
+        finished, self._finished = self._finished, []
+        return finished
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def lane(machine: Machine) -> Iterator[Lane]:
+    lane = Lane(cast(Runtime, machine), cast(Forward, machine))
+    yield lane
+    for gate in machine.gates.values():
+        gate.set()
+    lane._thread.shutdown()
+
+
+def submit(lane: Lane, number: int, *, computes: bool = True) -> None:
+    inputs = cast(StepInputs, number) if computes else None
+    lane.submit(close(number, []), inputs)
+
+
+def operations(finished: list[Finished]) -> list[int]:
+    return [each.operation for each in finished]
+
+
+def test_batches_run_in_order_each_with_its_pass(lane: Lane, machine: Machine) -> None:
+    for number in range(3):
+        submit(lane, number, computes=number != 1)
+    assert lane.drain()
+    assert machine.calls == [
+        ("apply", 0),
+        ("compute", 0),
+        ("apply", 1),
+        ("apply", 2),
+        ("compute", 2),
+    ]
+    for number in range(3):
+        done = lane.wait()
+        assert operations(done.finished) == [number]
+        assert (None if done.logits is None else done.logits.tolist()) == (
+            None if number == 1 else [number]
+        )
+
+
+def test_nothing_runs_behind_an_error_until_it_is_cleared(lane: Lane, machine: Machine) -> None:
+    machine.broken.add(1)
+    for number in range(3):
+        submit(lane, number)
+    assert not lane.drain()
+    assert operations(lane.wait().finished) == [0]
+    with pytest.raises(Broken):
+        lane.wait()
+    submit(lane, 3)
+    assert not lane.drain()
+    assert [call for call, _ in machine.calls] == ["apply", "compute", "apply"]
+    assert operations(lane.clear(5)) == [1], "what ended of the batch that failed"
+    assert machine.calls[-1] == ("skip", 5)
+    submit(lane, 5)
+    assert lane.drain()
+    assert operations(lane.wait().finished) == [5]
+
+
+def test_who_waits_for_a_batch_behind_an_error_is_told_which_it_is(
+    lane: Lane, machine: Machine
+) -> None:
+    machine.broken.add(0)
+    submit(lane, 0)
+    submit(lane, 1)
+    lane.drain()
+    lane._submitted.popleft()
+    with pytest.raises(NotExecuted, match="batch 1 was not run: one before it failed") as caught:
+        lane.wait()
+    assert caught.value.number == 1
+
+
+def test_a_clear_hands_out_what_ended_and_lets_nothing_else_begin(
+    lane: Lane, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 0 has run, batch 1 runs while the lane is cleared, batch 2 has not begun."""
+    machine.gates[1] = threading.Event()
+    for number in range(3):
+        submit(lane, number)
+    assert machine.began.wait(30)
+    drain = lane.drain
+
+    def open_then_drain() -> bool:
+        machine.gates[1].set()
+        return drain()
+
+    monkeypatch.setattr(lane, "drain", open_then_drain)
+    assert operations(lane.clear(4)) == [0, 1]
+    assert ("apply", 2) not in machine.calls
+    assert machine.calls[-1] == ("skip", 4)
+    monkeypatch.undo()
+    assert lane.drain(), "nothing is on its way any more"
+    submit(lane, 4)
+    done = lane.wait()
+    assert operations(done.finished) == [4]
+    assert done.logits is not None
+    assert done.logits.tolist() == [4.0]
