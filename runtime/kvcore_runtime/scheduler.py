@@ -146,10 +146,9 @@ class Scheduler:
         for sequence in others:
             name = sequence.sequence_id
             status = self._manager.status(name)
-            if sequence.pending and status is not Status.SWAPPED:
-                computed = self._manager.num_computed_tokens(name)
-                if status is Status.WAITING or computed < self._manager.num_tokens(name):
-                    self._give_pending(sequence)
+            behind = self._manager.num_computed_tokens(name) < self._manager.num_tokens(name)
+            if sequence.pending and behind and status is not Status.SWAPPED:
+                self._give_pending(sequence)
             insort(self._queue(status), sequence, key=_age)
 
     def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Chunk]:
@@ -236,9 +235,8 @@ class Scheduler:
 
     def _continue_prompts(self, chunks: list[Chunk]) -> None:
         """The next chunk of every prompt that is not wholly computed yet, oldest first."""
-        scheduled = {chunk.sequence for chunk in chunks}
         for sequence in list(self.running):
-            if sequence.pending or sequence in scheduled or sequence not in self.running:
+            if sequence.pending or sequence not in self.running:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
             length = min(sequence.num_tokens - start, self._budget_left(chunks))

@@ -73,7 +73,7 @@ def merge(group: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> Tabl
     at = torch.searchsorted(rows, changes[ROW, kept])
     after = base.scatter_reduce(0, at, places + 1, "amax")
     fresh = torch.zeros_like(rows).scatter_add_(0, at, (places >= intact[at]).to(torch.int64))
-    torn = (fresh != (after - intact).clamp(min=0)).nonzero().view(-1)
+    torn = (fresh != after - intact).nonzero().view(-1)
     if torn.numel():
         row, length = int(rows[torn[0]]), int(after[torn[0]])
         raise TableGap(row=row, group=group, length=length)

@@ -242,7 +242,8 @@ def test_cmd_once_a_batch_is_not_applied_twice() -> None:
 def test_a_batch_with_one_bad_id_changes_nothing(
     command: Command, error: type[Exception], text: str
 ) -> None:
-    assert_refused(close(0, [Zero(0), SetTable(0, 0, 0, 1), command]), error, text)
+    commands = [Zero(0), Allocate(3), SetTable(0, 0, 0, 1), command]
+    assert_refused(close(0, commands), error, text)
 
 
 def with_column(batch: Batch, column: int, values: list[int]) -> Batch:

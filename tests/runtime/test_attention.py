@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kvcore_runtime.attention import PagedAttention
+from kvcore_runtime.attention import PagedAttention, _parts
 from kvcore_runtime.contiguous import ContiguousAttention, ContiguousCache
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model import Llama, tiny_model
@@ -261,7 +261,17 @@ def test_steps_that_do_not_fit_together_are_refused() -> None:
         step(one_row, 3, [3], [9])
     with pytest.raises(ShapeMismatch, match=r"block_tables has shape \(1, 2\), expected \(2, 1\)"):
         step(one_row, 2, [1, 1], [1, 1])
+    with pytest.raises(ShapeMismatch, match=r"queries of 0 has shape \(0,\)"):
+        step(one_row, 0, [0], [8])
     with pytest.raises(ShapeMismatch, match="seq_lens"):
         step(one_row, 1, [1], [1, 2])
     with pytest.raises(TooLong, match="sequence 0 needs 3 positions, there are 2"):
         step(one_row, 3, [3], [2])
+
+
+def test_sequences_are_gathered_in_parts_of_bounded_size() -> None:
+    spans = [range(2), range(1, 2), range(3), range(5), range(2, 3)]
+    parts = _parts(spans, 3)
+    assert parts == [spans[:2], [spans[2]], [spans[3]], [spans[4]]]
+    assert _parts(spans, 99) == [spans]
+    assert _parts([], 3) == []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory of blocks among other users, and what may stand under a block's name."""
 
+import hashlib
 import os
 import signal
 import socket
@@ -29,9 +30,13 @@ PAGE = torch.arange(40, dtype=torch.uint8)
 HEADER_SIZE = 8 + 4 + 8 + 36
 
 
+def make_tier(path: Path) -> DirectoryTier:
+    return DirectoryTier(path / "blocks", "a model")
+
+
 @pytest.fixture
 def tier(tmp_path: Path) -> DirectoryTier:
-    return DirectoryTier(tmp_path / "blocks", "a model")
+    return make_tier(tmp_path)
 
 
 @pytest.fixture
@@ -76,9 +81,16 @@ def test_modes_are_private_whatever_the_umask(
     tmp_path: Path, umask: Callable[[int], int], mask: int
 ) -> None:
     umask(mask)
-    tier = DirectoryTier(tmp_path / "blocks", "a model")
+    tier = make_tier(tmp_path)
     tier.store(KEY, PAGE)
     assert mode(tier.path) == 0o700
+    assert_whole(tier)
+
+
+def test_a_directory_is_made_with_those_above_it(tmp_path: Path) -> None:
+    tier = DirectoryTier(tmp_path / "a" / "b", "a model")
+    tier.store(KEY, PAGE)
+    assert mode(tmp_path / "a" / "b") == 0o700
     assert_whole(tier)
 
 
@@ -195,6 +207,12 @@ def spoil_digest(tier: DirectoryTier) -> None:
     place.write_bytes(content)
 
 
+def of_another_format(tier: DirectoryTier) -> None:
+    """Whole, with a digest that fits."""
+    content = b"kvblock2" + tier.file(KEY).read_bytes()[8:-32]
+    tier.file(KEY).write_bytes(content + hashlib.sha256(content).digest())
+
+
 def name_another(tier: DirectoryTier) -> None:
     tier.store(OTHER, PAGE)
     tier.file(OTHER).replace(tier.file(KEY))
@@ -220,6 +238,7 @@ SPOILT: dict[Callable[[DirectoryTier], None], tuple[type[TierError], str]] = {
     empty: (BlockDamaged, "it has 0 bytes, fewer than a header"),
     flip: (BlockDamaged, "its checksum does not fit its content"),
     spoil_digest: (BlockDamaged, "its checksum does not fit its content"),
+    of_another_format: (BlockDamaged, "it begins with b'kvblock2', expected b'kvblock1'"),
     name_another: (BlockDamaged, f"it holds block {OTHER.hex()}"),
     of_another_model: (BlockForeign, "40 bytes of 'b model', expected 40 bytes of 'a model'"),
     of_a_longer_description: (BlockForeign, "holds 40 bytes of '(a model ){128}', expected 40"),

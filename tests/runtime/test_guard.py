@@ -198,6 +198,31 @@ def test_an_error_names_the_step_in_which_it_happened() -> None:
         apply(runtime, Zero(3))
 
 
+def test_what_was_evicted_may_not_be_copied() -> None:
+    runtime = make_runtime()
+    apply(runtime, Allocate(1))
+    write(runtime, 1)
+    apply(runtime, Free(1, True), Evict(1, KEY))
+    with pytest.raises(StaleRead, match="block 1: it has neither owner nor key"):
+        apply(runtime, SwapOut(1, 0))
+
+
+def test_content_is_checked_from_the_first_position_that_is_seen() -> None:
+    """A window of four that begins inside a block of two: the slot before it may hold anything."""
+    layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=2, block_size=2)
+    kept = (Visibility(kind="sliding_window", window=4),)
+    runtime = Runtime(Cache(layout, 5, guard=True), BlockTables(2, 4, 16, 2), kept=kept)
+    for position, block in enumerate((4, 2, 3)):
+        apply(runtime, Allocate(block), SetTable(0, 0, position, block))
+        write(runtime, block)
+    data = runtime.cache.blocks.data
+    data[4, :, :, 0] = float("nan")
+    runtime.check_content([0], [4], [5], ["r"])
+    data[2, :, :, 1] = float("nan")
+    with pytest.raises(StaleRead, match="reads block 2: position 3 of row 0 holds NaN"):
+        runtime.check_content([0], [4], [5], ["r"])
+
+
 def test_an_entry_of_a_table_is_an_owner() -> None:
     """After a cancel tables are told anew, and `Allocate` is not."""
     runtime = make_runtime()

@@ -18,6 +18,7 @@ from kvcore_runtime.cache_errors import (
     TableGap,
     TableOutOfRange,
 )
+from kvcore_runtime.table_merge import entries_of
 from kvcore_runtime.tables import PADDING_BLOCK, BlockTables
 
 from kvcore.commands import Command, CutTable, Free, SetTable, close
@@ -92,6 +93,30 @@ def test_tables_equal_the_commands_taken_one_by_one(made: list[list[Command]]) -
             take(model, command)
         assert_equals(tables, model)
     assert (tables.blocks.data_ptr(), tables.slots.data_ptr()) == (address, slots)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_entries_are_what_is_written_where_in_any_order(made: list[list[Command]]) -> None:
+    """As one kernel writes them on a GPU: no place twice; -7 stands for a place that is cleared."""
+    tables = make_tables()
+    for commands in made:
+        planned = tables.plan(batch_columns(close(0, commands)))
+        places, values = entries_of(planned, tables.blocks[0].numel(), -7)
+        assert len(places.unique()) == len(places)
+        written = tables.blocks.clone().view(-1)
+        written[places] = torch.where(values == -7, PADDING_BLOCK, values).to(torch.int32)
+        tables.commit(planned)
+        assert torch.equal(written, tables.blocks.view(-1))
+
+
+def test_a_place_that_is_cleared_says_so_in_the_entries() -> None:
+    tables = make_tables()
+    apply(tables, *(SetTable(1, 1, position, 5 + position) for position in range(3)))
+    columns = batch_columns(close(0, [CutTable(1, 1, 1), SetTable(1, 1, 1, 9)]))
+    places, values = entries_of(tables.plan(columns), tables.blocks[0].numel(), -7)
+    first = tables.blocks[0].numel() + MAX_BLOCKS
+    assert dict(zip(places.tolist(), values.tolist(), strict=True)) == {first + 1: 9, first + 2: -7}
 
 
 def test_last_write_of_a_position_wins() -> None:

@@ -130,6 +130,30 @@ def test_one_that_fails_stops_nobody_else_and_changes_no_block(guard: bool) -> N
     assert shelf.pages.keys() == {KEYS[0], KEYS[3]}
 
 
+def test_an_error_that_is_not_the_tier_s_is_the_caller_s() -> None:
+    class Wrong(Shelf):
+        def load(self, _key: bytes, _num_bytes: int) -> Tensor:
+            raise ZeroDivisionError
+
+    runtime = make_runtime(Wrong())
+    apply(runtime, Allocate(1))
+    with pytest.raises(ZeroDivisionError):
+        apply(runtime, Load(0, KEYS[0], 1))
+
+
+def test_a_page_may_begin_at_any_byte() -> None:
+    """As one behind the header of a file does; the block's words are of eight bytes."""
+    shelf = Shelf()
+    runtime = make_runtime(shelf)
+    apply(runtime, Allocate(1), Allocate(2))
+    runtime.cache.blocks.data[1] = torch.arange(16.0).view(2, 2, 2, 1, 2)
+    apply(runtime, Store(0, 1, KEYS[0]))
+    page = shelf.pages[KEYS[0]]
+    shelf.pages[KEYS[0]] = torch.cat([torch.zeros(3, dtype=torch.uint8), page])[3:]
+    assert apply(runtime, Load(1, KEYS[0], 2)) == [(1, True)]
+    assert content(runtime, 2) == list(range(16))
+
+
 def test_a_batch_is_checked_before_anything_changes() -> None:
     runtime = make_runtime(Shelf())
     for commands, error, message in (
