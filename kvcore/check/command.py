@@ -3,7 +3,8 @@
 
 Rules: the answer goes to standard output; how far it is, and what was wrong with the question, to
 standard error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1:
-a violation; 2: the call was wrong; 130: interrupted, nothing found; 141: nobody reads the answer.
+a violation; 2: the call was wrong; 3: a named world did not show what it is for; 130: interrupted,
+nothing found; 141: nobody reads the answer.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from kvcore.check.asked import plain_property
 from kvcore.check.model import Violation
 from kvcore.check.options import (
     BadOptions,
+    backend_of,
     check_hunt,
     check_options,
     given_of_world,
     make_parser,
     option,
+    profile_of,
     symmetry_of,
     world_of,
 )
 from kvcore.check.pipes import quiet
 from kvcore.check.profiles import PROFILES
 from kvcore.check.properties import PROPERTIES, select
-from kvcore.check.report import INTERRUPTED, Report
+from kvcore.check.report import COMPLETE, INTERRUPTED, Report
 from kvcore.check.search import check
 from kvcore.check.story import render
 from kvcore.check.story_files import pytest_text, trace_text
 from kvcore.check.tell import to_text
-from kvcore.check.unseen import never
+from kvcore.check.unseen import missed, never
 from kvcore.check.world import World
 from kvcore.errors import KvcoreError
 
-FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
+FINE, VIOLATED, USAGE_ERROR, SHOWS_TOO_LITTLE, STOPPED = 0, 1, 2, 3, 130
 LIVE_SECONDS, SPARSE_SECONDS = 0.2, 10.0
 EXPLODES, MANY_STATES, TOO_MANY, LEVELS_AHEAD = 1.5, 1_000, 2_000_000, 5
 
@@ -69,15 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _explore_facade(options)
         if options.mutants:
             return _hunt(options)
-        world = world_of(options)
-        check_options(options)
+        profile = profile_of(options)
+        world = world_of(options) if profile is None else profile.world
+        backend = backend_of(options, profile)
+        check_options(options, backend)
         symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)
         progress = Progress(sys.stderr)
         report = check(
             world,
-            backend=options.backend,
+            backend=backend,
             max_depth=options.depth,
             max_states=options.limit,
             max_seconds=options.time,
@@ -92,11 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     progress.end()
     report.never = never(world, report.notes)
+    if profile is not None and report.verdict == COMPLETE:
+        report.missed = missed(profile, report.notes)
     if report.violation is not None:
         _write_files(options, report.violation, world)
     print(json.dumps(report.to_json(), indent=2) if options.json else to_text(report))
     if report.violation is None:
-        return STOPPED if report.verdict == INTERRUPTED else FINE
+        fine = SHOWS_TOO_LITTLE if report.missed else FINE
+        return STOPPED if report.verdict == INTERRUPTED else fine
     if not options.json:
         print(f"\n{render(report.violation, world)}")
     return VIOLATED

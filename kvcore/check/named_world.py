@@ -7,7 +7,8 @@ The named worlds are in profiles.py and feature_profiles.py. Twin: none.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -25,13 +26,22 @@ SWAPS = ("swap_out", "swap_in")
 
 @attrs.frozen
 class Profile:
-    """A named world: what it has, and how many states and edges; slow: for `make explore` alone."""
+    """A named world: what it has, how many states and edges, and what it must show.
+
+    slow: for `make explore` alone. backend: which one explores it unless another is asked for.
+    shows: what it must show besides all that worlds of its options show (unseen.py), as "call free:
+    HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options show and
+    this one cannot, with the reason.
+    """
 
     sentence: str
     world: World
     num_states: int
     num_edges: int
     slow: bool = False
+    backend: Literal["python", "rust", "both"] = "python"
+    shows: tuple[str, ...] = ()
+    not_shown: Mapping[str, str] = {}
 
 
 def world(

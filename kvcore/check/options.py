@@ -12,6 +12,9 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvcore import _twin
+from kvcore.check.asked import BACKENDS
+from kvcore.check.named_world import Profile
 from kvcore.check.profiles import PROFILES
 from kvcore.check.world import BASIC_CALLS, Symmetry, World
 from kvcore.config import Config
@@ -26,6 +29,8 @@ MORE_CALLS = (
 )
 SYMMETRIES = ("requests", "blocks", "tokens")
 OF_WORLD = ("blocks", "requests", "tokens")
+USUAL = "3x2x4"
+"""The named world that is explored where none is asked for."""
 
 
 class BadOptions(ValueError):
@@ -45,7 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="kvcore check",
         description="Explore every state of a small world, judged at every step.",
-        epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong.",
+        epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong, 3 a named world "
+        "did not show what it is for.",
     )
     _add_world(parser.add_argument_group("the world"))
     _add_options(parser.add_argument_group("options of the core"))
@@ -56,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_world(group: Any) -> None:
     add = group.add_argument
-    add("--profile", metavar="NAME", help="a named world; --list shows them")
+    add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
     add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
     add("--blocks", type=count, metavar="N", help="usable device blocks")
     add("--requests", type=count, metavar="N", help="most requests at a time, up to 10")
@@ -91,7 +97,7 @@ def _add_options(group: Any) -> None:
 
 def _add_search(group: Any) -> None:
     add = group.add_argument
-    add("--backend", choices=("python", "rust", "both"), default="python", help="(python)")
+    add("--backend", choices=BACKENDS, help="(the named world's, else python)")
     add("--depth", type=count, metavar="N", help="stop at this distance from the start")
     add("--limit", type=count, metavar="N", help="stop at so many states")
     add("--time", type=seconds, metavar="S", help="stop after so many seconds")
@@ -126,25 +132,41 @@ AT_LEAST_ONE = (
 _RENAME = "do not rename requests, blocks, tokens (all of them)"
 
 
-def world_of(options: argparse.Namespace) -> World:
-    """The world that the options ask for. Raises BadOptions, InvalidConfig, GroupsDoNotFit."""
+def profile_of(options: argparse.Namespace) -> Profile | None:
+    """The named world that is asked for, or the usual one; None for a world of one's own.
+
+    Raises BadOptions.
+    """
     zeros = [name for name in AT_LEAST_ONE if getattr(options, name) == 0]
     if zeros:
         raise BadOptions(f"{option(zeros[0])} must be at least 1")
-    given = given_of_world(options)[options.profile is not None :]
-    if options.profile is not None:
-        if given:
-            raise BadOptions(f"--profile names a whole world: leave {option(given[0])} out")
-        if options.profile not in PROFILES:
-            known = ", ".join(PROFILES)
-            raise BadOptions(f"there is no profile {options.profile!r}; there are {known}")
-        return PROFILES[options.profile].world
+    given = given_of_world(options)
+    if options.profile is None and given:
+        return None
+    name = options.profile or USUAL
+    if given[1:]:
+        raise BadOptions(f"--profile names a whole world: leave {option(given[1])} out")
+    if name not in PROFILES:
+        raise BadOptions(f"there is no profile {name!r}; there are {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def world_of(options: argparse.Namespace) -> World:
+    """The world that the options describe. Raises BadOptions, InvalidConfig, GroupsDoNotFit."""
     missing = [name for name in OF_WORLD if not getattr(options, name)]
     if missing:
         raise BadOptions(f"say {', '.join(map(option, missing))}, or name a --profile")
     world = _made(options)
     _check_world(options, world)
     return world
+
+
+def backend_of(options: argparse.Namespace, profile: Profile | None) -> str:
+    """The backend that explores: the one that is asked for, or the named world's."""
+    usual = "python" if profile is None else profile.backend
+    if options.backend is None and usual == "both" and not _twin.available():
+        return "python"
+    return str(options.backend or usual)
 
 
 def given_of_world(options: argparse.Namespace) -> list[str]:
@@ -164,18 +186,18 @@ def symmetry_of(options: argparse.Namespace) -> Symmetry:
 def check_hunt(options: argparse.Namespace) -> None:
     """Raise BadOptions where a hunt of the seeded bugs is given a world."""
     given = given_of_world(options)
-    if given or options.backend != "python":
+    if given or options.backend not in (None, "python"):
         name = option(given[0]) if given else "--backend"
         raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
 
 
-def check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace, backend: str) -> None:
     """Raise BadOptions where the search cannot do what is asked."""
     for name in ("write_test", "write_trace"):
         path = getattr(options, name)
         if path and not Path(path).resolve().parent.is_dir():
             raise BadOptions(f"{option(name)} {path}: there is no such folder")
-    if options.backend == "rust" and options.full_keys:
+    if backend == "rust" and options.full_keys:
         raise BadOptions("the twin keeps fingerprints: leave --full-keys or --backend rust out")
     if "POLICY" in (options.properties or ()):
         raise BadOptions("POLICY judges a policy of your own: see kvcore.check.policies in Python")

@@ -2,20 +2,55 @@
 """Named worlds: small ones, each for one part of the core, that are explored to their end.
 
 Rules: the numbers of states and edges are pinned: another number means that the core can reach
-other states, or that another world is explored. Twin: none.
+other states, or that another world is explored. What a world must show is told by its options
+(unseen.py) and by its `shows`; what it cannot show has a reason. Twin: none.
 """
 
 from __future__ import annotations
 
 from kvcore.check.named_world import FULL, SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
 
+NEVER_REFUSED = {
+    "call allocate_slots: refused later": "the pool holds all that the requests can grow to",
+    "call append: refused later": "the pool holds all that the requests can grow to",
+}
+NEVER_HIT = {"command Touch": "no prompt is longer than a block, so there is no hit"}
+
 PROFILES: dict[str, Profile] = {
-    "3x2x4": Profile("3 blocks, 2 requests, 4 tokens", world(3, 2, 4, 4), 1917, 17751),
-    "4x2x4": Profile("4 blocks, 2 requests, 4 tokens", world(4, 2, 4, 4), 13413, 129040, slow=True),
-    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), 22972, 261907, slow=True),
-    "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807, slow=True),
+    "3x2x4": Profile(
+        "3 blocks, 2 requests, 4 tokens, two moves in a batch",
+        world(3, 2, 4, 4, calls_per_batch=2),
+        2987,
+        264381,
+        backend="both",
+    ),
+    "4x2x4": Profile(
+        "4 blocks, 2 requests, 4 tokens, two moves in a batch",
+        world(4, 2, 4, 4, calls_per_batch=2),
+        21676,
+        2014497,
+        backend="rust",
+        not_shown=NEVER_REFUSED,
+    ),
+    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), 22972, 261907),
+    "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807),
+    "4x3x4-two": Profile(
+        "3 requests, prompts of 3, two moves in a batch",
+        world(4, 3, 4, 3, calls_per_batch=2),
+        261572,
+        33159997,
+        slow=True,
+        backend="rust",
+    ),
+    "decode": Profile(
+        "blocks of 4 tokens, prompts that end inside one",
+        world(3, 2, 7, 6, groups=(Group(4),), num_letters=1, calls_per_batch=2),
+        951,
+        52725,
+    ),
     "groups": Profile(
         "a full and a windowed group",
         world(4, 2, 3, 3, groups=(SLOT, WINDOW), enable_events=True),
@@ -65,6 +100,7 @@ PROFILES: dict[str, Profile] = {
         world(2, 2, 2, 2, max_in_flight=1, num_letters=1, without=("fork", "reset_prefix_cache")),
         5966,
         18844,
+        not_shown=NEVER_REFUSED | NEVER_HIT | {"goal sharing": "nobody forks, and there is no hit"},
     ),
     "flight-hits": Profile(
         "a batch in flight, blocks of one token that are hit",
@@ -80,75 +116,102 @@ PROFILES: dict[str, Profile] = {
     ),
     "flight-fork": Profile(
         "a batch in flight, forks",
-        world(2, 2, 2, 1, max_in_flight=1, num_letters=1, without=("reset_prefix_cache",)),
-        13519,
-        41176,
+        world(
+            *(2, 2, 3, 2),
+            max_in_flight=1,
+            num_letters=1,
+            without=("remove_request", "reset_prefix_cache"),
+        ),
+        9912,
+        27690,
     ),
     "flight-two": Profile(
         "two batches in flight",
-        world(2, 1, 2, 2, max_in_flight=2, num_letters=1, without=("fork",)),
-        3110,
-        13618,
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=2,
+            num_letters=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        20616,
+        81184,
     ),
     "flight-completed": Profile(
         "a batch in flight, blocks published at its end",
         world(
             *(2, 2, 2, 2),
+            groups=(SLOT,),
             max_in_flight=1,
             num_letters=1,
             publish="completed",
             without=("fork", "reset_prefix_cache"),
         ),
-        5922,
-        18712,
+        9528,
+        31308,
     ),
     "flight-two-completed": Profile(
         "two batches in flight, blocks published at their end",
-        world(2, 1, 2, 2, max_in_flight=2, num_letters=1, publish="completed", without=("fork",)),
-        2730,
-        11998,
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=2,
+            num_letters=1,
+            publish="completed",
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        15494,
+        61669,
     ),
     "flight-loads": Profile(
         "loads and stores in flight, that fail",
         world(
-            *(2, 1, 2, 2, "load", "store"),
+            *(2, 2, 2, 2, "load", "store"),
             groups=(SLOT,),
             max_in_flight=1,
             num_letters=1,
-            without=("fork", "append", "reset_prefix_cache"),
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
         ),
-        3356,
-        12125,
+        24229,
+        89590,
     ),
     "flight-swap": Profile(
         "a batch in flight with a host tier",
         world(
-            *(2, 1, 2, 2, *SWAPS),
-            num_host_blocks=1,
+            *(2, 2, 2, 2, *SWAPS),
+            groups=(SLOT,),
+            num_host_blocks=2,
             max_in_flight=1,
             num_letters=1,
-            without=("fork",),
+            without=("fork", "append", "reset_prefix_cache"),
         ),
-        595,
-        1828,
+        19968,
+        65509,
     ),
     "flight-window": Profile(
         "a batch in flight behind a window",
-        world(3, 1, 3, 3, groups=(WINDOW,), max_in_flight=1, num_letters=1, without=("fork",)),
-        4160,
-        12803,
+        world(
+            *(2, 2, 3, 2),
+            groups=(WINDOW,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "remove_request", "reset_prefix_cache"),
+        ),
+        7573,
+        21219,
     ),
     "flight-drafts": Profile(
         "drafts and cuts in flight",
         world(
-            *(2, 1, 3, 2, "truncate"),
+            *(2, 2, 3, 2, "truncate"),
+            groups=(SLOT,),
             max_in_flight=1,
             num_letters=1,
             num_drafts=1,
-            without=("fork",),
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
         ),
-        1890,
-        7072,
+        14244,
+        49598,
     ),
     "flight-merge": Profile(
         "duplicates that merge when their batch is completed",

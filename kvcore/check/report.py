@@ -16,7 +16,7 @@ import attrs
 from kvcore.check.asked import plain_property, plain_world
 from kvcore.check.model import Violation
 from kvcore.check.properties import PROPERTIES, Property
-from kvcore.check.world import Symmetry
+from kvcore.check.world import Symmetry, World
 
 COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
 
@@ -29,11 +29,11 @@ class Report:
     or "violation". keys: "fingerprints of 128 bits" or "full keys", what stands for a state.
     depths: new states at each distance from the start. notes: how often each thing happened, by
     kind ("move", "call", "command", "goal") and name. never: what the world could show and never
-    did. num_waiting: states whose edges were not all tried and kept. memory_bytes: the most that
-    was kept of states at a time, in all processes: names, links, waiting states. grown_bytes: what
-    the processes grew by, with all that they load and remember. world: what was explored. symmetry:
-    what was renamed. judged: the properties that counted, by name; left_out: those that could have
-    counted and did not.
+    did. missed: what a named world must show and did not. num_waiting: states whose edges were not
+    all tried and kept. memory_bytes: the most that was kept of states at a time, in all processes:
+    names, links, waiting states. grown_bytes: what the processes grew by, with all that they load
+    and remember. world: what was explored. symmetry: what was renamed. judged: the properties that
+    counted, by name; left_out: those that could have counted and did not.
     """
 
     backend: str = "python"
@@ -45,6 +45,7 @@ class Report:
     depths: list[int] = attrs.field(factory=list)
     notes: Counter[tuple[str, str]] = attrs.field(factory=Counter)
     never: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
     seconds: float = 0.0
     memory_bytes: int = 0
     grown_bytes: int = 0
@@ -71,6 +72,15 @@ class Report:
                 found[name] += count
         return found
 
+    @property
+    def enabled(self) -> dict[str, int]:
+        """How often each call of the world was enabled, and so was tried: the rarest last."""
+        known = self.world.calls if isinstance(self.world, World) else ()
+        found: Counter[str] = Counter(dict.fromkeys(sorted(known), 0))
+        for name, count in self.of_kind("call").items():
+            found[name.partition(": ")[0]] += count
+        return dict(found.most_common())
+
     def of_kind(self, kind: str) -> dict[str, int]:
         """The notes of one kind, most frequent first."""
         chosen = {name: count for (each, name), count in self.notes.items() if each == kind}
@@ -95,7 +105,9 @@ class Report:
             "calls": self.of_kind("call"),
             "commands": self.of_kind("command"),
             "goals": self.of_kind("goal"),
+            "enabled": self.enabled,
             "never": list(self.never),
+            "missed": list(self.missed),
             "seconds": round(self.seconds, 3),
             "memory_bytes": self.memory_bytes,
             "grown_bytes": self.grown_bytes,

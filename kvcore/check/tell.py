@@ -7,6 +7,7 @@ last. Twin: none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import attrs
@@ -35,16 +36,27 @@ def _lines(report: Report) -> Iterator[str]:
         f"{report.grown_bytes / 1e6:,.0f} MB more memory in all"
     )
     yield from _asked(report)
-    for kind in ("move", "call", "command", "goal"):
-        words = [f"{name} {count:,}" for name, count in report.of_kind(kind).items() if count]
+    kinds = {f"{kind}s": report.of_kind(kind) for kind in ("call", "command", "goal")}
+    tables = {"moves": _moves(report), "calls enabled": report.enabled, **kinds}
+    for head, found in tables.items():
+        words = [f"{name} {count:,}" for name, count in found.items()]
         if words:
-            yield from _wrapped(f"{kind}s: ", words)
+            yield from _wrapped(f"{head}: ", words)
     yield "new states by distance from the start:"
     most = max(report.depths, default=1)
     for depth, count in enumerate(report.depths):
         yield f"  {depth:>3}  {count:>9,}  {'#' * round(BAR * count / most)}".rstrip()
     if report.never and report.violation is None:
         yield from _wrapped("never taken: ", report.never)
+
+
+def _moves(report: Report) -> dict[str, int]:
+    """How often each move was made, in a batch with others or alone."""
+    found: Counter[str] = Counter()
+    for path, count in report.of_kind("move").items():
+        for name in path.split(", "):
+            found[name] += count
+    return dict(found.most_common())
 
 
 def _asked(report: Report) -> Iterator[str]:
@@ -64,6 +76,8 @@ def verdict(report: Report) -> str:
     if report.verdict == VIOLATION and report.violation is not None:
         found = report.violation
         return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"
+    if report.missed:
+        return f"complete, but the world did not show what it is for: {', '.join(report.missed)}"
     if report.verdict == COMPLETE:
         which = "no property that was judged" if report.left_out else "no property"
         return f"complete: {which} is broken in any state that this world can reach"

@@ -3,7 +3,7 @@
 
 Rules: told of calls with their outcomes, of kinds of commands and of goals; what a world cannot
 reach by its options is not asked for. Where something is left, the world is too small for it, or a
-guard is never taken. Twin: none.
+guard is never taken. A named world must show all of it, or say why it cannot. Twin: none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from kvcore.check.named_world import Profile
 from kvcore.check.world import World
 from kvcore.config import Config
 
@@ -20,6 +21,24 @@ REFUSED = ("allocate_slots", "append", "load", "swap_in")
 def never(world: World, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
     """What was never seen, in words."""
     return tuple(f"{kind} {name}" for kind, name in expected(world) if not notes[kind, name])
+
+
+def missed(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    """What a named world must show and did not, in the words of `never`."""
+    asked = [f"{kind} {name}" for kind, name in expected(profile.world)]
+    asked = [each for each in asked if each not in profile.not_shown]
+    return tuple(each for each in (*asked, *profile.shows) if not notes[_note(each)])
+
+
+def needless(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    """What a named world says that it cannot show, and shows or is not asked for."""
+    asked = {f"{kind} {name}" for kind, name in expected(profile.world)}
+    return tuple(each for each in profile.not_shown if each not in asked or notes[_note(each)])
+
+
+def _note(words: str) -> tuple[str, str]:
+    kind, _, name = words.partition(" ")
+    return kind, name
 
 
 def expected(world: World) -> Iterator[tuple[str, str]]:

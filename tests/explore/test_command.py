@@ -6,19 +6,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import attrs
 import pytest
 
+from kvcore import _twin
 from kvcore.check import command
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.named_world import Profile
+from kvcore.check.options import USUAL, backend_of, make_parser, profile_of
 from kvcore.check.pipes import READER_GONE
 from kvcore.check.profiles import PROFILES
 from kvcore.check.properties import PROPERTIES
 from kvcore.check.report import Report
+from kvcore.check.unseen import missed, needless
 from tests.conftest import need_twin
 
+FEW_EDGES = 60_000
+"""Python explores so many in some seconds."""
 SMALL = ("--blocks", "2", "--requests", "2", "--tokens", "2", "--workers", "1")
 
 
@@ -266,21 +274,109 @@ def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert all(name in out and each.sentence in out for name, each in PROFILES.items())
 
 
-@pytest.mark.parametrize("name", [name for name, each in PROFILES.items() if not each.slow])
-def test_a_named_world_is_complete_and_right(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def check_named(capsys: pytest.CaptureFixture[str], name: str, *backends: str) -> None:
+    """Explore a named world: complete, with the pinned counts, and it shows what it is for."""
     wanted = PROFILES[name]
-    backends = ["rust"] if twin_is_there() else []
-    if wanted.world.config.max_in_flight or not backends:
-        backends.append("python")
     for backend in backends:
         code, out, _ = run(capsys, "--profile", name, "--json", "--backend", backend)
         found = json.loads(out)
-        assert (code, found["verdict"]) == (command.FINE, "complete"), out
+        assert (code, found["verdict"], found["missed"]) == (command.FINE, "complete", []), out
         assert (found["states"], found["edges"]) == (wanted.num_states, wanted.num_edges)
+        notes = Counter({("call", call): count for call, count in found["calls"].items()})
+        notes += Counter({("command", kind): count for kind, count in found["commands"].items()})
+        notes += Counter({("goal", goal): count for goal, count in found["goals"].items()})
+        assert not needless(wanted, notes)
+
+
+@pytest.mark.parametrize("name", [name for name, each in PROFILES.items() if not each.slow])
+def test_a_named_world_is_complete_and_right(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    wanted = PROFILES[name]
+    in_flight = wanted.world.config.max_in_flight and wanted.num_edges < FEW_EDGES
+    backends = ["rust"] if twin_is_there() else []
+    if in_flight or not (backends or wanted.backend == "rust"):
+        backends.append("python")
+    check_named(capsys, name, *backends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, each in PROFILES.items() if each.slow])
+def test_a_slow_named_world_is_complete_and_right(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    need_twin()
+    check_named(capsys, name, "rust")
+
+
+@pytest.mark.slow
+def test_both_languages_agree_on_every_edge_of_the_usual_world(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    need_twin()
+    check_named(capsys, USUAL, "both")
+
+
+def test_the_usual_world_finds_keys_that_stay_when_a_request_leaves_the_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mutant = next(each for each in MUTANTS if each.name == "m_preempt_keeps_open_batch_keys")
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        code, out, _ = run(capsys)
+        assert (code, out.startswith("violation of ")) == (command.VIOLATED, True)
+        code, out, _ = run(capsys, "--backend", "python")
+        assert out.startswith("violation of CACHE-KV after 3 calls")
+
+
+def test_the_usual_world_is_explored_on_both_backends_where_both_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = make_parser().parse_args([])
+    usual = profile_of(options)
+    assert usual is PROFILES["3x2x4"]
+    monkeypatch.setattr(_twin, "available", lambda: True)
+    assert backend_of(options, usual) == "both"
+    monkeypatch.setattr(_twin, "available", lambda: False)
+    assert backend_of(options, usual) == "python"
+    assert backend_of(options, PROFILES["4x2x4"]) == "rust"
+    assert backend_of(make_parser().parse_args(["--backend", "rust"]), usual) == "rust"
+
+
+def test_a_world_that_does_not_show_what_it_is_for_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = PROFILES["uncached"].world
+    asked = ("call free: HitInOpenBatch", "command Zero", "goal sharing")
+    monkeypatch.setitem(PROFILES, "poor", Profile("shows little", world, 0, 0, shows=asked))
+    backends = ["python", "rust"] if twin_is_there() else ["python"]
+    for backend in backends:
+        code, out, _ = run(capsys, "--profile", "poor", "--backend", backend)
+        assert code == command.SHOWS_TOO_LITTLE
+        assert out.startswith(
+            "complete, but the world did not show what it is for: "
+            "call free: HitInOpenBatch, command Zero\n"
+        )
+    code, out, _ = run(capsys, "--profile", "poor", "--depth", "2", "--json")
+    assert (code, json.loads(out)["missed"]) == (command.FINE, [])
+
+
+def test_a_reason_for_what_is_shown_or_not_asked_for_is_needless() -> None:
+    reasons = {"goal sharing": "it is", "command Zero": "it is not asked for"}
+    profile = attrs.evolve(PROFILES["uncached"], not_shown=reasons)
+    assert needless(profile, Counter()) == ("command Zero",)
+    assert needless(profile, Counter({("goal", "sharing"): 1})) == tuple(reasons)
+    assert "goal sharing" not in missed(profile, Counter())
+    assert "goal full hit" in missed(profile, Counter())
+
+
+def test_a_call_that_is_never_enabled_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    without = ("--without", "free")
+    _, out, _ = run(capsys, "--blocks", "2", "--requests", "1", "--tokens", "2", *without, "--json")
+    assert json.loads(out)["enabled"]["fork"] == 0
+    assert json.loads(out)["enabled"]["append"] > 0
+    _, out, _ = run(capsys, "--blocks", "2", "--requests", "1", "--tokens", "2", *without)
+    assert "fork 0" in out.partition("calls enabled: ")[2].partition("\ncalls: ")[0]
 
 
 def twin_is_there() -> bool:
     """Whether the compiled twin can be asked."""
-    from kvcore import _twin
-
     return _twin.available()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 
+import attrs
 import pytest
 
 from kvcore import State
@@ -19,13 +20,17 @@ from kvcore.check.fingerprints import FEW_ROWS, LONG_ROW, SIZE, Fingerprints
 from kvcore.check.profiles import PROFILES
 from kvcore.check.waiting import Squeezer
 
+ONE_MOVE = {
+    name: attrs.evolve(PROFILES[name].world, calls_per_batch=1) for name in ("3x2x4", "4x2x4")
+}
+"""Worlds that Python explores in seconds."""
 AIM = 300
 """Bytes a state; an object of 16 bytes in a set would take a third of them."""
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_search_keeps_few_bytes_of_each_state(workers: int) -> None:
-    report = check(PROFILES["3x2x4"].world, workers=workers)
+    report = check(ONE_MOVE["3x2x4"], workers=workers)
     assert report.verdict == "complete"
     least = report.num_states * (SIZE + 2 * 4)
     assert least < report.memory_bytes < report.num_states * AIM
@@ -59,7 +64,7 @@ def test_a_violation_among_squeezed_states_is_told_from_the_start(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "FEW", search.ALIKE)
-    report = check(PROFILES["4x2x4"].world, properties=[ROOM], workers=workers)
+    report = check(ONE_MOVE["4x2x4"], properties=[ROOM], workers=workers)
     assert max(report.depths[:-1]) >= search.FEW
     assert report.violation is not None
     names = [call.name for call in report.violation.calls]
@@ -102,7 +107,7 @@ def test_names_of_other_lengths_are_kept_apart() -> None:
 
 
 def test_squeezed_states_are_small_and_come_back() -> None:
-    model = CoreModel(PROFILES["3x2x4"].world)
+    model = CoreModel(ONE_MOVE["3x2x4"])
     start = model.start()
     nodes = [model.pack(edge.node) for edge in model.edges(start)]
     nodes += [model.pack(edge.node) for node in nodes for edge in model.edges(model.unpack(node))]

@@ -50,10 +50,10 @@ def run_facade(
         return 0
     if options.mutants:
         return _hunt(options, facade)
-    worlds = _worlds(options, facade)
+    worlds, backend = _worlds(options, facade), options.backend or "python"
     reports, code = {}, 0
     for name, world in worlds.items():
-        model = FacadeModel(partial(make_engine, world, options.backend), facade.known)
+        model = FacadeModel(partial(make_engine, world, backend), facade.known)
         report = check(
             model,
             max_depth=options.depth,
@@ -62,7 +62,7 @@ def run_facade(
             progress=progress,
         )
         end()
-        report.backend = options.backend
+        report.backend = backend
         reports[name] = report
         if not options.json:
             print(f"== {facade.name}, {name}: {_said(world)}")
@@ -84,7 +84,7 @@ def run_facade(
 def _hunt(options: argparse.Namespace, facade: Facade) -> int:
     """Hunt the seeded bugs of a facade; 1 where one lives. Raises BadOptions."""
     given = given_of_world(options)
-    if given or options.json or options.backend != "python":
+    if given or options.json or options.backend not in (None, "python"):
         name = option(given[0]) if given else "--json" if options.json else "--backend"
         raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
     killed = []

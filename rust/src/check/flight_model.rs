@@ -202,6 +202,8 @@ impl FlightModel {
         let mut after = node.clone();
         let batch = node.pending[0].number;
         self.call(&mut after, &Call::Complete { batch })?;
+        let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
+        self.core.judge.notes.note_goal("merge", merges);
         let mut schedule = node.resumed();
         schedule.resume(&node.state);
         self.core.judge.judges.hear(schedule.check(&after.state))?;
