@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore mutants counts bench bench-peers gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -65,6 +65,18 @@ mutants: setup ## hunt every seeded bug, in both languages; fails where one live
 	$(BIN)/kvcore check --facade v0 --mutants
 	$(BIN)/kvcore check --facade v0.3 --mutants
 	cargo test --locked --release --features mutants --test mutants
+
+mutation: setup ## try the one-line defects that nothing has killed yet, in both languages (hours)
+	$(BIN)/python -m tools.mutation run $(ARGS)
+
+mutation-slice: setup ## try ten of the table's defects again, chosen by the commit's hash
+	$(BIN)/python -m tools.mutation slice
+
+MUTATION := target/mutation-tools
+mutation-tools: setup ## install what draws defects: cosmic-ray and cargo-mutants, outside .venv
+	$(PYTHON) -m venv $(MUTATION)/venv
+	$(MUTATION)/venv/bin/pip install --quiet cosmic-ray==8.7.0
+	cargo install --quiet --locked --root $(MUTATION) --version 27.1.0 cargo-mutants
 
 counts: setup ## hold the instructions of the twin's calls to what they were, under valgrind
 	$(BIN)/python -m tools.counts

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of one-line defects: enough rows, a reason for each that lives, and found by text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_table
+
+CODE = "def one():\n    return 1\n\n\ndef two():\n    x = 2\n    return 1\n"
+ROW = Row(file="code.py", function="two", before=["x = 2"], was="return 1", now="return 2")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_table_has_enough_rows_and_a_reason_for_each_equivalent_one(language: str) -> None:
+    rows = [row for row in read_table(language) if row.status != "unbuildable"]
+    equivalent = [row for row in rows if row.status == "equivalent"]
+    assert len(rows) >= 150
+    assert len(equivalent) <= len(rows) / 10
+    assert all(row.reason for row in equivalent)
+    assert {row.status for row in rows} <= {"unrun", "killed", "survived", "equivalent"}
+
+
+def test_a_row_is_found_after_its_line_moved_and_not_if_it_changed() -> None:
+    assert find_line(CODE.split("\n"), ROW) == 6
+    assert find_line(("import os\n" + CODE).split("\n"), ROW) == 7
+    assert find_line(CODE.replace("x = 2", "x = 3").split("\n"), ROW) is None
+    assert find_line((CODE + CODE).split("\n"), ROW) is None
+
+
+def test_a_defect_is_taken_out_again_with_what_was_compiled_of_it(tmp_path: Path) -> None:
+    path, cache = tmp_path / "code.py", tmp_path / "__pycache__"
+    path.write_text(CODE)
+    cache.mkdir()
+    (cache / "code.cpython-311.pyc").touch()
+    with apply_row(tmp_path, ROW):
+        assert path.read_text() == CODE[: -len("return 1\n")] + "return 2\n"
+        assert not list(cache.iterdir())
+    assert path.read_text() == CODE

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put one-line defects of mutation tools into a scratch copy, one by one, and see what finds each.
+
+`draw LANGUAGE` fills the table up (needs `make mutation-tools`), `run LANGUAGE` tries what nothing
+has killed yet, `slice` tries ten again, chosen by the commit's hash, `score` counts.
+A defect runs through the stages of `tools.mutation_stages`, cheapest first, until one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tools.mutation_stages import ROOT, STAGES, UNBUILT, Scratch, Stage
+from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_table, write_table
+
+SEED = "kvcore one-line defects 1"
+NUM_ROWS = 165  # a few more than 150, for those that the compiler refuses and that go stale
+NUM_IN_SLICE = {"python": 8, "rust": 2}
+CONTEXT_MAX = 8
+TOOLS = ROOT / "target" / "mutation-tools"
+FILES = [
+    "access", "allocate", "arguments", "asked", "batch", "block_pool", "caching", "cancel",
+    "contents", "decode_batch", "drain", "effects", "extra_keys", "fork", "free_queue",
+    "groups", "hash_index", "hashing", "hits", "ids", "key_map", "manager", "open_batch",
+    "operations", "pins", "plan", "pool_layer", "quarantine", "queries", "queue_layer",
+    "quiet", "ranked", "release", "requests", "reuse", "rewind", "row_map", "state", "swap",
+    "tables", "tiers", "tokens", "truncate", "unconfirmed", "unfinished", "window",
+]  # fmt: skip
+
+
+def rank(*words: str) -> str:
+    """Where the seed puts a defect: it depends on the defect's own text alone."""
+    return hashlib.sha256("\0".join((SEED, *words)).encode()).hexdigest()
+
+
+def listed(language: str) -> Iterator[dict[str, str | int]]:
+    """What the language's mutation tool can change in one line: file, function, number, now."""
+    folder, suffix = LANGUAGES[language]
+    files = [name for stem in FILES if (ROOT / (name := f"{folder}/{stem}{suffix}")).exists()]
+    if language == "python":
+        command = [str(TOOLS / "venv/bin/python"), "tools/mutation_list.py", *files]
+        for text in subprocess.check_output(command, cwd=ROOT, text=True).splitlines():
+            yield json.loads(text)
+        return
+    options = [word for name in files for word in ("-f", name)]
+    command = [str(TOOLS / "bin/cargo-mutants"), "mutants", "--list", "--json", *options]
+    for found in json.loads(subprocess.check_output(command, cwd=ROOT)):
+        start, end = found["span"]["start"], found["span"]["end"]
+        line = (ROOT / found["file"]).read_text().split("\n")[start["line"] - 1]
+        if start["line"] == end["line"] and "debug_assert" not in line:
+            yield {
+                "file": found["file"],
+                "function": (found["function"] or {}).get("function_name", ""),
+                "number": start["line"] - 1,
+                "now": (
+                    line[: start["column"] - 1] + found["replacement"] + line[end["column"] - 1 :]
+                ).strip(),
+            }
+
+
+def placed(mutant: dict[str, str | int]) -> Row | None:
+    """The mutant as a row, with as many lines before it as make its place the only one."""
+    lines = (ROOT / str(mutant["file"])).read_text().split("\n")
+    number = int(mutant["number"])
+    for length in range(min(CONTEXT_MAX, number) + 1):
+        row = Row(
+            file=str(mutant["file"]),
+            function=str(mutant["function"]),
+            before=[line.strip() for line in lines[number - length : number]],
+            was=lines[number].strip(),
+            now=str(mutant["now"]),
+        )
+        if find_line(lines, row) is not None:
+            return row
+    return None
+
+
+def drawn(language: str) -> list[Row]:
+    """One mutant of each line that has any, in the order of the seed."""
+    of_line: dict[tuple[str, ...], Row] = {}
+    for mutant in listed(language):
+        row = placed(mutant)
+        if row is not None:
+            place = (row.file, *row.before, row.was)
+            known = of_line.setdefault(place, row)
+            of_line[place] = min(known, row, key=lambda row: rank(*place, row.now))
+    return [of_line[place] for place in sorted(of_line, key=lambda place: rank(*place))]
+
+
+def draw(language: str) -> None:
+    """Keep the rows that still apply, and fill the table up in the order of the seed."""
+    old = read_table(language)
+    rows = [row for row in old if applies(row)]
+    places = {(row.file, *row.before, row.was) for row in rows}
+    for row in drawn(language):
+        if len(rows) < NUM_ROWS and (row.file, *row.before, row.was) not in places:
+            rows.append(row)
+    write_table(language, rows)
+    print(f"{language}: {len(rows)} rows, {len(old)} before; gone stale: {num_stale(old)}")
+
+
+def applies(row: Row) -> bool:
+    """Whether the row's line is in the tree, once."""
+    path = ROOT / row.file
+    return path.exists() and find_line(path.read_text().split("\n"), row) is not None
+
+
+def num_stale(rows: Iterable[Row]) -> int:
+    """How many rows no longer apply."""
+    return sum(not applies(row) for row in rows)
+
+
+def run(language: str, minutes: float, num_stages: int) -> None:
+    """Try each row that nothing has killed yet and that has no reason, as long as time is left.
+
+    A row goes on after the stage that it has survived; if that was the last, from the first.
+    """
+    until = time.monotonic() + 60 * minutes
+    scratch = Scratch(language)
+    table, stages = read_table(language), STAGES[language][:num_stages]
+    names = [stage.name for stage in stages]
+    for row in table:
+        if row.status in ("unrun", "survived") and applies(row) and time.monotonic() < until:
+            started = time.monotonic()
+            first = (names.index(row.stage) + 1) % len(names) if row.stage in names else 0
+            while stage := try_row(scratch, row, stages[first:]):
+                scratch.need_pass(stage)
+            write_table(language, table)
+            print(
+                f"{row.status} {row.stage} {row.test} {time.monotonic() - started:.0f} s: "
+                f"{row.file}: {row.was}  ->  {row.now}",
+                flush=True,
+            )
+    score()
+
+
+def try_row(scratch: Scratch, row: Row, stages: list[Stage]) -> Stage | None:
+    """Run the stages over one defect and note the first that fails; or a stage not tried yet."""
+    with apply_row(scratch.folder, row):
+        for stage in stages:
+            if stage.name not in scratch.passed:
+                return stage
+            found = scratch.run(stage)
+            if found is not None:
+                row.status = "killed" if found != UNBUILT else "unbuildable"
+                row.stage, row.test = stage.name, found
+                return None
+            last = stage == STAGES[scratch.language][-1]
+            row.status, row.stage, row.test = "survived" if last else "unrun", stage.name, ""
+    return None
+
+
+def slice_of(language: str) -> list[Row]:
+    """The rows that the commit's hash chooses among those which a named test kills."""
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    stages = [stage.name for stage in STAGES[language] if stage.in_slice]
+    able = [
+        row
+        for row in read_table(language)
+        if row.status == "killed" and row.stage in stages and row.is_named() and applies(row)
+    ]
+    num = NUM_IN_SLICE[language]
+    if len(able) < num:
+        raise SystemExit(f"{language}: {len(able)} rows can be tried, {num} are wanted: draw, run")
+    return random.Random(head).sample(able, num)
+
+
+def slice_again() -> int:
+    """Whether the tests that killed the commit's rows still do; the number of those that live."""
+    num_alive = 0
+    for language in LANGUAGES:
+        chosen, scratch = slice_of(language), Scratch(language)
+        print(f"{language}: rows that no longer apply: {num_stale(read_table(language))}")
+        for row in chosen:
+            stage = next(stage for stage in STAGES[language] if stage.name == row.stage)
+            started = time.monotonic()
+            with apply_row(scratch.folder, row):
+                found = scratch.run(stage, row.test) or scratch.run(stage)
+            num_alive += found is None
+            told = f"killed by {found}" if found else f"LIVES ({row.test} killed it)"
+            print(
+                f"  {told}, {time.monotonic() - started:.0f} s: {row.file}: {row.now}", flush=True
+            )
+        tests = sorted({row.test for row in chosen})
+        print(f"  as committed, {len(tests)} tests pass", flush=True)
+        for stage in STAGES[language]:
+            of_stage = sorted({row.test for row in chosen if row.stage == stage.name})
+            failed = scratch.run(stage, *of_stage) if of_stage else None
+            if failed:
+                raise SystemExit(f"{failed} fails without a defect")
+    return num_alive
+
+
+def score() -> None:
+    """Print how many rows each language has of each kind, and what killed them."""
+    for language in LANGUAGES:
+        rows = read_table(language)
+        kinds = Counter(row.status for row in rows)
+        stages = Counter(row.stage for row in rows if row.status == "killed")
+        told = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
+        by = ", ".join(f"{stages[s.name]} by {s.name}" for s in STAGES[language])
+        print(f"{language}: {len(rows)} drawn: {told}; killed: {by}; stale: {num_stale(rows)}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(prog="tools.mutation", description=__doc__)
+    parser.add_argument("command", choices=("draw", "run", "slice", "score"))
+    parser.add_argument("language", nargs="?", choices=(*LANGUAGES, "both"), default="both")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="begin no row after these")
+    parser.add_argument("--stages", type=int, default=4, help="the first stages alone")
+    asked = parser.parse_args(arguments)
+    if asked.command == "slice":
+        return min(slice_again(), 1)
+    for language in LANGUAGES if asked.language == "both" else [asked.language]:
+        if asked.command == "draw":
+            draw(language)
+        elif asked.command == "run":
+            run(language, asked.minutes, asked.stages)
+    if asked.command == "score":
+        score()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

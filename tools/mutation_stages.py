@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages that a one-line defect runs through, cheapest first, in a scratch copy of the tree.
+
+Processor time and memory are limited, because a defect may loop for ever; it is then found, too.
+What is not a test of behaviour (style, documents, wheels) is in no stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+GIB = 1 << 30
+UNBUILT = "does not compile"
+MEMORY_MAX = 12 * GIB
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+CARGO = ("cargo", "test", "--locked")
+STYLE = ("tests/test_tidy.py", "tests/test_wheel.py", "tests/unit/test_docs.py")
+NOT_THESE = tuple(f"--ignore={path}" for path in STYLE)
+EXTENSION = ("cargo", "build", "--locked", "--lib", "--features", "python")
+FAILED = re.compile(
+    r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$|^test (\S+) \.\.\. FAILED", re.MULTILINE
+)
+SHORT = [
+    "fork", "swap", "truncate", "batches", "cancelled", "in_flight", "merge", "open_batch",
+    "pins", "generations", "preallocation", "prefix_caching", "windows", "refusals",
+    "eviction_order", "hashing", "extra_keys", "key_map", "hash_index", "tokens",
+]  # fmt: skip
+UNITS = ("tests/test_pool_layer.py", *(f"tests/unit/test_{word}.py" for word in SHORT))
+
+
+@attrs.frozen(kw_only=True)
+class Stage:
+    """Tests by name: a command, to which the names of tests can be added instead of its paths.
+
+    cpu_s_max: per process. builds_twin: the compiled twin is built into the copy first.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    paths: tuple[str, ...]
+    cpu_s_max: int
+    in_slice: bool = True
+    builds_twin: bool = False
+
+
+PARITY = ("tests/traces", "tests/property", "tests/unit", "tests/explore/test_agreement.py")
+STAGES = {
+    "python": [
+        Stage(name="traces", command=PYTEST, paths=("tests/traces",), cpu_s_max=60),
+        Stage(name="short unit tests", command=PYTEST, paths=UNITS, cpu_s_max=60),
+        Stage(
+            name="unit and conformance tests",
+            command=(*PYTEST, *NOT_THESE),
+            paths=("tests/unit", "tests/conformance", "tests/test_pool_layer.py"),
+            cpu_s_max=300,
+        ),
+        Stage(
+            name="walks and small worlds",
+            command=PYTEST,
+            paths=(
+                "tests/property",
+                "tests/explore/test_worlds.py",
+                "tests/explore/test_agreement.py",
+            ),
+            cpu_s_max=900,
+            in_slice=False,
+        ),
+    ],
+    "rust": [
+        Stage(
+            name="unit tests",
+            command=(*CARGO, "--lib", "--"),
+            paths=("--skip", "check::", "--skip", "fuzz::"),
+            cpu_s_max=300,
+        ),
+        Stage(name="worlds and allocations", command=(*CARGO, "--"), paths=(), cpu_s_max=600),
+        Stage(
+            name="parity with Python",
+            command=(*PYTEST, *NOT_THESE),
+            paths=PARITY,
+            cpu_s_max=900,
+            in_slice=False,
+            builds_twin=True,
+        ),
+    ],
+}
+
+
+class Scratch:
+    """A copy of what git tracks, with the built twin, where defects are tried."""
+
+    def __init__(self, language: str) -> None:
+        """Bring the language's copy up to date; cargo's finished work is shared with the tree."""
+        self.language = language
+        digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
+        self.folder = Path(tempfile.gettempdir()) / f"kvcore-mutation-{language}-{digest}"
+        self.passed: set[str] = set()
+        names = subprocess.check_output(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
+        )
+        for name in [*names.splitlines(), "kvcore/_rust.abi3.so"]:
+            source, target = ROOT / name, self.folder / name
+            if source.is_file() and not same(source, target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+
+    def need_pass(self, stage: Stage) -> None:
+        """Stop unless the stage passes without a defect."""
+        failed = self.run(stage)
+        if failed:
+            raise SystemExit(f"{stage.name}: without a defect: {failed}")
+        self.passed.add(stage.name)
+
+    def run(self, stage: Stage, *tests: str) -> str | None:
+        """The first test that fails; None if all pass. tests: names, instead of the whole stage."""
+        if stage.builds_twin:
+            if self._call(EXTENSION, stage.cpu_s_max)[0]:
+                return UNBUILT
+            built = ROOT / "target" / "debug" / "libkvcore.so"
+            shutil.copyfile(built, self.folder / "kvcore" / "_rust.abi3.so")
+        code, output = self._call((*stage.command, *(tests or stage.paths)), stage.cpu_s_max)
+        failed = FAILED.search(output)
+        if code == 0:
+            return None
+        if failed:
+            return failed.group(1) or failed.group(2)
+        if "could not compile" in output:
+            return UNBUILT
+        return "hangs" if "SIGXCPU" in output or code in (-24, -9) else "crashes"
+
+    def _call(self, command: tuple[str, ...], cpu_s_max: int) -> tuple[int, str]:
+        """Exit code and output of a command in the copy, under limits."""
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+
+        environment = dict(
+            os.environ,
+            CI="true",
+            CARGO_TARGET_DIR=str(ROOT / "target"),
+            PYTHONPATH=f"{self.folder}:{self.folder / 'runtime'}",
+        )
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            preexec_fn=limit,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both files have the same bytes."""
+    return other.is_file() and one.read_bytes() == other.read_bytes()
