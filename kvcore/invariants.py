@@ -169,7 +169,9 @@ def quarantine(state: State) -> Iterator[str]:
 
 
 def in_flight(state: State) -> Iterator[str]:
-    """IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone."""
+    """IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each
+    in a place of its own, and lost places among those that their forward pass uses.
+    """
     numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
     if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
         yield f"batches {numbers} are unfinished or open, {state.config.max_in_flight} may be"
@@ -183,6 +185,12 @@ def in_flight(state: State) -> Iterator[str]:
                 yield f"{name} with {mark.held} blocks, its tables are shorter"
             if mark.restore > mark.before:
                 yield f"{name}: restores {mark.restore} of {mark.before} tokens"
+            if any(position >= mark.held[group] for group, position in mark.replaced):
+                yield f"{name} with {mark.held} blocks, and lost {sorted(mark.replaced)}"
+    for marks in (*(batch.marks for batch in state.unfinished), state.batch.marks):
+        orders = sorted(mark.order for mark in marks.values())
+        if orders != list(range(len(orders))):
+            yield f"a batch remembers requests in the order {orders}"
     for request_id in state.batch.marks:
         if request_id not in state.requests:
             yield f"the open batch remembers request {request_id!r}, which is not known"

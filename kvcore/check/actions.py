@@ -189,7 +189,7 @@ def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
         for count in range(1, len(request.tokens)):
             yield Call("truncate", (name, count))
     if "rewind" in world.calls:
-        for count in range(request.num_accepted):
+        for count in range(request.num_computed):
             yield Call("rewind", ([name], count))
     if "remove_skipped_blocks" in world.calls:
         yield Call("remove_skipped_blocks", (name, request.num_accepted))

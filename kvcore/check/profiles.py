@@ -63,7 +63,12 @@ PROFILES: dict[str, Profile] = {
     "host": Profile(
         "a host tier, swapped to and fro", world(2, 2, 3, 3, *SWAPS, num_host_blocks=2), 625, 5030
     ),
-    "drafts": Profile("drafts, accepted in any number", world(2, 2, 3, 3, num_drafts=2), 834, 8856),
+    "drafts": Profile(
+        "drafts, accepted in any number, and rewound",
+        world(2, 2, 3, 3, "rewind", num_drafts=2),
+        1145,
+        14074,
+    ),
     "truncate": Profile(
         "requests cut and rewound", world(2, 2, 3, 3, "truncate", "rewind"), 476, 4399
     ),

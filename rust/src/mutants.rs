@@ -69,6 +69,8 @@ pub enum Mutant {
     HeldOfTheFirst,
     /// A request that is removed stays marked in taken batches.
     RemovedStaysMarked,
+    /// Places that a request lost stay in taken batches, for the next owner of its row.
+    LostPlacesStay,
     /// 34: a cancelled batch leaves the keys that it gave.
     CancelKeepsKeys,
     /// 37: a cancelled batch leaves the counts of its requests.

@@ -280,6 +280,9 @@ pub(crate) fn replace(state: &mut State, row: Row, group: u32, position: u32) {
 }
 
 fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<Place>) {
+    if seeded(Mutant::LostPlacesStay) {
+        return;
+    }
     while let Some(&place) = places.range(lost.clone()).next() {
         places.remove(&place);
     }

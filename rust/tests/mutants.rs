@@ -78,6 +78,7 @@ fn seeded_in_flight() -> Vec<Seeded> {
     let hits = Some("only hits are lost");
     let mirror = Some("the worker's tables are wrong, which this ghost reads from the state");
     let order = Some("batches that run one after the other hide it");
+    let bytes = Some("the state has other bytes, no request counts or reads another thing");
     let completed = || late(one_letter(flying(slots(world(2, 1, 3)), 2)));
     vec![
         Seeded(Mutant::FreedUnderABatch, flying(world(2, 2, 2), 1), 56, order),
@@ -86,6 +87,7 @@ fn seeded_in_flight() -> Vec<Seeded> {
         Seeded(Mutant::QuarantineNeverEnds, flying(world(2, 1, 2), 1), 56, None),
         Seeded(Mutant::HeldOfTheFirst, two_calls(flying(slots(world(3, 2, 2)), 1)), 0, order),
         Seeded(Mutant::RemovedStaysMarked, flying(world(2, 1, 2), 1), 0, None),
+        Seeded(Mutant::LostPlacesStay, flying(windowed(world(3, 1, 3)), 2), 0, bytes),
         Seeded(Mutant::CancelKeepsKeys, flying(slots(world(2, 1, 2)), 1), 34, None),
         Seeded(Mutant::CancelKeepsCounts, flying(world(2, 1, 2), 1), 37, None),
         Seeded(Mutant::CancelLeavesTables, flying(world(2, 1, 2), 1), 49, mirror),

@@ -6,8 +6,9 @@ Expected values follow from the design, 7.2 and 7.3, with blocks of two tokens a
 
 from __future__ import annotations
 
-from kvcore import Free, Refused, SetTable
-from tests.conftest import Backend
+from kvcore import Config, Free, Group, Refused, Request, SetTable
+from tests.conftest import Backend, need_twin
+from tests.helpers.lockstep import Lockstep
 from tests.unit.flying import WINDOW, fly, land, take, waiting
 from tests.unit.stories import add, admit, blocks, drop, keyed, queue, serve
 
@@ -279,3 +280,20 @@ def test_delayed_tokens_of_a_batch_wait_though_earlier_ones_of_it_did_not(
     assert keyed(manager) == []
     manager.cache_blocks("a", 4)
     assert keyed(manager) == [1, 2]
+
+
+def test_places_that_a_table_lost_do_not_pass_to_the_next_owner_of_its_row() -> None:
+    need_twin()
+    window = Group(1, kind="sliding_window", window=2)
+    run = Lockstep(Config(9, groups=(window,), hash_seed=b"", max_in_flight=1))
+    for name in "ab":
+        run.call("add_request", Request(name, [1, 2, 3]))
+        run.call("allocate_slots", name, 2)
+    run.call("take_batch")
+    run.call("allocate_slots", "a", 1)  # a query at 2 sees 1 and 2: place 0 is lost
+    assert run.state.unfinished[0].marks["a"].replaced == {(0, 0)}
+    run.call("free", "a")
+    assert run.state.unfinished[0].marks["a"].replaced == set()
+    run.call("remove_request", "a")
+    assert run.call("fork", "b", "c") == 0  # the row of a; each call compares the bytes
+    assert run.state.unfinished[0].marks["c"].replaced == set()

@@ -18,10 +18,13 @@ from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.mutants.worlds import (
     COMPLETED,
     FLYING,
+    FLYING_FAMILY,
     FLYING_FORKS,
     FLYING_LEFT,
+    FLYING_SWAPPED,
     FLYING_SWAPS,
     FLYING_TWICE,
+    FLYING_WINDOW,
 )
 from kvcore.plan import Plan
 from kvcore.quarantine import QuarantineDraft
@@ -191,3 +194,38 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
     patcher.setattr(requests, "forget", lambda *_: None)
+
+
+@mutant(FLYING_SWAPPED, "KV-READ")
+def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
+    """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
+    inherit = unfinished.inherit
+
+    def inherit_taken(draft: Draft, parent_id: str, child_id: str) -> None:
+        opened = draft.marks
+        inherit(draft, parent_id, child_id)
+        draft.marks = opened
+
+    patcher.setattr(fork, "inherit", inherit_taken)
+
+
+@mutant(FLYING_FAMILY, "IN-FLIGHT", costs="a cancel gives blocks back in another order")
+def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
+    """The marks behind that of a removed request keep their places, which later ones get again."""
+    patcher.setattr(unfinished, "_without", lambda marks, name: marks.delete(name))
+
+
+@mutant(FLYING_WINDOW, "IN-FLIGHT", costs="nobody asks for places that are not used")
+def m_lost_places_stay(patcher: Patcher) -> None:
+    """A batch in flight remembers places that were lost in a table which was cut since."""
+    shorten = unfinished.shorten
+
+    def shorten_held(draft: Draft, name: str, group: int, length: int) -> None:
+        marked = [batch.marks.get(name) for batch in draft.unfinished]
+        shorten(draft, name, group, length)
+        for index, known in enumerate(marked):
+            if known is not None:
+                made = evolve(draft.unfinished[index].marks[name], replaced=known.replaced)
+                unfinished._store(draft, index, name, made)
+
+    patcher.setattr(release, "shorten", shorten_held)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec.structs import replace as evolve
+from pyrsistent import pvector
 
 from kvcore import allocate, calls, hits, plan, swap
 from kvcore.asked import Asked
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import BASIC, BOTH, ONE, SWAP_WATERMARK, TIGHT, WATERMARK
-from kvcore.state import Draft, State, transition
+from kvcore.check.mutants.worlds import ALONE, BASIC, BOTH, ONE, SWAP_WATERMARK, TIGHT, WATERMARK
+from kvcore.state import Draft, RequestState, State, transition
 from kvcore.values import Appended, Outcome, Reason, Refused
 
 
@@ -148,3 +149,15 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
     patcher.setitem(calls.TRANSITIONS, "free", free_computed)
+
+
+@mutant(ALONE, costs="no world asks for room for a whole request", trace="windowed_gate")
+def m_gate_forgets_what_is_held(patcher: Patcher) -> None:
+    """A request is refused room for blocks that it holds behind its window."""
+    gate_need = plan.gate_need
+
+    def need_all(draft: Draft, request: RequestState, *args: Any) -> tuple[int, int]:
+        tables = tuple(pvector([0] * len(table)) for table in request.tables)
+        return gate_need(draft, evolve(request, tables=tables), *args)
+
+    patcher.setattr(plan, "gate_need", need_all)

@@ -10,11 +10,20 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, calls, plan, release, truncate
+from kvcore import allocate, calls, plan, release, rewind, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import BASIC, DRAFTS, DRAFTS_TOLD, LEAVING, ONE, PAIRS
+from kvcore.check.mutants.worlds import (
+    BASIC,
+    DRAFTS,
+    DRAFTS_CUT,
+    DRAFTS_TOLD,
+    LEAVING,
+    MERGES,
+    ONE,
+    PAIRS,
+)
 from kvcore.requests import extend
-from kvcore.state import Draft, RequestState
+from kvcore.state import Draft, Merge, RequestState
 
 
 @mutant(ONE, "ROWS", costs="the worker's tables grow by a row")
@@ -91,3 +100,28 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
         return evolve(outcome, state=keep(where, outcome.state, name))
 
     patcher.setitem(calls.TRANSITIONS, "accept", accept_all)
+
+
+@mutant(DRAFTS_CUT, "COMPUTED", costs="the verdict on the drafts puts the count right")
+def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
+    """A request that is rewound to a count among its scheduled drafts still counts some of them."""
+    cut_tables = release.cut_tables
+
+    def cut_to(draft: Draft, request: RequestState, num_tokens: int) -> None:
+        cut_tables(draft, request, num_tokens)
+        kept = draft.request(request.request_id)
+        if any(kept.tables):
+            draft.store(evolve(kept, num_computed=min(request.num_computed, num_tokens)))
+
+    patcher.setattr(rewind, "cut_tables", cut_to)
+
+
+@mutant(MERGES, costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
+def m_leaving_drops_older_merges(patcher: Patcher) -> None:
+    """Who leaves the open batch keeps duplicates that it had written before."""
+    drops = release.is_unwritten
+
+    def drops_all(draft: Draft, merge: Merge, record: Any, request: RequestState) -> bool:
+        return drops(draft, merge, evolve(record, num_computed_before=0), request)
+
+    patcher.setattr(release, "is_unwritten", drops_all)

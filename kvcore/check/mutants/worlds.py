@@ -113,6 +113,7 @@ SALTED = world(
 EVICTED = world(2, 2, 3, "evict_blocks")
 MERGES = world(2, 2, 2, duplicates="merge", calls_per_batch=2)
 PREALLOCATED = world(2, 1, 4, num_preallocate_tokens=2)
+DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
 FORKED_DRAFTS = world(3, 2, 3, num_drafts=1)
 ADAPTERS = world(
     *(3, 2, 2, "load"),
@@ -195,5 +196,25 @@ FLYING_FORKS = world(
     num_letters=1,
     max_in_flight=1,
     without=("remove_request", "reset_prefix_cache"),
+)
+FLYING_SWAPPED = world(
+    *(2, 2, 1, "swap_out", "swap_in"),
+    groups=(SLOT,),
+    enable_caching=False,
+    num_letters=1,
+    num_host_blocks=2,
+    max_in_flight=2,
+    calls_per_batch=2,
+    without=("append", "free", "remove_request", "reset_prefix_cache"),
+)
+FLYING_FAMILY = world(
+    *(2, 2, 1),
+    groups=(SLOT,),
+    num_letters=1,
+    max_in_flight=3,
+    without=("append", "reset_prefix_cache"),
+)
+FLYING_WINDOW = world(
+    *(3, 1, 3), groups=(WINDOW,), num_letters=1, max_in_flight=2, without=("fork", "append")
 )
 FLYING_LEFT = world(1, 1, 1, max_in_flight=2, without=("fork", "append", "reset_prefix_cache"))

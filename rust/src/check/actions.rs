@@ -253,7 +253,7 @@ pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &m
     }
     if world.tries("rewind") {
         let back = |num_tokens| Move::Call(Call::Rewind { names: vec![name], num_tokens });
-        out.extend((0..num_accepted).map(back));
+        out.extend((0..request.num_computed).map(back));
     }
     if world.tries("remove_skipped_blocks") {
         out.push(Move::Call(Call::RemoveSkippedBlocks { name, num_tokens: num_accepted }));

@@ -7,7 +7,7 @@ use crate::block_pool::BlockPool;
 use crate::check::invariants::{Finding, Scratch, pools};
 use crate::ids::Row;
 use crate::state::State;
-use crate::unfinished::in_order;
+use crate::unfinished::{Place, in_order};
 
 /// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
 pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
@@ -32,7 +32,8 @@ pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone.
+/// IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each in
+/// a place of its own, and lost places among those that their forward pass uses.
 pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     let most = state.config.max_in_flight as usize;
     let taken = state.unfinished.iter().map(|batch| batch.number);
@@ -41,6 +42,15 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
         let num_unfinished = state.unfinished.len();
         let open = state.batch.number;
         return Err(format!("{num_unfinished} batches of {most} are unfinished, {open} is open"));
+    }
+    for batch in &state.unfinished {
+        let unused = |&&(row, group, position): &&Place| {
+            batch.marks.held(row).get(group as usize).is_none_or(|&held| position >= held)
+        };
+        if let Some((row, group, position)) = batch.replaced.iter().find(unused) {
+            let place = format!("{position} of group {group} of row {}", row.0);
+            return Err(format!("batch {} lost place {place}, which it did not use", batch.number));
+        }
     }
     let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
     for batch in &state.unfinished {
@@ -57,6 +67,12 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
                 let (restore, before) = (mark.restore, mark.before);
                 return Err(format!("{}: restores {restore} of {before} tokens", name()));
             }
+        }
+    }
+    let all_marks = state.unfinished.iter().map(|batch| &batch.marks).chain([&state.batch.marks]);
+    for marks in all_marks {
+        if !in_order(marks).is_sorted_by(|one, next| one.1.order < next.1.order) {
+            return Err("a batch remembers two requests in one place".to_owned());
         }
     }
     match in_order(&state.batch.marks).iter().find(|each| request(each.0).is_none()) {
