@@ -36,7 +36,8 @@ SHORT = [
     "pins", "generations", "preallocation", "prefix_caching", "windows", "refusals",
     "eviction_order", "hashing", "extra_keys", "key_map", "hash_index", "tokens",
 ]  # fmt: skip
-UNITS = ("tests/test_pool_layer.py", *(f"tests/unit/test_{word}.py" for word in SHORT))
+POOLS = tuple(f"tests/conformance/test_{word}.py" for word in ("pool", "free_queue"))
+UNITS = (*POOLS, "tests/test_pool_layer.py", *(f"tests/unit/test_{word}.py" for word in SHORT))
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +63,7 @@ STAGES = {
         Stage(
             name="unit and conformance tests",
             command=(*PYTEST, *NOT_THESE),
-            paths=("tests/unit", "tests/conformance", "tests/test_pool_layer.py"),
+            paths=("tests/unit", "tests/conformance", "tests/legacy"),
             cpu_s_max=300,
         ),
         Stage(

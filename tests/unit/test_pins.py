@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Allocate, Free, Group, KVCacheManager, SetTable, Touch, Zero
+from tests.conformance.pools import make_pool
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, keyed, make, owners, queue, serve, step
 
@@ -111,3 +112,15 @@ def test_a_pinned_block_may_lose_its_key_and_is_then_freed_as_uncached(
     step(manager)
     manager.unpin([1])
     assert step(manager) == [Free(1, False)]
+
+
+def test_a_pool_alone_counts_the_pins_of_a_block(backend: Backend) -> None:
+    pool = make_pool(backend, 2)
+    pool.call("take", 1)
+    pool.call("pin", [0])
+    pool.call("pin", [0])
+    assert pool.dump()[3] == [2, 0]
+    pool.call("unpin", [0])
+    assert pool.dump()[3] == [1, 0]
+    pool.call("unpin", [0])
+    assert pool.dump()[3] == [0, 0]
