@@ -207,6 +207,33 @@ def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Back
     assert_drained(engine)
 
 
+def test_a_pool_made_for_smaller_steps_is_refused(backend: Backend) -> None:
+    config = Config(120, max_num_batched_tokens=64)
+    with pytest.raises(InvalidOption, match="max_num_batched_tokens is 64, expected 65 or more"):
+        make_engine(config, backend, token_budget=65)
+    make_engine(config, backend, token_budget=64)
+
+
+def test_a_request_is_open_until_its_last_sample_is_answered(backend: Backend) -> None:
+    """A step computes one token, so that the second sample ends a step after the first one."""
+    engine = make_engine(LARGE, backend, token_budget=1)
+    short = GenerationRequest(
+        request_id="short", prompt=(1, 2, 3), sampling=Sampling(max_tokens=2), num_samples=2
+    )
+    engine.add_request(short)
+    num_steps = [0, 0, 0]  # by answers that have come
+    num_done = 0
+    while num_done < 2:
+        with pytest.raises(RepeatedRequest):
+            engine.add_request(short)
+        num_done += len(engine.step())
+        num_steps[num_done] += 1
+    assert num_steps[1] == 1
+    engine.add_request(short)
+    engine.abort("short")
+    assert_drained(engine)
+
+
 def test_more_requests_than_rows_wait_outside(backend: Backend) -> None:
     engine = make_engine(LARGE, backend, max_sequences=3)
     assert_same_answers(answer(engine, requests()), references(model()))
