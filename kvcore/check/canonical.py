@@ -142,7 +142,7 @@ def _name(
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
     renaming = Renaming(state, order, device, host, tree, prefixes)
-    if state.unfinished or len(state.operations) or len(state.batch.given):
+    if state.unfinished or len(state.operations) or len(state.batch.given) or state.loads:
         name += in_flight(state, renaming)
     if more is not None:
         name += more(renaming)
@@ -248,6 +248,13 @@ def in_flight(state: State, names: Renaming) -> Name:
         name += names.key(operation.key)
     for request in names.order if len(state.operations) else ():
         name += [request.num_loading, request.load_end]
+    for load in state.loads:
+        later = sum(number <= load.batch for number in numbers)
+        place = names.places.get(load.loader or "", LOST)
+        name += [later, load.first, load.end, place, len(load.requests), len(load.blocks)]
+        name += [each for who, end in load.requests for each in (names.places.get(who, LOST), end)]
+        for block, end in load.blocks:
+            name += [*names.device.names([block]), end]
     return name
 
 

@@ -82,6 +82,9 @@ def _told_apart(state: State) -> bytes:
         ]
     if state.unfinished:
         parts.append(tuple(_unfinished(each, number) for each in state.unfinished))
+    for load in state.loads:
+        who = (load.loader, load.requests, load.blocks)
+        parts.append((number - load.batch, load.first, load.end, *who))
     if len(state.batch.given):
         parts.append(tuple(state.batch.given))
     return _bytes(parts)

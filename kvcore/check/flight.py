@@ -38,6 +38,10 @@ NUM_SPECIALS = 50
 """Contents that are no prefix have numbers below so many."""
 
 
+Unreported = tuple[int, str, int]
+"""An executed load that failed: its batch, the request that loads, the first token missing."""
+
+
 class Pending(Struct, frozen=True, gc=False):
     """A taken batch that is not finished.
 
@@ -60,6 +64,7 @@ class Node(Struct, frozen=True, gc=False):
     loads: what executed loads will bring. started: operations whose command was executed. loading,
     failed: where the unfinished load of a request begins, and its first failed block. before,
     writes: what the open batch schedules, as in `Pending`; filled: whether moves have filled it.
+    unreported: external loads that failed, which the engine has yet to report.
     """
 
     state: State
@@ -73,6 +78,7 @@ class Node(Struct, frozen=True, gc=False):
     before: Mapping[str, int] = {}
     writes: tuple[Write, ...] = ()
     filled: bool = False
+    unreported: tuple[Unreported, ...] = ()
 
     @property
     def waiting(self) -> tuple[Pending, ...]:
@@ -165,6 +171,9 @@ def name_of(node: Node, names: Renaming) -> Name:
         for known in (node.loading, node.failed):
             name.append(1 + known.get(request.request_id, -1))
     name += [number in node.started for number in sorted(node.state.operations)]
+    numbers = [batch.number for batch in node.pending]
+    for number, request_id, first in node.unreported:
+        name += [numbers.index(number), names.places.get(request_id, LOST), first]
     return name
 
 

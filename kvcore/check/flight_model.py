@@ -7,7 +7,9 @@ of any unfinished one, executed or not; the end of an operation, done or failed,
 executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
 all that was taken is executed on a copy, all that the state counts on must be there; and what an
 unfinished batch uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
-executed, so nothing is concluded from those that say who owns what. Twin: none.
+executed, so nothing is concluded from those that say who owns what. An external load can fail when
+its batch is executed; it is reported at any moment before the batch completes, and until then the
+state may count on what it spoilt (LOAD-FAILED). Twin: none.
 """
 
 from __future__ import annotations
@@ -22,8 +24,17 @@ from pyrsistent import pvector
 
 from kvcore.calls import Call, Misuse
 from kvcore.check.canonical import canonical, fingerprint
-from kvcore.check.core_model import TAKE_BATCH, CoreModel, Steps, follow
-from kvcore.check.flight import OF_OWNERS, Node, Pending, live, name_of, taken, unused_wait
+from kvcore.check.core_model import TAKE_BATCH, CoreModel, Failing, Steps, failed, follow
+from kvcore.check.flight import (
+    OF_OWNERS,
+    Node,
+    Pending,
+    Unreported,
+    live,
+    name_of,
+    taken,
+    unused_wait,
+)
 from kvcore.check.ghost import Ghost
 from kvcore.check.judge import note_state
 from kvcore.check.model import Edge, Step
@@ -51,10 +62,15 @@ class FlightModel(CoreModel):
             yield from self._heard("take", (), partial(self._fill, node, (), full))
         if not node.filled:
             for name, steps in self._paths(state):
+                if not all(reporters(steps[-1].outcome.state, *each) for each in node.unreported):
+                    continue  # an engine reports what failed before it removes who can
                 yield from self._heard(name, steps, partial(self._fill, node, steps, full))
-        if node.waiting:
-            yield from self._heard("execute", (), partial(self._execute, node))
-        if node.pending and node.pending[0].executed:
+        for failing in self._ends(node) if node.waiting else ():
+            yield from self._heard("execute", (), partial(self._execute, node, failing))
+        for each in node.unreported:
+            yield from self._heard("report", (), partial(self._report_load, node, each))
+        first = node.pending[0].number if node.pending and node.pending[0].executed else None
+        if first is not None and all(number > first for number, _, _ in node.unreported):
             yield from self._heard("complete", (), partial(self._complete_batch, node))
         for batch in node.pending:
             yield from self._heard("cancel", (), partial(self._cancel, node, batch.number))
@@ -91,7 +107,8 @@ class FlightModel(CoreModel):
         self.judge.ask(ghost.forward, state.requests, node.writes, {})
         counted = ghost.counted(state, {})
         ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
-        ghost.check(state, {}, counted)
+        if not node.unreported:
+            ghost.check(state, {}, counted)
 
     def pack(self, node: Any) -> bytes:
         """The node as bytes; contents by what their prefixes are."""
@@ -152,13 +169,24 @@ class FlightModel(CoreModel):
         )
         return self._closed(waiting, settled, start)
 
-    def _execute(self, node: Node, closing: list[Step]) -> Node:
+    def _ends(self, node: Node) -> Iterator[Failing]:
+        """The ways in which the loads of the oldest batch that waits can end."""
+        yield None
+        batch = node.waiting[0]
+        for write in batch.writes if self.world.loads_fail else ():
+            for first in range(write.start, write.loaded):
+                if reporters(node.state, batch.number, write.request_id, first):
+                    yield write.request_id, first
+
+    def _execute(self, node: Node, failing: Failing, closing: list[Step]) -> Node:
         """Run the oldest batch that waits: its commands, then its forward pass."""
         batch, ghost = node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
         node.recall(ghost)
         ghost.execute(in_flight(batch.commands))
-        self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
+        writes = [failed(write, failing) for write in batch.writes]
+        self.judge.ask(ghost.forward, batch.requests, writes, {})
+        unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
             evolve(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
@@ -169,7 +197,28 @@ class FlightModel(CoreModel):
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
         after = evolve(in_memory(node, ghost), pending=pending, started=started)
+        after = evolve(after, unreported=node.unreported + unreported)
         return self._closed(after, node.state)
+
+    def _report_load(self, node: Node, failure: Unreported, closing: list[Step]) -> Node:
+        """Report that an external load failed. Raises InvariantViolation (LOAD-FAILED)."""
+        start, schedule = node.state, self._schedule_at(node)
+        names = reporters(start, *failure)[:1]
+        after = self._call(start, Call("rewind", (names, failure[2])), closing)
+        value = closing[-1].outcome.value
+        if isinstance(value, Misuse):
+            raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
+        self.notes["goal", "reached"] += len(value) > 1
+        follow(schedule, closing[-1])
+        self.judge.ask(schedule.check, after)
+        told = evolve(
+            node,
+            before=schedule.scheduled(),
+            writes=schedule.writes(),
+            filled=node.filled or fills(start, after),
+            unreported=tuple(each for each in node.unreported if each != failure),
+        )
+        return self._closed(told, after, start)
 
     def _complete_batch(self, node: Node, closing: list[Step]) -> Node:
         """Complete the oldest batch."""
@@ -197,6 +246,7 @@ class FlightModel(CoreModel):
             before={},
             writes=(),
             filled=False,
+            unreported=tuple(each for each in node.unreported if each[0] < number),
             loading=_still_loading(node.loading, after),
             failed=_still_loading(node.failed, after),
         )
@@ -249,6 +299,16 @@ class FlightModel(CoreModel):
         if not known or step.call.name != "remove_request":
             return node
         return evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+
+
+def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
+    """The requests that can report the failed load of a batch, the one that loads first."""
+    found = []
+    for load in state.loads:
+        if load.batch == number and load.first <= first < load.end:
+            found += [request_id] if load.loader == request_id else []
+            found += [name for name, end in load.requests if end > first]
+    return found
 
 
 def forgotten(batch: Pending, request_id: str) -> Pending:

@@ -192,7 +192,8 @@ class Ghost:
         self._empty = set()
         for write in writes:
             self._write(requests[write.request_id], write)
-        if any(write.failed is not None for write in writes):
+        known = self.contents.values() if self._config.max_in_flight else ()
+        if any(write.failed is not None for write in writes) or any(SPOILT in x for x in known):
             self._spread(requests, writes)
         for write in writes:
             self._read(requests[write.request_id], write, encoders)
