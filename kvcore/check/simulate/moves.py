@@ -334,18 +334,11 @@ def fail(play: Play, name: str, offset: int) -> Any:
         return None
     while play.waiting:
         execute(play)
-    names = [name]
-    for _ in range(len(play.known) + 1):
-        value = play.call("rewind", list(names), first)
-        if not isinstance(value, Misuse):
-            play.leave(names)
-            return value
-        for other in value.fields.get("requests", ()):  # type: ignore[attr-defined] # a list
-            if play.loading(other):
-                free(play, other)
-            else:
-                names.append(other)
-    raise InvariantViolation("NOCRASH", f"rewind of {names} is refused again and again")
+    fell = play.call("rewind", [name], first)
+    if isinstance(fell, Misuse):
+        raise InvariantViolation("LOAD-FAILED", f"the report of {name!r} is refused: {fell}")
+    play.leave(list(dict.fromkeys((name, *fell))))
+    return fell
 
 
 def _hit(play: Play, name: str) -> Hit | None:
