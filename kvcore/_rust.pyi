@@ -477,13 +477,13 @@ class Tiers:
         Forget a block's key, if it has one. Raises UnknownBlock.
         """
 
-def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:
+def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_keys: bool = False, judges: SupportsGetItem[int, str] | None = None, max_depth: SupportsIndex | None = None, max_states: SupportsIndex | None = None, max_seconds: SupportsFloat | SupportsIndex | None = None, workers: SupportsIndex = 1, progress: Any | None = None) -> Any:
     """
     Explore a world; the report as a dict.
 
-    symmetry: whether requests, blocks and tokens are renamed. judges: the properties that count,
-    all unless given. progress: is told states, edges, depth, waiting states, seconds and bytes, now
-    and then.
+    symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
+    kept, not fingerprints. judges: the properties that count, all unless given. progress: is told
+    states, edges, depth, waiting states, seconds and bytes, now and then.
     """
 
 def hash_block(parent: bytes, tokens: Any, hashing: str = "sha256", /) -> bytes:

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         profile = profile_of(options)
         world = world_of(options) if profile is None else profile.world
         backend = backend_of(options, profile)
-        check_options(options, backend)
+        check_options(options)
         symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)

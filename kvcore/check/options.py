@@ -191,14 +191,12 @@ def check_hunt(options: argparse.Namespace) -> None:
         raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
 
 
-def check_options(options: argparse.Namespace, backend: str) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Raise BadOptions where the search cannot do what is asked."""
     for name in ("write_test", "write_trace"):
         path = getattr(options, name)
         if path and not Path(path).resolve().parent.is_dir():
             raise BadOptions(f"{option(name)} {path}: there is no such folder")
-    if backend == "rust" and options.full_keys:
-        raise BadOptions("the twin keeps fingerprints: leave --full-keys or --backend rust out")
     if "POLICY" in (options.properties or ()):
         raise BadOptions("POLICY judges a policy of your own: see kvcore.check.policies in Python")
     if (options.write_test or options.write_trace) and options.json:

@@ -21,6 +21,11 @@ from kvcore.check.world import Symmetry, World
 COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
 
 
+def kept(full_keys: bool) -> str:
+    """What stands for a state, in a report's words."""
+    return "full keys" if full_keys else "fingerprints of 128 bits"
+
+
 @attrs.define
 class Report:
     """The figures of one exploration.
@@ -38,7 +43,7 @@ class Report:
 
     backend: str = "python"
     verdict: str = COMPLETE
-    keys: str = "fingerprints of 128 bits"
+    keys: str = kept(full_keys=False)
     num_states: int = 0
     num_edges: int = 0
     num_waiting: int = 0

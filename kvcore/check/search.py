@@ -32,7 +32,7 @@ from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.parity import Parity
 from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.properties import PROPERTIES, Property
-from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report
+from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report, kept
 from kvcore.check.schedulers import guarded
 from kvcore.check.twin_search import explore_twin
 from kvcore.check.waiting import bytes_of
@@ -104,7 +104,8 @@ def check(
         symmetry = symmetry or Symmetry(requests=False)
     if isinstance(what, World) and what.config.max_in_flight and crosses(what):
         raise ValueError("groups of encoders are not explored with batches in flight")
-    judged, left_out = judged_in(what, chosen, parity=backend == "both")
+    both = backend == "both"
+    judged, left_out = judged_in(what, chosen, parity=both)
     if backend == "rust":
         if not isinstance(what, World):
             raise ValueError("the twin explores worlds, not models of your own")
@@ -115,14 +116,13 @@ def check(
             what,
             names=None if chosen is None else [str(each) for each in chosen],
             symmetry=symmetry or Symmetry(),
+            full_keys=full_keys,
             limits=attrs.asdict(limits),
             workers=workers,
             progress=progress,
         )
     else:
-        make = partial(
-            make_expander, what, chosen, symmetry, full_keys, backend == "both", watch=watch
-        )
+        make = partial(make_expander, what, chosen, symmetry, full_keys, both, watch=watch)
         report = Search(make, limits, workers=workers, progress=progress, backend=backend).run()
     report.world, report.symmetry = what, symmetry or Symmetry()
     report.judged, report.left_out = judged, left_out
@@ -169,10 +169,7 @@ class Search:
         self.limits = limits or Limits()
         self._make = make
         self._expander = make()
-        full = self._expander.full_keys
-        self.report = Report(
-            backend=backend, keys="full keys" if full else "fingerprints of 128 bits"
-        )
+        self.report = Report(backend=backend, keys=kept(self._expander.full_keys))
         self._progress = progress
         self._num_workers = workers if _travels(make) else 1
         self._workers: Workers | None = None

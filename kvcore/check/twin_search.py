@@ -18,7 +18,7 @@ from kvcore.check.core_model import TAKE_BATCH, closed
 from kvcore.check.flight_model import executed
 from kvcore.check.memory import memory_bytes as most_memory
 from kvcore.check.model import Step, Violation
-from kvcore.check.report import Report
+from kvcore.check.report import Report, kept
 from kvcore.check.world import Symmetry, World
 from kvcore.state import State, make_state
 
@@ -31,12 +31,14 @@ def explore_twin(
     *,
     names: list[str] | None,
     symmetry: Symmetry,
+    full_keys: bool,
     limits: dict[str, Any],
     workers: int,
     progress: Any,
 ) -> Report:
     """Explore a world in the twin. Raises BackendMissing."""
-    report = Report(backend="rust")
+    keys = kept(full_keys)
+    report = Report(backend="rust", keys=keys)
 
     def tell(states: int, edges: int, depth: int, waiting: int, seconds: float, size: int) -> None:
         report.num_states, report.num_edges, report.num_waiting = states, edges, waiting
@@ -48,6 +50,7 @@ def explore_twin(
     found = _twin.check_world(
         world,
         symmetry=(symmetry.requests, symmetry.blocks, symmetry.tokens),
+        full_keys=full_keys,
         judges=names,
         workers=workers,
         progress=None if progress is None else tell,
@@ -55,6 +58,7 @@ def explore_twin(
     )
     report = Report(
         backend="rust",
+        keys=keys,
         verdict=found["verdict"],
         num_states=found["num_states"],
         num_edges=found["num_edges"],

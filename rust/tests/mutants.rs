@@ -182,7 +182,8 @@ fn hunt(mutant: Mutant, world: &World, judges: Judges, max_states: Option<u64>) 
     seed(Some(mutant));
     let begun = Instant::now();
     let limits = Limits { max_states, max_seconds: Some(120.0), ..Limits::default() };
-    let found = check_world(world.clone(), Symmetry::default(), judges, &limits, 1, &mut |_| true);
+    let found =
+        check_world(world.clone(), Symmetry::default(), false, judges, &limits, 1, &mut |_| true);
     let seconds = begun.elapsed().as_secs_f64();
     seed(None);
     (found.expect("the worlds are right"), seconds)

@@ -68,6 +68,18 @@ def test_two_workers_find_what_one_finds() -> None:
     assert counted(check(where, backend="rust", workers=2)) == counted(check(where, backend="rust"))
 
 
+@pytest.mark.parametrize("name", ["engine", "host tier", "flight-hits"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whole_names_count_as_many_states_as_fingerprints(name: str, workers: int) -> None:
+    need_twin()
+    where = WORLDS[name] if name in WORLDS else PROFILES[name].world
+    short = check(where, backend="rust")
+    full = check(where, backend="rust", full_keys=True, workers=workers)
+    assert counted(full) == counted(short)
+    assert (short.keys, full.keys) == ("fingerprints of 128 bits", "full keys")
+    assert full.memory_bytes > short.memory_bytes
+
+
 def test_a_search_that_is_stopped_says_by_what() -> None:
     need_twin()
     found = check(engine(3, 2, 4, 4), backend="rust", max_depth=3)

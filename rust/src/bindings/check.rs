@@ -20,18 +20,19 @@ use crate::check::{self, Judges};
 
 /// Explore a world; the report as a dict.
 ///
-/// symmetry: whether requests, blocks and tokens are renamed. judges: the properties that count,
-/// all unless given. progress: is told states, edges, depth, waiting states, seconds and bytes, now
-/// and then.
+/// symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
+/// kept, not fingerprints. judges: the properties that count, all unless given. progress: is told
+/// states, edges, depth, waiting states, seconds and bytes, now and then.
 #[pyfunction]
 #[pyo3(signature = (
-    world, /, *, symmetry = (true, true, true), judges = None, max_depth = None,
+    world, /, *, symmetry = (true, true, true), full_keys = false, judges = None, max_depth = None,
     max_states = None, max_seconds = None, workers = 1, progress = None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the options of `kvcore.check.check`
 pub(crate) fn check_world<'py>(
     world: &Bound<'py, PyAny>,
     symmetry: (bool, bool, bool),
+    full_keys: bool,
     judges: Option<Vec<String>>,
     max_depth: Option<u32>,
     max_states: Option<u64>,
@@ -50,8 +51,9 @@ pub(crate) fn check_world<'py>(
         let told = Python::attach(|py| tell(py, progress.as_ref(), come));
         told.map_err(|error| raised = Some(error)).is_ok()
     };
-    let report =
-        py.detach(|| check::check_world(read, symmetry, judges, &limits, workers, &mut watch));
+    let report = py.detach(|| {
+        check::check_world(read, symmetry, full_keys, judges, &limits, workers, &mut watch)
+    });
     let report = report.map_err(|error| raise(py, error))?;
     match raised {
         Some(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Err(error),

@@ -14,8 +14,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use twox_hash::XxHash3_128;
-
 use crate::check::actions::{Children, known_children};
 use crate::check::calls::{Call, Outcome};
 use crate::check::canonical::Namer;
@@ -28,6 +26,7 @@ use crate::check::pack::{pack, unpack};
 use crate::check::prefixes::Prefixes;
 use crate::check::report::{MoveNames, Notes};
 use crate::check::schedule::{Schedule, Write};
+use crate::check::visited::Keys;
 use crate::check::world::{Symmetry, World};
 use crate::check::{Judges, Violation};
 use crate::encode::encode;
@@ -65,6 +64,7 @@ pub struct CoreModel {
     pub(super) world: Arc<World>,
     empty: State,
     symmetry: Symmetry,
+    pub(super) keys: Keys,
     pub(super) judge: Judge,
     pub(super) prefixes: Prefixes,
     pub(super) namer: Namer,
@@ -106,12 +106,14 @@ impl CoreModel {
     pub fn new(
         world: Arc<World>,
         symmetry: Symmetry,
+        keys: Keys,
         judges: Judges,
         prefixes: Prefixes,
     ) -> Result<Self, Error> {
         Ok(CoreModel {
             empty: make_state(world.config.clone())?,
             symmetry,
+            keys,
             prefixes,
             namer: Namer::new(symmetry),
             base: Ghost::judging(&world.config, &judges),
@@ -298,9 +300,9 @@ impl CoreModel {
         })
     }
 
-    /// The 128 bits of a state's name.
+    /// What stands for a state.
     fn fingerprint(&mut self, state: &State) -> Result<Fingerprint, Violation> {
-        Ok(XxHash3_128::oneshot(self.namer.canonical(state, &mut self.prefixes)?))
+        Ok(self.keys.of(self.namer.canonical(state, &mut self.prefixes)?))
     }
 
     /// Walk again, with calls kept, to what broke.

@@ -11,8 +11,6 @@
 //! owns what. Nodes wait as they are, under a number, in arena.rs. Twin:
 //! kvcore/check/flight_model.py.
 
-use twox_hash::XxHash3_128;
-
 use crate::check::arena::Arena;
 use crate::check::calls::{Call, Value};
 use crate::check::core_model::{CoreModel, Path, Stop, caught};
@@ -309,11 +307,11 @@ impl FlightModel {
         self.ghost.check(state, &node.schedule, prefixes)
     }
 
-    /// The 128 bits of a node's name.
+    /// What stands for a node.
     fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
-        let CoreModel { namer, prefixes, .. } = &mut self.core;
+        let CoreModel { namer, prefixes, keys, .. } = &mut self.core;
         let mut more = |names: &mut Renaming<'_>| flight_name::write(node, names);
-        Ok(XxHash3_128::oneshot(namer.canonical_with(&node.state, prefixes, &mut more)?))
+        Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
     }
 
     /// Walk the edges of a packed node; what panics is a violation, too.

@@ -59,6 +59,7 @@ use crate::check::model::Judgement;
 use crate::check::prefixes::Prefixes;
 use crate::check::report::Report;
 use crate::check::search::{Limits, Progress, explore};
+use crate::check::visited::Keys;
 use crate::check::world::{Symmetry, World};
 use crate::errors::Error;
 
@@ -116,11 +117,13 @@ impl Judges {
     }
 }
 
-/// Explore a world by so many workers. watch: is told now and then how far the search has come, and
-/// says whether it goes on. Fails with InvalidConfig.
+/// Explore a world by so many workers. full_keys: keep whole names, not fingerprints. watch: is
+/// told now and then how far the search has come, and says whether it goes on. Fails with
+/// InvalidConfig.
 pub fn check_world(
     world: World,
     symmetry: Symmetry,
+    full_keys: bool,
     judges: Judges,
     limits: &Limits,
     workers: usize,
@@ -128,15 +131,23 @@ pub fn check_world(
 ) -> Result<Report, Error> {
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
-    let model = |_| CoreModel::new(Arc::clone(&world), symmetry, judges.clone(), prefixes.clone());
+    let keys = Keys::new(full_keys);
+    let model = |_| {
+        let (world, keys) = (Arc::clone(&world), keys.clone());
+        CoreModel::new(world, symmetry, keys, judges.clone(), prefixes.clone())
+    };
     let mut models = (0..workers.max(1)).map(model).collect::<Result<Vec<_>, _>>()?;
+    let weighed = |report: Report| {
+        let num_bytes = report.num_bytes + keys.num_bytes() as u64;
+        Report { num_bytes, ..report }
+    };
     if world.config.max_in_flight == 0 {
-        return Ok(explore(&mut models, limits, watch));
+        return Ok(weighed(explore(&mut models, limits, watch)));
     }
     let arena = Arena::default();
     let in_flight = |core| FlightModel::new(core, &judges, arena.clone());
     let mut models: Vec<FlightModel> = models.into_iter().map(in_flight).collect();
-    Ok(explore(&mut models, limits, watch))
+    Ok(weighed(explore(&mut models, limits, watch)))
 }
 
 /// Every state of a world, up to so many: its canonical bytes, and the names of the structural
@@ -146,7 +157,7 @@ pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgemen
     let world = Arc::new(world);
     let prefixes = Prefixes::new(&world.config);
     let none = Judges::only(None);
-    let mut model = CoreModel::new(world, Symmetry::default(), none, prefixes)?;
+    let mut model = CoreModel::new(world, Symmetry::default(), Keys::new(false), none, prefixes)?;
     Ok(search::judge(&mut model, max_states))
 }
 

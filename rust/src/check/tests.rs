@@ -37,7 +37,7 @@ fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -
 fn run(world: World, workers: usize) -> Report {
     let limits = Limits::default();
     let judges = Judges::default();
-    check_world(world, Symmetry::default(), judges, &limits, workers, &mut |_| true).unwrap()
+    check_world(world, Symmetry::default(), false, judges, &limits, workers, &mut |_| true).unwrap()
 }
 
 fn counts(report: &Report) -> (u64, u64) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The states that are known, by their fingerprints, each with the edge that led to it first.
+//! The states that are known, by what stands for them, each with the edge that led to it first.
 //!
 //! Rules: a part of search.rs. A state is a number, its place in the column; the table has nothing
-//! but places, so that a state takes 24 bytes and a little more.
+//! but places, so that a state takes 24 bytes and a little more. With whole names the number of the
+//! name takes the place of the fingerprint, so the search is the same.
 
-use hashbrown::HashTable;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hashbrown::{HashMap, HashTable};
+use twox_hash::XxHash3_128;
 
 use crate::check::model::Fingerprint;
 
@@ -65,6 +69,38 @@ impl Visited {
     /// Bytes that are in use.
     pub fn num_bytes(&self) -> usize {
         self.states.capacity() * size_of::<Known>() + self.places.allocation_size()
+    }
+}
+
+/// What stands for a state.
+#[derive(Debug, Clone)]
+pub enum Keys {
+    /// 128 bits of its name: XXH3-128.
+    Fingerprints,
+    /// The number of its whole name, among those that any worker met.
+    Whole(Arc<Mutex<HashMap<Vec<u8>, u32>>>),
+}
+
+impl Keys {
+    /// Fingerprints, or whole names.
+    #[must_use]
+    pub fn new(full: bool) -> Self {
+        if full { Keys::Whole(Arc::default()) } else { Keys::Fingerprints }
+    }
+
+    /// What stands for the state of a name.
+    pub fn of(&self, name: &[u8]) -> Fingerprint {
+        let Keys::Whole(names) = self else { return XxHash3_128::oneshot(name) };
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = names.len() as u32;
+        u128::from(*names.entry_ref(name).or_insert(number))
+    }
+
+    /// Bytes that whole names take.
+    pub fn num_bytes(&self) -> usize {
+        let Keys::Whole(names) = self else { return 0 };
+        let names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.allocation_size() + names.keys().map(Vec::capacity).sum::<usize>()
     }
 }
 
