@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from kvcore.errors import DamagedBatch
 from kvcore.hashing import KEY_SIZE
 
 COLUMNS = ("kind", "segment", "a", "b", "c", "d")
@@ -218,9 +219,23 @@ class Batch(Struct, frozen=True, gc=False):
         return memoryview(self.buffer)[start : start + size].cast("i")
 
     def __iter__(self) -> Iterator[Command]:
+        """The commands, in order. Raises DamagedBatch."""
+        if len(self.buffer) % (4 * len(COLUMNS)) or len(self.keys) % KEY_SIZE:
+            sizes = f"{len(self.buffer)} bytes of columns, {len(self.keys)} of keys"
+            raise self.damaged(f"it is cut off: {sizes}")
+        num_keys = len(self.keys) // KEY_SIZE
         rows = zip(*(self.column(name).tolist() for name in COLUMNS), strict=True)
-        for kind, _segment, *values in rows:
+        for at, (kind, _segment, *values) in enumerate(rows):
+            if kind not in KINDS:
+                raise self.damaged(f"command {at} has kind {kind}")
+            key = values[KEY_FIELDS[kind]] if kind in KEY_FIELDS else 0
+            if kind in KEY_FIELDS and not 0 <= key < num_keys:
+                raise self.damaged(f"command {at} has key {key} of {num_keys}")
             yield from_row(kind, values, self.keys)
+
+    def damaged(self, reason: str) -> DamagedBatch:
+        """The error for this batch."""
+        return DamagedBatch(batch=self.number, reason=reason)
 
 
 def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:

@@ -19,13 +19,14 @@ from kvcore.encode import (
     EVICTIONS,
     MAGIC,
     NO_BLOCK,
+    OWNERS_END,
     PUBLISH,
     REMOVED,
     STORED,
 )
 from kvcore.errors import DamagedState, InvalidExtraKey
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvcore.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem
+from kvcore.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem, is_extra_key
 from kvcore.free_queue import make_free_queue
 from kvcore.groups import KINDS as GROUP_KINDS
 from kvcore.groups import Group
@@ -145,7 +146,7 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
     keys: list[bytes | None] = []
     ranked: dict[bytes, list[tuple[int, int]]] = {}
     for block in range(num_blocks):
-        ref_counts.append(source.u32())
+        ref_counts.append(source.below(OWNERS_END))
         keys.append(source.key() if source.flag() else None)
         key = keys[-1]
         if key is not None:
@@ -274,8 +275,10 @@ def read_event(source: Reader) -> Event:
             raise source.damaged("a parent is no hash")
         tokens = tuple(source.numbers())
         size, group, lora = source.u32(), source.u32(), source.text()
-        marked = hashes if source.flag() else ()
-        extra = [tuple(_read_extra_key(source) for _ in range(source.u32())) for _ in marked]
+        marked = source.flag()
+        if marked and not hashes:
+            raise source.damaged("extra keys of no block")
+        extra = [_read_extra_keys_of_block(source) for _ in hashes] if marked else []
         return BlockStored(hashes, parent, tokens, size, group, lora, tuple(extra))
     if kind == REMOVED:
         return BlockRemoved(source.take(HASH_SIZE), source.u32())
@@ -283,5 +286,8 @@ def read_event(source: Reader) -> Event:
     return AllBlocksCleared()
 
 
-def _read_extra_key(source: Reader) -> ExtraKey:
-    return (source.u8(), source.sized())
+def _read_extra_keys_of_block(source: Reader) -> tuple[ExtraKey, ...]:
+    keys = tuple((source.u8(), source.sized()) for _ in range(source.u32()))
+    if not all(is_extra_key(tag, value) for tag, value in keys):
+        raise source.damaged("an extra key that no block has")
+    return keys

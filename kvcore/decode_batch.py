@@ -9,9 +9,9 @@ from __future__ import annotations
 from immutables import Map
 from pyrsistent import pvector
 
-from kvcore.commands import KEY_FIELDS, KINDS, Batch, Command, close
+from kvcore.commands import Batch, Command, close
 from kvcore.config import Config
-from kvcore.hashing import KEY_SIZE
+from kvcore.errors import DamagedBatch
 from kvcore.reader import Reader
 from kvcore.state import BatchRecord, Merge, OpenBatch, Published
 from kvcore.unfinished import Given, Mark, Unfinished
@@ -92,15 +92,10 @@ def _read_given(source: Reader, config: Config) -> list[Given]:
 
 def _read_commands(source: Reader, number: int) -> list[Command]:
     batch = Batch(number, bytearray(source.sized()), source.sized())
-    if len(batch.buffer) != 24 * len(batch) or len(batch.keys) % KEY_SIZE:
-        raise source.damaged("commands are cut off")
-    num_keys = len(batch.keys) // KEY_SIZE
-    columns = (batch.column(name) for name in "abcd")
-    for kind, *values in zip(batch.column("kind"), *columns, strict=True):
-        field = KEY_FIELDS.get(kind)
-        if kind not in KINDS or (field is not None and not 0 <= values[field] < num_keys):
-            raise source.damaged("a command has no known kind")
-    commands = list(batch)
+    try:
+        commands = list(batch)
+    except DamagedBatch as error:
+        raise source.damaged(str(error)) from None
     if close(number, commands) != batch:
         raise source.damaged("commands are not in their canonical form")
     return commands

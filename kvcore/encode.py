@@ -31,6 +31,8 @@ PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 STORED, REMOVED, CLEARED = 0, 1, 2
 NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
+OWNERS_END = 2**31
+"""What the count of a block's owners is below."""
 
 
 Write = Callable[["Writer", Any], None]

@@ -345,6 +345,12 @@ class DamagedState(KvcoreError):
     message = "not an encoded state: {reason} at byte {offset}"
 
 
+class DamagedBatch(KvcoreError):
+    """Columns and keys that are not a batch."""
+
+    message = "batch {batch} is damaged: {reason}"
+
+
 class TraceError(KvcoreError):
     """A text trace that cannot be read."""
 

@@ -224,6 +224,18 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
     return ExtraKeys(request.lora, media, request.cache_salt, embeds)
 
 
+def is_extra_key(tag: int, value: bytes) -> bool:
+    """Whether a block can have this extra key: its value has the form of its tag."""
+    if tag == LORA:
+        size = 4 + int.from_bytes(value[:4], "little")
+        return 4 < size <= len(value) and _is_text(value[4:size]) and _is_text(value[size:])
+    if tag == MEDIA:
+        return len(value) > 4 and _is_text(value[4:])
+    if tag == CACHE_SALT:
+        return len(value) > 0 and _is_text(value)
+    return tag == PROMPT_EMBEDS and len(value) == len(NO_ROWS)
+
+
 def vllm_key(tag: int, value: bytes) -> tuple[Any, ...]:
     """An extra key as vLLM has it: its kind by name, then what makes it up."""
     if tag == LORA:
@@ -259,6 +271,14 @@ def _check_media(
             expected = f"at most {MAX_MEDIA} items in a block"
             count = f"{MAX_MEDIA + 1} from item {position} on"
             raise InvalidExtraKey(name="media", expected=expected, value=count)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_text(name: str, value: Any) -> None:

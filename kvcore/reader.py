@@ -52,6 +52,13 @@ class Reader:
         """Four bytes."""
         return int.from_bytes(self.take(4), "little")
 
+    def below(self, end: int) -> int:
+        """Four bytes, a number below end. Raises DamagedState."""
+        value = self.u32()
+        if value >= end:
+            raise self.damaged(f"{value} is not below {end}")
+        return value
+
     def u64(self) -> int:
         """Eight bytes."""
         return int.from_bytes(self.take(8), "little")

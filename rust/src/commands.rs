@@ -9,6 +9,7 @@
 
 use hashbrown::HashSet;
 
+use crate::errors::Error;
 use crate::hashing::{KEY_SIZE, Key};
 use crate::ids::{BlockId, Row};
 use crate::reuse::clone_in_place;
@@ -197,14 +198,25 @@ impl Batch {
         values.map(|bytes| i32::from_le_bytes(*bytes))
     }
 
-    /// The commands, in order; None where a row is of no known kind.
-    #[must_use]
-    pub fn commands(&self) -> Option<Vec<Command>> {
+    /// The commands, in order. Fails with DamagedBatch.
+    pub fn commands(&self) -> Result<Vec<Command>, Error> {
+        let (size, keys) = (4 * self.buffer.len(), self.keys.len());
+        if !size.is_multiple_of(4 * COLUMNS.len()) || !keys.is_multiple_of(KEY_SIZE) {
+            let sizes = format!("{size} bytes of columns, {keys} of keys");
+            return Err(self.damaged(format!("it is cut off: {sizes}")));
+        }
         let columns: [Vec<i32>; 6] = std::array::from_fn(|column| self.column(column).collect());
         let [kinds, _, a, b, c, d] = columns;
-        (0..self.len())
-            .map(|at| from_row(kinds[at], [a[at], b[at], c[at], d[at]], &self.keys))
-            .collect()
+        let read = |at: usize| {
+            let command = from_row(kinds[at], [a[at], b[at], c[at], d[at]], &self.keys);
+            command.map_err(|what| self.damaged(format!("command {at} has {what}")))
+        };
+        (0..self.len()).map(read).collect()
+    }
+
+    /// The error for this batch.
+    fn damaged(&self, reason: String) -> Error {
+        Error::DamagedBatch { batch: self.number as i64, reason }
     }
 }
 
@@ -242,16 +254,16 @@ fn row(values: [u32; 4]) -> [i32; 4] {
     values.map(|value| value as i32)
 }
 
-/// The command of one row of the columns; undoes `to_row`. None: no such kind or key.
-#[must_use]
-pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Option<Command> {
+/// The command of one row of the columns; undoes `to_row`. Fails with the kind or key that is none.
+pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, String> {
     let [a, b, c, d] = values.map(|value| value as u32);
     let (block, second) = (BlockId(a), BlockId(b));
-    let key = |place: u32| {
-        let start = place as usize * KEY_SIZE;
-        Some(Key(keys.get(start..start + KEY_SIZE)?.try_into().ok()?))
+    let keys = keys.as_chunks().0;
+    let key = |place: u32| match keys.get(place as usize) {
+        Some(key) => Ok(Key(*key)),
+        None => Err(format!("key {} of {}", place as i32, keys.len())),
     };
-    Some(match kind {
+    Ok(match kind {
         1 => Command::Allocate { block },
         2 => Command::Touch { block },
         3 => Command::Evict { block, key: key(b)? },
@@ -265,7 +277,7 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Option<Command> {
         11 => Command::Load { operation: a, key: key(b)?, block: BlockId(c) },
         12 => Command::SetTable { row: Row(a), group: b, position: c, block: BlockId(d) },
         13 => Command::CutTable { row: Row(a), group: b, length: c },
-        _ => return None,
+        _ => return Err(format!("kind {kind}")),
     })
 }
 
@@ -350,9 +362,9 @@ mod tests {
         let commands: Commands = every_command().into_iter().collect();
         assert_eq!(commands.iter().collect::<Vec<_>>(), every_command());
         let batch = close(5, &commands);
-        assert_eq!(batch.commands(), Some(every_command()));
+        assert_eq!(batch.commands(), Ok(every_command()));
         assert_eq!((batch.number, batch.len()), (5, 14));
-        assert_eq!(close(0, &Commands::default()).commands(), Some(vec![]));
+        assert_eq!(close(0, &Commands::default()).commands(), Ok(vec![]));
     }
 
     #[test]

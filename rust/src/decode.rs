@@ -12,11 +12,10 @@ use hashbrown::{HashMap, HashSet};
 use crate::block_pool::{BlockPool, make_pool};
 use crate::config::Config;
 use crate::decode_batch::{read_batch, read_unfinished};
+use crate::decode_events::read_events;
 use crate::decode_request::read_request;
-use crate::encode::{CLEARED, DUPLICATES, EVICTIONS, MAGIC, PUBLISH, REMOVED, STORED};
+use crate::encode::{DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH};
 use crate::errors::Error;
-use crate::events::{Event, EventLog};
-use crate::extra_keys::ExtraKey;
 use crate::free_queue::make_free_queue;
 use crate::groups::{Group, KINDS};
 use crate::hashing::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
@@ -41,7 +40,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next so many bytes. Fails with DamagedState at the end.
-    fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
+    pub(crate) fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
         let end = self.offset.checked_add(size).filter(|&end| end <= self.data.len());
         let Some(end) = end else {
             return Err(self.damaged(format!("{size} bytes are missing")));
@@ -51,13 +50,23 @@ impl<'a> Reader<'a> {
         Ok(part)
     }
 
+    /// The bytes from a place to what is read next.
+    pub(crate) fn since(&self, start: usize) -> &'a [u8] {
+        &self.data[start..self.offset]
+    }
+
+    /// Bytes read so far.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
     /// The error at this place.
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> Error {
         Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
     }
 
     /// The next so many bytes, as an array.
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut bytes = [0; N];
         bytes.copy_from_slice(self.take(N)?);
         Ok(bytes)
@@ -72,7 +81,7 @@ impl<'a> Reader<'a> {
     }
 
     /// One byte below a count.
-    fn choice(&mut self, count: u8) -> Result<u8, Error> {
+    pub(crate) fn choice(&mut self, count: u8) -> Result<u8, Error> {
         let value = self.u8()?;
         if value < count {
             return Ok(value);
@@ -82,6 +91,15 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn u32(&mut self) -> Result<u32, Error> {
         Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    /// Four bytes, a number below an end.
+    fn below(&mut self, end: u32) -> Result<u32, Error> {
+        let value = self.u32()?;
+        if value < end {
+            return Ok(value);
+        }
+        Err(self.damaged(format!("{value} is not below {end}")))
     }
 
     pub(crate) fn u64(&mut self) -> Result<u64, Error> {
@@ -251,8 +269,7 @@ fn read_pool(
     let mut pool = make_pool(num_blocks, null_block, config.eviction, config.max_in_flight > 0);
     let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
     for block in (0..num_blocks).map(BlockId) {
-        let ref_count = source.u32()?;
-        pool.restore(block, ref_count);
+        pool.restore(block, source.below(OWNERS_END)?);
         if source.flag()? {
             ranked.push((source.key()?, source.u32()?, block));
         }
@@ -329,59 +346,6 @@ fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Err
         }
     }
     Ok(())
-}
-
-/// The log of the events that follow their count: their bytes, once each was read.
-fn read_events(source: &mut Reader<'_>) -> Result<EventLog, Error> {
-    let count = source.u32()?;
-    let start = source.offset;
-    for _ in 0..count {
-        read_event(source)?;
-    }
-    Ok(EventLog::of(&source.data[start..source.offset], count))
-}
-
-/// The event of the next bytes. Fails with DamagedState.
-pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
-    match source.choice(3)? {
-        STORED => {
-            let block_hashes = source.hashes()?;
-            Ok(Event::BlockStored {
-                parent_hash: read_parent(source)?,
-                tokens: source.numbers()?,
-                block_size: source.u32()?,
-                group: source.u32()?,
-                lora_name: source.text()?,
-                extra_keys: match source.flag()? {
-                    true => {
-                        block_hashes.iter().map(|_| read_keys(source)).collect::<Result<_, _>>()?
-                    }
-                    false => Vec::new(),
-                },
-                block_hashes,
-            })
-        }
-        REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group: source.u32()? }),
-        kind => {
-            debug_assert_eq!(kind, CLEARED);
-            Ok(Event::AllBlocksCleared)
-        }
-    }
-}
-
-/// The extra keys of one block.
-fn read_keys(source: &mut Reader<'_>) -> Result<Vec<ExtraKey>, Error> {
-    let count = source.u32()?;
-    (0..count).map(|_| Ok((source.u8()?, source.sized()?.to_vec()))).collect()
-}
-
-fn read_parent(source: &mut Reader<'_>) -> Result<Option<BlockHash>, Error> {
-    let bytes = source.sized()?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    let hash = bytes.try_into();
-    hash.map(Some).map_err(|_| source.damaged("a parent is no hash"))
 }
 
 fn read_stats(source: &mut Reader<'_>) -> Result<PrefixCacheStats, Error> {

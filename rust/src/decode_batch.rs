@@ -6,10 +6,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::commands::{Batch, COLUMNS, Commands, close};
+use crate::commands::{Batch, Commands, close};
 use crate::decode::Reader;
 use crate::errors::Error;
-use crate::hashing::KEY_SIZE;
 use crate::ids::{BlockId, Row};
 use crate::state::{BatchRecord, Merge, State};
 use crate::unfinished::{Given, Mark, Marks, Place, Unfinished};
@@ -113,13 +112,13 @@ fn read_given(source: &mut Reader<'_>, state: &State) -> Result<Vec<Given>, Erro
 
 fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
     let (values, keys) = (source.sized()?, source.sized()?.to_vec());
-    if values.len() % (4 * COLUMNS.len()) != 0 || keys.len() % KEY_SIZE != 0 {
-        return Err(source.damaged("commands are cut off"));
-    }
-    let batch = Batch { number, buffer: values.as_chunks().0.to_vec(), keys };
-    let commands = batch.commands();
-    let commands = commands.ok_or_else(|| source.damaged("a command has no known kind"))?;
+    let (buffer, rest) = values.as_chunks();
+    let batch = Batch { number, buffer: buffer.to_vec(), keys };
+    let commands = batch.commands().map_err(|error| source.damaged(error.to_string()))?;
     let commands = commands.into_iter().collect();
+    if !rest.is_empty() {
+        return Err(source.damaged("commands are not whole numbers"));
+    }
     if close(number, &commands) != batch {
         return Err(source.damaged("commands are not in their canonical form"));
     }

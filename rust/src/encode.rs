@@ -27,6 +27,8 @@ pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
 pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 /// Times of publication, by their number in the bytes.
 pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
+/// What the count of a block's owners is below.
+pub const OWNERS_END: u32 = 1 << 31;
 /// The number of a stored event.
 pub const STORED: u8 = 0;
 /// The number of a removed event.

@@ -294,6 +294,8 @@ errors! {
     /// Bytes that are not an encoded state.
     DamagedState { reason: String, offset: i64 }
         "not an encoded state: {reason} at byte {offset}";
+    /// Columns and keys that are not a batch.
+    DamagedBatch { batch: i64, reason: String } "batch {batch} is damaged: {reason}";
     /// A text trace that cannot be read.
     TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
     /// A part of a block's extra keys that no key can be made of.

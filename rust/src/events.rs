@@ -9,7 +9,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::decode::{Reader, read_event};
+use crate::decode::Reader;
+use crate::decode_events::read_event;
 use crate::encode::{Writer, write_event};
 use crate::extra_keys::{ExtraKey, ExtraKeys};
 use crate::hashing::{BlockHash, Key, make_key};

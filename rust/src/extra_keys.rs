@@ -36,11 +36,12 @@ pub const MAX_EXTRA_KEYS: usize = 255;
 /// Media items in one block, beside one key of each other kind.
 pub const MAX_MEDIA: usize = MAX_EXTRA_KEYS - 3;
 
+const DIGEST_SIZE: usize = 32;
 const TEXT: &str = "a non-empty str";
 const FEW_MEDIA: &str = "at most 252 items in a block";
 
 /// SHA-256 of the rows of one hash block.
-pub type EmbedsDigest = [u8; 32];
+pub type EmbedsDigest = [u8; DIGEST_SIZE];
 
 /// An adapter: its name, and where its weights come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,6 +223,20 @@ fn cut_item(item: &MediaItem, start: u32, end: u32) -> impl Iterator<Item = Medi
         MediaItem { identifier, offset, length: end - offset }
     });
     before.into_iter().chain(rest)
+}
+
+/// Whether a block can have this extra key: its value has the form of its tag.
+pub(crate) fn is_extra_key(tag: u8, value: &[u8]) -> bool {
+    let is_text = |value: &[u8]| std::str::from_utf8(value).is_ok();
+    match tag {
+        LORA => value.split_first_chunk().is_some_and(|(size, text)| {
+            let name = text.split_at_checked(u32::from_le_bytes(*size) as usize);
+            name.is_some_and(|(name, path)| !name.is_empty() && is_text(name) && is_text(path))
+        }),
+        MEDIA => value.len() > 4 && is_text(&value[4..]),
+        CACHE_SALT => !value.is_empty() && is_text(value),
+        _ => tag == PROMPT_EMBEDS && value.len() == DIGEST_SIZE,
+    }
 }
 
 fn check_media(

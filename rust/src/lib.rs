@@ -21,6 +21,7 @@ pub mod config;
 pub mod contents;
 pub mod decode;
 mod decode_batch;
+mod decode_events;
 mod decode_request;
 pub mod drain;
 pub mod effects;

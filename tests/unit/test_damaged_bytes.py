@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvcore import (
+    BlockStored,
     Config,
     Group,
     InvariantViolation,
@@ -19,8 +20,10 @@ from kvcore import (
     State,
 )
 from kvcore.decode import decode
-from kvcore.encode import MAGIC, encode
+from kvcore.encode import MAGIC, Writer, encode, write_event
 from kvcore.errors import DamagedState, InvalidConfig
+from kvcore.event_log import Events
+from kvcore.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
 from tests.conftest import Backend
 from tests.unit.stories import add, drop, make, serve, step
 
@@ -192,6 +195,58 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
     with pytest.raises(DamagedState, match="bytes are missing at byte 0"):
         manager.restore(b"")
     assert manager.encode() == data
+
+
+def test_a_count_of_owners_has_31_bits(backend: Backend) -> None:
+    # The highest bit of the count was lost in the twin, which read 2**31 + 1 owners as one.
+    manager = make(backend)
+    serve(manager, "a", [0, 1, 2])
+    data = manager.encode()
+    counts = decode(data).device.ref_counts
+    place = data.index(b"\x01\0\0\0\x01\x24\0\0\0")  # one owner, a key of 36 bytes
+    assert 1 in counts
+    damaged = data[: place + 3] + b"\x80" + data[place + 4 :]
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="2147483649 is not below 2147483648"):
+            core()
+    assert manager.encode() == data
+
+
+@pytest.mark.parametrize(
+    ("tag", "value"),
+    [
+        *((0, b"a"), (5, b"a"), (LORA, b""), (LORA, b"\1\0\0"), (LORA, b"\2\0\0\0a")),
+        *((LORA, b"\0\0\0\0a"), (LORA, b"\1\0\0\0\xff"), (LORA, b"\1\0\0\0a\xff")),
+        *((LORA, b"\xff\xff\xff\xffa"), (MEDIA, b"\1\0\0\0"), (MEDIA, b"\1\0\0\0\xff")),
+        *((CACHE_SALT, b""), (CACHE_SALT, b"\xff"), (PROMPT_EMBEDS, bytes(31))),
+    ],
+)
+def test_an_event_has_extra_keys_that_a_block_can_have(
+    backend: Backend, tag: int, value: bytes
+) -> None:
+    manager = make(backend, enable_events=True)
+    manager.add_request(Request("a", [0, 1], cache_salt="salt"))
+    manager.allocate_slots("a", 2)
+    data = manager.encode()
+    salt = bytes([CACHE_SALT, 4, 0, 0, 0]) + b"salt"
+    assert data.count(salt) == 1
+    damaged = data.replace(salt, bytes([tag, len(value), 0, 0, 0]) + value)
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="an extra key that no block has"):
+            core()
+    assert manager.encode() == data
+
+
+def test_an_event_without_blocks_has_no_extra_keys() -> None:
+    # The flag said that extra keys follow, there was no block to have any, and the bytes written
+    # again were others.
+    none = BlockStored((), None, (), 2, 0)
+    out = Writer(b"")
+    write_event(out, none)
+    assert tuple(Events(bytes(out.data), 1)) == (none,)
+    flagged = bytes(out.data[:-1]) + b"\1"
+    with pytest.raises(DamagedState, match="extra keys of no block"):
+        tuple(Events(flagged, 1))
 
 
 def test_a_damaged_number_of_blocks_does_not_become_an_allocation(backend: Backend) -> None:
