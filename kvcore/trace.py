@@ -26,6 +26,7 @@ calls are listed in `trace_calls.py`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,8 +36,20 @@ from kvcore.config import Config
 from kvcore.errors import KvcoreError, TraceError
 from kvcore.groups import KINDS, Group
 from kvcore.trace_calls import BadCall, Runner
+from kvcore.trace_text import BadWord, read_u32
 
+GAPS = " \t\r"
+"""What stands between words; lines end with a line feed."""
+BLOCKS_MAX = 2**16
+"""Most blocks of a tier: what a trace asks for is held in memory."""
+COUNTS = (
+    *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
+    *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
+)
+FLAGS = ("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks")
+NAMES = ("eviction", "duplicates", "publish", "hashing")
 YES_NO = {"yes": True, "no": False}
+_WORD = re.compile(f"[^{GAPS}]+")
 
 
 @attrs.frozen
@@ -60,24 +73,28 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """The trace of a file. Raises TraceError."""
-    return parse_trace(path.read_text(encoding="utf-8"), source=path.name)
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(source=path.name, line=0, reason=str(error)) from None
+    return parse_trace(text, source=path.name)
 
 
 def parse_trace(text: str, *, source: str) -> Trace:
     """The trace of a text. Raises TraceError with the line."""
     config: Config | None = None
     calls: list[Call] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip(GAPS)
         if not stripped or stripped.startswith("#"):
             continue
-        if line[0].isspace():
+        if line[0] in GAPS:
             if not calls:
                 raise TraceError(source=source, line=number, reason="an outcome without a call")
             last = calls[-1]
             calls[-1] = attrs.evolve(last, expected=(*last.expected, stripped))
             continue
-        verb, *words = stripped.split()
+        verb, *words = _WORD.findall(stripped)
         if verb == "config":
             if config is not None:
                 raise TraceError(source=source, line=number, reason="a second config")
@@ -115,8 +132,9 @@ def rewrite(text: str, *, source: str, backend: Literal["rust", "python"]) -> st
     trace = parse_trace(text, source=source)
     actual = dict(zip((call.line for call in trace.calls), outcomes(trace, backend), strict=True))
     lines = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        is_outcome = bool(line.strip()) and line[0].isspace() and line.strip()[0] != "#"
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        stripped = line.strip(GAPS)
+        is_outcome = bool(stripped) and line[0] in GAPS and stripped[0] != "#"
         if not is_outcome:
             lines.append(line)
         lines.extend(f"  {outcome}" for outcome in actual.get(number, ()))
@@ -124,38 +142,48 @@ def rewrite(text: str, *, source: str, backend: Literal["rust", "python"]) -> st
 
 
 def _parse_config(words: list[str], source: str, line: int) -> Config:
-    options: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise TraceError(source=source, line=line, reason=f"{word!r} is not name=value")
-        options[name] = YES_NO[value] if value in YES_NO else _number_or_name(value)
+    options: dict[str, Any] = {"num_blocks": 0, "groups": (Group(16),)}
     try:
-        size, groups = options.pop("block_size", 16), options.pop("groups", None)
-        words = [f"full_attention:{size}"] if groups is None else groups.split(",")
-        options["groups"] = tuple(_parse_group(word) for word in words)
+        for word in words:
+            _parse_option(options, word)
         return Config(**options)
-    except (KvcoreError, TypeError, ValueError) as error:
-        raise TraceError(source=source, line=line, reason=str(error)) from error
+    except (KvcoreError, BadWord) as error:
+        raise TraceError(source=source, line=line, reason=str(error)) from None
+
+
+def _parse_option(options: dict[str, Any], word: str) -> None:
+    """Take in one `name=value`. Raises BadWord, InvalidConfig."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise BadWord(f"{word!r} is not name=value")
+    if name in COUNTS:
+        options[name] = read_u32(value)
+        if name.endswith("blocks") and options[name] > BLOCKS_MAX:
+            raise BadWord(f"{name} is {value}: a trace has at most {BLOCKS_MAX} blocks")
+    elif name in FLAGS and value in YES_NO:
+        options[name] = YES_NO[value]
+    elif name in NAMES:
+        options[name] = value
+    elif name == "block_size":
+        options["groups"] = (Group(read_u32(value)),)
+    elif name == "groups":
+        options["groups"] = tuple(_parse_group(word) for word in value.split(","))
+    else:
+        raise BadWord(f"the config takes no {word!r}")
 
 
 def _parse_group(word: str) -> Group:
     text, *flags = word.split("+")
-    kind, size, *window = text.split(":")
-    unknown = set(flags) - {"eagle", "zero"}
-    if kind not in KINDS or len(window) > 1 or unknown:
-        raise ValueError(f"{word!r} is not kind:block_size[:window][+eagle][+zero]")
+    kind, *sizes = text.split(":")
+    if kind not in KINDS or not 1 <= len(sizes) <= 2 or set(flags) - {"eagle", "zero"}:
+        raise BadWord(f"{word!r} is not kind:block_size[:window][+eagle][+zero]")
     return Group(
-        int(size),
+        read_u32(sizes[0]),
         kind=kind,
-        window=int(window[0]) if window else None,
+        window=read_u32(sizes[1]) if len(sizes) > 1 else None,
         eagle="eagle" in flags,
         zero_new_blocks="zero" in flags,
     )
-
-
-def _number_or_name(value: str) -> int | str:
-    return int(value) if value.isdecimal() else value
 
 
 def _difference(call: Call, actual: tuple[str, ...]) -> str:

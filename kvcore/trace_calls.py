@@ -30,19 +30,24 @@ that. Twin: rust/src/trace_calls.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
+from typing import Any, Literal, TypeVar
 
 from kvcore.block_pool import BlockPool
 from kvcore.config import Config
-from kvcore.errors import KvcoreError
+from kvcore.errors import InvalidExtraKey, KvcoreError
 from kvcore.extra_keys import LoRA, MediaItem
 from kvcore.hashing import HASH_SIZE
 from kvcore.manager import KVCacheManager
+from kvcore.queries import find_request
 from kvcore.state import State
 from kvcore.trace_text import (
+    BadWord,
     Names,
+    read_number,
     read_tokens,
+    read_u32,
     write_commands,
     write_error,
     write_events,
@@ -58,9 +63,10 @@ OPTIONS = {
     "reserved": "reserved_blocks",
 }
 FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
+T = TypeVar("T")
 
 
-class BadCall(ValueError):
+class BadCall(BadWord):
     """A call whose verb or words cannot be read."""
 
 
@@ -79,13 +85,15 @@ class Runner:
         if method is None:
             raise BadCall(f"there is no call {verb!r}")
         try:
-            lines = write_value(method(self, *words))
+            given = signature(method).bind(self, *words)
+        except TypeError as error:
+            raise _bad_call(verb, words, error) from None
+        try:
+            lines = write_value(method(*given.args))
         except KvcoreError as error:
             lines = write_error(error)
-        except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise BadCall(
-                f"{verb} cannot take {' '.join(words) or 'nothing'}: {error!r}"
-            ) from error
+        except BadWord as error:
+            raise _bad_call(verb, words, error) from None
         after = self.manager.state()
         self.manager.check()
         self._names.learn(after)
@@ -102,17 +110,17 @@ class Runner:
         for word in words:
             name, _, value = word.partition("=")
             if name == "lora":
-                options["lora"] = LoRA(value)
+                options["lora"] = _made(LoRA, value)
             elif name == "media":
                 options["media"] = [_read_media(item) for item in value.split(",")]
             elif name == "salt":
                 options["cache_salt"] = value
             elif name == "own":
                 options["block_hashes"] = _read_hashes(value)
-            elif word == "skip":
+            elif (name, value) == ("skip", ""):
                 options["skip_reading_prefix_cache"] = True
             else:
-                raise KeyError(word)
+                raise BadWord(f"no request has {word!r}")
         request = Request(request_id, read_tokens(tokens), **options)
         return f"row {self.manager.add_request(request)}"
 
@@ -129,13 +137,13 @@ class Runner:
         self.manager.add_drafts(request_id, read_tokens(tokens))
 
     def accept(self, request_id: str, count: str) -> None:
-        self.manager.accept(request_id, int(count))
+        self.manager.accept(request_id, read_number(count))
 
     def rewind(self, count: str, *request_ids: str) -> str:
-        return " ".join(("fell", *self.manager.rewind(request_ids, int(count))))
+        return " ".join(("fell", *self.manager.rewind(request_ids, read_number(count))))
 
     def remove_skipped_blocks(self, request_id: str, count: str) -> None:
-        self.manager.remove_skipped_blocks(request_id, int(count))
+        self.manager.remove_skipped_blocks(request_id, read_number(count))
 
     def get_computed_blocks(self, request_id: str) -> Hit:
         self._hits[request_id] = self.manager.get_computed_blocks(request_id)
@@ -143,32 +151,34 @@ class Runner:
 
     def allocate_slots(self, request_id: str, count: str, *words: str) -> object:
         return self.manager.allocate_slots(
-            request_id, int(count), **self._options(request_id, words)
+            request_id, read_number(count), **self._options(request_id, words)
         )
 
     def can_allocate(self, request_id: str, count: str, *words: str) -> str:
         options = self._options(request_id, words)
-        return self.manager.can_allocate(request_id, int(count), **options).value
+        return self.manager.can_allocate(request_id, read_number(count), **options).value
 
     def _options(self, request_id: str, words: tuple[str, ...]) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for word in words:
-            name, equals, value = word.partition("=")
-            if equals:
-                options[OPTIONS[name]] = int(value)
-            elif name == "hit":
+            name, _, value = word.partition("=")
+            if name in OPTIONS:
+                options[OPTIONS[name]] = read_number(value)
+            elif (name, value) == ("hit", "") and request_id in self._hits:
                 options["hit"] = self._hits[request_id]
-            else:
+            elif name in FLAGS and not value:
                 options[FLAGS[name]] = True
+            else:
+                raise BadWord(f"no call has {word!r}")
         return options
 
     def append(self, *pairs: str) -> object:
         split = [pair.partition("=") for pair in pairs]
         ids = [request_id for request_id, _, _ in split]
-        return self.manager.append(ids, [int(token) for _, _, token in split])
+        return self.manager.append(ids, [read_number(token) for _, _, token in split])
 
     def cache_blocks(self, request_id: str, count: str) -> None:
-        self.manager.cache_blocks(request_id, int(count))
+        self.manager.cache_blocks(request_id, read_number(count))
 
     def free(self, request_id: str) -> None:
         self.manager.free(request_id)
@@ -177,7 +187,7 @@ class Runner:
         return f"row {self.manager.fork(parent_id, child_id)}"
 
     def truncate(self, request_id: str, count: str) -> None:
-        self.manager.truncate(request_id, int(count))
+        self.manager.truncate(request_id, read_number(count))
 
     def swap_out(self, *request_ids: str) -> object:
         return self.manager.swap_out(request_ids)
@@ -186,25 +196,26 @@ class Runner:
         return self.manager.swap_in(request_ids)
 
     def pin(self, *blocks: str) -> None:
-        self.manager.pin(int(block) for block in blocks)
+        self.manager.pin(_numbers(blocks))
 
     def unpin(self, *blocks: str) -> None:
-        self.manager.unpin(int(block) for block in blocks)
+        self.manager.unpin(_numbers(blocks))
 
     def evict_blocks(self, *blocks: str) -> None:
-        self.manager.evict_blocks(int(block) for block in blocks)
+        self.manager.evict_blocks(_numbers(blocks))
 
     def store(self, *blocks: str) -> str:
-        return _write_operations(self.manager.store(int(block) for block in blocks))
+        return _write_operations(self.manager.store(_numbers(blocks)))
 
     def load(self, request_id: str, count: str, *words: str) -> object:
         options = self._options(request_id, words)
-        loads = self.manager.load(request_id, int(count), **options)
+        loads = self.manager.load(request_id, read_number(count), **options)
         return loads if isinstance(loads, Refused) else _write_operations(loads)
 
     def complete_operation(self, operation: str, result: str) -> None:
-        done = {"done": True, "failed": False}[result]
-        self.manager.complete_operation(int(operation), done)
+        if result not in ("done", "failed"):
+            raise BadWord(f"an operation is done or failed, not {result!r}")
+        self.manager.complete_operation(read_number(operation), result == "done")
 
     def reset_prefix_cache(self) -> bool:
         return self.manager.reset_prefix_cache()
@@ -218,10 +229,10 @@ class Runner:
         return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
 
     def complete(self, batch: str) -> None:
-        self.manager.complete(int(batch))
+        self.manager.complete(read_number(batch))
 
     def cancel(self, batch: str) -> None:
-        self.manager.cancel(int(batch))
+        self.manager.cancel(read_number(batch))
 
     def in_flight(self) -> str:
         return write_ids(self.manager.in_flight)
@@ -269,7 +280,7 @@ class Runner:
         return self.manager.get_blocks(request_id)
 
     def host_table(self, request_id: str) -> KVCacheBlocks:
-        tables = self.manager.state().requests[request_id].host_tables
+        tables = find_request(self.manager.state(), request_id).host_tables
         return KVCacheBlocks(tuple(tuple(table) for table in tables))
 
     def computed(self, request_id: str) -> int:
@@ -299,7 +310,23 @@ def _read_hashes(letters: str) -> list[bytes]:
 def _read_media(word: str) -> MediaItem:
     identifier, _, place = word.partition("@")
     offset, _, length = place.partition("+")
-    return MediaItem(identifier, int(offset), int(length))
+    return _made(MediaItem, identifier, read_u32(offset), read_u32(length))
+
+
+def _numbers(words: Iterable[str]) -> list[int]:
+    return [read_number(word) for word in words]
+
+
+def _made(kind: Callable[..., T], *parts: object) -> T:
+    """An extra key of a request. Raises BadWord for what is none."""
+    try:
+        return kind(*parts)
+    except InvalidExtraKey as error:
+        raise BadWord(str(error)) from None
+
+
+def _bad_call(verb: str, words: Sequence[str], error: Exception) -> BadCall:
+    return BadCall(f"{verb} cannot take {' '.join(words) or 'nothing'}: {error}")
 
 
 CALLS: dict[str, Callable[..., object]] = {

@@ -9,6 +9,7 @@ rust/src/trace_text.rs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -30,6 +31,10 @@ from kvcore.extra_keys import ExtraKeys
 from kvcore.hashing import HASH_SIZE
 from kvcore.state import State
 from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
+
+TOKENS_MAX = 2**16
+"""Most tokens of one word: what a trace asks for is held in memory."""
+_UNSIGNED, _SIGNED = re.compile(r"\+?[0-9]{1,999}"), re.compile(r"[+-]?[0-9]{1,999}")
 
 
 class Names:
@@ -57,12 +62,33 @@ class Names:
         return self.block_hash(key[:HASH_SIZE]) + (f"@{group}" if group else "")
 
 
+class BadWord(ValueError):
+    """A word that cannot be read."""
+
+
+def read_number(text: str) -> int:
+    """The integer of decimal digits, one of 64 bits. Raises BadWord."""
+    if not _SIGNED.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+        raise BadWord(f"{text!r} is no integer of 64 bits")
+    return int(text)
+
+
+def read_u32(text: str) -> int:
+    """The number of decimal digits, one of 32 bits without a sign. Raises BadWord."""
+    if not _UNSIGNED.fullmatch(text) or int(text) >= 2**32:
+        raise BadWord(f"{text!r} is no number of 32 bits")
+    return int(text)
+
+
 def read_tokens(text: str) -> list[int]:
-    """The tokens of `0-9,100`. Raises ValueError."""
+    """The tokens of `0-9,100`, at most TOKENS_MAX. Raises BadWord."""
     tokens: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        tokens.extend(range(int(first), int(last if dash else first) + 1))
+        run = range(read_u32(first), read_u32(last if dash else first) + 1)
+        if len(tokens) + len(run) > TOKENS_MAX:
+            raise BadWord(f"there are more than {TOKENS_MAX} tokens")
+        tokens.extend(run)
     return tokens
 
 

@@ -14,6 +14,11 @@ use crate::groups::{Group, KINDS};
 use crate::hashing::Hashing;
 use crate::trace_calls::Runner;
 
+/// What stands between words; lines end with a line feed.
+const GAPS: [char; 3] = [' ', '\t', '\r'];
+/// Most blocks of a tier: what a trace asks for is held in memory.
+const BLOCKS_MAX: u32 = 1 << 16;
+
 /// One call of a trace and the outcome lines that it must have, without their indent.
 #[derive(Debug)]
 pub struct Call {
@@ -50,21 +55,22 @@ pub fn read_trace(path: &Path) -> Result<Trace, Error> {
 pub fn parse_trace(text: &str, source: &str) -> Result<Trace, Error> {
     let mut config = None;
     let mut calls: Vec<Call> = Vec::new();
-    for (line, content) in (1..).zip(text.lines()) {
+    for (line, content) in (1..).zip(text.split('\n')) {
         let damaged = |reason: &str| {
             let (source, reason) = (source.to_owned(), reason.to_owned());
             Error::TraceError { source, line, reason }
         };
-        let stripped = content.trim();
+        let stripped = content.trim_matches(GAPS);
         if stripped.is_empty() || stripped.starts_with('#') {
             continue;
         }
-        if content.starts_with(char::is_whitespace) {
+        if content.starts_with(GAPS) {
             let last = calls.last_mut().ok_or_else(|| damaged("an outcome without a call"))?;
             last.expected.push(stripped.to_owned());
             continue;
         }
-        let mut words = stripped.split_whitespace().map(str::to_owned);
+        let words = stripped.split(GAPS).filter(|word| !word.is_empty());
+        let mut words = words.map(str::to_owned);
         let verb = words.next().unwrap_or_default();
         if verb == "config" {
             if config.is_some() {
@@ -112,18 +118,22 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
         let (name, value) =
             word.split_once('=').ok_or_else(|| format!("'{word}' is not name=value"))?;
         let count = || value.parse::<u32>().map_err(|_| format!("{name} takes a number"));
+        let blocks = |count| match count {
+            0..=BLOCKS_MAX => Ok(count),
+            _ => Err(format!("{name} is {count}: a trace has at most {BLOCKS_MAX} blocks")),
+        };
         let flag = || match value {
             "yes" => Ok(true),
             "no" => Ok(false),
             _ => Err(format!("{name} takes yes or no")),
         };
         match (name, value) {
-            ("num_blocks", _) => config.num_blocks = count()?,
+            ("num_blocks", _) => config.num_blocks = blocks(count()?)?,
             ("block_size", _) => config.groups = vec![Group::new(count()?)],
             ("groups", _) => {
                 config.groups = value.split(',').map(parse_group).collect::<Result<_, _>>()?;
             }
-            ("num_host_blocks", _) => config.num_host_blocks = count()?,
+            ("num_host_blocks", _) => config.num_host_blocks = blocks(count()?)?,
             ("max_model_len", _) => config.max_model_len = Some(count()?),
             ("max_num_batched_tokens", _) => config.max_num_batched_tokens = Some(count()?),
             ("enable_caching", _) => config.enable_caching = flag()?,

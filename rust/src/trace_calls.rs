@@ -197,12 +197,12 @@ impl Runner {
                 ("external", value) => asked.num_external_computed_tokens = number(value)?,
                 ("encoder", value) => asked.num_encoder_tokens = number(value)?,
                 ("reserved", value) => asked.reserved_blocks = number(value)?,
-                ("hit", _) => {
+                ("hit", "") => {
                     let hit = self.hits.get(*request_id).ok_or(Failure::Words)?;
                     asked.hit = Some(AskedHit::from(hit));
                 }
-                ("delay", _) => asked.delay_cache_blocks = true,
-                ("whole", _) => asked.full_sequence_must_fit = true,
+                ("delay", "") => asked.delay_cache_blocks = true,
+                ("whole", "") => asked.full_sequence_must_fit = true,
                 _ => return Err(Failure::Words),
             }
         }
@@ -286,7 +286,7 @@ impl Runner {
         let [] = exactly(words)?;
         let emitted: Vec<Command> = self.state.effects.commands.iter().collect();
         let batch = take_batch(&mut self.state)?;
-        assert_eq!(batch.commands(), Some(emitted), "a batch is what its calls emitted");
+        assert_eq!(batch.commands(), Ok(emitted), "a batch is what its calls emitted");
         let num_segments = batch.column(1).last().map_or(0, |last| last + 1);
         let (number, num_commands) = (batch.number, batch.len());
         text(format!("batch {number}: {num_commands} commands, {num_segments} segments"))

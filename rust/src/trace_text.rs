@@ -48,12 +48,20 @@ impl Names {
     }
 }
 
-/// The tokens of `0-9,100`. None: the text has another form.
+/// Most tokens of one word: what a trace asks for is held in memory.
+const TOKENS_MAX: u64 = 1 << 16;
+
+/// The tokens of `0-9,100`, at most TOKENS_MAX. None: the text has another form.
 pub fn read_tokens(text: &str) -> Option<Vec<u32>> {
     let mut tokens = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        tokens.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        let count = (u64::from(last) + 1).saturating_sub(u64::from(first));
+        if tokens.len() as u64 + count > TOKENS_MAX {
+            return None;
+        }
+        tokens.extend(first..=last);
     }
     Some(tokens)
 }

@@ -39,6 +39,7 @@ pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
     let extra = &mut request.extra_keys;
     for &option in options {
         match option.split_once('=').unwrap_or((option, "")) {
+            ("lora", "") => return None,
             ("lora", name) => {
                 extra.lora = Some(LoRA { name: name.to_owned(), path: String::new() });
             }
@@ -59,7 +60,8 @@ fn read_media(word: &str) -> Option<MediaItem> {
     let (identifier, place) = word.split_once('@')?;
     let (offset, length) = place.split_once('+')?;
     let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
-    Some(MediaItem { identifier: identifier.to_owned(), offset, length })
+    let is_there = !identifier.is_empty() && length > 0;
+    is_there.then(|| MediaItem { identifier: identifier.to_owned(), offset, length })
 }
 
 /// Hashes of an engine's own, a letter each.

@@ -91,3 +91,69 @@ def test_rewrite_puts_real_outcomes_and_keeps_calls_and_comments() -> None:
 def test_tokens_are_written_as_they_are_read(tokens: list[int], text: str) -> None:
     assert write_tokens(tokens) == text
     assert read_tokens(text) == tokens
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "add_request b 0-4294967295",  # would be 2**32 tokens
+        "add_request b 4294967296",
+        "add_request b 1_0",
+        "add_request b \u0661",  # a digit, and none of ours
+        "add_request b 1 media=x@0+0",
+        "add_request b 1 media=x@-1+1",
+        "add_request b 1 lora=",
+        "add_request b 1 skip=yes",
+        "allocate_slots a 9223372036854775808",
+        "allocate_slots a 1 hit",
+        "allocate_slots a 1 delay=1",
+        "complete_operation 0 maybe",
+        "queue 1",
+        "free",
+        "fly",
+    ],
+)
+def test_a_call_that_cannot_be_read_is_named_with_its_line(backend: Backend, call: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace.outcomes(trace.parse_trace(f"{STORY}{call}\n", source="story.trace"), backend)
+    assert caught.value.fields["line"] == 7
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("num_blocks=65537", "num_host_blocks=2147483647", "num_blocks=-1", "num_blocks=yes"),
+        *("hash_seed=a", "null_block=1", "eviction=fifo", "groups=full_attention", "block_size=0"),
+        *("groups=full_attention:2:3:4", "groups=full_attention:2+fast", "null_block"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named_with_its_line(word: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace.parse_trace(f"config num_blocks=4 block_size=2 {word}", source="story.trace")
+    assert caught.value.fields["line"] == 1
+
+
+def test_the_later_of_two_words_holds_whatever_they_are() -> None:
+    words = "groups=full_attention:4 block_size=2"
+    found = trace.parse_trace(f"config num_blocks=4 {words}", source="story.trace")
+    assert found.config.block_size == 2
+
+
+def test_lines_end_with_a_line_feed_and_words_with_a_space() -> None:
+    text = STORY.replace("\n", "\r\n").replace("add_request a", "add_request\ta\u2028b")
+    words = trace.parse_trace(text, source="story.trace").calls[0].words
+    assert words == ("a\u2028b", "1-3")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latin.trace"
+    with pytest.raises(TraceError, match=r"latin\.trace, line 0: .*No such file"):
+        trace.read_trace(path)
+    path.write_bytes(b"config \xff")
+    with pytest.raises(TraceError, match=r"latin\.trace, line 0: .*utf-8"):
+        trace.read_trace(path)
+
+
+def test_a_request_that_is_not_known_is_misuse(backend: Backend) -> None:
+    text = f"{STORY}host_table b\n  = error UnknownRequest request='b'\n"
+    trace.replay(trace.parse_trace(text, source="story.trace"), backend)
