@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
+.PHONY: help python-found setup twin demo test conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -59,6 +59,12 @@ check: setup ## format, lint, types and stub drift, in both languages
 explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
 	$(BIN)/pytest -m slow $(ARGS)
 	$(BIN)/python -m tools.explore
+	$(MAKE) fuzz
+
+fuzz: setup ## a million damaged inputs for every decoder, in both languages (minutes)
+	BOLERO_RANDOM_ITERATIONS=1000000 cargo test --locked --profile fuzz --lib -- --nocapture fuzz::doors
+	$(BIN)/python -m tests.bytes.run
+	$(BIN)/python -m tests.bytes.agree
 
 mutants: setup ## hunt every seeded bug, in both languages; fails where one lives
 	$(BIN)/kvcore check --mutants

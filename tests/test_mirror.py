@@ -26,6 +26,7 @@ PYTHON_ONLY = {
     ("block_pool.py", "PoolDraft"): DRAFT,
     ("block_pool.py", "freeze"): DRAFT,
     ("block_pool.py", "use"): KEYWORD,
+    ("decode.py", "read_event"): "in decode_events.rs, a part of decode.rs",
     ("errors.py", "BackendMissing"): "the twin is not missing where it runs",
     ("errors.py", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("errors.py", "WrongArgument"): "raised before a call reaches either language",
@@ -48,11 +49,15 @@ PYTHON_ONLY = {
     ("tiers.py", "check_options"): "checked before a call reaches either language",
     ("tokens.py", "check_tokens"): "a token is checked when it is converted to u32",
     ("tokens.py", "read_request_tokens"): "requests.rs refuses to add no tokens",
+    ("trace_text.py", "BadWord"): "None in the twin",
+    ("trace_text.py", "read_number"): "`str::parse` in the twin",
+    ("trace_text.py", "read_u32"): "`str::parse` in the twin",
     ("trace.py", "rewrite"): "one language writes the outcomes, the other must agree",
     ("values.py", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {
     "access.rs": "what may be read of a state from outside: Python's fields are public",
+    "decode_events.rs": "a part of decode.rs, which is long enough",
     "decode_request.rs": "a part of decode.rs, which is long enough",
     "ids.rs": "newtypes for what Python has ints",
     "lib.rs": "the list of modules",

@@ -7,6 +7,9 @@
 //! random inputs are part of `cargo test`; `BOLERO_RANDOM_TEST_TIME_MS` makes it longer, and
 //! `cargo bolero` can lead it by coverage. Twin: none.
 
+mod damage;
+mod doors;
+mod memory;
 mod words;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged text traces, told by both languages: `python -m tests.bytes.agree [TRACES]`.
+
+Rules: Python writes each text with what it comes to, the line that is refused or a digest of all
+outcomes, and the twin's test `both_languages_tell_a_trace_alike` reads them. The twin's traces are
+in no wheel, so that a file is the way between.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from random import Random
+
+import xxhash
+
+from kvcore.errors import TraceError
+from kvcore.trace import outcomes, parse_trace
+from tests.bytes.texts import TEXT_DOORS
+
+TRACES = 50_000
+PIECE = 500
+ROOT = Path(__file__).parents[2]
+TEST = ("cargo", "test", "--locked", "--profile", "fuzz", "--lib", "both_languages_tell")
+
+
+def told(text: str) -> str:
+    """What a text comes to as a trace."""
+    try:
+        calls = outcomes(parse_trace(text, source="fuzz"), "python")
+    except TraceError as error:
+        return f"line {error.fields['line']}"
+    joined = "\n\n".join("\n".join(lines) for lines in calls)
+    return xxhash.xxh3_128_hexdigest(joined.encode())
+
+
+def write(seed: int) -> str:
+    """The lines of some texts."""
+    random, make = Random(seed), TEXT_DOORS[0].make().make
+    texts = [make(random).decode(errors="replace") for _ in range(PIECE)]
+    return "".join(f"{text.encode().hex()} {told(text)}\n" for text in texts)
+
+
+def main() -> int:
+    """Write the texts and ask the twin; its exit code."""
+    count = int(sys.argv[1]) if sys.argv[1:] else TRACES
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+        with ProcessPoolExecutor() as pool:
+            file.writelines(pool.map(write, range(-(-count // PIECE))))
+        file.flush()
+        done = subprocess.run(TEST, env=os.environ | {"KVCORE_TRACES": file.name}, cwd=ROOT)
+    print(f"agree     {count:>9,} traces in both languages", flush=True)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
