@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that makes every call by chance, knows what it scheduled, and judges what it gets.
+
+Why: it counts computed tokens by the sentences of docs/engines.md; the device follows contents, the
+router follows events. The moves are in the modules `moves_*`; each draws from a generator of its
+own, so that a run without some of its moves is still the same run.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from kvcore import Config, KvcoreError, Reason, Refused, Status
+from kvcore.errors import BeyondComputed, HeldByOthers, HitInOpenBatch
+from tests.oracle.backends import Language, Manager
+from tests.oracle.contents import Contents, digest
+from tests.oracle.device import Device, Span, Step
+from tests.oracle.finding import Finding, demand
+from tests.oracle.owners import Owners
+from tests.oracle.requests import Known, own_hashes
+from tests.oracle.router import Router, first_seen
+
+
+class Operation:
+    """A store or load that is not finished; its key and batch are known when that is taken."""
+
+    def __init__(self, block: int, loads: bool) -> None:
+        self.block, self.loads = block, loads
+        self.key = b""
+        self.batch: int | None = None
+        self.cancelled = False
+
+
+class FailedLoad:
+    """External tokens of which not all will come; batch: None while it is open.
+
+    cut: an earlier rewind may have reported it already, to fewer tokens.
+    """
+
+    def __init__(self, name: str, kept: int) -> None:
+        self.name, self.kept = name, kept
+        self.batch: int | None = None
+        self.cut = False
+
+
+class Engine:
+    """A manager, what its engine knows, and a late device."""
+
+    def __init__(self, config: Config, languages: tuple[Language, ...], restores: bool) -> None:
+        self.config = config
+        self.restores = restores
+        self.languages = languages
+        self.manager = Manager(config, languages)
+        self.contents = Contents()
+        self.device = Device(config, self.contents)
+        self.router = Router(config)
+        self.owners = Owners()
+        self.rng = Random(0)
+        self.known: dict[str, Known] = {}
+        self.families: list[list[int]] = []
+        self.num_named = 0
+        self.spans: list[Span] = []
+        self.unexecuted: list[Step] = []
+        self.unfinished: list[int] = []
+        self.uses: dict[int, set[tuple[str, int]]] = {}
+        self.bases: dict[int, dict[str, int]] = {}
+        self.operations: dict[int, Operation] = {}
+        self.pins: list[int] = []
+        self.zeroed: list[int] = []
+        self.failing: dict[int, FailedLoad] = {}
+        self.reported: frozenset[int] = frozenset()
+        self.num_loads = 0
+        self.windowed = [g for g in config.groups if g.window is not None]
+        self.hash_size = config.hash_block_size
+        self.limit = config.length_limit
+        self.most = config.max_num_batched_tokens or 12
+        self.probing = False
+
+    def call(
+        self, name: str, *args: Any, allowed: tuple[type[KvcoreError], ...] = (), **options: Any
+    ) -> Any:
+        """Make a call that is no misuse; None if it raised one of the allowed errors."""
+        before = self.manager.encode() if self.probing else b""
+        try:
+            return self.manager.call(name, *args, **options)
+        except allowed as error:
+            demand(not self.probing or self.manager.encode() == before, f"{error!r}: state changed")
+            return error
+        except KvcoreError as error:
+            raise Finding(f"{name}{args!r} {options!r}: {error!r}") from error
+
+    def refused(self, refused: Refused, before: bytes, name: str | None) -> None:
+        """Judge a refusal: it changed nothing but the window trim of a request."""
+        demand(refused.needed > refused.available, f"{refused!r} with enough blocks")
+        most = max(self.config.num_usable_blocks, self.config.num_host_blocks)
+        late = refused.reason is Reason.NEVER or refused.needed <= most
+        demand(late, f"{refused!r} needs more than the {most} blocks that there are")
+        if not before or self.manager.encode() == before:
+            return
+        demand(bool(self.windowed) and name is not None, f"{refused!r} has changed the state")
+        if not self.restores:
+            return
+        clone = self.manager.clone(before)
+        request = self.known[str(name)]
+        clone.remove_skipped_blocks(request.name, min(request.count, len(request.stuff)))
+        same = clone.encode() == self.manager.encode()
+        demand(same, f"{refused!r} has changed more than the window trim")
+
+    def before(self) -> bytes:
+        """The encoded state, in some moves; empty in the others."""
+        return self.manager.encode() if self.probing else b""
+
+    def idle(self, running: bool | None = None, settled: bool = True) -> list[Known]:
+        """Requests that can be scheduled; running: whether they count tokens."""
+        return [
+            each
+            for each in self.known.values()
+            if each.is_idle
+            and (each.is_settled or not settled)
+            and (running is None or (each.count > 0) == running)
+        ]
+
+    def hear(self) -> None:
+        """Drain the events."""
+        self.router.hear(self.call("take_events"))
+
+    def learn_keys(self, request: Known) -> tuple[tuple[bytes, ...], ...]:
+        """The keys of a request, of which each stands for one content."""
+        keys: tuple[tuple[bytes, ...], ...] = self.manager.ask("get_block_keys", request.name)
+        chain = request.chain(self.contents)
+        if request.own is None:
+            num_hashed = len(request.stuff) // self.hash_size * self.hash_size
+        else:
+            num_hashed = request.own * self.hash_size
+        for at, group in enumerate(self.config.groups):
+            size = group.block_size
+            most = num_hashed // size if self.config.enable_caching else 0
+            demand(len(keys[at]) == most, f"{request.name} has {len(keys[at])} keys, not {most}")
+            for position in range(request.num_learned // size, len(keys[at])):
+                content = digest(chain[(position + 1) * size - 1], at)
+                own = request.own is not None
+                self.contents.learn(keys[at][position], content, own, not request.marked)
+        request.num_learned = num_hashed
+        return keys
+
+    def add_hashes(self, request: Known) -> None:
+        """Hand in the hashes of some more full blocks of a request that has its own."""
+        most = len(request.stuff) // self.hash_size
+        if request.own is not None and request.own < most:
+            end = self.rng.randint(request.own + 1, most)
+            chain = request.chain(self.contents)
+            hashes = own_hashes(chain, self.hash_size, request.own, end)
+            self.call("add_block_hashes", request.name, hashes)
+            request.own = end
+
+    def is_gone(self, count: int, tables: tuple[list[int], ...]) -> bool:
+        """Whether a group gave back what the query at this count sees."""
+        for group, table in zip(self.config.groups, tables, strict=True):
+            index = first_seen(group, count) // group.block_size
+            held = index * group.block_size < count and index < len(table)
+            if group.window is not None and held and table[index] == 0:
+                return True
+        return False
+
+    def leave(self, name: str, leaving: list[Known], *args: Any, count: int | None) -> bool:
+        """Make a call by which requests leave the open batch; count: to what they fall, at most.
+
+        False if it was refused, or others count what would be left unwritten.
+        """
+        tables = {each.name: self.manager.ask("get_block_ids", each.name) for each in leaving}
+        before = self.before()
+        outcome = self.call(name, *args, allowed=(HitInOpenBatch, HeldByOthers))
+        if isinstance(outcome, Refused):
+            self.refused(outcome, before, None)
+            return False
+        if isinstance(outcome, KvcoreError):
+            others = outcome.fields["requests"]
+            assert isinstance(others, list)
+            right = not {each.name for each in leaving} & set(others)
+            if isinstance(outcome, HitInOpenBatch):
+                right &= all(self.known[each].base is not None for each in others)
+            demand(right, f"{outcome!r} names the wrong requests")
+            return False
+        for each in leaving:
+            if name == "free" and not each.count:
+                continue
+            settled = each.settled_count()
+            for bound in (settled, settled if count is None else min(settled, count)):
+                each.count = 0 if self.is_gone(bound, tables[each.name]) else min(bound, each.count)
+            self.left(each)
+        return True
+
+    def free(self, request: Known) -> bool:
+        """Free a request, whatever it waits for; False if others hit what it would compute."""
+        done = self.leave("free", [request], request.name, count=0)
+        if done:
+            request.swapped, request.transfer = False, None
+            request.loading.clear()
+        return done
+
+    def take_back(self, request: Known, count: int) -> bool:
+        """Rewind a request, which reports its unconfirmed loads as failed; False if others must be
+        freed first.
+        """
+        tables = self.manager.ask("get_block_ids", request.name)
+        want = min(request.settled_count(), count)
+        want = 0 if request.swapped or self.is_gone(request.settled_count(), tables) else want
+        want = 0 if self.is_gone(want, tables) else want
+        cut = any(load.cut and load.name == request.name for load in self.failing.values())
+        errors = (HeldByOthers, HitInOpenBatch, *((BeyondComputed,) if cut else ()))
+        fell = self.call("rewind", [request.name], count, allowed=errors)
+        if isinstance(fell, KvcoreError):
+            return isinstance(fell, BeyondComputed)
+        for load in self.failing.values():
+            load.cut |= count <= load.kept
+        for each in self.known.values():
+            now = self.manager.ask("num_computed_tokens", each.name)
+            wrong = f"rewind gives {fell}, {each.name} falls from {each.count} to {now}"
+            demand(now <= each.count and (each.name in fell) == (now < each.count), wrong)
+            demand(each is not request or now == want, f"{wrong}, must be {want}")
+            if each.name in fell or each is request:
+                each.count, each.swapped, each.transfer = now, each.swapped and now > 0, None
+                each.loading.clear()
+                self.left(each)
+        return True
+
+    def left(self, request: Known) -> None:
+        """Note that a request is not in the open batch any more, nor has it drafts."""
+        request.base, request.drafts = None, []
+        self.spans = [span for span in self.spans if span.name != request.name]
+        self.failing = {
+            number: load
+            for number, load in self.failing.items()
+            if load.name != request.name or load.batch is not None
+        }
+
+    def judge_counts(self) -> None:
+        """Compare what the engine knows of each request with what the manager says."""
+        for each in self.known.values():
+            facts = ("num_computed_tokens", "num_tokens", "num_draft_tokens", "status", "get_row")
+            said = tuple(self.manager.ask(fact, each.name) for fact in facts)
+            status = Status.SWAPPED if each.swapped else Status.WAITING
+            if each.count and not each.swapped:
+                status = Status.RUNNING
+            mine = (each.count, len(each.stuff), len(each.drafts), status, each.row)
+            demand(said == mine, f"{each.name}: {facts} are {said}, must be {mine}")
