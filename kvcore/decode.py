@@ -81,8 +81,7 @@ def decode(data: bytes) -> State:
     new_blocks = tuple(pvector(source.ids(config.num_blocks)) for _ in config.groups)
     operations = _read_operations(source, config, requests)
     next_operation = source.u32()
-    loads = read_sections(source, device, rows)
-    return State(
+    state = State(
         config=config,
         device=device,
         host=host,
@@ -96,8 +95,8 @@ def decode(data: bytes) -> State:
         operations=Map(operations),
         next_operation=next_operation,
         unfinished=unfinished,
-        loads=loads,
     )
+    return read_sections(source, state)
 
 
 def _read_config(source: Reader) -> Config:

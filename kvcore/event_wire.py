@@ -6,8 +6,9 @@ timestamp, events and, where it is given, data-parallel rank. An event is a map 
 the class's name under "type"; before vLLM's change 42892 it was an array, the name first, which
 "array" gives. A field at its default is left out, in an array only behind the last that is not.
 Extra keys go without their tags: an adapter's name, (identifier, offset) of a media item, a salt,
-a digest; None stands for a block without any. vLLM's own `lora_id`, which it calls deprecated, is
-always None. Twin: none; events are objects where they are read.
+a digest; of what a cut left, (identifier, offset, end) and (digest, rows left). None stands for a
+block without any. vLLM's own `lora_id`, which it calls deprecated, is always None. Twin: none;
+events are objects where they are read.
 """
 
 from __future__ import annotations
@@ -117,4 +118,5 @@ def _fields(
 def _untagged(extra_keys: Sequence[ExtraKey]) -> list[Any] | None:
     """A block's extra keys as vLLM publishes them."""
     keys = [vllm_key(tag, value) for tag, value in extra_keys]
-    return [key[1:] if key[0] == "mm" else key[1] for key in keys] or None
+    whole = ("mm", "mm cut", "prompt_embeds cut")
+    return [key[1:] if key[0] in whole else key[1] for key in keys] or None

@@ -5,13 +5,19 @@ Rules: a LoRA adapter and prompt embeddings mark every block, a media item the b
 tokens in, a cache salt the first block, from which the chain carries it on. A block's keys come in
 the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so that equal
 values of two kinds differ. A media item that ends where a block starts is not in it (X-08); one
-that is carries its offset from the block's start, negative if it began before. Nothing is kept
-between blocks: a block's items are found by bisection. Twin: rust/src/extra_keys.rs.
+that is carries its offset from the block's start, negative if it began before. If a cut ends an
+item or the rows inside a block, that block has a tag of its own for it and says where. Nothing is
+kept between blocks: a block's items are found by bisection. Twin: rust/src/extra_keys.rs.
 
-    1 LoRA         size of name[u32] name path
-    2 media        offset from the block's start[i32] identifier
-    3 cache salt   salt
-    4 embeddings   SHA-256 of the bytes of the block's rows
+    1 LoRA             size of name[u32] name path
+    2 media            offset from the block's start[i32] identifier
+    3 cache salt       salt
+    4 embeddings       SHA-256 of the bytes of the block's rows
+    5 cut media        offset[i32] end from the block's start[u32] identifier
+    6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
+
+Equal keys of a block mean equal content, if an identifier stands for one content of one length and
+all rows are of one size. Source: tests/unit/test_key_contents.py.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import hashlib
 import operator
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 ExtraKey = tuple[int, bytes]
 """Tag and value."""
 
-LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS = 1, 2, 3, 4
+LORA, MEDIA, CACHE_SALT, PROMPT_EMBEDS, CUT_MEDIA, CUT_EMBEDS = 1, 2, 3, 4, 5, 6
 MAX_EXTRA_KEYS = 255
 MAX_MEDIA = MAX_EXTRA_KEYS - 3
 """Media items in one block, beside one key of each other kind."""
@@ -103,6 +109,11 @@ class MediaItem:
     def __attrs_post_init__(self) -> None:
         _check_text("the identifier of a media item", self.identifier)
 
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.offset + self.length
+
 
 @attrs.frozen
 class PromptEmbeds:
@@ -120,13 +131,17 @@ class ExtraKeys(Struct, frozen=True, gc=False):
     """The extra keys of a request, checked.
 
     embeds: SHA-256 of the rows of each hash block of the prompt, a last partial one included; empty
-    where the prompt is not given as embeddings.
+    if the prompt is not given as embeddings. num_rows: tokens that have a row. media_cut, rows_cut:
+    a cut ended the last media item, or the rows, inside a hash block.
     """
 
     lora: LoRA | None = None
     media: tuple[MediaItem, ...] = ()
     cache_salt: str | None = None
     embeds: tuple[bytes, ...] = ()
+    num_rows: int = 0
+    media_cut: bool = False
+    rows_cut: bool = False
 
     def of_block(self, start: int, end: int, block_size: int) -> tuple[ExtraKey, ...]:
         """The keys of the block of tokens [start, end), in order.
@@ -138,49 +153,56 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         if self.lora is not None:
             name = self.lora.name.encode()
             keys.append((LORA, struct.pack("<I", len(name)) + name + self.lora.path.encode()))
-        first = bisect_right(self.media, start, key=lambda item: item.offset + item.length)
+        first = bisect_right(self.media, start, key=lambda item: item.end)
         for item in self.media[first:]:
             if item.offset >= end:
                 break
-            offset = struct.pack("<i", item.offset - start)
-            keys.append((MEDIA, offset + item.identifier.encode()))
+            offset, identifier = struct.pack("<i", item.offset - start), item.identifier.encode()
+            if self.media_cut and item is self.media[-1] and item.end < end:
+                keys.append((CUT_MEDIA, offset + struct.pack("<I", item.end - start) + identifier))
+            else:
+                keys.append((MEDIA, offset + identifier))
         if self.cache_salt is not None and start == 0:
             keys.append((CACHE_SALT, self.cache_salt.encode()))
         if self.embeds:
-            for position in range(start // block_size, end // block_size):
-                known = position < len(self.embeds)
-                keys.append((PROMPT_EMBEDS, self.embeds[position] if known else NO_ROWS))
+            positions = range(start // block_size, end // block_size)
+            keys += (self._rows_of(position, block_size) for position in positions)
         return tuple(keys)
 
     def cut(self, num_tokens: int, block_size: int) -> ExtraKeys:
         """The keys of a prompt that is cut to so many tokens.
 
-        Media and embeddings behind the cut go. Of a block that the cut goes through the rest is
-        marked, so that it never has the key that the whole had, whatever tokens follow.
+        Media and embeddings behind the cut go. A block that the cut goes through never has the key
+        that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
         """
-        start = num_tokens // block_size * block_size
-        media: list[MediaItem] = []
-        for item in self.media:
-            if item.offset + item.length <= num_tokens:
-                media.append(item)
-            elif item.offset < num_tokens:
-                media += _cut_item(item, start, num_tokens)
-        embeds = list(self.embeds[: -(-num_tokens // block_size)])
-        if start < num_tokens and len(embeds) * block_size > start:
-            embeds[-1] = hashlib.sha256(embeds[-1] + struct.pack("<I", num_tokens)).digest()
-        return evolve(self, media=tuple(media), embeds=tuple(embeds))
+        inside = num_tokens % block_size > 0
+        media = tuple(item for item in self.media if item.offset < num_tokens)
+        media_cut = self.media_cut and media == self.media
+        if media and media[-1].end > num_tokens:
+            last = media[-1]
+            left = MediaItem(last.identifier, last.offset, num_tokens - last.offset)
+            media, media_cut = (*media[:-1], left), inside
+        fewer = num_tokens < self.num_rows
+        return evolve(
+            self,
+            media=media,
+            embeds=self.embeds[: -(-num_tokens // block_size)],
+            num_rows=min(num_tokens, self.num_rows),
+            media_cut=media_cut,
+            rows_cut=inside if fewer else self.rows_cut,
+        )
+
+    def _rows_of(self, position: int, block_size: int) -> ExtraKey:
+        """The key of the rows of a hash block."""
+        if position >= len(self.embeds):
+            return PROMPT_EMBEDS, NO_ROWS
+        if self.rows_cut and position == len(self.embeds) - 1:
+            num_left = self.num_rows - position * block_size
+            return CUT_EMBEDS, struct.pack("<I", num_left) + self.embeds[position]
+        return PROMPT_EMBEDS, self.embeds[position]
 
 
 NO_EXTRA_KEYS = ExtraKeys()
-
-
-def _cut_item(item: MediaItem, start: int, end: int) -> Iterator[MediaItem]:
-    """What is left of an item that ends at a token of the block that starts there."""
-    if item.offset < start:
-        yield MediaItem(item.identifier, item.offset, start - item.offset)
-    if start < end:
-        first = max(item.offset, start)
-        yield MediaItem(f"{item.identifier} cut at {end}", first, end - first)
 
 
 def check_kinds(request: Request) -> None:
@@ -221,7 +243,8 @@ def read_extra_keys(request: Request, num_tokens: int, hash_block_size: int) -> 
         step = hash_block_size * row
         parts = (data[first : first + step] for first in range(0, len(data), step))
         embeds = tuple(hashlib.sha256(part).digest() for part in parts)
-    return ExtraKeys(request.lora, media, request.cache_salt, embeds)
+    num_rows = num_tokens if embeds else 0
+    return ExtraKeys(request.lora, media, request.cache_salt, embeds, num_rows)
 
 
 def is_extra_key(tag: int, value: bytes) -> bool:
@@ -233,11 +256,18 @@ def is_extra_key(tag: int, value: bytes) -> bool:
         return len(value) > 4 and _is_text(value[4:])
     if tag == CACHE_SALT:
         return len(value) > 0 and _is_text(value)
+    if tag == CUT_MEDIA:
+        return len(value) > 8 and _is_text(value[8:])
+    if tag == CUT_EMBEDS:
+        return len(value) == 4 + len(NO_ROWS)
     return tag == PROMPT_EMBEDS and len(value) == len(NO_ROWS)
 
 
 def vllm_key(tag: int, value: bytes) -> tuple[Any, ...]:
-    """An extra key as vLLM has it: its kind by name, then what makes it up."""
+    """An extra key as vLLM has it: its kind by name, then what makes it up.
+
+    vLLM cuts nothing: what a cut left has kinds that vLLM has not.
+    """
     if tag == LORA:
         (size,) = struct.unpack_from("<I", value)
         return ("lora", value[4 : 4 + size].decode(), value[4 + size :].decode())
@@ -246,6 +276,12 @@ def vllm_key(tag: int, value: bytes) -> tuple[Any, ...]:
         return ("mm", value[4:].decode(), offset)
     if tag == CACHE_SALT:
         return ("cache_salt", value.decode())
+    if tag == CUT_MEDIA:
+        offset, end = struct.unpack_from("<iI", value)
+        return ("mm cut", value[8:].decode(), offset, end)
+    if tag == CUT_EMBEDS:
+        (num_left,) = struct.unpack_from("<I", value)
+        return ("prompt_embeds cut", value[4:], num_left)
     assert tag == PROMPT_EMBEDS, f"no extra key has tag {tag}"
     return ("prompt_embeds", value)
 
@@ -255,8 +291,7 @@ def _check_media(
 ) -> None:
     first = 0
     for position, item in enumerate(media):
-        end = item.offset + item.length
-        if item.offset < first or end > num_tokens:
+        if item.offset < first or item.end > num_tokens:
             raise UnsortedMedia(
                 request=repr(request_id),
                 position=position,
@@ -265,9 +300,9 @@ def _check_media(
                 first=first,
                 num_tokens=num_tokens,
             )
-        first = end
+        first = item.end
     for position, (item, later) in enumerate(zip(media, media[MAX_MEDIA:], strict=False)):
-        if later.offset // block_size == (item.offset + item.length - 1) // block_size:
+        if later.offset // block_size == (item.end - 1) // block_size:
             expected = f"at most {MAX_MEDIA} items in a block"
             count = f"{MAX_MEDIA + 1} from item {position} on"
             raise InvalidExtraKey(name="media", expected=expected, value=count)

@@ -20,6 +20,9 @@ PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 
     block hash = SHA-256(CBOR([parent, [token, ...], null or [extra key, ...]]))
     extra key  = ["lora", name, path] | ["mm", identifier, offset] | ["cache_salt", salt]
                  | ["prompt_embeds", digest]
+                 | ["mm cut", identifier, offset, end] | ["prompt_embeds cut", digest, rows left]
+
+The last line is kvcore's own: vLLM cuts no prompt. What was not cut has vLLM's keys.
 
 "xxh3", XXH3-128, several times as fast. It is no cryptographic hash: who can choose prompts can
 look for two that collide, so it is for tenants that trust each other. The mark in a hash's middle

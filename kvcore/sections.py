@@ -7,28 +7,35 @@ defaults only is absent, so a feature that is off adds no byte. Twin: rust/src/s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvcore.block_pool import BlockPool
+from msgspec.structs import replace as evolve
+
 from kvcore.reader import Reader
 from kvcore.unconfirmed import UnconfirmedLoad
 
 if TYPE_CHECKING:
     from kvcore.encode import Writer
-    from kvcore.state import State
+    from kvcore.state import RequestState, State
 
-LOADS = 1
-"""The tag of the unconfirmed loads."""
-TAGS = (LOADS,)
+LOADS, EXTRA_KEYS = 1, 2
+"""The tags: of the unconfirmed loads, of what extra keys are cut."""
+MEDIA_CUT, ROWS_CUT = 1, 2
 
 
 def write_sections(out: Writer, state: State) -> None:
     """Write the sections that hold more than defaults."""
-    if state.loads:
-        part = type(out)(b"")
-        write_loads(part, state)
-        out.u8(LOADS)
-        out.sized(part.data)
+    sections = (
+        (LOADS, state.loads, write_loads),
+        (EXTRA_KEYS, any(_with_ends(state)), write_ends),
+    )
+    for tag, is_there, write in sections:
+        if is_there:
+            part = type(out)(b"")
+            write(part, state)
+            out.u8(tag)
+            out.sized(part.data)
 
 
 def write_loads(out: Writer, state: State) -> None:
@@ -47,28 +54,38 @@ def write_loads(out: Writer, state: State) -> None:
                 out.u32(end)
 
 
-def read_sections(
-    source: Reader, device: BlockPool, rows: list[str | None]
-) -> tuple[UnconfirmedLoad, ...]:
-    """The unconfirmed loads of the sections up to the end. Raises DamagedState."""
-    loads: tuple[UnconfirmedLoad, ...] = ()
+def write_ends(out: Writer, state: State) -> None:
+    """Write where the extra keys of requests end, in row order."""
+    requests = list(_with_ends(state))
+    out.u32(len(requests))
+    for request in requests:
+        keys = request.extra_keys
+        out.u32(request.row)
+        out.u32(keys.num_rows)
+        out.u8(MEDIA_CUT * keys.media_cut | ROWS_CUT * keys.rows_cut)
+
+
+def read_sections(source: Reader, state: State) -> State:
+    """The state with what the sections up to the end say. Raises DamagedState."""
+    readers = {LOADS: read_loads, EXTRA_KEYS: read_ends}
     last = -1
     while source.offset < len(source.data):
         tag, size = source.u8(), source.u32()
-        if tag not in TAGS or tag <= last:
+        if tag not in readers or tag <= last:
             raise source.damaged(f"section {tag} is not known, or not in its place")
         end, last = source.offset + size, tag
-        loads = read_loads(source, device, rows)
+        state = readers[tag](source, state)
         if source.offset != end:
             raise source.damaged(f"section {tag} has another size")
-    return loads
+    for request in state.requests.values():
+        if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
+            raise source.damaged("embeddings without a number of rows")
+    return state
 
 
-def read_loads(
-    source: Reader, device: BlockPool, rows: list[str | None]
-) -> tuple[UnconfirmedLoad, ...]:
-    """The unconfirmed loads of the next bytes, one at least. Raises DamagedState."""
-    loads = []
+def read_loads(source: Reader, state: State) -> State:
+    """The state with the unconfirmed loads of the next bytes, one at least. Raises DamagedState."""
+    loads, device, rows = [], state.device, state.rows
     for _ in range(source.u32()):
         batch, first, end = source.u64(), source.u32(), source.u32()
         loaders = [rows[row] for row in source.ids(len(rows))]
@@ -87,4 +104,33 @@ def read_loads(
         loads.append(UnconfirmedLoad(batch, first, end, loader, requests, tuple(blocks)))
     if not loads:
         raise source.damaged("a section holds nothing")
-    return tuple(loads)
+    return evolve(state, loads=tuple(loads))
+
+
+def read_ends(source: Reader, state: State) -> State:
+    """The state with the ends of extra keys of the next bytes. Raises DamagedState."""
+    size, requests, last = state.config.hash_block_size, state.requests, -1
+    for _ in range(source.u32()):
+        row, num_rows, flags = source.u32(), source.u32(), source.u8()
+        name = state.rows[row] if last < row < len(state.rows) else None
+        if name is None or not (num_rows or flags):
+            raise source.damaged("no request has extra keys that end so")
+        last, request = row, requests[name]
+        media_cut, rows_cut = bool(flags & MEDIA_CUT), bool(flags & ROWS_CUT)
+        keys = evolve(request.extra_keys, num_rows=num_rows, media_cut=media_cut, rows_cut=rows_cut)
+        fits = len(keys.embeds) == -(-num_rows // size) and flags <= MEDIA_CUT | ROWS_CUT
+        fits = fits and not (rows_cut and num_rows % size == 0)
+        if not fits or (media_cut and not (keys.media and keys.media[-1].end % size)):
+            raise source.damaged("extra keys end elsewhere")
+        requests = requests.set(name, evolve(request, extra_keys=keys))
+    if last < 0:
+        raise source.damaged("a section holds nothing")
+    return evolve(state, requests=requests)
+
+
+def _with_ends(state: State) -> Iterator[RequestState]:
+    """The requests whose extra keys have an end to write, in row order."""
+    for name in state.rows:
+        keys = None if name is None else state.requests[name].extra_keys
+        if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
+            yield state.requests[name]

@@ -10,14 +10,13 @@ Twin: none.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import attrs
 
 from kvcore.config import Config
 from kvcore.errors import InvariantViolation
-from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys, MediaItem
+from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.hashing import HASH_SIZE
 from kvcore.state import RequestState, State
 
@@ -26,9 +25,6 @@ Letter = tuple[object, ...]
 
 NOTHING = (None,) * 4
 """What stands in the place of a plain token."""
-
-CUT = re.compile(r"( cut at \d+)+$")
-"""What `ExtraKeys.cut` adds to the identifier of what it leaves in a block."""
 
 PREFIX_PROPERTIES = {
     "HASH-INJ": "a block hash stands for one run of tokens",
@@ -166,25 +162,16 @@ def _letters(
     if extra_keys == NO_EXTRA_KEYS:
         yield from ((token,) for token in tokens)
         return
-    places = dict(_media_places(extra_keys.media))
+    places = {
+        position: (item.identifier, position - item.offset)
+        for item in extra_keys.media
+        for position in range(item.offset, item.end)
+    }
     lora, salt, embeds = extra_keys.lora, extra_keys.cache_salt, extra_keys.embeds
     for position, token in enumerate(tokens):
-        block = position // hash_block_size
-        row = embeds[block] if block < len(embeds) else None
+        row = embeds[position // hash_block_size] if position < extra_keys.num_rows else None
         extra = (lora, salt if position == 0 else None, places.get(position), row)
         yield (token,) if extra == NOTHING else (token, *extra)
-
-
-def _media_places(media: Sequence[MediaItem]) -> Iterator[tuple[int, tuple[str, int]]]:
-    """The item in each position, and how far into it that is: a cut changes neither."""
-    name, first, end = "", 0, 0
-    for item in media:
-        whole = CUT.sub("", item.identifier)
-        goes_on = whole != item.identifier and (whole, item.offset) == (name, end)
-        name, first = whole, first if goes_on else item.offset
-        end = item.offset + item.length
-        for position in range(item.offset, end):
-            yield position, (name, position - first)
 
 
 def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolation:

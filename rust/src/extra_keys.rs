@@ -5,16 +5,22 @@
 //! has tokens in, a cache salt the first block, from which the chain carries it on. A block's keys
 //! come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so
 //! that equal values of two kinds differ. A media item that ends where a block starts is not in it
-//! (X-08); one that is carries its offset from the block's start, negative if it began before.
-//! Nothing is kept between blocks: a block's items are found by bisection. Twin:
+//! (X-08); one that is carries its offset from the block's start, negative if it began before. If a
+//! cut ends an item or the rows inside a block, that block has a tag of its own for it and says
+//! where. Nothing is kept between blocks: a block's items are found by bisection. Twin:
 //! kvcore/extra_keys.py.
 //!
 //! ```text
-//! 1 LoRA         size of name[u32] name path
-//! 2 media        offset from the block's start[i32] identifier
-//! 3 cache salt   salt
-//! 4 embeddings   SHA-256 of the bytes of the block's rows
+//! 1 LoRA             size of name[u32] name path
+//! 2 media            offset from the block's start[i32] identifier
+//! 3 cache salt       salt
+//! 4 embeddings       SHA-256 of the bytes of the block's rows
+//! 5 cut media        offset[i32] end from the block's start[u32] identifier
+//! 6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
 //! ```
+//!
+//! Equal keys of a block mean equal content, if an identifier stands for one content of one length
+//! and all rows are of one size. Source: tests/unit/test_key_contents.py.
 
 use sha2::{Digest, Sha256};
 
@@ -31,6 +37,10 @@ pub const MEDIA: u8 = 2;
 pub const CACHE_SALT: u8 = 3;
 /// The tag of prompt embeddings.
 pub const PROMPT_EMBEDS: u8 = 4;
+/// The tag of what a cut left of a media item.
+pub const CUT_MEDIA: u8 = 5;
+/// The tag of what a cut left of a block's prompt embeddings.
+pub const CUT_EMBEDS: u8 = 6;
 /// Most extra keys of a block.
 pub const MAX_EXTRA_KEYS: usize = 255;
 /// Media items in one block, beside one key of each other kind.
@@ -65,7 +75,8 @@ pub struct MediaItem {
 
 impl MediaItem {
     /// The position behind its last token.
-    fn end(&self) -> u64 {
+    #[must_use]
+    pub fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.length)
     }
 }
@@ -89,8 +100,14 @@ pub struct ExtraKeys {
     /// Not empty.
     pub cache_salt: Option<String>,
     /// Digests of the rows of each hash block of the prompt, a last partial one included; empty
-    /// where the prompt is not given as embeddings.
+    /// if the prompt is not given as embeddings.
     pub embeds: Vec<EmbedsDigest>,
+    /// Tokens that have a row.
+    pub num_rows: u32,
+    /// A cut ended the last media item inside a hash block.
+    pub media_cut: bool,
+    /// A cut ended the rows inside a hash block.
+    pub rows_cut: bool,
 }
 
 impl ExtraKeys {
@@ -116,25 +133,21 @@ impl ExtraKeys {
 
     /// The keys of a prompt that is cut to so many tokens.
     ///
-    /// Media and embeddings behind the cut go. Of a block that the cut goes through the rest is
-    /// marked, so that it never has the key that the whole had, whatever tokens follow.
+    /// Media and embeddings behind the cut go. A block that the cut goes through never has the key
+    /// that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
     #[must_use]
     pub fn cut(&self, num_tokens: u32, block_size: u32) -> ExtraKeys {
-        let start = num_tokens / block_size * block_size;
+        let inside = !num_tokens.is_multiple_of(block_size);
         let mut keys = self.clone();
-        keys.media.clear();
-        for item in &self.media {
-            if item.end() <= u64::from(num_tokens) {
-                keys.media.push(item.clone());
-            } else if item.offset < num_tokens {
-                keys.media.extend(cut_item(item, start, num_tokens));
-            }
+        keys.media.retain(|item| item.offset < num_tokens);
+        keys.media_cut &= keys.media.len() == self.media.len();
+        if let Some(last) = keys.media.last_mut().filter(|item| item.end() > num_tokens.into()) {
+            last.length = num_tokens - last.offset;
+            keys.media_cut = inside;
         }
         keys.embeds.truncate(num_tokens.div_ceil(block_size) as usize);
-        let reached = keys.embeds.len() as u64 * u64::from(block_size) > u64::from(start);
-        if let (true, Some(last)) = (start < num_tokens && reached, keys.embeds.last_mut()) {
-            let marked = Sha256::new().chain_update(*last).chain_update(num_tokens.to_le_bytes());
-            *last = marked.finalize().into();
+        if num_tokens < self.num_rows {
+            (keys.num_rows, keys.rows_cut) = (num_tokens, inside);
         }
         keys
     }
@@ -151,16 +164,30 @@ impl ExtraKeys {
             hand_out(LORA, &[&size, lora.name.as_bytes(), lora.path.as_bytes()]);
         }
         let first = self.media.partition_point(|item| item.end() <= u64::from(start));
-        for item in self.media[first..].iter().take_while(|item| item.offset < end) {
+        let last = self.media.len().wrapping_sub(1);
+        for (place, item) in self.media.iter().enumerate().skip(first) {
+            if item.offset >= end {
+                break;
+            }
             let offset = item.offset.wrapping_sub(start).to_le_bytes();
-            hand_out(MEDIA, &[&offset, item.identifier.as_bytes()]);
+            if self.media_cut && place == last && item.end() < u64::from(end) {
+                let end = (item.offset + item.length - start).to_le_bytes();
+                hand_out(CUT_MEDIA, &[&offset, &end, item.identifier.as_bytes()]);
+            } else {
+                hand_out(MEDIA, &[&offset, item.identifier.as_bytes()]);
+            }
         }
         if let (Some(salt), 0) = (&self.cache_salt, start) {
             hand_out(CACHE_SALT, &[salt.as_bytes()]);
         }
         if !self.embeds.is_empty() {
             for position in start / block_size..end / block_size {
+                let cut = self.rows_cut && position as usize == self.embeds.len() - 1;
                 match self.embeds.get(position as usize) {
+                    Some(digest) if cut => {
+                        let num_left = self.num_rows - position * block_size;
+                        hand_out(CUT_EMBEDS, &[&num_left.to_le_bytes(), digest]);
+                    }
                     Some(digest) => hand_out(PROMPT_EMBEDS, &[digest]),
                     None => hand_out(PROMPT_EMBEDS, &[&digest_of(&[])]),
                 }
@@ -168,6 +195,17 @@ impl ExtraKeys {
         }
     }
 }
+
+/// Those of most requests.
+pub(crate) static NO_EXTRA_KEYS: ExtraKeys = ExtraKeys {
+    lora: None,
+    media: Vec::new(),
+    cache_salt: None,
+    embeds: Vec::new(),
+    num_rows: 0,
+    media_cut: false,
+    rows_cut: false,
+};
 
 /// What a request brings of extra keys. LoRA, media and embeddings are well-formed in themselves.
 #[derive(Debug, Clone, Default)]
@@ -210,19 +248,9 @@ pub fn read_extra_keys(
         let step = hash_block_size as usize * bytes_per_token as usize;
         embeds.extend(data.chunks(step).map(digest_of));
     }
-    Ok(ExtraKeys { lora, media, cache_salt: cache_salt.map(str::to_owned), embeds })
-}
-
-/// What is left of an item that ends at a token of the block that starts there.
-fn cut_item(item: &MediaItem, start: u32, end: u32) -> impl Iterator<Item = MediaItem> {
-    let before =
-        (item.offset < start).then(|| MediaItem { length: start - item.offset, ..item.clone() });
-    let rest = (start < end).then(|| {
-        let offset = item.offset.max(start);
-        let identifier = format!("{} cut at {end}", item.identifier);
-        MediaItem { identifier, offset, length: end - offset }
-    });
-    before.into_iter().chain(rest)
+    let num_rows = if embeds.is_empty() { 0 } else { num_tokens };
+    let cache_salt = cache_salt.map(str::to_owned);
+    Ok(ExtraKeys { lora, media, cache_salt, embeds, num_rows, ..ExtraKeys::default() })
 }
 
 /// Whether a block can have this extra key: its value has the form of its tag.
@@ -235,6 +263,8 @@ pub(crate) fn is_extra_key(tag: u8, value: &[u8]) -> bool {
         }),
         MEDIA => value.len() > 4 && is_text(&value[4..]),
         CACHE_SALT => !value.is_empty() && is_text(value),
+        CUT_MEDIA => value.len() > 8 && is_text(&value[8..]),
+        CUT_EMBEDS => value.len() == 4 + DIGEST_SIZE,
         _ => tag == PROMPT_EMBEDS && value.len() == DIGEST_SIZE,
     }
 }
@@ -318,16 +348,24 @@ mod tests {
     #[test]
     fn a_cut_takes_media_and_digests_behind_it() {
         let embeds = [b"a", b"b", b"c"].map(|rows| digest_of(rows)).to_vec();
-        let whole = ExtraKeys { embeds, ..media(&[item("i", 1, 4), item("j", 5, 2)]) };
+        let media_of = media(&[item("i", 1, 4), item("j", 5, 2)]);
+        let whole = ExtraKeys { embeds, num_rows: 6, ..media_of };
         let cut = whole.cut(4, 2);
-        assert_eq!(cut.media, [item("i", 1, 3)]);
-        assert_eq!(cut.embeds, whole.embeds[..2]);
-        assert_eq!(whole.cut(7, 2), whole);
-        // Through a block: what is left of it is marked.
+        assert_eq!((&cut.media[..], cut.media_cut), (&[item("i", 1, 3)][..], false));
+        assert_eq!((&cut.embeds[..], cut.rows_cut), (&whole.embeds[..2], false));
+        assert_eq!(
+            (whole.cut(7, 2), whole.cut(6, 2).embeds),
+            (whole.clone(), whole.embeds.clone())
+        );
+        // Through a block: what is left of it has tags of its own, and says where it ends.
         let cut = whole.cut(3, 2);
-        assert_eq!(cut.media, [item("i", 1, 1), item("i cut at 3", 2, 1)]);
-        assert_eq!((cut.embeds[0], cut.embeds.len()), (whole.embeds[0], 2));
-        assert_ne!(cut.embeds[1], whole.embeds[1]);
+        assert_eq!(cut.of_block(0, 2, 2), whole.of_block(0, 2, 2));
+        let rest = [(CUT_MEDIA, b"\xff\xff\xff\xff\x01\0\0\0i".to_vec())];
+        assert_eq!(cut.of_block(2, 4, 2)[..1], rest);
+        let digest = [b"\x01\0\0\0", &whole.embeds[1][..]].concat();
+        assert_eq!(cut.of_block(2, 4, 2)[1..], [(CUT_EMBEDS, digest)]);
+        assert_eq!(whole.cut(5, 2).cut(3, 2), cut);
+        assert_eq!(cut.cut(2, 2), whole.cut(2, 2));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use sha2::digest::generic_array::GenericArray;
 use smallvec::SmallVec;
 use twox_hash::XxHash3_128;
 
-use crate::extra_keys::{CACHE_SALT, LORA, MEDIA};
+use crate::extra_keys::{CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA};
 
 /// Bytes that SHA-256 takes at a time.
 const CHUNK: usize = 64;
@@ -129,6 +129,18 @@ impl Message {
         self.push(text);
     }
 
+    fn push_bytes(&mut self, bytes: &[u8]) {
+        self.push_head(BYTES, bytes.len() as u32);
+        self.push(bytes);
+    }
+
+    fn push_integer(&mut self, number: i32) {
+        match number {
+            ..0 => self.push_head(NEGATIVE, (-1 - number) as u32),
+            _ => self.push_head(UNSIGNED, number as u32),
+        }
+    }
+
     fn push_head(&mut self, kind: u8, number: u32) {
         self.end += put_head(self.reserve(HEAD_ROOM), kind, number);
     }
@@ -147,19 +159,29 @@ impl Message {
                     let (offset, identifier) = number(value);
                     self.push_array(3, b"mm");
                     self.push_text(identifier);
-                    match offset as i32 {
-                        before @ ..0 => self.push_head(NEGATIVE, (-1 - before) as u32),
-                        _ => self.push_head(UNSIGNED, offset),
-                    }
+                    self.push_integer(offset as i32);
+                }
+                CUT_MEDIA => {
+                    let (offset, rest) = number(value);
+                    let (end, identifier) = number(rest);
+                    self.push_array(4, b"mm cut");
+                    self.push_text(identifier);
+                    self.push_integer(offset as i32);
+                    self.push_head(UNSIGNED, end);
                 }
                 CACHE_SALT => {
                     self.push_array(2, b"cache_salt");
                     self.push_text(value);
                 }
+                CUT_EMBEDS => {
+                    let (num_left, digest) = number(value);
+                    self.push_array(3, b"prompt_embeds cut");
+                    self.push_bytes(digest);
+                    self.push_head(UNSIGNED, num_left);
+                }
                 _ => {
                     self.push_array(2, b"prompt_embeds");
-                    self.push_head(BYTES, value.len() as u32);
-                    self.push(value);
+                    self.push_bytes(value);
                 }
             }
             extra_keys = rest;
@@ -303,6 +325,19 @@ mod tests {
             &hex("83 62 6d6d 61 69 1901f4 82 6a 63616368655f73616c74 64 73616c74"),
             &hex("82 6d 70726f6d70745f656d62656473 5820"),
             &[9; 32],
+        ];
+        assert_eq!(cbor(&[5], &extra), block(&expected));
+    }
+
+    #[test]
+    fn what_a_cut_left_has_names_that_vllm_has_not() {
+        let rows = [b"\x03\0\0\0", &[9_u8; 32][..]].concat();
+        let extra: [(u8, &[u8]); 2] =
+            [(CUT_MEDIA, b"\xfe\xff\xff\xff\x03\0\0\0i"), (CUT_EMBEDS, &rows)];
+        let expected: [&[u8]; 3] = [
+            &hex("81 05 82 84 66 6d6d20637574 61 69 21 03"),
+            &hex("83 71 70726f6d70745f656d6265647320637574 5820"),
+            &[&[9; 32][..], &[3]].concat(),
         ];
         assert_eq!(cbor(&[5], &extra), block(&expected));
     }

@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use crate::errors::{Error, repr};
-use crate::extra_keys::read_extra_keys;
+use crate::extra_keys::{NO_EXTRA_KEYS, read_extra_keys};
 use crate::hashing::{HASH_SIZE, extend_chain};
 use crate::ids::Row;
 use crate::mutants::{Mutant, seeded};
-use crate::state::{Apart, NO_EXTRA_KEYS, RequestState, State, Table};
+use crate::state::{Apart, RequestState, State, Table};
 use crate::unconfirmed::forget_loader;
 use crate::unfinished::forget;
 use crate::values::{GivenHashes, Request};

@@ -5,24 +5,36 @@
 //! defaults only is absent, so a feature that is off adds no byte. Twin: kvcore/sections.py.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::decode::Reader;
 use crate::encode::Writer;
 use crate::errors::Error;
+use crate::extra_keys::ExtraKeys;
 use crate::ids::{BlockId, Row};
-use crate::state::State;
+use crate::state::{RequestState, State};
 use crate::unconfirmed::{UnconfirmedLoad, keyed_only};
 
 /// The tag of the unconfirmed loads.
 const LOADS: u8 = 1;
-const TAGS: [u8; 1] = [LOADS];
+/// The tag of what extra keys are cut.
+const EXTRA_KEYS: u8 = 2;
+const MEDIA_CUT: u8 = 1;
+const ROWS_CUT: u8 = 2;
+
+/// A tag, whether there is more than defaults, and what writes it.
+type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    if !state.loads.is_empty() {
+    let sections: [Section; 2] = [
+        (LOADS, !state.loads.is_empty(), write_loads),
+        (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
+    ];
+    for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
-        write_loads(&mut section, state);
-        out.u8(LOADS);
+        write(&mut section, state);
+        out.u8(tag);
         out.sized(section.as_bytes());
     }
 }
@@ -47,21 +59,42 @@ fn write_loads(out: &mut Writer, state: &State) {
     }
 }
 
+/// Write where the extra keys of requests end, in row order.
+fn write_ends(out: &mut Writer, state: &State) {
+    out.count(with_ends(state).count());
+    for (row, keys) in with_ends(state) {
+        out.u32(row);
+        out.u32(keys.num_rows);
+        out.u8((MEDIA_CUT * u8::from(keys.media_cut)) | (ROWS_CUT * u8::from(keys.rows_cut)));
+    }
+}
+
 /// Read the sections up to the end. Fails with DamagedState.
 pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let mut last = None;
     while source.offset < source.data.len() {
         let (tag, size) = (source.u8()?, source.u32()?);
-        if !TAGS.contains(&tag) || last.is_some_and(|last| tag <= last) {
+        let read = match tag {
+            LOADS => read_loads,
+            _ => read_ends,
+        };
+        if !(LOADS..=EXTRA_KEYS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
         let end = source.offset + size as usize;
         last = Some(tag);
-        read_loads(source, state)?;
+        read(source, state)?;
         if source.offset != end {
             return Err(source.damaged(format!("section {tag} has another size")));
         }
+    }
+    let keys = |request: &RequestState| {
+        let keys = request.extra_keys();
+        keys.embeds.is_empty() == (keys.num_rows == 0)
+    };
+    if !state.requests().all(keys) {
+        return Err(source.damaged("embeddings without a number of rows"));
     }
     Ok(())
 }
@@ -102,4 +135,40 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         return Err(source.damaged("a section holds nothing"));
     }
     Ok(())
+}
+
+/// Read the ends of the extra keys of the next bytes. Fails with DamagedState.
+fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let (size, mut next) = (state.hash_block_size, 0);
+    for _ in 0..source.u32()? {
+        let (row, num_rows, flags) = (source.u32()?, source.u32()?, source.u8()?);
+        let known = state.requests.get_mut(row as usize).and_then(Option::as_mut);
+        let Some(request) = known.filter(|_| row >= next && (num_rows, flags) != (0, 0)) else {
+            return Err(source.damaged("no request has extra keys that end so"));
+        };
+        next = row + 1;
+        let mut keys = request.extra_keys().clone();
+        keys.num_rows = num_rows;
+        (keys.media_cut, keys.rows_cut) = (flags & MEDIA_CUT > 0, flags & ROWS_CUT > 0);
+        let inside = |end: u64| !end.is_multiple_of(size.into());
+        let fits = keys.embeds.len() == num_rows.div_ceil(size) as usize
+            && flags <= MEDIA_CUT | ROWS_CUT
+            && (!keys.rows_cut || inside(num_rows.into()))
+            && (!keys.media_cut || keys.media.last().is_some_and(|item| inside(item.end())));
+        if !fits {
+            return Err(source.damaged("extra keys end elsewhere"));
+        }
+        request.extra_keys = Some(Arc::new(keys));
+    }
+    if next == 0 {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    Ok(())
+}
+
+/// The extra keys of requests that have an end to write, with the rows, in order.
+fn with_ends(state: &State) -> impl Iterator<Item = (u32, &ExtraKeys)> {
+    let known = (0..).zip(&state.requests).filter_map(|(row, each)| Some((row, each.as_ref()?)));
+    let keys = known.map(|(row, request)| (row, request.extra_keys()));
+    keys.filter(|(_, keys)| keys.num_rows > 0 || keys.media_cut)
 }

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::drain::NewBlocks;
 use crate::effects::Effects;
 use crate::errors::{Error, repr};
-use crate::extra_keys::ExtraKeys;
+use crate::extra_keys::{ExtraKeys, NO_EXTRA_KEYS};
 use crate::groups::{Group, skipped_blocks};
 use crate::hashing::{BlockHash, Key, make_key, root_hash};
 use crate::ids::{BlockId, Row};
@@ -32,9 +32,6 @@ pub type Table = Vec<BlockId>;
 pub const NULL_BLOCK: BlockId = BlockId(0);
 /// What stands in a host table where the null block was.
 pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
-/// Those of most requests.
-pub(crate) static NO_EXTRA_KEYS: ExtraKeys =
-    ExtraKeys { lora: None, media: Vec::new(), cache_salt: None, embeds: Vec::new() };
 /// The greatest number of an operation.
 pub const MAX_OPERATION: u32 = (1 << 31) - 1;
 

@@ -82,8 +82,11 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     if let Some(lora) = &extra_keys.lora {
         marks += &format!(";lora={}", lora.name);
     }
-    for item in extra_keys.media.iter().filter(|item| item.offset < num_tokens) {
-        marks += &format!(";media={}@{}+{}", item.identifier, item.offset, item.length);
+    let media = &extra_keys.media;
+    for (place, item) in media.iter().enumerate().filter(|(_, item)| item.offset < num_tokens) {
+        let last = extra_keys.media_cut && place + 1 == media.len();
+        let kind = if last && item.end() < num_tokens.into() { "cut-media" } else { "media" };
+        marks += &format!(";{kind}={}@{}+{}", item.identifier, item.offset, item.length);
     }
     if let Some(salt) = &extra_keys.cache_salt {
         marks += &format!(";salt={salt}");

@@ -3,7 +3,8 @@
 
 `chain` is the rule as the specification has it: a parent, and tokens and extra keys of each block.
 Extra keys are written as vLLM has them: ("lora", name, path), ("mm", identifier, offset),
-("cache_salt", salt), ("prompt_embeds", digest). Nothing of kvcore is used to make them.
+("cache_salt", salt), ("prompt_embeds", digest); what a cut left as ("mm cut", identifier, offset,
+end), ("prompt_embeds cut", digest, rows left). Nothing of kvcore is used to make them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.conftest import Backend
 
 Key = tuple[Any, ...]
 TAGS = {"lora": 1, "mm": 2, "cache_salt": 3, "prompt_embeds": 4}
+TAGS |= {"mm cut": 5, "prompt_embeds cut": 6}
 
 
 def little(number: int) -> bytes:
@@ -47,6 +49,10 @@ def plain(tokens: Sequence[int], keys: Sequence[Key] = ()) -> bytes:
         if kind == "lora":
             value += little(len(values[0].encode()))
         if kind == "mm":
+            values = [little(values[1]), values[0]]
+        if kind == "mm cut":
+            values = [little(values[1]), little(values[2]), values[0]]
+        if kind == "prompt_embeds cut":
             values = [little(values[1]), values[0]]
         value += b"".join(each if isinstance(each, bytes) else each.encode() for each in values)
         parts += [bytes([TAGS[kind]]), little(len(value)), value]

@@ -16,6 +16,7 @@ from kvcore import (
     KVCacheManager,
     LoRA,
     MediaItem,
+    PromptEmbeds,
     Request,
     State,
 )
@@ -52,13 +53,19 @@ def busy(backend: Backend) -> KVCacheManager:
 def moving(backend: Backend) -> KVCacheManager:
     """One whose bytes have a window, drafts, extra keys, own hashes and operations."""
     groups = (Group(2), Group(2, kind="sliding_window", window=3))
-    manager = make(backend, 16, groups=groups, max_model_len=10, record_new_blocks=True)
+    manager = make(
+        backend, 16, groups=groups, max_model_len=10, record_new_blocks=True
+    )
     salted = Request("salted", range(5), cache_salt="s", lora=LoRA("a"))
     manager.add_request(salted)
     manager.allocate_slots("salted", 5)
     manager.add_drafts("salted", [7])
     own = Request("own", range(5), block_hashes=[b"1" * 32], media=[MediaItem("cat", 1, 2)])
     manager.add_request(own)
+    rows = PromptEmbeds(bytes(4), 1)
+    cut = Request("cut", range(30, 34), media=[MediaItem("dog", 0, 4)], prompt_embeds=rows)
+    manager.add_request(cut)
+    manager.truncate("cut", 3)
     step(manager)
     manager.store([1])
     add(manager, "loads", range(20, 27))

@@ -16,7 +16,7 @@ from kvcore import BlockStored, Group
 from kvcore.errors import WrongArgument
 from kvcore.event_wire import encode_events
 from kvcore.events import AllBlocksCleared, BlockRemoved, Event
-from kvcore.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
 from tests.conftest import Backend
 from tests.unit.stories import make, serve
 
@@ -180,12 +180,15 @@ def test_extra_keys_go_without_their_tags() -> None:
         (MEDIA, b"\x01\0\0\0sound"),
         (CACHE_SALT, b"salt"),
         (PROMPT_EMBEDS, digest),
+        (CUT_MEDIA, b"\xfd\xff\xff\xff\x02\0\0\0image"),
+        (CUT_EMBEDS, b"\x02\0\0\0" + digest),
     )
     event = BlockStored((FIRST, SECOND), None, (1, 2), 1, 0, "name", (first, ()))
     (stored,) = read(encode_events([event], 0.0)).events
     assert isinstance(stored, Stored)
     # A consumer's msgpack reads the pairs as lists.
-    assert stored.extra_keys == [("name", ["image", -3], ["sound", 1], "salt", digest), None]
+    whole = ("name", ["image", -3], ["sound", 1], "salt", digest)
+    assert stored.extra_keys == [(*whole, ["image", -3, 2], [digest, 2]), None]
 
 
 def test_groups_are_named_as_vllm_names_them() -> None:

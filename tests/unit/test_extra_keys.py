@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvcore import Request
+from kvcore import BlockStored, Config, KVCacheManager, Request
 from kvcore.errors import (
     CountMismatch,
     InvalidExtraKey,
@@ -33,7 +33,7 @@ from kvcore.extra_keys import (
 )
 from kvcore.hashing import HASHINGS
 from tests.conftest import Backend
-from tests.unit.hand_hashes import Key, chain, hashes_of
+from tests.unit.hand_hashes import Key, chain, hashes_of, root_of
 from tests.unit.misuse import check_error
 from tests.unit.stories import make, unchanged
 
@@ -304,14 +304,53 @@ def test_numbers_and_buffers_are_taken_in_any_form() -> None:
 
 def test_a_cut_prompt_keeps_what_stands_before_the_cut() -> None:
     media = (image(1, 4, "a"), image(5, 2, "b"))
-    keys = ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32, b"z" * 32))
+    keys = ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32, b"z" * 32), 12)
     cut = keys.cut(8, 4)
-    assert cut == ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32))
+    assert cut == ExtraKeys(LoRA("l"), media, "salt", (b"x" * 32, b"y" * 32), 8)
     # Through an item at the end of a block: what is left of it has the keys that it had.
     cut = keys.cut(4, 4)
-    assert cut == ExtraKeys(LoRA("l"), (image(1, 3, "a"),), "salt", (b"x" * 32,))
+    assert cut == ExtraKeys(LoRA("l"), (image(1, 3, "a"),), "salt", (b"x" * 32,), 4)
     assert keys.cut(12, 4) == keys
     assert NO_EXTRA_KEYS.cut(1, 4) == NO_EXTRA_KEYS
+
+
+def test_a_second_cut_leaves_what_it_alone_would_leave() -> None:
+    media = (image(1, 4, "a"), image(5, 6, "b"))
+    keys = ExtraKeys(media=media, embeds=(b"x" * 32, b"y" * 32, b"z" * 32), num_rows=11)
+    for first in range(2, 15):
+        for second in range(1, first):
+            assert keys.cut(first, 4).cut(second, 4) == keys.cut(second, 4)
+
+
+def test_what_a_cut_left_has_keys_of_its_own_in_every_hashing(backend: Backend) -> None:
+    # Blocks of four; the item has tokens 1 to 8 and is cut behind token 5, as the rows are.
+    rows = bytes(range(12))
+    digests = [hashlib.sha256(rows[first : first + 4]).digest() for first in (0, 4)]
+    request = Request(
+        "a", [7] * 12, media=[image(1, 8)], cache_salt="salt", prompt_embeds=PromptEmbeds(rows, 1)
+    )
+    keys: list[list[Key]] = [
+        [("mm", "image", 1), ("cache_salt", "salt"), ("prompt_embeds", digests[0])],
+        [("mm cut", "image", -3, 2), ("prompt_embeds cut", digests[1], 2)],
+        [("prompt_embeds", hashlib.sha256().digest())],
+    ]
+    for kind in HASHINGS:
+        config = Config(9, 4, hash_seed=b"seed", hashing=kind, enable_events=True)
+        manager = KVCacheManager(config, backend)
+        manager.add_request(request)
+        manager.truncate("a", 6)
+        manager.add_tokens("a", [7] * 6)
+        manager.allocate_slots("a", 12)
+        found = [key[:32] for key in manager.get_block_keys("a")[0]]
+        assert found == chain(root_of(backend, b"seed", kind), [7] * 12, 4, keys, kind)
+        manager.check()
+        data = manager.encode()
+        manager.restore(data)
+        assert manager.encode() == data
+        (stored,) = manager.take_events()
+        assert isinstance(stored, BlockStored)
+        tags = [[tag for tag, _ in block] for block in stored.extra_keys]
+        assert tags == [[2, 3, 4], [5, 6], [4]]
 
 
 def test_a_block_that_a_cut_goes_through_never_has_its_old_key(backend: Backend) -> None:

@@ -23,6 +23,8 @@ from kvcore import Request
 from kvcore.errors import KvcoreError
 from kvcore.extra_keys import (
     CACHE_SALT,
+    CUT_EMBEDS,
+    CUT_MEDIA,
     LORA,
     MEDIA,
     PROMPT_EMBEDS,
@@ -247,6 +249,8 @@ extra = st.lists(
         st.tuples(st.just(MEDIA), texts.map(lambda name: b"\1\0\0\0" + name.encode())),
         st.tuples(st.just(CACHE_SALT), texts.map(str.encode)),
         st.tuples(st.just(PROMPT_EMBEDS), st.binary(min_size=32, max_size=32)),
+        st.tuples(st.just(CUT_MEDIA), texts.map(lambda name: b"\1\0\0\0" * 2 + name.encode())),
+        st.tuples(st.just(CUT_EMBEDS), st.binary(min_size=36, max_size=36)),
     ),
     max_size=3,
 )

@@ -27,7 +27,7 @@ impl Floor {
             root,
             block_size: list.block_size as usize,
             requests: vec![(root, Vec::new()); list.num_requests()],
-            none: ExtraKeys { lora: None, media: vec![], cache_salt: None, embeds: vec![] },
+            none: ExtraKeys::default(),
         }
     }
 }

@@ -24,6 +24,7 @@ from kvcore.check.mutants.worlds import (
     CUT_TWICE,
     KEYS_EVICTED,
     ONE,
+    PICTURED,
     SALTED,
     SALTED_HITS,
     SIBLINGS,
@@ -32,7 +33,7 @@ from kvcore.check.mutants.worlds import (
 )
 from kvcore.config import Config
 from kvcore.effects import Effects
-from kvcore.extra_keys import NO_EXTRA_KEYS, ExtraKey, ExtraKeys
+from kvcore.extra_keys import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.hash_index import HashIndexDraft
 from kvcore.hashing import hash_block
@@ -308,3 +309,18 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
             return start(draft, request, first)
 
     patcher.setattr(operations, "start_loads", start_blind)
+
+
+@mutant(PICTURED, "KEY-SEP")
+def m_cut_is_a_name(patcher: Patcher) -> None:
+    """What a cut leaves of a media item is known by a name that another item can have."""
+    of_block = ExtraKeys.of_block
+
+    def of_block_by_name(self: ExtraKeys, *args: int) -> tuple[ExtraKey, ...]:
+        mark = f" cut at {self.media[-1].end}".encode() if self.media else b""
+        return tuple(
+            (MEDIA, value[:4] + value[8:] + mark) if tag == CUT_MEDIA else (tag, value)
+            for tag, value in of_block(self, *args)
+        )
+
+    patcher.setattr(ExtraKeys, "of_block", of_block_by_name)

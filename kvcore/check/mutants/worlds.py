@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcore.check.world import BASIC_CALLS, World
 from kvcore.config import Config
-from kvcore.extra_keys import LoRA
+from kvcore.extra_keys import LoRA, MediaItem
 from kvcore.groups import Group
 
 SEED = b"explored"
@@ -108,6 +108,15 @@ SALTED = world(
     *(2, 2, 2),
     kinds_of_requests=({}, {"cache_salt": "one"}, {"lora": LoRA("one")}),
     num_letters=1,
+)
+PICTURED = world(
+    *(2, 2, 3, "truncate"),
+    kinds_of_requests=(
+        {"media": (MediaItem("cat", 0, 2),)},
+        {"media": (MediaItem("cat cut at 1", 0, 1),)},
+    ),
+    num_letters=1,
+    moves="engine",
 )
 
 EVICTED = world(2, 2, 3, "evict_blocks")

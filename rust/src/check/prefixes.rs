@@ -31,7 +31,6 @@ type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
 /// Letters from here on stand for more than a token.
 const FIRST_EXTRA: Letter = 1 << 31;
-const CUT: &str = " cut at ";
 
 /// What a hash stands for: the first `end` tokens of a request, and their letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,7 +280,8 @@ fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<E
         lora: lora.clone(),
         salt: extra_keys.cache_salt.clone().filter(|_| position == 0),
         media,
-        row: extra_keys.embeds.get(position / hash_block_size as usize).copied(),
+        row: (position < extra_keys.num_rows as usize)
+            .then(|| extra_keys.embeds[position / hash_block_size as usize]),
     };
     places.into_iter().enumerate().map(at).collect()
 }
@@ -289,34 +289,12 @@ fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<E
 /// The item in each position, and how far into it that is: a cut changes neither.
 fn media_places(media: &[MediaItem], num_tokens: usize) -> Vec<Option<(String, u32)>> {
     let mut places = vec![None; num_tokens];
-    let (mut name, mut first, mut end) = (String::new(), 0, 0);
     for item in media {
-        let whole = uncut(&item.identifier);
-        let goes_on = whole != item.identifier && whole == name && item.offset == end;
-        if !goes_on {
-            first = item.offset;
-        }
-        whole.clone_into(&mut name);
-        end = item.offset + item.length;
-        for position in item.offset..end {
-            if let Some(place) = places.get_mut(position as usize) {
-                *place = Some((name.clone(), position - first));
-            }
+        for (index, place) in (0..item.length).zip(&mut places[item.offset as usize..]) {
+            *place = Some((item.identifier.clone(), index));
         }
     }
     places
-}
-
-/// The identifier of an item without what `ExtraKeys::cut` added to it.
-fn uncut(identifier: &str) -> &str {
-    let mut whole = identifier;
-    while let Some((before, count)) = whole.rsplit_once(CUT) {
-        if count.is_empty() || !count.bytes().all(|each| each.is_ascii_digit()) {
-            break;
-        }
-        whole = before;
-    }
-    whole
 }
 
 fn collision(hash: &BlockHash, known: &Chain, tokens: &[u32]) -> Violation {
@@ -360,19 +338,5 @@ mod tests {
         prefixes.learn(&state).unwrap();
         state[row].tokens[1] = 3;
         assert_eq!(prefixes.learn(&state).unwrap_err().property, "HASH-INJ");
-    }
-
-    #[test]
-    fn a_cut_item_goes_on_where_it_was_cut() {
-        let item = |identifier: &str, offset, length| MediaItem {
-            identifier: identifier.to_owned(),
-            offset,
-            length,
-        };
-        let places = media_places(&[item("i", 1, 1), item("i cut at 3", 2, 1)], 4);
-        let name = || "i".to_owned();
-        assert_eq!(places, [None, Some((name(), 0)), Some((name(), 1)), None]);
-        assert_eq!(uncut("i cut at 3 cut at 2"), "i");
-        assert_eq!(uncut("i cut at x"), "i cut at x");
     }
 }
