@@ -144,6 +144,8 @@ def stored(draft: Draft, request: RequestState, group: int, first: int, end: int
     """The event that a request's blocks from position first up to end became findable."""
     size, scale = draft.config.groups[group].block_size, draft.config.scale(group)
     hashes, keys, fine = request.block_hashes, request.extra_keys, draft.config.hash_block_size
+    if draft.config.hide_salts:
+        keys = keys.hide_salt(draft.parent_hash(request, 0))
     extra = [keys.of_block(each * size, (each + 1) * size, fine) for each in range(first, end)]
     return BlockStored(
         block_hashes=tuple(hashes[(each + 1) * scale - 1] for each in range(first, end)),

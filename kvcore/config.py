@@ -56,7 +56,8 @@ class Config:
     hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
     sha256_cbor. max_in_flight: taken batches that may be unfinished at a time; 0: taking a batch
     completes it. publish: full blocks are findable from the call on that schedules their last
-    token, or once the batch that writes it is completed. Raises InvalidConfig, GroupsDoNotFit.
+    token, or once the batch that writes it is completed. hide_salts: events have a digest of a
+    request's salt, not the salt. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -78,6 +79,7 @@ class Config:
     hash_seed: bytes = attrs.field(default=_PROCESS_SEED, kw_only=True, repr=False)
     max_in_flight: int = attrs.field(default=0, kw_only=True)
     publish: Publish = attrs.field(default="scheduled", kw_only=True)
+    hide_salts: bool = attrs.field(default=False, kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
 
@@ -140,7 +142,7 @@ class Config:
 
 def _check_options(config: Config) -> None:
     flags = ("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks")
-    for name in flags:
+    for name in (*flags, "hide_salts"):
         if not isinstance(getattr(config, name), bool):
             _refuse(config, name, "must be True or False")
     choices = {

@@ -46,6 +46,8 @@ MAX_EXTRA_KEYS = 255
 MAX_MEDIA = MAX_EXTRA_KEYS - 3
 """Media items in one block, beside one key of each other kind."""
 TEXT = "a non-empty str"
+HIDDEN = b"kvcore salt\0"
+"""What the digest of a hidden salt begins with."""
 NO_ROWS = hashlib.sha256(b"").digest()
 """The digest of the embeddings of a block behind the prompt."""
 
@@ -191,6 +193,17 @@ class ExtraKeys(Struct, frozen=True, gc=False):
             media_cut=media_cut,
             rows_cut=inside if fewer else self.rows_cut,
         )
+
+    def hide_salt(self, root: bytes) -> ExtraKeys:
+        """These keys with a digest in the place of the salt, for those who may not know it.
+
+        root: of the key chains. The digest of a secret root tells nothing of a salt that can be
+        guessed.
+        """
+        if self.cache_salt is None:
+            return self
+        digest = hashlib.sha256(HIDDEN + root + self.cache_salt.encode())
+        return evolve(self, cache_salt=digest.hexdigest())
 
     def _rows_of(self, position: int, block_size: int) -> ExtraKey:
         """The key of the rows of a hash block."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import attrs
 from msgspec.structs import replace as evolve
 
 from kvcore.reader import Reader
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from kvcore.encode import Writer
     from kvcore.state import RequestState, State
 
-LOADS, EXTRA_KEYS = 1, 2
-"""The tags: of the unconfirmed loads, of what extra keys are cut."""
+LOADS, EXTRA_KEYS, OPTIONS = 1, 2, 3
+"""The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config."""
 MEDIA_CUT, ROWS_CUT = 1, 2
+HIDE_SALTS = 1
 
 
 def write_sections(out: Writer, state: State) -> None:
@@ -29,6 +31,7 @@ def write_sections(out: Writer, state: State) -> None:
     sections = (
         (LOADS, state.loads, write_loads),
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
+        (OPTIONS, state.config.hide_salts, write_options),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -65,9 +68,14 @@ def write_ends(out: Writer, state: State) -> None:
         out.u8(MEDIA_CUT * keys.media_cut | ROWS_CUT * keys.rows_cut)
 
 
+def write_options(out: Writer, _: State) -> None:
+    """Write the options of the config that are set."""
+    out.u8(HIDE_SALTS)
+
+
 def read_sections(source: Reader, state: State) -> State:
     """The state with what the sections up to the end say. Raises DamagedState."""
-    readers = {LOADS: read_loads, EXTRA_KEYS: read_ends}
+    readers = {LOADS: read_loads, EXTRA_KEYS: read_ends, OPTIONS: read_options}
     last = -1
     while source.offset < len(source.data):
         tag, size = source.u8(), source.u32()
@@ -126,6 +134,13 @@ def read_ends(source: Reader, state: State) -> State:
     if last < 0:
         raise source.damaged("a section holds nothing")
     return evolve(state, requests=requests)
+
+
+def read_options(source: Reader, state: State) -> State:
+    """The state with the options of the config of the next bytes. Raises DamagedState."""
+    if source.u8() != HIDE_SALTS:
+        raise source.damaged("no options are written so")
+    return evolve(state, config=attrs.evolve(state.config, hide_salts=True))
 
 
 def _with_ends(state: State) -> Iterator[RequestState]:

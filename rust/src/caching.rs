@@ -15,7 +15,7 @@ use crate::config::{Config, Duplicates, Publish};
 use crate::effects::Effects;
 use crate::errors::Error;
 use crate::events::{News, Stored};
-use crate::hashing::Key;
+use crate::hashing::{Key, root_hash};
 use crate::ids::{BlockId, Row};
 use crate::mutants::{Mutant, seeded};
 use crate::state::{Merge, Published, RequestState, State, request_mut};
@@ -160,7 +160,13 @@ fn announce(
     blocks: (u32, u32),
 ) {
     if effects.events_enabled() && blocks.0 < blocks.1 {
-        effects.announce(&News::BlockStored(stored(request, config, scales, group, blocks)));
+        let hidden;
+        let mut said = stored(request, config, scales, group, blocks);
+        if config.hide_salts {
+            hidden = said.extra_keys.hide_salt(&root_hash(&config.hash_seed, config.hashing));
+            said.extra_keys = &hidden;
+        }
+        effects.announce(&News::BlockStored(said));
     }
 }
 

@@ -85,6 +85,8 @@ pub struct Config {
     pub max_in_flight: u32,
     /// When full blocks become findable.
     pub publish: Publish,
+    /// Events have a digest of a request's salt, not the salt.
+    pub hide_salts: bool,
 }
 
 clone_in_place!(Config {
@@ -105,7 +107,8 @@ clone_in_place!(Config {
     hashing,
     hash_seed,
     max_in_flight,
-    publish
+    publish,
+    hide_salts
 });
 
 impl Config {
@@ -131,6 +134,7 @@ impl Config {
             hash_seed: hash_seed.to_vec(),
             max_in_flight: 0,
             publish: Publish::Scheduled,
+            hide_salts: false,
         }
     }
 

@@ -240,6 +240,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         hash_seed: source.sized()?.to_vec(),
         max_in_flight: source.u32()?,
         publish: PUBLISH[usize::from(source.flag()?)],
+        hide_salts: false,
     })
 }
 

@@ -25,6 +25,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::errors::{Error, repr};
+use crate::hashing::BlockHash;
 
 /// Tag and value.
 pub type ExtraKey = (u8, Vec<u8>);
@@ -46,6 +47,8 @@ pub const MAX_EXTRA_KEYS: usize = 255;
 /// Media items in one block, beside one key of each other kind.
 pub const MAX_MEDIA: usize = MAX_EXTRA_KEYS - 3;
 
+/// What the digest of a hidden salt begins with.
+const HIDDEN: &[u8] = b"kvcore salt\0";
 const DIGEST_SIZE: usize = 32;
 const TEXT: &str = "a non-empty str";
 const FEW_MEDIA: &str = "at most 252 items in a block";
@@ -150,6 +153,19 @@ impl ExtraKeys {
             (keys.num_rows, keys.rows_cut) = (num_tokens, inside);
         }
         keys
+    }
+
+    /// These keys with a digest in the place of the salt, for those who may not know it.
+    ///
+    /// root: of the key chains. The digest of a secret root tells nothing of a salt that can be
+    /// guessed.
+    #[must_use]
+    pub fn hide_salt(&self, root: &BlockHash) -> ExtraKeys {
+        let digest = |salt: &String| {
+            let hash = Sha256::new().chain_update(HIDDEN).chain_update(root).chain_update(salt);
+            hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        ExtraKeys { cache_salt: self.cache_salt.as_ref().map(digest), ..self.clone() }
     }
 
     /// Hand out the tag of each key of a block, and its value in parts.

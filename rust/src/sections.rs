@@ -19,17 +19,21 @@ use crate::unconfirmed::{UnconfirmedLoad, keyed_only};
 const LOADS: u8 = 1;
 /// The tag of what extra keys are cut.
 const EXTRA_KEYS: u8 = 2;
+/// The tag of the options of the config.
+const OPTIONS: u8 = 3;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
+const HIDE_SALTS: u8 = 1;
 
 /// A tag, whether there is more than defaults, and what writes it.
 type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that hold more than defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 2] = [
+    let sections: [Section; 3] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
+        (OPTIONS, state.config.hide_salts, write_options),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -69,6 +73,11 @@ fn write_ends(out: &mut Writer, state: &State) {
     }
 }
 
+/// Write the options of the config that are set.
+fn write_options(out: &mut Writer, _: &State) {
+    out.u8(HIDE_SALTS);
+}
+
 /// Read the sections up to the end. Fails with DamagedState.
 pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let mut last = None;
@@ -76,9 +85,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
         let (tag, size) = (source.u8()?, source.u32()?);
         let read = match tag {
             LOADS => read_loads,
-            _ => read_ends,
+            EXTRA_KEYS => read_ends,
+            _ => read_options,
         };
-        if !(LOADS..=EXTRA_KEYS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=OPTIONS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is not known, or not in its place");
             return Err(source.damaged(reason));
         }
@@ -163,6 +173,15 @@ fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     if next == 0 {
         return Err(source.damaged("a section holds nothing"));
     }
+    Ok(())
+}
+
+/// Read the options of the config of the next bytes. Fails with DamagedState.
+fn read_options(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    if source.u8()? != HIDE_SALTS {
+        return Err(source.damaged("no options are written so"));
+    }
+    state.config.hide_salts = true;
     Ok(())
 }
 

@@ -98,6 +98,7 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
             use_eagle=eagle,
             enable_events=draw(st.booleans()),
             record_new_blocks=draw(rarely()),
+            hide_salts=draw(rarely()),
             hashing=draw(st.sampled_from(HASHINGS)),
             hash_seed=b"tests",
         )

@@ -46,6 +46,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("watermark_blocks", -1, "must be an integer of at least 0"),
     ("use_eagle", 1, "must be True or False"),
     ("record_new_blocks", "no", "must be True or False"),
+    ("hide_salts", 1, "must be True or False"),
     ("hashing", "md5", "must be one of sha256, sha256_cbor, xxh3"),
     ("eviction", "mru", "must be one of lru, uncached_first"),
     ("eviction", None, "must be one of lru, uncached_first"),

@@ -54,7 +54,7 @@ def moving(backend: Backend) -> KVCacheManager:
     """One whose bytes have a window, drafts, extra keys, own hashes and operations."""
     groups = (Group(2), Group(2, kind="sliding_window", window=3))
     manager = make(
-        backend, 16, groups=groups, max_model_len=10, record_new_blocks=True
+        backend, 16, groups=groups, max_model_len=10, record_new_blocks=True, hide_salts=True
     )
     salted = Request("salted", range(5), cache_salt="s", lora=LoRA("a"))
     manager.add_request(salted)

@@ -283,6 +283,7 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         hash_seed: object.getattr("hash_seed")?.extract()?,
         max_in_flight: number("max_in_flight")?,
         publish: publish(object.getattr("publish")?.as_borrowed())?,
+        hide_salts: truth("hide_salts")?,
     })
 }
 

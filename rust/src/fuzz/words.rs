@@ -103,7 +103,7 @@ const NUM_NAMES: u8 = 5;
 const NUM_BLOCKS: u8 = 24;
 const NUM_OPERATIONS: u8 = 16;
 const MOST_COUNT: u8 = 64;
-const FLAGS: [&str; 7] = [
+const FLAGS: [&str; 8] = [
     "null_block",
     "enable_caching",
     "duplicates",
@@ -111,6 +111,7 @@ const FLAGS: [&str; 7] = [
     "enable_events",
     "publish",
     "record_new_blocks",
+    "hide_salts",
 ];
 
 /// The next call, where the state is one; a hit is looked up before the call that uses it.
@@ -225,6 +226,7 @@ pub(super) fn read_config(bytes: &mut Bytes) -> String {
         ["lru", "uncached_first"],
         ["no", "yes"],
         ["scheduled", "completed"],
+        ["no", "yes"],
         ["no", "yes"],
     ];
     for (at, (name, values)) in FLAGS.iter().zip(choices).enumerate() {
@@ -381,6 +383,7 @@ fn write_config(config: &Config) -> Vec<u8> {
         config.enable_events,
         config.publish == Publish::Completed,
         config.record_new_blocks,
+        config.hide_salts,
     ];
     let bits = flags.iter().enumerate().map(|(at, flag)| u8::from(*flag) << at);
     bytes.push(bits.fold(0, |all, bit| all | bit));
