@@ -83,4 +83,20 @@ LOADS_FAIL: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "flight-loads-fail": Profile(
+        "external loads in flight that fail",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+            **FAILING,
+        ),
+        20284,
+        79898,
+        slow=True,
+        backend="both",
+        shows=SHOWS,
+    ),
 }
