@@ -81,7 +81,9 @@ def finish(request_id: str) -> Script:
 
 
 def schedule_rest(world: World, state: State, request: RequestState) -> Call:
-    """The call that schedules all tokens and drafts that are left, behind the longest hit."""
+    """The call that schedules all tokens and drafts that are left, behind the longest hit, with all
+    lookahead slots of the world.
+    """
     name, first = request.request_id, request.num_computed
     hit: Hit | None = None
     if not any(request.tables):
@@ -89,7 +91,10 @@ def schedule_rest(world: World, state: State, request: RequestState) -> Call:
         hit = found if found.num_tokens else None
         first = found.num_tokens
     left = len(request.tokens) + len(request.drafts) - first
-    options = {"num_encoder_tokens": 0 if request.num_computed else world.num_encoder}
+    options = {
+        "num_lookahead_tokens": world.num_lookahead,
+        "num_encoder_tokens": 0 if request.num_computed else world.num_encoder,
+    }
     said = {key: value for key, value in options.items() if value}
     return Call("allocate_slots", (name, left) if hit is None else (name, left, hit), said)
 

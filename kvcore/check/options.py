@@ -264,10 +264,8 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions(
             "in flight, operations end either way by themselves: leave --loads-fail out"
         )
-    if world.moves == "engine" and (world.num_lookahead or world.num_external):
-        raise BadOptions(
-            "an engine's moves have no lookahead or external tokens: say --moves calls"
-        )
+    if world.moves == "engine" and world.num_external:
+        raise BadOptions("an engine's moves have no external tokens: say --moves calls")
     if options.pins and "pin" not in world.calls:
         raise BadOptions("nothing is pinned: say --calls pin,unpin")
 

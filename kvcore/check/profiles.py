@@ -8,6 +8,7 @@ other states, or that another world is explored. What a world must show is told 
 
 from __future__ import annotations
 
+from kvcore.check.feature_profiles import FEATURES
 from kvcore.check.load_profiles import LOADS_FAIL
 from kvcore.check.named_world import FULL, SLOT, SWAPS, WINDOW, Profile, world
 from kvcore.groups import Group
@@ -234,4 +235,5 @@ PROFILES: dict[str, Profile] = {
         25852,
     ),
     **LOADS_FAIL,
+    **FEATURES,
 }

@@ -51,7 +51,8 @@ class World:
 
     num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
     of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
-    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for.
+    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for; an
+    engine's moves ask for all lookahead slots, and for no external tokens.
     num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
     time; no store begins where so many operations are in flight.
     delays: whether calls delay the caching of their blocks, or not, each in turn.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::commands::Command;
 use crate::errors::Error;
 use crate::ids::Row;
+use crate::mutants::{Mutant, seeded};
 use crate::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::state::State;
 use crate::unconfirmed::inherit_rest;
@@ -32,7 +33,9 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     child.num_computed = computed;
     child.preempted = false;
     child.quiet_until = 0;
-    state[parent_row].quiet_until = 0;
+    if !seeded(Mutant::ForkKeepsQuiet) {
+        state[parent_row].quiet_until = 0;
+    }
     for (group, table) in (0..).zip(&mut child.tables) {
         table.truncate(state.num_kept(group, table, computed));
         for (position, &block) in (0..).zip(&*table) {

@@ -35,6 +35,8 @@ pub enum Mutant {
     SharedWrittenInPlace,
     /// 43: a keyed block is written in place and keeps its key.
     KeyedWrittenInPlace,
+    /// 41: a request that was forked still grows as if it had its last block alone.
+    ForkKeepsQuiet,
     /// 16: hits in the free queue cost no capacity.
     HitsCostNothing,
     /// 37: full blocks are published though they are not yet computed.

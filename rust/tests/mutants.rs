@@ -56,6 +56,7 @@ fn seeded() -> Vec<Seeded> {
         Seeded(Mutant::CowNoCopy, world(3, 2, 3), 41, None),
         Seeded(Mutant::SharedWrittenInPlace, world(2, 2, 2), 41, None),
         Seeded(Mutant::KeyedWrittenInPlace, more(world(2, 2, 3), &["truncate"]), 43, None),
+        Seeded(Mutant::ForkKeepsQuiet, fours(three_calls(world(2, 2, 4))), 41, behind),
         Seeded(Mutant::HitsCostNothing, world(2, 2, 4), 16, None),
         Seeded(Mutant::CacheWholePrompt, calls(world(2, 2, 3)), 37, behind),
         Seeded(Mutant::FullHit, world(2, 2, 2), 39, None),
@@ -155,6 +156,11 @@ fn flying(mut world: World, max_in_flight: u32) -> World {
 
 fn slots(mut world: World) -> World {
     world.config.groups = vec![Group::new(1)];
+    world
+}
+
+fn fours(mut world: World) -> World {
+    world.config.groups = vec![Group::new(4)];
     world
 }
 

@@ -160,7 +160,7 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--pins", "2"), "nothing is pinned"),
         ((*SMALL, "--prompt", "3"), "longer than a request may be"),
         ((*SMALL, "--drafts", "2"), "leave no room"),
-        ((*SMALL, "--lookahead", "1"), "say --moves calls"),
+        ((*SMALL, "--external", "1"), "say --moves calls"),
         ((*SMALL, "--mutants"), "--mutants brings a world for each seeded bug"),
         ((*SMALL[2:], "--blocks", "0"), "--blocks must be at least 1"),
         ((*SMALL, "--write-test", "/no/such/folder/test.py"), "there is no such folder"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvcore import Group
+from kvcore.check.feature_profiles import FEATURES
 from kvcore.check.report import Report
 from kvcore.check.search import check
 from kvcore.check.world import World
@@ -46,13 +47,10 @@ def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Repor
     return report
 
 
-def test_three_blocks_two_requests_four_tokens_are_right_on_every_edge() -> None:
-    explore(world(3, 2, 4, enable_events=True), 9891, 96082, *BASIC_GOALS)
-
-
-def test_cutting_requests_is_right_on_every_edge() -> None:
-    where = world(2, 2, 3, "truncate", enable_events=True)
-    explore(where, 669, 5719, *BASIC_GOALS, "truncate")
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_named_world_of_a_feature_is_right_on_every_edge_of_both_languages(name: str) -> None:
+    wanted = FEATURES[name]
+    explore(wanted.world, wanted.num_states, wanted.num_edges)
 
 
 def test_swapping_is_right_on_every_edge() -> None:
@@ -84,11 +82,6 @@ def test_a_full_and_a_windowed_group_are_right_on_every_edge() -> None:
 def test_groups_of_two_block_sizes_are_right_on_every_edge() -> None:
     where = world(4, 2, 3, groups=(GROUP, WINDOW), without=("reset_prefix_cache",))
     explore(where, 2139, 14977, *BASIC_GOALS, "trim")
-
-
-def test_chunks_are_right_on_every_edge() -> None:
-    where = world(2, 2, 3, groups=(CHUNKS,), without=("fork", "append", "reset_prefix_cache"))
-    explore(where, 1089, 8393, "Evict", "Touch", "sharing", "trim", "refused later")
 
 
 def test_dropping_the_last_hit_is_right_on_every_edge() -> None:
@@ -129,11 +122,6 @@ def test_stores_and_loads_that_fail_are_right_on_every_edge() -> None:
     explore(where, 702, 9423, "Evict", "Touch", "store", "load", "complete_operation", "sharing")
 
 
-def test_a_watermark_is_right_on_every_edge() -> None:
-    where = world(2, 2, 3, watermark_blocks=1)
-    explore(where, 534, 4283, "Evict", "CopyOnWrite", "refused later", "refused never")
-
-
 def test_cutting_and_rewinding_behind_a_window_is_right_on_every_edge() -> None:
     where = world(2, 2, 3, "truncate", "rewind", groups=(WINDOW,))
     explore(where, 993, 9701, "Evict", "truncate", "rewind", "HeldByOthers", "trim")
@@ -144,46 +132,10 @@ def test_swapping_behind_a_window_is_right_on_every_edge() -> None:
     explore(where, 529, 3635, "SwapOut", "SwapIn", "sharing", "trim", "refused later")
 
 
-def test_salts_are_right_on_every_edge() -> None:
-    kinds: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "one"}, {"cache_salt": "two"})
-    where = world(2, 2, 2, num_letters=1, kinds_of_requests=kinds, enable_events=True)
-    explore(where, 186, 1164, "Evict", "duplicates", "CopyOnWrite")
-
-
-def test_an_encoders_group_is_right_on_every_edge() -> None:
-    where = world(
-        *(4, 2, 3, "truncate", *SWAP_CALLS),
-        groups=(SLOT, Group(2, kind="cross_attention")),
-        num_encoder=2,
-        num_host_blocks=3,
-        enable_caching=False,
-    )
-    explore(where, 271, 2250, "SwapOut", "SwapIn", "sharing", "truncate", "refused later")
-
-
-@pytest.mark.slow
-def test_cutting_longer_requests_is_right_on_every_edge() -> None:
-    where = world(2, 2, 4, "truncate", enable_events=True)
-    explore(where, 1722, 17943, *BASIC_GOALS, "truncate")
-
-
-@pytest.mark.slow
-def test_cutting_and_swapping_are_right_on_every_edge_of_two_calls_a_batch() -> None:
-    where = world(2, 2, 2, "truncate", *SWAP_CALLS, num_host_blocks=1, calls_per_batch=2)
-    goals = ("SwapOut", "SwapIn", "truncate", "refused never", "CopyOnWrite")
-    explore(where, 840, 49017, *goals)
-
-
 @pytest.mark.slow
 def test_merging_longer_requests_is_right_on_every_edge_of_two_calls_a_batch() -> None:
     where = world(2, 2, 3, duplicates="merge", calls_per_batch=2)
     explore(where, 530, 36063, "Evict", "Touch", "sharing", "CopyOnWrite", "merge")
-
-
-@pytest.mark.slow
-def test_leaving_the_open_batch_is_right_on_every_edge_of_three_calls_a_batch() -> None:
-    where = world(2, 2, 3, "truncate", calls_per_batch=3, without=("append", "remove_request"))
-    explore(where, 418, 135367, "HitInOpenBatch", "Touch", "sharing")
 
 
 @pytest.mark.slow
@@ -208,12 +160,6 @@ def test_two_block_sizes_of_longer_requests_are_right_on_every_edge() -> None:
 def test_full_and_windowed_groups_are_right_on_every_edge_of_two_calls_a_batch() -> None:
     where = world(4, 2, 2, groups=(SLOT, WINDOW), calls_per_batch=2)
     explore(where, 426, 22112, "Evict", "Touch", "sharing", "duplicates")
-
-
-@pytest.mark.slow
-def test_dropping_the_last_hit_is_right_on_every_edge_of_two_requests() -> None:
-    where = world(3, 2, 3, use_eagle=True, groups=(SLOT,))
-    explore(where, 2396, 18593, "Evict", "Touch", "sharing", "duplicates", "refused later")
 
 
 @pytest.mark.slow
@@ -258,11 +204,6 @@ def test_delayed_caching_of_duplicates_that_merge_is_right_on_every_edge() -> No
 def test_delayed_caching_of_longer_requests_is_right_on_every_edge() -> None:
     where = world(2, 2, 4, "cache_blocks", delays=(True, False), enable_events=True)
     explore(where, 2258, 30285, *BASIC_GOALS, "cache_blocks")
-
-
-@pytest.mark.slow
-def test_a_watermark_over_three_blocks_is_right_on_every_edge() -> None:
-    explore(world(3, 2, 3, watermark_blocks=1), 2944, 23640, *BASIC_GOALS)
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ pub fn engine_moves(world: &World, state: &State, children: &Children, out: &mut
     }
 }
 
-/// The call that schedules all tokens and drafts that are left, behind the longest hit.
+/// The call that schedules all tokens and drafts that are left, behind the longest hit, with all
+/// lookahead slots of the world.
 #[must_use]
 pub fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Call {
     let mut first = request.num_computed;
@@ -113,7 +114,8 @@ pub fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Ca
     }
     let num_new = request.num_tokens() + request.num_drafts() - first;
     let num_encoder = if request.num_computed > 0 { 0 } else { world.num_encoder };
-    Call::AllocateSlots(Slots { hit, num_encoder, ..Slots::new(Name::of(request), num_new) })
+    let slots = Slots { hit, num_encoder, ..Slots::new(Name::of(request), num_new) };
+    Call::AllocateSlots(Slots { num_lookahead: world.num_lookahead, ..slots })
 }
 
 fn moves_of(
