@@ -58,6 +58,7 @@ def test_every_row_of_the_catalogue_has_a_seeded_bug_or_a_reason() -> None:
 def test_every_seeded_bug_has_what_finds_it_and_a_name_of_its_own() -> None:
     assert all(mutant.broken or mutant.trace for mutant in MUTANTS)
     assert all((mutant.shows is None) == (mutant.costs is not None) for mutant in MUTANTS)
+    assert all((mutant.profile is None) == (mutant.unnamed is not None) for mutant in MUTANTS)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert {mutant.patch.__module__ for mutant in MUTANTS} == {file.__name__ for file in FILES}
 

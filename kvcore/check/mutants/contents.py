@@ -14,16 +14,6 @@ from kvcore import allocate, asked, batch, caching, calls, hits, operations, pla
 from kvcore.asked import Asked
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
-from kvcore.check.mutants.worlds import (
-    BASIC,
-    CUT,
-    DRAFTS,
-    FORKED_DRAFTS,
-    ONE,
-    PAIRS,
-    PREALLOCATED,
-    TRIPLES,
-)
 from kvcore.commands import Command, CopyOnWrite, Free
 from kvcore.effects import Effects
 from kvcore.errors import KvcoreError
@@ -32,7 +22,7 @@ from kvcore.state import Draft, RequestState, State, transition
 from kvcore.values import Hit, KVCacheBlocks, Outcome
 
 
-@mutant(BASIC, "REF", "KV-READ", rows=(41,))
+@mutant("calls", "REF", "KV-READ", rows=(41,))
 def m_fork_no_ref(patcher: Patcher) -> None:
     """A fork shares its parent's blocks without being counted as an owner."""
     fork = calls.TRANSITIONS["fork"]
@@ -45,19 +35,19 @@ def m_fork_no_ref(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "fork", fork_untouched)
 
 
-@mutant(BASIC, "KV-READ", "WRITE-EXCL", rows=(41,))
+@mutant("calls", "KV-READ", "WRITE-EXCL", rows=(41,))
 def m_no_cow(patcher: Patcher) -> None:
     """A shared block is written in place."""
     patcher.setattr(plan, "plan_rewrites", lambda *_: ())
 
 
-@mutant(BASIC, "KV-READ", rows=(41,))
+@mutant("calls", "KV-READ", rows=(41,))
 def m_cow_no_copy(patcher: Patcher) -> None:
     """The block that takes a shared one's place is not filled from it."""
     without(patcher, CopyOnWrite)
 
 
-@mutant(CUT, "CACHE-KV", "WRITE-EXCL")
+@mutant("calls", "CACHE-KV", "WRITE-EXCL")
 def m_keyed_block_written_in_place(patcher: Patcher) -> None:
     """A block that is written again keeps the key of its old content."""
     rewrites = plan.plan_rewrites
@@ -68,7 +58,7 @@ def m_keyed_block_written_in_place(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_rewrites", only_shared)
 
 
-@mutant(ONE, "WAIT-EMPTY", rows=(44,))
+@mutant("calls", "WAIT-EMPTY", rows=(44,))
 def m_free_keeps_count(patcher: Patcher) -> None:
     """A preempted request still counts as computed what it gave back."""
 
@@ -79,7 +69,7 @@ def m_free_keeps_count(patcher: Patcher) -> None:
     after(patcher, "free", keep)
 
 
-@mutant(PAIRS, "CACHE-KV", rows=(72,))
+@mutant("three", "CACHE-KV", rows=(72,))
 def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     """Keys that the open batch published for a request stay when it leaves the batch."""
 
@@ -92,13 +82,13 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     patcher.setattr(release, "leave_open_batch", leave_keys)
 
 
-@mutant(TRIPLES, "KV-READ")
+@mutant("three", "KV-READ")
 def m_hit_in_open_batch_pulled_away(patcher: Patcher) -> None:
     """A request leaves the open batch though another one counts tokens that it was to write."""
     patcher.setattr(release, "check_leaving", lambda *_: None)
 
 
-@mutant(DRAFTS, "DRAFT", rows=(45,))
+@mutant("drafts", "DRAFT", rows=(45,))
 def m_cache_lookahead(patcher: Patcher) -> None:
     """Drafts are hashed and published before they are accepted."""
 
@@ -111,7 +101,7 @@ def m_cache_lookahead(patcher: Patcher) -> None:
     patcher.setattr(RequestState, "num_accepted", property(lambda self: self.num_computed))
 
 
-@mutant(PREALLOCATED, "CACHE-KV", rows=(35,))
+@mutant("calls", "CACHE-KV", rows=(35,))
 def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     """Giving back its blocks, a request publishes those that no step has filled yet, too."""
     free = calls.TRANSITIONS["free"]
@@ -130,7 +120,7 @@ def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "free", free_published)
 
 
-@mutant(ONE, "CACHED-COUNT", "CACHE-KV", rows=(37,))
+@mutant("calls", "CACHED-COUNT", "CACHE-KV", rows=(37,))
 def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
     """A chunk publishes every block that it has, as if all of the prompt were computed."""
     publish = caching.publish_blocks
@@ -142,7 +132,7 @@ def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
     patcher.setattr(allocate, "publish_blocks", publish_all)
 
 
-@mutant(BASIC, "CACHE-KV", rows=(38,))
+@mutant("calls", "CACHE-KV", rows=(38,))
 def m_findable_block_freed_for_good(patcher: Patcher) -> None:
     """A released block is given up as if nobody could find it, and its key stays."""
     emit = Effects.emit
@@ -153,7 +143,7 @@ def m_findable_block_freed_for_good(patcher: Patcher) -> None:
     patcher.setattr(Effects, "emit", emit_uncached)
 
 
-@mutant(BASIC, "HIT-LONGEST", rows=(39,))
+@mutant("calls", "HIT-LONGEST", rows=(39,))
 def m_full_hit_leaves_nothing(patcher: Patcher) -> None:
     """A look-up gives the whole prompt, so that no token is left to compute."""
 
@@ -166,7 +156,7 @@ def m_full_hit_leaves_nothing(patcher: Patcher) -> None:
     patcher.setattr(queries, "longest_hit", longest_of_all)
 
 
-@mutant(BASIC, "COMPUTED-RULE", "KV-READ", rows=(40,))
+@mutant("calls", "COMPUTED-RULE", "KV-READ", rows=(40,))
 def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     """Slots are counted from the first token on, on top of the blocks of a hit."""
     measure = plan.measure
@@ -177,7 +167,7 @@ def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     patcher.setattr(plan, "measure", measure_from_zero)
 
 
-@mutant(BASIC, "REF", rows=(41,))
+@mutant("calls", "REF", rows=(41,))
 def m_cow_keeps_its_source(patcher: Patcher) -> None:
     """A request that got a copy of a shared block still counts as an owner of the block."""
     rewrite = allocate.apply_rewrite
@@ -190,7 +180,7 @@ def m_cow_keeps_its_source(patcher: Patcher) -> None:
     patcher.setattr(allocate, "apply_rewrite", rewrite_and_keep)
 
 
-@mutant(FORKED_DRAFTS, "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
+@mutant("drafts", "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
 def m_fork_fails_half_way(patcher: Patcher) -> None:
     """A fork that fails has taken the child's row already."""
     fork = calls.TRANSITIONS["fork"]
@@ -205,7 +195,7 @@ def m_fork_fails_half_way(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "fork", fork_half)
 
 
-@mutant(CUT, "WRITE-EXCL", "KV-READ", rows=(43,))
+@mutant("calls", "WRITE-EXCL", "KV-READ", rows=(43,))
 def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     """A shared block that has a key is taken for the request's own, and written in place."""
     rewrites = plan.plan_rewrites
@@ -221,7 +211,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_rewrites", rewrite_in_place)
 
 
-@mutant(BASIC, "FULLHIT", "WRITE-EXCL", rows=(39,), costs="the same content is written again")
+@mutant("calls", "FULLHIT", "WRITE-EXCL", rows=(39,), costs="the same content is written again")
 def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
     """A full hit gives all blocks and one token less: that one is computed into a hit block."""
     longest = hits.longest_hit
@@ -240,7 +230,7 @@ def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
     patcher.setattr(asked, "check_hit", lambda *_: None)
 
 
-@mutant(BASIC, "PUBLISHED", "REFINE", costs="what would have been a hit is computed again")
+@mutant("calls", "PUBLISHED", "REFINE", costs="what would have been a hit is computed again")
 def m_full_block_published_late(patcher: Patcher) -> None:
     """A full block becomes findable when a token behind it is computed; the twin is right."""
     publish = caching.publish_blocks

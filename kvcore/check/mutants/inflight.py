@@ -19,11 +19,7 @@ from kvcore.check.mutants.worlds import (
     COMPLETED,
     FLYING,
     FLYING_FAMILY,
-    FLYING_FORKS,
-    FLYING_LEFT,
     FLYING_SWAPPED,
-    FLYING_SWAPS,
-    FLYING_TWICE,
     FLYING_WINDOW,
 )
 from kvcore.plan import Plan
@@ -35,14 +31,14 @@ LETTING_GO = (allocate, batch, release, window)
 IN_ORDER = "batches that run one after the other hide it"
 
 
-@mutant(FLYING, "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
+@mutant("flight", "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
 def m_freed_under_a_batch(patcher: Patcher) -> None:
     """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
     for module in LETTING_GO:
         patcher.setattr(module, "let_go", lambda *_: None)
 
 
-@mutant(FLYING_FORKS, "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
+@mutant("flight-fork", "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
 def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
     """The source of a copy that has not run yet can be taken and written."""
     rewrite = allocate.apply_rewrite
@@ -55,7 +51,7 @@ def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
     patcher.setattr(allocate, "apply_rewrite", rewrite_unheld)
 
 
-@mutant(FLYING_SWAPS, "CMD-INFLIGHT", rows=(59,), costs=IN_ORDER)
+@mutant("flight-swap", "CMD-INFLIGHT", rows=(59,), costs=IN_ORDER)
 def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     """A host block that a batch in flight copies from or to can be taken at once."""
     host_tier = Draft.host_tier
@@ -74,7 +70,7 @@ def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     patcher.setattr(Draft, "host_tier", forgetful_host)
 
 
-@mutant(FLYING_TWICE, "CMD-INFLIGHT", costs=IN_ORDER)
+@mutant("flight-two", "CMD-INFLIGHT", costs=IN_ORDER)
 def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
     """A block that two batches in flight use is free when the first of them is completed."""
 
@@ -86,7 +82,7 @@ def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
     patcher.setattr(QuarantineDraft, "end_use", end_all)
 
 
-@mutant(FLYING, "QUARANTINE", "DRAIN")
+@mutant("flight", "QUARANTINE", "DRAIN")
 def m_quarantine_never_ends(patcher: Patcher) -> None:
     """Blocks that no batch uses any more stay where they waited."""
 
@@ -96,7 +92,7 @@ def m_quarantine_never_ends(patcher: Patcher) -> None:
     patcher.setattr(QuarantineDraft, "end", end_nothing)
 
 
-@mutant(FLYING, "PARTITION", "PREEMPT-GAIN", rows=(68,))
+@mutant("flight", "PARTITION", "PREEMPT-GAIN", rows=(68,))
 def m_deferred_block_is_nowhere(patcher: Patcher) -> None:
     """A block that is released while a batch uses it is in no queue: preempting gains nothing."""
     release_all = PoolDraft.release
@@ -111,7 +107,7 @@ def m_deferred_block_is_nowhere(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "release", release_idle)
 
 
-@mutant(FLYING, "CACHE-KV", "KV-READ", rows=(34,))
+@mutant("flight-hits", "CACHE-KV", "KV-READ", rows=(34,))
 def m_cancel_keeps_keys(patcher: Patcher) -> None:
     """What a batch published before it ran stays findable when the batch is cancelled."""
     take_back = cancel.take_back
@@ -122,13 +118,13 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     patcher.setattr(cancel, "take_back", take_back_unpublished)
 
 
-@mutant(COMPLETED, "CACHE-KV")
+@mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_completion_publishes_what_is_in_flight(patcher: Patcher) -> None:
     """A batch's completion publishes what later batches have yet to write, too."""
     patcher.setattr(batch, "num_finished", lambda _, request: request.num_accepted)
 
 
-@mutant(COMPLETED, "CACHE-KV")
+@mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
     """Blocks are published when they are scheduled, as if their batch had run."""
     commit = allocate.commit
@@ -142,13 +138,13 @@ def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_published)
 
 
-@mutant(FLYING, "KV-READ")
+@mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_forks(patcher: Patcher) -> None:
     """A fork keeps what its parent was scheduled in a batch that is cancelled."""
     patcher.setattr(fork, "inherit", lambda *_: None)
 
 
-@mutant(FLYING_FORKS, "KV-READ")
+@mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
     mark = unfinished.mark
@@ -159,25 +155,25 @@ def m_cancel_forgets_copies(patcher: Patcher) -> None:
     patcher.setattr(allocate, "mark", mark_counts)
 
 
-@mutant(FLYING_SWAPS, "KV-READ")
+@mutant("flight-swap", "KV-READ")
 def m_cancel_forgets_swaps(patcher: Patcher) -> None:
     """A request stays in the tier to which a cancelled batch was to copy it."""
     patcher.setattr(swap, "mark", lambda *_: None)
 
 
-@mutant(FLYING, "COMPUTED-RULE", "KV-READ", rows=(72,))
+@mutant("flight", "COMPUTED-RULE", "KV-READ", rows=(72,))
 def m_cancel_keeps_counts(patcher: Patcher) -> None:
     """Requests still count what a cancelled batch was to compute."""
     patcher.setattr(cancel, "fall", lambda *_: None)
 
 
-@mutant(FLYING, "TABLE-MIRROR")
+@mutant("flight", "TABLE-MIRROR", shows=FLYING)
 def m_cancel_leaves_tables(patcher: Patcher) -> None:
     """The worker's tables stay as a batch left them that may have run or not."""
     patcher.setattr(cancel, "rebuild", lambda *_: None)
 
 
-@mutant(FLYING, "QUARANTINE")
+@mutant("flight", "QUARANTINE")
 def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
     """Blocks of a cancelled batch wait for its end."""
     cancel_batch = cancel.take_back
@@ -190,13 +186,13 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
     patcher.setattr(cancel, "take_back", take_back_used)
 
 
-@mutant(FLYING_LEFT, "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
+@mutant("flight", "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
     patcher.setattr(requests, "forget", lambda *_: None)
 
 
-@mutant(FLYING_SWAPPED, "KV-READ")
+@mutant(FLYING_SWAPPED, "KV-READ", unnamed="no named world has swaps with two batches in flight")
 def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
     inherit = unfinished.inherit
@@ -209,13 +205,23 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     patcher.setattr(fork, "inherit", inherit_taken)
 
 
-@mutant(FLYING_FAMILY, "IN-FLIGHT", costs="a cancel gives blocks back in another order")
+@mutant(
+    FLYING_FAMILY,
+    "IN-FLIGHT",
+    costs="a cancel gives blocks back in another order",
+    unnamed="no named world has three batches in flight",
+)
 def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
     """The marks behind that of a removed request keep their places, which later ones get again."""
     patcher.setattr(unfinished, "_without", lambda marks, name: marks.delete(name))
 
 
-@mutant(FLYING_WINDOW, "IN-FLIGHT", costs="nobody asks for places that are not used")
+@mutant(
+    FLYING_WINDOW,
+    "IN-FLIGHT",
+    costs="nobody asks for places that are not used",
+    unnamed="no named world has a window with two batches in flight",
+)
 def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
     shorten = unfinished.shorten

@@ -13,7 +13,6 @@ from msgspec.structs import replace as evolve
 
 from kvcore import allocate, batch, caching, fork, rewind
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import LOAD_FORKS, LOAD_PAIRS, LOAD_SWAPS, LOADS
 from kvcore.state import Draft, RequestState
 from kvcore.unconfirmed import note_keyed, spoil
 
@@ -22,7 +21,7 @@ def nothing(*_: Any) -> None:
     """Do nothing."""
 
 
-@mutant(LOADS, "CACHE-KV", "LOAD-FAILED")
+@mutant("loads-fail", "CACHE-KV", "LOAD-FAILED")
 def m_failed_load_stays_findable(patcher: Patcher) -> None:
     """Blocks that a failed load left unwritten keep their keys."""
 
@@ -32,7 +31,7 @@ def m_failed_load_stays_findable(patcher: Patcher) -> None:
     patcher.setattr(rewind, "spoil", keep_keys)
 
 
-@mutant(LOADS, "COMPUTED-RULE")
+@mutant("loads-fail", "COMPUTED-RULE")
 def m_failed_load_stays_computed(patcher: Patcher) -> None:
     """Tokens that a failed load did not bring still count as computed."""
 
@@ -42,20 +41,20 @@ def m_failed_load_stays_computed(patcher: Patcher) -> None:
     patcher.setattr(rewind, "cut_tables", cut_nothing)
 
 
-@mutant(LOAD_PAIRS, "KV-READ", "LOAD-FAILED")
+@mutant("loads-fail-pairs", "KV-READ", "LOAD-FAILED")
 def m_hits_on_a_failed_load_stay(patcher: Patcher) -> None:
     """Another request keeps counting tokens that a failed load did not bring."""
     patcher.setattr(rewind, "spoilt_requests", lambda *_: [])
     patcher.setattr(rewind, "check_held", nothing)
 
 
-@mutant(LOAD_PAIRS, "LOAD-FAILED")
+@mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_hits_do_not_rest_on_a_load(patcher: Patcher) -> None:
     """The request that hits loaded tokens is not remembered."""
     patcher.setattr(allocate, "rest", nothing)
 
 
-@mutant(LOAD_PAIRS, "CACHE-KV", "LOAD-FAILED")
+@mutant("loads-fail-pairs", "CACHE-KV", "LOAD-FAILED")
 def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
     """Keys are withdrawn of the blocks in tables alone: those of a request that left stay."""
 
@@ -76,7 +75,7 @@ def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
     patcher.setattr(rewind, "spoil", spoil_held)
 
 
-@mutant(LOAD_PAIRS, "CACHE-KV", "LOAD-FAILED")
+@mutant("loads-fail-pairs", "CACHE-KV", "LOAD-FAILED")
 def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
     """What another request computes from loaded tokens is not remembered."""
 
@@ -87,20 +86,20 @@ def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
     patcher.setattr(caching, "note_keyed", note_own)
 
 
-@mutant(LOAD_FORKS, "KV-READ", "LOAD-FAILED")
+@mutant("loads-fail", "KV-READ", "LOAD-FAILED")
 def m_child_does_not_rest_on_a_load(patcher: Patcher) -> None:
     """A forked child is not reached by the report of what it shares."""
     patcher.setattr(fork, "inherit_rest", nothing)
     patcher.setattr(rewind, "check_held", nothing)
 
 
-@mutant(LOAD_SWAPS, "KV-READ", "LOAD-FAILED")
+@mutant("loads-fail", "KV-READ", "LOAD-FAILED")
 def m_report_passes_by_the_host(patcher: Patcher) -> None:
     """A swapped request keeps counting tokens that a failed load did not bring."""
     patcher.setattr(rewind, "drop_host", nothing)
 
 
-@mutant(LOAD_PAIRS, "LOAD-FAILED")
+@mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""
     patcher.setattr(batch, "confirm", lambda *_: ())

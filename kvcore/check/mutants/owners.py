@@ -16,14 +16,14 @@ from kvcore import allocate, batch, calls, plan, swap
 from kvcore.asked import Asked
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, without
-from kvcore.check.mutants.worlds import BASIC, EVICTED, FORKS, MERGES, ONE, SWAP, TWINS
+from kvcore.check.mutants.worlds import BASIC
 from kvcore.commands import Allocate, Evict, Free, SetTable, Touch
 from kvcore.free_queue import FreeQueueDraft
 from kvcore.state import Draft, transition
 from kvcore.values import Refused
 
 
-@mutant(BASIC, "PARTITION", rows=(21,))
+@mutant("calls", "PARTITION", rows=(21,))
 def m_touch_not_dequeued(patcher: Patcher) -> None:
     """A hit on an ownerless block counts an owner and leaves the block in the free queue."""
 
@@ -35,7 +35,7 @@ def m_touch_not_dequeued(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "touch", touch)
 
 
-@mutant(ONE, "FQ-UNIQ", rows=(27,))
+@mutant("calls", "FQ-UNIQ", rows=(27,))
 def m_queue_counter_drifts(patcher: Patcher) -> None:
     """The length of the free queue is kept beside it, and taking a block out does not change it."""
     remove = FreeQueueDraft.remove
@@ -47,7 +47,7 @@ def m_queue_counter_drifts(patcher: Patcher) -> None:
     patcher.setattr(FreeQueueDraft, "remove", remove_uncounted)
 
 
-@mutant(ONE, "REF", rows=(23,))
+@mutant("calls", "REF", rows=(23,))
 def m_alloc_ref0(patcher: Patcher) -> None:
     """A block that is handed out counts no owner."""
     take = PoolDraft.take
@@ -61,7 +61,7 @@ def m_alloc_ref0(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "take", take_unowned)
 
 
-@mutant(BASIC, "NO-ALIAS", "KV-READ", "HIT-PINNED", rows=(18,))
+@mutant("calls", "NO-ALIAS", "KV-READ", "HIT-PINNED", rows=(18,))
 def m_touch_after_alloc(patcher: Patcher) -> None:
     """New blocks are taken before the hits get their owner, so a hit can be taken away."""
     commit, touch, take = allocate.commit, PoolDraft.touch, PoolDraft.take
@@ -83,7 +83,7 @@ def m_touch_after_alloc(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_late)
 
 
-@mutant(BASIC, "NOCRASH", rows=(16,))
+@mutant("calls", "NOCRASH", rows=(16,))
 def m_hits_cost_no_capacity(patcher: Patcher) -> None:
     """Hits in the free queue are counted as room for new blocks, too."""
     find, refuse = plan.needed_hits, plan.refuse
@@ -101,7 +101,7 @@ def m_hits_cost_no_capacity(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_fewer)
 
 
-@mutant(ONE, "LEAK", "PREEMPT-GAIN", "DRAIN")
+@mutant("calls", "LEAK", "PREEMPT-GAIN", "DRAIN")
 def m_free_forgets_a_block(patcher: Patcher) -> None:
     """The first block of a release is not given back."""
     give_back = PoolDraft.release
@@ -112,13 +112,13 @@ def m_free_forgets_a_block(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "release", give_back_some)
 
 
-@mutant(ONE, "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
+@mutant("calls", "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
 def m_free_not_told(patcher: Patcher) -> None:
     """The worker is not told that a block has no owner any more."""
     without(patcher, Free)
 
 
-@mutant(BASIC, "ADMIT-EXACT", "L-ADMIT", "DEADLOCK-FREE")
+@mutant("calls", "ADMIT-EXACT", "L-ADMIT", "DEADLOCK-FREE")
 def m_needs_one_block_less(patcher: Patcher) -> None:
     """A call that fits exactly is refused."""
     refuse = plan.refuse
@@ -130,7 +130,7 @@ def m_needs_one_block_less(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_more)
 
 
-@mutant(FORKS, "REF", rows=(24,))
+@mutant("calls", "REF", rows=(24,))
 def m_fork_counts_occurrences(patcher: Patcher) -> None:
     """A fork counts another number of holdings than a release gives back."""
     touch = PoolDraft.touch
@@ -143,7 +143,7 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "touch", touch_twice)
 
 
-@mutant(BASIC, "ATOMIC-FAIL", "REF", rows=(15,))
+@mutant("calls", "ATOMIC-FAIL", "REF", rows=(15,), shows=BASIC)
 def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     """Hits get their owner before it is known whether the call fits, and keep it if not."""
 
@@ -157,7 +157,7 @@ def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", plan_touched)
 
 
-@mutant(SWAP, "NOCRASH", rows=(17,))
+@mutant("host", "NOCRASH", rows=(17,))
 def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
     """Coming back from the host tier, hits in the free queue count as room for copies, too."""
 
@@ -176,7 +176,7 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in)
 
 
-@mutant(BASIC, "KV-READ", "HIT-PRESERVE", rows=(20,))
+@mutant("calls", "KV-READ", "HIT-PRESERVE", rows=(20,))
 def m_hit_resets_its_block(patcher: Patcher) -> None:
     """A hit in the free queue is handed out as any block, and loses its key and content."""
     touch = PoolDraft.touch
@@ -193,7 +193,7 @@ def m_hit_resets_its_block(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "touch", touch_anew)
 
 
-@mutant(SWAP, "FQ-UNIQ", rows=(22,))
+@mutant("host", "FQ-UNIQ", rows=(22,))
 def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
     """A set's blocks are released in one list, and each naming of a shared one frees it."""
     move_out = swap.move_out
@@ -213,7 +213,7 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
     patcher.setattr(swap, "move_out", move_out_at_once)
 
 
-@mutant(EVICTED, "REF", rows=(25,))
+@mutant("evict", "REF", rows=(25,))
 def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
     """A block whose key is evicted goes to the free queue though a request holds it."""
     evict, unpublish = calls.TRANSITIONS["evict_blocks"], PoolDraft.unpublish
@@ -232,7 +232,7 @@ def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "evict_blocks", evict_hard)
 
 
-@mutant(ONE, "LEAK", "REF", rows=(26,))
+@mutant("calls", "LEAK", "REF", rows=(26,))
 def m_cache_keeps_an_owner(patcher: Patcher) -> None:
     """The index counts as an owner of what it holds, and eviction does not give that back."""
     publish = PoolDraft.publish
@@ -244,7 +244,7 @@ def m_cache_keeps_an_owner(patcher: Patcher) -> None:
     patcher.setattr(PoolDraft, "publish", publish_owned)
 
 
-@mutant(TWINS, "ATOMIC-FAIL", "LEAK", rows=(28,))
+@mutant("groups", "ATOMIC-FAIL", "LEAK", rows=(28,))
 def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
     """The second group's blocks do not fit; what the first one got is not given back."""
 
@@ -257,7 +257,7 @@ def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", plan_first_group)
 
 
-@mutant(BASIC, "ATOMIC-FAIL", rows=(29,), costs="others wait for blocks that it holds")
+@mutant("calls", "ATOMIC-FAIL", rows=(29,), costs="others wait for blocks that it holds")
 def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     """A waiting request that was refused keeps the blocks of its hit in its table."""
 
@@ -272,7 +272,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", plan_holding)
 
 
-@mutant(BASIC, "REF", rows=(30,))
+@mutant("calls", "REF", rows=(30,))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
     free, release = calls.TRANSITIONS["free"], PoolDraft.release
@@ -285,7 +285,7 @@ def m_finish_frees_twice(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "free", free_twice)
 
 
-@mutant(MERGES, "REF", "KV-READ", rows=(32,))
+@mutant("merge", "REF", "KV-READ", rows=(32,))
 def m_merge_leaves_the_table(patcher: Patcher) -> None:
     """A duplicate is given back, and its request's table still points to it."""
     merge = batch._merge
@@ -299,20 +299,20 @@ def m_merge_leaves_the_table(patcher: Patcher) -> None:
     patcher.setattr(batch, "_merge", merge_unmapped)
 
 
-@mutant(TWINS, "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")
+@mutant("groups", "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")
 def m_releases_are_sorted(patcher: Patcher) -> None:
     """Blocks are released in the order of their ids, not of their places."""
     release = PoolDraft.release
     patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, sorted(blocks)))
 
 
-@mutant(BASIC, "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")
+@mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")
 def m_eviction_not_told(patcher: Patcher) -> None:
     """The worker is not told that a block lost its key."""
     without(patcher, Evict)
 
 
-@mutant(ONE, "DETERMINISM", costs="a run cannot be made again")
+@mutant("calls", "DETERMINISM", costs="a run cannot be made again")
 def m_calls_leave_traces(patcher: Patcher) -> None:
     """A number that every call moves on stands beside the state, and reaches it."""
     numbers = count()

@@ -14,18 +14,17 @@ from pyrsistent import pvector
 from kvcore import allocate, calls, hits, plan, swap
 from kvcore.asked import Asked
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.check.mutants.worlds import ALONE, BASIC, BOTH, ONE, SWAP_WATERMARK, TIGHT, WATERMARK
 from kvcore.state import Draft, RequestState, State, transition
 from kvcore.values import Appended, Outcome, Reason, Refused
 
 
-@mutant(BOTH, "HIT-LONGEST", costs="what would have been a hit is computed again")
+@mutant("groups", "HIT-LONGEST", costs="what would have been a hit is computed again")
 def m_lookup_misses(patcher: Patcher) -> None:
     """A look-up finds nothing."""
     patcher.setattr(hits, "common_length", lambda *_: 0)
 
 
-@mutant(WATERMARK, "ADMIT-EXACT", rows=(69,))
+@mutant("watermark", "ADMIT-EXACT", rows=(69,))
 def m_watermark_ignored(patcher: Patcher) -> None:
     """A request is admitted into the room that running requests were to grow in."""
     refuse = plan.refuse
@@ -36,13 +35,13 @@ def m_watermark_ignored(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_unreserved)
 
 
-@mutant(SWAP_WATERMARK, "ADMIT-EXACT", costs="others leave and it comes back")
+@mutant("watermark", "ADMIT-EXACT", costs="others leave and it comes back")
 def m_refused_without_need(patcher: Patcher) -> None:
     """A request whose blocks all stayed on the device does not come back below the watermark."""
     patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(1))
 
 
-@mutant(WATERMARK, costs="no world reserves blocks for a call", trace="watermark")
+@mutant("watermark", costs="no world reserves blocks for a call", trace="watermark")
 def m_reserved_without_need(patcher: Patcher) -> None:
     """A call that needs no block is refused since more is to stay free than there is."""
     refuse = plan.refuse
@@ -55,7 +54,7 @@ def m_reserved_without_need(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_all)
 
 
-@mutant(SWAP_WATERMARK, "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
+@mutant("watermark", "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
 def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
     """A request comes back only where twice the watermark stays free: never, in a small pool."""
     patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(2))
@@ -81,7 +80,7 @@ def swap_in_leaving(times: int) -> Any:
     return swap_in
 
 
-@mutant(BASIC, "HIT-LONGEST", rows=(71,), costs="what would have been a hit is computed again")
+@mutant("calls", "HIT-LONGEST", rows=(71,), costs="what would have been a hit is computed again")
 def m_lookup_after_the_cold_tail(patcher: Patcher) -> None:
     """The blocks of the whole prompt are taken first; what they evict is no hit any more."""
     missing = hits.first_missing
@@ -99,7 +98,7 @@ def m_lookup_after_the_cold_tail(patcher: Patcher) -> None:
     patcher.setattr(hits, "first_missing", missing_or_taken)
 
 
-@mutant(TIGHT, "ADMIT-NEVER", rows=(66,))
+@mutant("watermark", "ADMIT-NEVER", rows=(66,))
 def m_never_is_said_to_be_later(patcher: Patcher) -> None:
     """A request that can never fit is told to ask again."""
     refuse = plan.refuse
@@ -111,7 +110,7 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
     patcher.setattr(plan, "refuse", refuse_for_now)
 
 
-@mutant(ONE, "NO-THRASH", rows=(69,))
+@mutant("calls", "NO-THRASH", rows=(69,))
 def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
     """A request gets its next token only while two blocks are free: it is preempted, comes back and
     is preempted, again and again.
@@ -126,7 +125,7 @@ def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "append", append_with_room)
 
 
-@mutant(BASIC, "DEADLOCK-FREE", rows=(67,))
+@mutant("calls", "DEADLOCK-FREE", rows=(67,))
 def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     """A waiting request keeps the blocks of its hit when it is refused, and is thought to have
     none: nobody takes them back.
@@ -151,7 +150,7 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "free", free_computed)
 
 
-@mutant(ALONE, costs="no world asks for room for a whole request", trace="windowed_gate")
+@mutant("groups", costs="no world asks for room for a whole request", trace="windowed_gate")
 def m_gate_forgets_what_is_held(patcher: Patcher) -> None:
     """A request is refused room for blocks that it holds behind its window."""
     gate_need = plan.gate_need
@@ -161,3 +160,15 @@ def m_gate_forgets_what_is_held(patcher: Patcher) -> None:
         return gate_need(draft, evolve(request, tables=tables), *args)
 
     patcher.setattr(plan, "gate_need", need_all)
+
+
+@mutant("preallocated", "DEADLOCK-FREE")
+def m_preallocation_is_needed(patcher: Patcher) -> None:
+    """A call that fits is refused if there is no room for the tokens to preallocate."""
+    grow, preallocate = plan.plan_growth, plan.preallocate
+
+    def grow_with_spare(draft: Draft, request: Any, wanted: Any, hits: Any, lengths: Any) -> Any:
+        growth = grow(draft, request, wanted, hits, lengths)
+        return preallocate(draft, request, hits, growth, draft.config.num_blocks)
+
+    patcher.setattr(plan, "plan_growth", grow_with_spare)

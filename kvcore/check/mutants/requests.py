@@ -12,21 +12,12 @@ from msgspec.structs import replace as evolve
 
 from kvcore import allocate, calls, plan, release, rewind, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import (
-    BASIC,
-    DRAFTS,
-    DRAFTS_CUT,
-    DRAFTS_TOLD,
-    LEAVING,
-    MERGES,
-    ONE,
-    PAIRS,
-)
+from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
 from kvcore.requests import extend
 from kvcore.state import Draft, Merge, RequestState
 
 
-@mutant(ONE, "ROWS", costs="the worker's tables grow by a row")
+@mutant("calls", "ROWS", costs="the worker's tables grow by a row")
 def m_remove_keeps_row(patcher: Patcher) -> None:
     """The row of a request that has gone is not given back."""
 
@@ -36,7 +27,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     after(patcher, "remove_request", keep)
 
 
-@mutant(PAIRS, "OPEN-BATCH", shows=LEAVING)
+@mutant("three", "OPEN-BATCH", shows=LEAVING)
 def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
     leave = release.leave_open_batch
@@ -49,7 +40,7 @@ def m_record_survives_leaving(patcher: Patcher) -> None:
     patcher.setattr(release, "leave_open_batch", leave_record)
 
 
-@mutant(PAIRS, "COMPUTED-RULE")
+@mutant("three", "COMPUTED-RULE")
 def m_leaving_keeps_count(patcher: Patcher) -> None:
     """A request that is cut in mid-step still counts what the step will not write."""
 
@@ -60,7 +51,7 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
     patcher.setattr(truncate, "leave_open_batch", leave_counted)
 
 
-@mutant(BASIC, "ATOMIC-FAIL", costs="only statistics are wrong")
+@mutant("calls", "ATOMIC-FAIL", costs="only statistics are wrong")
 def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     """A refused call changes the statistics."""
 
@@ -73,7 +64,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     patcher.setattr(allocate, "plan_allocation", refuse_counted)
 
 
-@mutant(DRAFTS, "REQ-HASH", shows=DRAFTS_TOLD)
+@mutant("drafts", "REQ-HASH", shows=DRAFTS_TOLD)
 def m_drafts_are_hashed(patcher: Patcher) -> None:
     """Drafts are hashed as if they were tokens."""
 
@@ -85,7 +76,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     after(patcher, "add_drafts", hash_drafts)
 
 
-@mutant(DRAFTS, "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
+@mutant("drafts", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
     """Rejected drafts still count as computed."""
 
@@ -102,7 +93,12 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "accept", accept_all)
 
 
-@mutant(DRAFTS_CUT, "COMPUTED", costs="the verdict on the drafts puts the count right")
+@mutant(
+    DRAFTS_CUT,
+    "COMPUTED",
+    costs="the verdict on the drafts puts the count right",
+    unnamed="no named world has requests rewound among their drafts",
+)
 def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
     """A request that is rewound to a count among its scheduled drafts still counts some of them."""
     cut_tables = release.cut_tables
@@ -116,7 +112,7 @@ def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
     patcher.setattr(rewind, "cut_tables", cut_to)
 
 
-@mutant(MERGES, costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
+@mutant("merge", costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
 def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     """Who leaves the open batch keeps duplicates that it had written before."""
     drops = release.is_unwritten
@@ -125,3 +121,15 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
         return drops(draft, merge, evolve(record, num_computed_before=0), request)
 
     patcher.setattr(release, "is_unwritten", drops_all)
+
+
+@mutant("lookahead", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
+def m_lookahead_counts_as_computed(patcher: Patcher) -> None:
+    """The lookahead slots of a call count as computed tokens."""
+    measure = plan.measure
+
+    def measure_slots(*args: Any) -> plan.Lengths:
+        lengths = measure(*args)
+        return evolve(lengths, scheduled=lengths.slots)
+
+    patcher.setattr(plan, "measure", measure_slots)

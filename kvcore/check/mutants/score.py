@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The score: every seeded bug hunted, and what found it, for people and for CI.
 
-Rules: a bug is killed where each property that it names finds it alone, in a run that is short. In
-a second hunt nothing is judged but what users observe: a bug is either seen there, or its reason
-says why it costs hits at most, and it must not be seen. Rows of the catalogue without a bug have a
-reason. Times are printed and gate nothing. The twin's
-score is that of tests/mutants.rs. Twin: none.
+Rules: a bug is killed if each property that it names finds it alone in its named world, in a run
+that is short. In a second hunt nothing is judged but what users observe: a bug is either seen
+there, or its reason says why it costs hits at most, and it must not be seen. A bug without a named
+world and a row of the catalogue without a bug have a reason. Times are printed and gate nothing.
+The twin's score is that of tests/mutants.rs. Twin: none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvcore.check.mutants.hunt import Hunt, hunt, observe
 from kvcore.check.mutants.seeding import Mutant
 from kvcore.check.world import World
 
-LONGEST_RUN = 8
+LONGEST_RUN = 9
 """Operations of a run to a bug, at most."""
 SECONDS_MAX = 2.0
 """Of a hunt; a slower one is named and not counted as alive."""
@@ -105,7 +105,9 @@ def lines_of(score: Score) -> list[str]:
     lines = [f"{mutant.name}" + (f" (row {rows})" if rows else ""), f"    {mutant.sentence}"]
     for kill in score.kills:
         slow = ", slow" if kill.seconds > SECONDS_MAX else ""
-        lines.append(f"    {kill.found}: {told(kill)} in {scope(mutant.world)}{slow}")
+        lines.append(f"    {kill.found}: {told(kill)} in {place(mutant)}{slow}")
+    if mutant.unnamed is not None:
+        lines.append(f"    hunted in a world of its own: {mutant.unnamed}")
     if mutant.trace is not None:
         lines.append(f"    fails the trace {mutant.trace}")
     if mutant.costs is not None:
@@ -127,6 +129,7 @@ def summary(scores: list[Score]) -> list[str]:
     longest = max((len(kill.calls) for score in scores for kill in score.kills), default=0)
     lines = [
         f"{len(scores) - len(alive)} of {len(scores)} seeded bugs are killed",
+        f"{sum(score.mutant.unnamed is None for score in scores)} have a named world",
         f"longest run {longest} operations, slowest hunt {slowest:.2f} s",
         f"{seen} are seen by a user, {len(scores) - seen} are not, for a reason beside each",
         f"{expressed} of {len(SENTENCES)} rows of the catalogue are expressed",
@@ -144,6 +147,11 @@ def told(found: Hunt) -> str:
     return f"{count} operations, {found.num_states} states, {found.seconds:.2f} s"
 
 
+def place(mutant: Mutant) -> str:
+    """The named world in which a bug is hunted, or the scope of its own world."""
+    return mutant.profile or scope(mutant.world)
+
+
 def scope(world: World) -> str:
     """Blocks x requests x tokens of a world."""
     config = world.config
@@ -158,6 +166,8 @@ def as_data(score: Score) -> dict[str, Any]:
         "name": mutant.name,
         "sentence": mutant.sentence,
         "rows": list(mutant.rows),
+        "world": mutant.profile,
+        "unnamed": mutant.unnamed,
         "scope": scope(mutant.world),
         "kills": [kill_data(kill) for kill in score.kills],
         "observed": None if shows is None else {"scope": scope(shows), **kill_data(score.seen)},
@@ -182,7 +192,7 @@ def kill_data(found: Hunt) -> dict[str, Any]:
 
 def to_markdown(scores: list[Score]) -> str:
     """The score as a table, row by row of the catalogue, for docs/checking.md."""
-    lines = ["| row | seeded bug | found by | operations | scope | a user sees |"]
+    lines = ["| row | seeded bug | found by | operations | world | a user sees |"]
     lines.append("|---|---|---|---|---|---|")
     for score in sorted(scores, key=lambda each: (each.mutant.rows or (99,), each.mutant.name)):
         mutant = score.mutant
@@ -190,9 +200,7 @@ def to_markdown(scores: list[Score]) -> str:
         runs = ", ".join(str(len(kill.calls)) for kill in score.kills) or "-"
         seen = f"{score.seen.found}" if mutant.costs is None else f"nothing: {mutant.costs}"
         rows = ", ".join(map(str, mutant.rows)) or "-"
-        lines.append(
-            f"| {rows} | `{mutant.name}` | {names} | {runs} | {scope(mutant.world)} | {seen} |"
-        )
+        lines.append(f"| {rows} | `{mutant.name}` | {names} | {runs} | {place(mutant)} | {seen} |")
     return "\n".join(lines) + "\n"
 
 

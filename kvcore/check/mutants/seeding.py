@@ -2,9 +2,9 @@
 """How a seeded bug is written down, and the ways to put one in.
 
 Rules: a seeded bug is a function that patches the production transitions through a `Patcher`, with
-the world in which it shows, and the properties that must find it, each on its own. Its docstring
-says in one line what goes wrong. A patch keeps nothing between calls: an exploration tries calls in
-an order that is no run's. The twin's own are in rust/src/mutants.rs. Twin: none.
+the named world in which it shows, and the properties that must find it, each on its own. Its
+docstring says in one line what goes wrong. A patch keeps nothing between calls: an exploration
+tries calls in an order that is no run's. The twin's own are in rust/src/mutants.rs. Twin: none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import attrs
 from msgspec.structs import replace as evolve
 
 from kvcore import calls
+from kvcore.check.profiles import PROFILES
 from kvcore.check.world import World
 from kvcore.commands import Command
 from kvcore.effects import Effects
@@ -65,9 +66,10 @@ Patch = Callable[[Patcher], None]
 class Mutant:
     """A seeded bug, where it shows, and what must find it.
 
-    rows: of the catalogue that it stands for. world: where each property of `broken` finds it, on
-    its own. shows: where a property of what users can observe finds it. costs: why none does,
-    where nothing but the number of hits changes.
+    rows: of the catalogue that it stands for. profile: the named world in which each property of
+    `broken` finds it, on its own; None if no named world shows it, and unnamed says why. shows:
+    where a property of what users can observe finds it. costs: why none does, where nothing but
+    the number of hits changes.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Mutant:
     patch: Patch
     world: World
     broken: tuple[str, ...]
+    profile: str | None = None
+    unnamed: str | None = None
     rows: tuple[int, ...] = ()
     shows: World | None = None
     costs: str | None = None
@@ -88,14 +92,19 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    where: World,
+    where: str | World,
     *broken: str,
     rows: tuple[int, ...] = (),
+    unnamed: str | None = None,
     shows: World | None = None,
     costs: str | None = None,
     trace: str | None = None,
 ) -> Callable[[Patch], Patch]:
-    """Add a patch to the mutants."""
+    """Add a patch to the mutants.
+
+    where: the name of a world, or a world of its own, with the reason why no named one shows it.
+    """
+    world = PROFILES[where].world if isinstance(where, str) else where
 
     def add(patch: Patch) -> Patch:
         assert patch.__doc__ is not None, patch.__name__
@@ -104,10 +113,12 @@ def mutant(
                 name=patch.__name__,
                 sentence=" ".join(patch.__doc__.split()),
                 patch=patch,
-                world=where,
+                world=world,
                 broken=broken,
+                profile=where if isinstance(where, str) else None,
+                unnamed=unnamed,
                 rows=rows,
-                shows=None if costs is not None else shows or where,
+                shows=None if costs is not None else shows or world,
                 costs=costs,
                 trace=trace,
             )

@@ -15,36 +15,25 @@ from kvcore import allocate, calls, commands, operations, release, state, swap
 from kvcore.block_pool import PoolDraft
 from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.mutants.worlds import (
-    BASIC,
-    COPY_CHAINS,
-    FLYING_LOADS,
-    LOAD_PAIRS_OF_CALLS,
-    STORES,
-    SWAP,
-    SWAP_CHAIN,
-    SWAP_ONE,
-    SWAP_PAIRS,
-    SWAP_TRIPLES,
-)
+from kvcore.check.mutants.worlds import FLYING_LOADS, SWAP_CHAIN
 from kvcore.commands import Command, SwapIn, SwapOut
 from kvcore.effects import Effects
 from kvcore.state import Draft, RequestState
 
 
-@mutant(SWAP, "KV-READ")
+@mutant("host", "KV-READ")
 def m_swap_out_no_copy(patcher: Patcher) -> None:
     """A block goes to the host tier without its content."""
     without(patcher, SwapOut)
 
 
-@mutant(SWAP, "KV-READ")
+@mutant("host", "KV-READ")
 def m_swap_in_no_copy(patcher: Patcher) -> None:
     """A block comes back from the host tier without its content."""
     without(patcher, SwapIn)
 
 
-@mutant(SWAP_TRIPLES, "KV-READ")
+@mutant("three", "KV-READ")
 def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
     """A request that comes back hits blocks that the open batch has yet to write."""
     find = swap.find_hits
@@ -58,7 +47,7 @@ def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
     patcher.setattr(swap, "find_hits", find_all)
 
 
-@mutant(BASIC, "RESET", rows=(54,))
+@mutant("calls", "RESET", rows=(54,))
 def m_reset_in_use(patcher: Patcher) -> None:
     """A reset forgets the keys while blocks are used."""
 
@@ -72,13 +61,13 @@ def m_reset_in_use(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
 
 
-@mutant(STORES, "OPERATIONS", rows=(57,))
+@mutant("loads", "OPERATIONS", rows=(57,))
 def m_operation_holds_no_block(patcher: Patcher) -> None:
     """A block can be reused while it is still stored or loaded."""
     patcher.setattr(PoolDraft, "pin", lambda *_: None)
 
 
-@mutant(STORES, "COMPUTED-RULE")
+@mutant("loads", "COMPUTED-RULE")
 def m_failed_operation_counts(patcher: Patcher) -> None:
     """A load that failed counts as done."""
     finish = operations.finish_load
@@ -89,7 +78,7 @@ def m_failed_operation_counts(patcher: Patcher) -> None:
     patcher.setattr(operations, "finish_load", finish_done)
 
 
-@mutant(SWAP, "REF", rows=(31,))
+@mutant("host", "REF", rows=(31,))
 def m_tier_read_after_the_move(patcher: Patcher) -> None:
     """Host blocks are given back to the device's queue, by their own ids."""
 
@@ -101,7 +90,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
     patcher.setattr(swap, "release_host", release_to_device)
 
 
-@mutant(LOAD_PAIRS_OF_CALLS, "CACHE-KV", rows=(36,), shows=FLYING_LOADS)
+@mutant("flight-loads", "CACHE-KV", rows=(36,), shows=FLYING_LOADS)
 def m_removed_request_publishes_late(patcher: Patcher) -> None:
     """A request that leaves publishes what its unfinished loads have yet to bring."""
     abandon = release.abandon_loads
@@ -116,7 +105,7 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
     patcher.setattr(release, "abandon_loads", abandon_published)
 
 
-@mutant(SWAP, "RESET", rows=(54,))
+@mutant("host", "RESET", rows=(54,))
 def m_reset_asks_one_tier(patcher: Patcher) -> None:
     """A reset asks the device alone whether blocks are used."""
 
@@ -132,13 +121,13 @@ def m_reset_asks_one_tier(patcher: Patcher) -> None:
     patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
 
 
-@mutant(SWAP_PAIRS, "KV-READ", rows=(63,))
+@mutant("three", "KV-READ", rows=(63,))
 def m_swaps_in_run_first(patcher: Patcher) -> None:
     """A batch's copies to the device run before its copies to the host."""
     in_order(patcher, SwapIn)
 
 
-@mutant(SWAP_PAIRS, "KV-READ", rows=(59,))
+@mutant("three", "KV-READ", rows=(59,))
 def m_swaps_out_run_first(patcher: Patcher) -> None:
     """A batch's copies to the host run before its copies to the device, into what those read."""
     in_order(patcher, SwapOut)
@@ -156,7 +145,7 @@ def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> No
     patcher.setattr(Draft, "freeze", freeze_sorted)
 
 
-@mutant(SWAP, "KV-READ", rows=(60,))
+@mutant("host", "KV-READ", rows=(60,))
 def m_id_taken_for_an_index(patcher: Patcher) -> None:
     """A device block's id is taken for the host block that holds its content."""
     emit = Effects.emit
@@ -167,26 +156,26 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
     patcher.setattr(Effects, "emit", emit_by_id)
 
 
-@mutant(LOAD_PAIRS_OF_CALLS, "OPERATIONS", rows=(65,), costs="it waits for its old loads")
+@mutant("flight-loads", "OPERATIONS", rows=(65,))
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
     """A request that leaves still counts its unfinished loads, and they it."""
     patcher.setattr(release, "abandon_loads", lambda _, request: request)
 
 
-@mutant(SWAP_ONE, "CMD-COW-SRC", "KV-READ", rows=(63,))
+@mutant("three", "CMD-COW-SRC", "KV-READ", rows=(63,))
 def m_swaps_out_run_last(patcher: Patcher) -> None:
     """A batch's copies to the host run last, when their sources were handed out anew."""
     in_order(patcher, SwapOut, last=True)
 
 
-@mutant(SWAP_PAIRS, "CMD-HAZARD", "CMD-ORDER", rows=(58,))
+@mutant("three", "CMD-HAZARD", "CMD-ORDER", rows=(58,))
 def m_transfers_in_one_segment(patcher: Patcher) -> None:
     """A batch says of no two transfers that one must wait for the other."""
     for module in (commands, judge):
         patcher.setattr(module, "segments", lambda batch: [0] * len(batch))
 
 
-@mutant(COPY_CHAINS, "CMD-COPYSET", "CMD-ORDER", rows=(62,), shows=SWAP_CHAIN)
+@mutant("three", "CMD-COPYSET", "CMD-ORDER", rows=(62,), shows=SWAP_CHAIN)
 def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
     """A copy into a block that another copy of the same segment reads does not wait for it."""
 
@@ -204,7 +193,7 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
         patcher.setattr(module, "segments", segments)
 
 
-@mutant(SWAP, costs="no command zeroes what is named: an engine does", trace="new_blocks")
+@mutant("host", costs="no command zeroes what is named: an engine does", trace="new_blocks")
 def m_names_what_is_filled(patcher: Patcher) -> None:
     """A block is named as new, and so zeroed by its engine, though a command fills it since."""
     for module in (allocate, operations, swap):

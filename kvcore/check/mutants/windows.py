@@ -15,28 +15,14 @@ from msgspec.structs import replace as evolve
 from kvcore import allocate, block_pool, hits, plan, state, window
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.mutants.worlds import (
-    ALONE,
-    BASIC,
-    BOTH,
-    CAPPED,
-    EAGLE,
-    ENCODER,
-    NULL,
-    ONE,
-    TWINS,
-    WIDE,
-    WINDOW_LOADS,
-    ZEROED,
-)
 from kvcore.commands import Command, CutTable, SetTable, Zero
 from kvcore.config import Config
 from kvcore.effects import Effects
-from kvcore.groups import skipped_blocks
+from kvcore.groups import Group, skipped_blocks
 from kvcore.state import Draft, RequestState
 
 
-@mutant(NULL, "NULL", rows=(48,))
+@mutant("groups", "NULL", rows=(48,))
 def m_null_block_handed_out(patcher: Patcher) -> None:
     """Nothing keeps the null block out of the free queue, so a request gets it."""
     make_pool = block_pool.make_pool
@@ -47,7 +33,7 @@ def m_null_block_handed_out(patcher: Patcher) -> None:
     patcher.setattr(state, "make_pool", with_null)
 
 
-@mutant(ONE, "TABLEN", "TABLE-MIRROR")
+@mutant("calls", "TABLEN", "TABLE-MIRROR")
 def m_table_misses_a_block(patcher: Patcher) -> None:
     """The last new block does not reach the table."""
     grow = allocate.grow
@@ -59,19 +45,19 @@ def m_table_misses_a_block(patcher: Patcher) -> None:
     patcher.setattr(allocate, "grow", grow_less)
 
 
-@mutant(BASIC, "TABLE-MIRROR", costs="entries stay that no query reads")
+@mutant("calls", "TABLE-MIRROR", costs="entries stay that no query reads")
 def m_cut_table_not_told(patcher: Patcher) -> None:
     """The worker is not told that a table became shorter."""
     without(patcher, CutTable)
 
 
-@mutant(ALONE, "NULL", rows=(47,))
+@mutant("groups", "NULL", rows=(47,))
 def m_free_null(patcher: Patcher) -> None:
     """The null block goes through the free path."""
     patcher.setattr(Draft, "is_null", lambda *_: False)
 
 
-@mutant(ALONE, "TABLE-MIRROR", rows=(49,))
+@mutant("groups", "TABLE-MIRROR", rows=(49,))
 def m_no_table_delta(patcher: Patcher) -> None:
     """Window blocks are given back, the worker's table keeps them."""
     emit = Effects.emit
@@ -83,7 +69,7 @@ def m_no_table_delta(patcher: Patcher) -> None:
     patcher.setattr(Effects, "emit", emit_others)
 
 
-@mutant(ALONE, "REF", rows=(51,))
+@mutant("groups", "REF", rows=(51,))
 def m_stale_window_map(patcher: Patcher) -> None:
     """A block behind the window is given back and stays in the table."""
     trim = window.apply_trims
@@ -95,13 +81,29 @@ def m_stale_window_map(patcher: Patcher) -> None:
     patcher.setattr(allocate, "apply_trims", trim_unmapped)
 
 
-@mutant(ALONE, "GROUP-AGREE", "NULL-PREFIX", "KV-READ")
+@mutant("groups", "GROUP-AGREE", "NULL-PREFIX", "KV-READ")
 def m_window_one_block_short(patcher: Patcher) -> None:
     """The window gives back one block that the next query still sees."""
     patcher.setattr(window, "skipped_blocks", lambda *args: skipped_blocks(*args) + 1)
 
 
-@mutant(ALONE, "NULL-PREFIX", costs="blocks behind the window are held longer")
+@mutant("chunks", "KV-READ")
+def m_chunk_ends_one_token_early(patcher: Patcher) -> None:
+    """A chunk's blocks are given back while the query at its last token still sees them."""
+
+    def skipped_early(group: Group, num_computed: int) -> int:
+        return skipped_blocks(group, num_computed + (group.kind == "chunked_local"))
+
+    patcher.setattr(window, "skipped_blocks", skipped_early)
+
+
+@mutant("window", "KV-READ")
+def m_open_batch_loses_its_window(patcher: Patcher) -> None:
+    """A call that gives back skipped blocks forgets which ones the open batch still reads."""
+    patcher.setattr(window, "visible_from", lambda _draft, _request, num_computed: num_computed)
+
+
+@mutant("chunks", "NULL-PREFIX", costs="blocks behind the window are held longer")
 def m_trim_from_the_front(patcher: Patcher) -> None:
     """Only the last skipped block is given back, so that null blocks are no prefix."""
     plan_trims = window.plan_trims
@@ -112,13 +114,13 @@ def m_trim_from_the_front(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_trims", plan_last)
 
 
-@mutant(CAPPED, "CAP", costs="blocks behind the window are held longer")
+@mutant("caps", "CAP", costs="blocks behind the window are held longer")
 def m_window_never_trimmed(patcher: Patcher) -> None:
     """Nothing behind a window is given back."""
     patcher.setattr(plan, "plan_trims", lambda *_: ())
 
 
-@mutant(WINDOW_LOADS, "ATOMIC-FAIL", "NULL-PREFIX")
+@mutant("loads-fail-window", "ATOMIC-FAIL", "NULL-PREFIX")
 def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
     """A refused load leaves the window of the tokens that did not come."""
     trimmed: dict[str, Any] = {}
@@ -132,7 +134,7 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
     patcher.setattr(plan, "plan_trims", plan_as_first)
 
 
-@mutant(TWINS, "NO-ALIAS", "HIT-PINNED", rows=(19,))
+@mutant("groups", "NO-ALIAS", "HIT-PINNED", rows=(19,))
 def m_per_group_alloc(patcher: Patcher) -> None:
     """The first group's new blocks are taken before the hits of the second get their owner."""
     commit, attach, take = allocate.commit, allocate.attach_hits, PoolDraft.take
@@ -160,7 +162,7 @@ def m_per_group_alloc(patcher: Patcher) -> None:
     patcher.setattr(allocate, "commit", commit_by_group)
 
 
-@mutant(BOTH, "HIT-LONGEST", rows=(46,))
+@mutant("groups", "HIT-LONGEST", rows=(46,))
 def m_group_hit_mismatch(patcher: Patcher) -> None:
     """One group reports fewer hit blocks than the other."""
     found = hits.hit_blocks
@@ -172,7 +174,7 @@ def m_group_hit_mismatch(patcher: Patcher) -> None:
     patcher.setattr(hits, "hit_blocks", found_less)
 
 
-@mutant(WIDE, "NOCRASH")
+@mutant("groups", "NOCRASH")
 def m_one_group_decides(patcher: Patcher) -> None:
     """The windowed group's misses do not shorten the hit of all."""
     length = hits.group_length
@@ -185,7 +187,7 @@ def m_one_group_decides(patcher: Patcher) -> None:
     patcher.setattr(hits, "group_length", length_of_full)
 
 
-@mutant(EAGLE, "HIT-LONGEST", costs="the draft model guesses worse")
+@mutant("eagle", "HIT-LONGEST", costs="the draft model guesses worse")
 def m_eagle_keeps_its_last_hit(patcher: Patcher) -> None:
     """A look-up keeps the hit block that a draft model has to compute."""
     patcher.setattr(Config, "drops_last_hit", keeps_in_search(Config.drops_last_hit))
@@ -201,7 +203,7 @@ def keeps_in_search(drops: Any) -> Any:
     return drops_elsewhere
 
 
-@mutant(ENCODER, "CROSS")
+@mutant("encoder", "CROSS")
 def m_encoder_blocks_stay(patcher: Patcher) -> None:
     """The encoder's blocks stay with a request that computed nothing."""
     kept = Draft.num_kept
@@ -214,7 +216,7 @@ def m_encoder_blocks_stay(patcher: Patcher) -> None:
     patcher.setattr(Draft, "num_kept", keep_encoder)
 
 
-@mutant(ENCODER, "KV-READ")
+@mutant("encoder", "KV-READ")
 def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
     """The encoder's blocks are cut as if they held the request's tokens."""
 
@@ -224,13 +226,13 @@ def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
     patcher.setattr(Draft, "num_kept", keep_few)
 
 
-@mutant(ZEROED, "ZEROED", rows=(50,))
+@mutant("zeroing", "ZEROED", rows=(50,))
 def m_no_zero_on_reuse(patcher: Patcher) -> None:
     """Unwritten slots of a reused block read back as what was there."""
     without(patcher, Zero)
 
 
-@mutant(ALONE, "NOCRASH", rows=(55,))
+@mutant("groups", "NOCRASH", rows=(55,))
 def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
     """A windowed group counts what it needs without the blocks behind the window, and what it
     holds with their places.
