@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from kvcore.arguments import check_items, read_flag, read_int
 from kvcore.errors import WrongArgument
 from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.extra_keys import ExtraKey, vllm_key
@@ -49,11 +50,20 @@ def encode_events(
 
     timestamp: seconds since the epoch. groups: those of the configuration, where stored events are
     to name a group's kind and sliding window. whole_hashes: hashes as their 32 bytes, not as the
-    low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for an unknown
-    form, and for an event of a group that `groups` lacks.
+    low 64 bits (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Raises WrongArgument for arguments of
+    another kind, an unknown form, and an event of a group that `groups` lacks.
     """
-    if form not in get_args(Form):
-        raise WrongArgument(name="form", expected="map or array", value=repr(form))
+    check_items("events", events, "a list of events")
+    check_items("groups", groups, "a list of Group")
+    events, groups = list(events), list(groups)
+    _check("timestamp", timestamp, isinstance(timestamp, float | int), "a number of seconds")
+    rank = read_int(data_parallel_rank)
+    fits = rank is None or (isinstance(rank, int) and 0 <= rank < 2**64)
+    _check("data_parallel_rank", rank, fits, "an integer or None")
+    _check("form", form, isinstance(form, str) and form in get_args(Form), "map or array")
+    _check("events", events, all(isinstance(each, Event) for each in events), "a list of events")
+    _check("groups", groups, all(isinstance(each, Group) for each in groups), "a list of Group")
+    whole_hashes = read_flag("whole_hashes", whole_hashes)
 
     def name(block_hash: bytes) -> int | bytes:
         return block_hash if whole_hashes else external_hash(block_hash)
@@ -84,10 +94,13 @@ def encode_events(
                 required, optional = {}, {}
         return _fields(type(event).__name__, required, optional, form)
 
-    batch = [timestamp, [lay_out(event) for event in events]]
-    if data_parallel_rank is not None:
-        batch.append(data_parallel_rank)
-    return _encoder.encode(batch)
+    batch = [float(timestamp), [lay_out(event) for event in events]]
+    return _encoder.encode(batch if rank is None else [*batch, rank])
+
+
+def _check(name: str, value: object, fits: bool, expected: str) -> None:
+    if not fits:
+        raise WrongArgument(name=name, expected=expected, value=repr(value))
 
 
 def _spec(groups: Sequence[Group], number: int) -> dict[str, Any]:

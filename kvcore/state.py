@@ -18,6 +18,7 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
+from kvcore.arguments import check_kind
 from kvcore.block_pool import BlockPool, PoolDraft, make_pool
 from kvcore.commands import Command
 from kvcore.config import Config
@@ -174,7 +175,8 @@ class State(Struct, frozen=True, gc=False):
 
 
 def make_state(config: Config) -> State:
-    """The empty state of a configuration."""
+    """The empty state of a configuration. Raises WrongArgument."""
+    check_kind("config", config, Config)
     hosts, waits = config.num_host_blocks, config.max_in_flight > 0
     device = make_pool(
         config.num_blocks,

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, LoRA, Request
+from kvcore import (
+    AllBlocksCleared,
+    Config,
+    Group,
+    Hit,
+    KVCacheBlocks,
+    KVCacheManager,
+    LoRA,
+    Request,
+    make_state,
+)
 from kvcore.errors import (
     InvalidConfig,
     InvalidCount,
@@ -17,6 +27,7 @@ from kvcore.errors import (
     InvalidToken,
     WrongArgument,
 )
+from kvcore.event_wire import encode_events
 
 Misuse = Callable[..., object]
 NOTHING: Any = None
@@ -134,6 +145,30 @@ def test_parts_of_another_kind_are_named() -> None:
         Group(2, kind=NO_TRUTH)
     with pytest.raises(InvalidExtraKey, match=r"the path of a LoRA adapter"):
         LoRA("a", NO_TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *[("events", wrong) for wrong in (FIVE, "x", [FIVE], NO_ITEMS)],
+        *[("timestamp", wrong) for wrong in (None, "x", NO_TRUTH)],
+        *[("data_parallel_rank", wrong) for wrong in (-1, 2**64, "x", 0.5)],
+        *[("groups", wrong) for wrong in (FIVE, "x", [FIVE], NO_ITEMS)],
+        *[("form", wrong) for wrong in (FIVE, "x", NO_TRUTH)],
+        *[("whole_hashes", wrong) for wrong in (NO_TRUTH, FAULTY)],
+    ],
+)
+def test_what_cannot_be_sent_is_named(name: str, wrong: Any) -> None:
+    arguments: dict[str, Any] = {"events": [AllBlocksCleared()], "timestamp": 0.0, name: wrong}
+    with pytest.raises(WrongArgument) as caught:
+        encode_events(**arguments)
+    assert caught.value.fields["name"] == name
+    assert caught.value.fields["value"] == repr(wrong)
+
+
+def test_a_state_is_made_of_a_config() -> None:
+    with pytest.raises(WrongArgument, match="config must be a Config, not 5"):
+        make_state(FIVE)
 
 
 def test_a_manager_is_made_of_a_config(backend: Any) -> None:
