@@ -131,7 +131,8 @@ def rivals(story: Story) -> Iterator[Story]:
                 marks = (f"{item.identifier} cut at {number}", little(number) + item.identifier)
                 for name in marks:
                     media = [*before, MediaItem(name, at, length_of(name))]
-                    yield Story(attrs.evolve(request, tokens=[7] * 12, media=media), (12,))
+                    named = attrs.evolve(request, tokens=[7] * 12, media=media, prompt_embeds=None)
+                    yield Story(named)
         if request.prompt_embeds is not None and end < len(request.tokens):
             data = request.prompt_embeds.data
             known = digest(data[start * ROW_SIZE :][:SPAN])
