@@ -103,9 +103,10 @@ def no_alias(state: State) -> Iterator[str]:
 def cached_count(state: State) -> Iterator[str]:
     """CACHED-COUNT: blocks that need no publication are full of computed, accepted tokens."""
     for request in state.requests.values():
+        accepted = 0 if request.host_tables else request.num_accepted
         for group, cached in zip(state.config.groups, request.num_cached, strict=True):
-            if cached > request.num_accepted // group.block_size:
-                yield f"{_name(request)}: {cached} cached blocks, {request.num_accepted} computed"
+            if cached > accepted // group.block_size:
+                yield f"{_name(request)}: {cached} cached blocks, {accepted} computed on the device"
 
 
 def request_hashes(state: State) -> Iterator[str]:
