@@ -17,6 +17,8 @@ import attrs
 
 NUMBERS = (0, 1, 2, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1, 2**64 - 1)
 MOST_CHANGES = 4
+DIGITS_MAX = 1000
+"""Python makes no number of more than 4,300 digits."""
 _WORD = re.compile(rb"\w+|\s+|.", re.DOTALL)
 
 
@@ -84,7 +86,7 @@ class Damager:
     def count(self, random: Random, fields: list[bytes]) -> None:
         """Make a number one more or less."""
         at = self._place(random, fields)
-        if fields[at].isdigit():
+        if fields[at].isdigit() and len(fields[at]) < DIGITS_MAX:
             fields[at] = str(int(fields[at]) + random.choice((-1, 1))).encode()
         elif len(fields[at]) <= 8:
             value = int.from_bytes(fields[at], "little") + random.choice((-1, 1))
