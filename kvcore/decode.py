@@ -160,7 +160,7 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
             raise source.damaged("the blocks of a key are not ranked from 0")
         for _, block in entries:
             index.insert(key, block)
-    pinned, counts = source.ids(num_blocks), source.numbers()
+    pinned, counts = source.ids(num_blocks), source.ids(OWNERS_END)
     if len(pinned) != len(counts):
         raise source.damaged("pins without counts")
     if pinned != sorted(set(pinned)):

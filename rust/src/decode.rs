@@ -291,7 +291,7 @@ fn read_pool(
         before = Some((key, rank));
     }
     let pinned = source.blocks(num_blocks)?;
-    let counts = source.numbers()?;
+    let counts = source.ids(OWNERS_END)?;
     if pinned.len() != counts.len() {
         return Err(source.damaged("pins without counts"));
     }

@@ -219,6 +219,21 @@ def test_a_count_of_owners_has_31_bits(backend: Backend) -> None:
     assert manager.encode() == data
 
 
+def test_a_count_of_pins_has_31_bits(backend: Backend) -> None:
+    # Pins are owners: a sum of both overflowed where the twin's properties are judged.
+    manager = make(backend)
+    serve(manager, "a", [0, 1, 2])
+    manager.pin([1])
+    data = manager.encode()
+    pins = b"\1\0\0\0\1\0\0\0\1\0\0\0\1\0\0\0"  # one block, which is 1; one count, which is 1
+    assert data.count(pins) == 1
+    damaged = data.replace(pins, pins[:-1] + b"\x80")
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="is not below 2147483648"):
+            core()
+    assert manager.encode() == data
+
+
 @pytest.mark.parametrize(
     ("tag", "value"),
     [
