@@ -226,7 +226,7 @@ impl<'py> Given<'py> {
 
 /// Whether a flag is set; WrongArgument for what is neither true nor false.
 pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
-    object.0.is_truthy().or_else(|_| Err(wrong_argument(name, "a bool", object.0)))
+    object.0.is_truthy().map_err(|_| wrong_argument(name, "a bool", object.0))
 }
 
 /// The items of a list or tuple; None for anything else.
