@@ -95,6 +95,7 @@ class Engine:
         demand(refused.needed > refused.available, f"{refused!r} with enough blocks")
         most = max(self.config.num_usable_blocks, self.config.num_host_blocks)
         late = refused.reason is Reason.NEVER or refused.needed <= most
+        late |= name is not None and self.known[name].count > 0  # copies are not needed if alone
         demand(late, f"{refused!r} needs more than the {most} blocks that there are")
         if not before or self.manager.encode() == before:
             return
