@@ -317,7 +317,7 @@ fn spoilt_slots_spread_and_must_not_be_counted() {
     let Run { state, schedule, ghost, prefixes, .. } = &mut run;
     ghost.execute(state.effects.commands.iter(), prefixes).unwrap();
     ghost.forward(state, &writes, schedule, prefixes).unwrap();
-    assert_eq!(ghost.check(state, schedule, prefixes).unwrap_err().property, "KV-READ");
+    assert_eq!(ghost.check(state, schedule, prefixes).unwrap_err().property, "LOAD-FAILED");
     schedule.take();
     run.call(&Call::TakeBatch);
     run.call(&Call::Rewind { names: vec![A], num_tokens: 1 });
