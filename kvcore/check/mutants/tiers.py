@@ -15,7 +15,7 @@ from kvcore import allocate, calls, commands, operations, release, state, swap
 from kvcore.block_pool import PoolDraft
 from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.mutants.worlds import FLYING_LOADS, SWAP_CHAIN
+from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
 from kvcore.commands import Command, SwapIn, SwapOut
 from kvcore.effects import Effects
 from kvcore.state import Draft, RequestState
@@ -156,7 +156,7 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
     patcher.setattr(Effects, "emit", emit_by_id)
 
 
-@mutant("flight-loads", "OPERATIONS", rows=(65,))
+@mutant("flight-loads", "OPERATIONS", rows=(65,), shows=LOADS_LEFT)
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
     """A request that leaves still counts its unfinished loads, and they it."""
     patcher.setattr(release, "abandon_loads", lambda _, request: request)
@@ -168,7 +168,7 @@ def m_swaps_out_run_last(patcher: Patcher) -> None:
     in_order(patcher, SwapOut, last=True)
 
 
-@mutant("three", "CMD-HAZARD", "CMD-ORDER", rows=(58,))
+@mutant("three", "CMD-HAZARD", "CMD-ORDER", rows=(58,), shows=SWAP_PAIRS)
 def m_transfers_in_one_segment(patcher: Patcher) -> None:
     """A batch says of no two transfers that one must wait for the other."""
     for module in (commands, judge):

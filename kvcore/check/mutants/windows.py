@@ -15,6 +15,7 @@ from msgspec.structs import replace as evolve
 from kvcore import allocate, block_pool, hits, plan, state, window
 from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, mutant, without
+from kvcore.check.mutants.worlds import ALONE
 from kvcore.commands import Command, CutTable, SetTable, Zero
 from kvcore.config import Config
 from kvcore.effects import Effects
@@ -57,7 +58,7 @@ def m_free_null(patcher: Patcher) -> None:
     patcher.setattr(Draft, "is_null", lambda *_: False)
 
 
-@mutant("groups", "TABLE-MIRROR", rows=(49,))
+@mutant("groups", "TABLE-MIRROR", rows=(49,), shows=ALONE)
 def m_no_table_delta(patcher: Patcher) -> None:
     """Window blocks are given back, the worker's table keeps them."""
     emit = Effects.emit

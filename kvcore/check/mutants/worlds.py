@@ -32,17 +32,22 @@ SIBLINGS = world(
     without=("append", "remove_request", "reset_prefix_cache"),
 )
 
-PICTURED = world(
-    *(2, 2, 3, "truncate"),
-    kinds_of_requests=(
-        {"media": (MediaItem("cat", 0, 2),)},
-        {"media": (MediaItem("cat cut at 1", 0, 1),)},
-    ),
+DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
+ALONE = world(3, 1, 4, groups=(WINDOW,))
+SWAP_PAIRS = world(
+    *(2, 2, 2, "swap_out", "swap_in"),
+    num_host_blocks=2,
+    calls_per_batch=2,
+    without=("append", "fork", "reset_prefix_cache"),
+)
+LOADS_LEFT = world(
+    *(2, 1, 2, "load"),
+    groups=(SLOT,),
+    max_in_flight=1,
     num_letters=1,
     moves="engine",
+    without=("fork", "append", "reset_prefix_cache"),
 )
-
-DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
 ADAPTERS = world(
     *(3, 2, 2, "load"),
     groups=(SLOT,),
@@ -109,4 +114,13 @@ FLYING_FAMILY = world(
 )
 FLYING_WINDOW = world(
     *(3, 1, 3), groups=(WINDOW,), num_letters=1, max_in_flight=2, without=("fork", "append")
+)
+PICTURED = world(
+    *(2, 2, 3, "truncate"),
+    kinds_of_requests=(
+        {"media": (MediaItem("cat", 0, 2),)},
+        {"media": (MediaItem("cat cut at 1", 0, 1),)},
+    ),
+    num_letters=1,
+    moves="engine",
 )
