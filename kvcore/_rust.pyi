@@ -277,7 +277,7 @@ class Manager:
         """
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int, /) -> tuple[str, ...]:
         """
-        Take back what requests count past so many tokens; returns the ids of those that fell.
+        Let requests count no more than num_computed_tokens; returns the ids of those that fell.
         """
     def status(self, /, request_id: str) -> Status:
         """

@@ -184,10 +184,10 @@ class KVCacheManager:
         self._core.truncate(request_id, num_tokens)
 
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int) -> tuple[str, ...]:
-        """Take back what requests count past so many tokens, since a load did not bring it.
+        """Let requests count no more than num_computed_tokens: a load failed, or came in part.
 
-        Returns the ids of the requests whose count fell: those, and while the load is unconfirmed
-        every other one that rests on it.
+        Returns the ids of the requests whose count fell. If the load is still unconfirmed, these
+        are all requests that rest on it, named or not.
         """
         return self._core.rewind(read_list("request_ids", request_ids), num_computed_tokens)
 

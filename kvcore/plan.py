@@ -54,7 +54,7 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
 
     asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
     num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
-    new ones. growth: one a group.
+    new ones. growth: one per group.
     """
 
     asked: Asked

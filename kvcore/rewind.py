@@ -30,7 +30,7 @@ from kvcore.values import Outcome
 def rewind(
     state: State, request_ids: Iterable[str], num_computed_tokens: int
 ) -> Outcome[State, tuple[str, ...]]:
-    """Take back what requests count past so many tokens; value: the ids of those whose count fell.
+    """Let requests count no more than num_computed_tokens; value: the ids of those that fell.
 
     They leave the open batch. A failed load that is still unconfirmed reaches every request that
     rests on it, named or not. Raises UnknownRequest, RepeatedRequest, SwappedOut, LoadUnfinished,
@@ -60,7 +60,7 @@ def rewind(
 
 
 def check_rewound(draft: Draft, request: RequestState, num_tokens: int) -> None:
-    """Raise unless a request counts, or loads, at least so many tokens and can be cut.
+    """Raise unless a request counts or loads at least num_tokens tokens, and can be cut.
 
     A request that reports a load may be swapped out, may wait, or may have loads of its own.
     """
@@ -73,7 +73,7 @@ def check_rewound(draft: Draft, request: RequestState, num_tokens: int) -> None:
 
 
 def fall(draft: Draft, request: RequestState, num_tokens: int) -> None:
-    """Let a request leave the open batch and count no more than so many tokens."""
+    """Let a request leave the open batch and count no more than num_tokens tokens."""
     if request.host_tables:
         drop_host(draft, request)
         return
@@ -83,8 +83,8 @@ def fall(draft: Draft, request: RequestState, num_tokens: int) -> None:
 
 
 def unwritten(draft: Draft, request: RequestState, num_tokens: int) -> Iterator[int]:
-    """The blocks of a request that hold, or would hold, tokens past so many, up to the first load
-    that it reports.
+    """The blocks of a request for positions from num_tokens on, up to the first load that it
+    reports.
     """
     loaded = first_reported(draft, request.request_id, num_tokens)
     for group, table in zip(draft.config.groups, request.tables, strict=True):

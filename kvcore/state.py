@@ -203,17 +203,8 @@ class Draft:
 
     __slots__ = (
         *("batch", "config", "device", "effects", "free_rows", "given", "host", "loads"),
-        *(
-            "marks",
-            "new_blocks",
-            "next_operation",
-            "operations",
-            "records",
-            "requests",
-            "rows",
-            "state",
-        ),
-        *("stats", "unfinished"),
+        *("marks", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
+        *("state", "stats", "unfinished"),
     )
 
     def __init__(self, state: State) -> None:

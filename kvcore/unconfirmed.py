@@ -44,7 +44,7 @@ class UnconfirmedLoad(Struct, frozen=True, gc=False):
         return next((end for name, end in self.requests if name == request_id), 0)
 
     def is_reported(self, request_ids: Sequence[str], num_tokens: int) -> bool:
-        """Whether a rewind of these requests to so many tokens says that the load failed."""
+        """Whether a rewind of these requests to num_tokens tokens reports that the load failed."""
         if self.loader in request_ids and num_tokens < self.end:
             return True
         return any(self.counted_by(name) > num_tokens for name in request_ids)
@@ -91,7 +91,7 @@ def note_rewritten(draft: Draft, request_id: str, block: int, end: int) -> None:
 
 
 def inherit_rest(draft: Draft, parent_id: str, child_id: str, num_tokens: int) -> None:
-    """Let a forked child, which counts so many tokens, rest on what its parent rests on."""
+    """Let a forked child, which counts num_tokens tokens, rest on what its parent rests on."""
     draft.loads = tuple(
         _counting(load, child_id, min(load.counted_by(parent_id), num_tokens))
         for load in draft.loads
@@ -99,7 +99,7 @@ def inherit_rest(draft: Draft, parent_id: str, child_id: str, num_tokens: int) -
 
 
 def fall_to(draft: Draft, request_id: str, num_tokens: int) -> None:
-    """Note that a request counts no more than so many tokens.
+    """Note that a request counts no more than num_tokens tokens.
 
     A load of the open batch does not take place if no request rests on it any more.
     """
@@ -140,9 +140,7 @@ def most_loaded(draft: Draft, request_id: str) -> int:
 
 
 def first_reported(draft: Draft, request_id: str, num_tokens: int) -> int | None:
-    """Where the first load begins that a request's rewind to so many tokens reports, None without
-    one.
-    """
+    """The start of the first load that a request's rewind to num_tokens tokens reports, or None."""
     reported = (load for load in draft.loads if load.is_reported([request_id], num_tokens))
     return min((load.first for load in reported), default=None)
 

@@ -16,7 +16,7 @@ use crate::release::{abandon_loads, check_leaving, cut_tables, drop_host, leave_
 use crate::state::{RequestState, State};
 use crate::unconfirmed::{first_reported, most_loaded, spoil, spoilt_requests};
 
-/// Take back what requests count past so many tokens; returns the rows of those whose count fell.
+/// Let requests count no more than num_computed_tokens; returns the rows of those that fell.
 ///
 /// They leave the open batch. A failed load that is still unconfirmed reaches every request that
 /// rests on it, named or not. Fails with UnknownRequest, RepeatedRequest, SwappedOut,
@@ -54,7 +54,7 @@ pub fn rewind(
     Ok(fell.filter(|&(row, count)| state[row].num_computed < count).map(|(row, _)| row).collect())
 }
 
-/// Fails unless a request counts, or loads, at least so many tokens and can be cut.
+/// Fails unless a request counts or loads at least num_tokens tokens, and can be cut.
 ///
 /// A request that reports a load may be swapped out, may wait, or may have loads of its own.
 fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> {
@@ -70,7 +70,7 @@ fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> 
     Ok(())
 }
 
-/// Let a request leave the open batch and count no more than so many tokens.
+/// Let a request leave the open batch and count no more than num_tokens tokens.
 fn fall(state: &mut State, row: Row, num_tokens: u32) {
     if !state[row].host_tables.is_empty() {
         drop_host(state, row);
@@ -81,8 +81,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32) {
     cut_tables(state, row, num_tokens);
 }
 
-/// The blocks of a request that hold, or would hold, tokens past so many, up to the first load that
-/// it reports.
+/// The blocks of a request for positions from num_tokens on, up to the first load that it reports.
 fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
     let mut blocks = Vec::new();
     let loaded = first_reported(state, row, num_tokens);

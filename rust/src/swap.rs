@@ -124,7 +124,9 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
         }
         let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
         cut_tables(state, row, 0);
-        state.loads = loads.unwrap_or_else(|| std::mem::take(&mut state.loads));
+        if let Some(loads) = loads {
+            state.loads = loads;
+        }
         mark(state, row, 0, 0, None);
         let request = &mut state[row];
         if num_computed > 0 {

@@ -35,7 +35,7 @@ impl UnconfirmedLoad {
         self.requests.iter().find(|&&(each, _)| each == row).map_or(0, |&(_, end)| end)
     }
 
-    /// Whether a rewind of these requests to so many tokens says that the load failed.
+    /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
     pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
         let asked = self.loader.is_some_and(|loader| rows.contains(&loader));
         (asked && num_tokens < self.end)
@@ -102,14 +102,14 @@ pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u
     }
 }
 
-/// Let a forked child, which counts so many tokens, rest on what its parent rests on.
+/// Let a forked child, which counts num_tokens tokens, rest on what its parent rests on.
 pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_tokens: u32) {
     for load in &mut state.loads {
         load.count(child, load.counted_by(parent).min(num_tokens));
     }
 }
 
-/// Note that a request counts no more than so many tokens.
+/// Note that a request counts no more than num_tokens tokens.
 ///
 /// A load of the open batch does not take place if no request rests on it any more.
 pub(crate) fn fall_to(state: &mut State, row: Row, num_tokens: u32) {
@@ -147,7 +147,7 @@ pub(crate) fn most_loaded(state: &State, row: Row) -> u32 {
     state.loads.iter().map(end).max().unwrap_or(0)
 }
 
-/// Where the first load begins that a request's rewind to so many tokens reports, None without one.
+/// The start of the first load that a request's rewind to num_tokens tokens reports, or None.
 pub(crate) fn first_reported(state: &State, row: Row, num_tokens: u32) -> Option<u32> {
     let reported = state.loads.iter().filter(|load| load.is_reported(&[row], num_tokens));
     reported.map(|load| load.first).min()

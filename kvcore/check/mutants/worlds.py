@@ -17,7 +17,7 @@ from kvcore.extra_keys import LoRA, MediaItem
 
 
 def world(num_blocks: int, num_requests: int, num_tokens: int, *more: str, **options: Any) -> World:
-    """A world of so many usable blocks, by calls, as `named_world.world` makes it."""
+    """A world of num_blocks usable blocks, by calls, as `named_world.world` makes it."""
     options.setdefault("moves", "calls")
     return named_world.world(num_blocks, num_requests, num_tokens, num_tokens, *more, **options)
 

@@ -213,7 +213,7 @@ impl Manager {
         Self::change_count(slf, request_id, num_tokens, truncate)
     }
 
-    /// Take back what requests count past so many tokens; returns the ids of those that fell.
+    /// Let requests count no more than num_computed_tokens; returns the ids of those that fell.
     #[pyo3(signature = (request_ids, num_computed_tokens, /))]
     fn rewind<'py>(
         slf: &Bound<'py, Self>,
