@@ -28,9 +28,7 @@ from kvcore.check.flight_model import FlightModel
 from kvcore.check.judge import Watch
 from kvcore.check.memory import memory_bytes
 from kvcore.check.model import Broken, Model, Violation
-from kvcore.check.outcomes import OUTCOME_PROPERTIES
 from kvcore.check.parity import Parity
-from kvcore.check.prefixes import PREFIX_PROPERTIES
 from kvcore.check.properties import PROPERTIES, Property
 from kvcore.check.report import COMPLETE, INTERRUPTED, VIOLATION, Report, kept
 from kvcore.check.schedulers import guarded
@@ -39,20 +37,8 @@ from kvcore.check.waiting import bytes_of
 from kvcore.check.workers import Workers
 from kvcore.check.world import Symmetry, World
 
-__all__ = ["EDGE_PROPERTIES", "Broken", "Explorer", "Report", "Search", "Violation", "check"]
+__all__ = ["Broken", "Explorer", "Report", "Search", "Violation", "check"]
 
-EDGE_PROPERTIES = {
-    "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
-    "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
-    "TABLE-MIRROR": "block tables made from the commands alone are the state's",
-    "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
-    "COMPUTED-RULE": "computed counts are those that the sentences of the design give",
-    "ZEROED": "a new block of a group that asks for it is zeroed or filled before it is read",
-    "CAP": "a request that one step extends holds no more of a windowed group than its cap",
-    "NOCRASH": "no call fails in another way than by a typed error",
-    **PREFIX_PROPERTIES,
-    **OUTCOME_PROPERTIES,
-}
 Progress = Callable[[Report], None]
 Chosen = Iterable[str | Property] | None
 FEW = 200

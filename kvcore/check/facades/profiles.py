@@ -55,6 +55,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("GROUP-AGREE", "CAP", "KEY-GRAN"), ONE_GROUP),
     "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
+    "LOAD-FAILED": "no call takes tokens from outside; the last manager alone does (S000-04)",
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",
     "REFINE": "tests/legacy compare both backends call by call",
