@@ -212,6 +212,8 @@ def _read_request(source: Reader, config: Config, row: int) -> RequestState:
         num_cached.append(source.u32())
     host_tables: list[PVector[int]] = []
     if source.flag():
+        if not config.num_host_blocks:
+            raise source.damaged("a request is in a host tier that is not there")
         host_tables = [_read_host_table(source, config) for _ in config.groups]
     return RequestState(
         request_id=request_id,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from immutables import Map
 from pyrsistent import pvector
 
+from kvcore.batch import named_rows
 from kvcore.commands import Batch, Command, close
 from kvcore.config import Config
+from kvcore.encode import BATCHES_END
 from kvcore.errors import DamagedBatch
 from kvcore.reader import Reader
 from kvcore.state import BatchRecord, Merge, OpenBatch, Published
@@ -20,7 +22,11 @@ from kvcore.unfinished import Given, Mark, Unfinished
 def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBatch:
     """The open batch of the next bytes. Raises DamagedState."""
     number = source.u64()
+    if number >= BATCHES_END:
+        raise source.damaged(f"{number} is the number of no batch")
     commands = _read_commands(source, number)
+    if not all(0 <= row < len(rows) for row in named_rows(commands)):
+        raise source.damaged("a command names a row that is not there")
     records: dict[str, BatchRecord] = {}
     scheduled = source.ids(len(rows))
     if scheduled != sorted(set(scheduled)):

@@ -33,6 +33,8 @@ NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
 OWNERS_END = 2**31
 """What the count of a block's owners is below."""
+BATCHES_END = 2**63
+"""What the number of the open batch is below."""
 
 
 Write = Callable[["Writer", Any], None]

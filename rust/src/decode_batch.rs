@@ -6,8 +6,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::batch::named_rows;
 use crate::commands::{Batch, Commands, close};
 use crate::decode::Reader;
+use crate::encode::BATCHES_END;
 use crate::errors::Error;
 use crate::ids::{BlockId, Row};
 use crate::state::{BatchRecord, Merge, State};
@@ -16,7 +18,14 @@ use crate::unfinished::{Given, Mark, Marks, Place, Unfinished};
 /// Read the open batch of the next bytes. Fails with DamagedState.
 pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     state.batch.number = source.u64()?;
+    if state.batch.number >= BATCHES_END {
+        return Err(source.damaged(format!("{} is the number of no batch", state.batch.number)));
+    }
     state.effects.commands = read_commands(source, state.batch.number)?;
+    let is_there = |row: &Row| row.index() < state.requests.len();
+    if !named_rows(&state.effects.commands).iter().all(is_there) {
+        return Err(source.damaged("a command names a row that is not there"));
+    }
     let rows = source.ids(state.requests.len() as u32)?;
     if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(source.damaged("the rows of the open batch do not rise"));

@@ -41,6 +41,9 @@ pub(crate) fn read_request(
         request.num_cached.push(source.u32()?);
     }
     if source.flag()? {
+        if config.num_host_blocks == 0 {
+            return Err(source.damaged("a request is in a host tier that is not there"));
+        }
         for _ in &config.groups {
             request.host_tables.push(read_host_table(source, config.num_host_blocks)?);
         }

@@ -29,6 +29,8 @@ pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
 /// What the count of a block's owners is below.
 pub const OWNERS_END: u32 = 1 << 31;
+/// What the number of the open batch is below.
+pub const BATCHES_END: u64 = 1 << 63;
 /// The number of a stored event.
 pub const STORED: u8 = 0;
 /// The number of a removed event.

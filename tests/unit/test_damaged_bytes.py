@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace as evolve
 
 from kvcore import (
     BlockStored,
@@ -20,6 +21,7 @@ from kvcore import (
     Request,
     State,
 )
+from kvcore.commands import CutTable
 from kvcore.decode import decode
 from kvcore.encode import MAGIC, Writer, encode, write_event
 from kvcore.errors import DamagedState, InvalidConfig
@@ -232,6 +234,46 @@ def test_a_count_of_pins_has_31_bits(backend: Backend) -> None:
         with pytest.raises(DamagedState, match="is not below 2147483648"):
             core()
     assert manager.encode() == data
+
+
+def test_no_request_is_in_a_host_tier_that_is_not_there(backend: Backend) -> None:
+    # Such a request passed every property, and the twin panicked when it was freed.
+    manager = make(backend)
+    manager.add_request(Request("a", [7]))
+    state = manager.state()
+    request = state.requests["a"]
+    hosted = evolve(request, host_tables=request.tables)
+    damaged = encode(evolve(state, requests=state.requests.set("a", hosted)))
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="a host tier that is not there"):
+            core()
+    assert manager.state() == state
+
+
+@pytest.mark.parametrize("row", [1, -1])
+def test_a_command_names_a_row_that_is_there(backend: Backend, row: int) -> None:
+    # The batch that was taken had a row which its own bytes could not hold.
+    manager = make(backend, max_in_flight=1)
+    add(manager, "a", [0, 1, 2])
+    manager.allocate_slots("a", 3)
+    state = manager.state()
+    commands = state.batch.commands.append(CutTable(row, 0, 1))
+    damaged = encode(evolve(state, batch=evolve(state.batch, commands=commands)))
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="a command names a row that is not there"):
+            core()
+    assert manager.state() == state
+
+
+def test_the_next_batch_has_a_number_too(backend: Backend) -> None:
+    # From the largest of 64 bits the twin went on with 0.
+    manager = make(backend)
+    state = manager.state()
+    damaged = encode(evolve(state, batch=evolve(state.batch, number=2**63)))
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match="9223372036854775808 is the number of no batch"):
+            core()
+    assert manager.state() == state
 
 
 @pytest.mark.parametrize(
