@@ -18,6 +18,7 @@ from kvcore.block_pool import BlockPool
 from kvcore.errors import InvariantViolation
 from kvcore.request_invariants import Property
 from kvcore.state import Operation, State
+from kvcore.unconfirmed import UnconfirmedLoad
 from kvcore.values import Status
 
 
@@ -196,6 +197,51 @@ def in_flight(state: State) -> Iterator[str]:
             yield f"the open batch remembers request {request_id!r}, which is not known"
 
 
+def unconfirmed(state: State) -> Iterator[str]:
+    """UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it
+    names count its tokens, its blocks have keys, and unless duplicates merge it names each request
+    that holds such a block behind its start.
+    """
+    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    if not state.config.max_in_flight:
+        numbers.insert(0, state.batch.number - 1)
+    batches = [load.batch for load in state.loads]
+    if batches != sorted(batches) or not set(batches) <= set(numbers):
+        yield f"loads of batches {batches} are unconfirmed, those of {numbers} may be"
+    for load in state.loads:
+        for detail in _wrong_in_load(state, load):
+            yield f"load {load.first}-{load.end} of batch {load.batch}: {detail}"
+
+
+def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
+    """What is wrong in what an unconfirmed load names."""
+    if not load.first < load.end <= state.config.length_limit:
+        yield f"a request has at most {state.config.length_limit} tokens"
+    if load.loader is not None and load.loader not in state.requests:
+        yield f"request {load.loader!r}, which asked for it, is not known"
+    if load.batch == state.batch.number and not load.requests:
+        yield "no request counts it, and its batch is open"
+    for request_id, end in load.requests:
+        request = state.requests.get(request_id)
+        counted = 0 if request is None else request.num_accepted
+        if not load.first < end <= min(load.end, counted):
+            yield f"request {request_id!r} rests on it up to {end}, and counts {counted} tokens"
+    groups, keys = state.config.groups, state.device.keys
+    for block, end in load.blocks:
+        if keys[block] is None:
+            yield f"block {block} rests on it and has no key"
+        if end <= load.first or all(end % group.block_size for group in groups):
+            yield f"block {block} rests on it and ends at {end}"
+    if state.config.duplicates == "merge":
+        return
+    known, blocks = dict(load.requests), {block for block, _ in load.blocks}
+    for request_id, request in state.requests.items():
+        for group, table in zip(groups, request.tables, strict=True):
+            held = blocks.intersection(table[-(-load.first // group.block_size) :])
+            if held and request_id not in known:
+                yield f"request {request_id!r} holds blocks {sorted(held)} and is not named"
+
+
 def rows(state: State) -> Iterator[str]:
     """ROWS: each request has a row of its own; free rows are those without a request."""
     taken = {row: name for row, name in enumerate(state.rows) if name is not None}
@@ -272,6 +318,7 @@ PROPERTIES: dict[str, Property] = {
     "NULL": null_block,
     "QUARANTINE": quarantine,
     "IN-FLIGHT": in_flight,
+    "UNCONFIRMED": unconfirmed,
     "IDX-SOUND": index_sound,
     "IDX-COMPLETE": index_complete,
     "LEAK": leak,

@@ -37,6 +37,7 @@ FACTS: dict[str, Fact] = {
     "OPERATIONS": Fact("wrong KV", (57,)),
     "QUARANTINE": Fact("wrong KV", (56, 57)),
     "IN-FLIGHT": Fact("wrong KV", (56, 72)),
+    "UNCONFIRMED": Fact("wrong KV"),
     "TABLEN": Fact("wrong KV", (29,)),
     "WAIT-EMPTY": Fact("wrong KV", (29, 44, 65)),
     "NULL-PREFIX": Fact("wrong KV", (47, 51)),

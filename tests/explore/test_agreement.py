@@ -35,6 +35,7 @@ WORLDS = {
     "host": world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2, without=("fork",)),
     "drafts": world(2, 1, 4, "add_drafts", "accept", num_prompt=2, num_drafts=2),
     "loads": world(3, 2, 4, "load", "store", num_prompt=3, without=("fork",)),
+    "external": world(2, 2, 2, groups=(Group(1),), num_external=1, calls_per_batch=2),
     "encoder": world(
         4,
         2,
@@ -48,6 +49,7 @@ WORLDS = {
 IN_FLIGHT = {
     "scheduled": world(4, 3, 4, "truncate", max_in_flight=2),
     "completed": world(4, 3, 4, max_in_flight=1, publish="completed", duplicates="merge"),
+    "external in flight": world(4, 3, 4, "truncate", num_external=2, max_in_flight=2),
     "host in flight": world(
         4, 3, 4, "swap_out", "swap_in", "load", num_host_blocks=4, max_in_flight=2
     ),

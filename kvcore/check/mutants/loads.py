@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, batch, caching, fork, rewind
+from kvcore import allocate, batch, caching, fork, release, rewind
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state import Draft, RequestState
 from kvcore.unconfirmed import note_keyed, spoil
@@ -103,3 +103,13 @@ def m_report_passes_by_the_host(patcher: Patcher) -> None:
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""
     patcher.setattr(batch, "confirm", lambda *_: ())
+
+
+@mutant(
+    "loads-fail",
+    "UNCONFIRMED",
+    costs="a report takes more tokens than it must; `encode` fails once the request is removed",
+)
+def m_cut_request_still_counts_a_load(patcher: Patcher) -> None:
+    """A request whose count fell still counts the tokens of a load."""
+    patcher.setattr(release, "fall_to", nothing)

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Named properties of unfinished batches and of what they use; `invariants.rs` lists them.
+//! Named properties of unfinished batches, of what they use, and of unconfirmed loads;
+//! `invariants.rs` lists them.
 //!
 //! Rules: as in invariants.rs. Twin: kvcore/invariants.py.
 
 use crate::block_pool::BlockPool;
 use crate::check::invariants::{Finding, Scratch, pools};
-use crate::ids::Row;
+use crate::config::Duplicates;
+use crate::ids::{BlockId, Row};
 use crate::state::State;
+use crate::unconfirmed::{UnconfirmedLoad, keyed_only};
 use crate::unfinished::{Place, in_order};
 
 /// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
@@ -79,6 +82,79 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
         Some((row, _)) => Err(format!("the open batch remembers row {}, which is free", row.0)),
         None => Ok(()),
     }
+}
+
+/// UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it names
+/// count its tokens, its blocks have keys, and unless duplicates merge it names each request that
+/// holds such a block behind its start.
+pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
+    let open = state.batch.number;
+    let may_fail = |number: u64| match state.config.max_in_flight {
+        0 => number == open || Some(number) == open.checked_sub(1),
+        _ => number == open || state.unfinished.iter().any(|batch| batch.number == number),
+    };
+    if !state.loads.is_sorted_by_key(|load| load.batch)
+        || !state.loads.iter().all(|load| may_fail(load.batch))
+    {
+        let batches: Vec<u64> = state.loads.iter().map(|load| load.batch).collect();
+        return Err(format!("loads of batches {batches:?} are unconfirmed, batch {open} is open"));
+    }
+    for load in &state.loads {
+        let (first, end, batch) = (load.first, load.end, load.batch);
+        let wrong = rest_on_it(state, load).and_then(|()| blocks_rest_on_it(state, load));
+        wrong.map_err(|detail| format!("load {first}-{end} of batch {batch}: {detail}"))?;
+    }
+    Ok(())
+}
+
+/// What is wrong in the requests that an unconfirmed load names.
+fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
+    let limit = state.config.length_limit();
+    if load.first >= load.end || load.end > limit {
+        return Err(format!("a request has at most {limit} tokens"));
+    }
+    let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
+    if let Some(row) = load.loader.filter(|&row| request(row).is_none()) {
+        return Err(format!("row {}, which asked for it, is free", row.0));
+    }
+    if load.batch == state.batch.number && load.requests.is_empty() {
+        return Err("no request counts it, and its batch is open".to_owned());
+    }
+    for &(row, end) in &load.requests {
+        let counted = request(row).map_or(0, |request| request.num_accepted());
+        if end <= load.first || end > load.end.min(counted) {
+            let row = row.0;
+            return Err(format!("row {row} rests on it up to {end}, and counts {counted} tokens"));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong in the blocks that rest on an unconfirmed load, or in who holds them.
+fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
+    let blocks: Vec<(BlockId, u32)> = keyed_only(state, load).collect();
+    let groups = &state.config.groups;
+    for &(block, end) in &blocks {
+        if end <= load.first || !groups.iter().any(|group| end.is_multiple_of(group.block_size)) {
+            return Err(format!("block {} rests on it and ends at {end}", block.0));
+        }
+    }
+    if state.config.duplicates == Duplicates::Merge {
+        return Ok(());
+    }
+    for (row, request) in (0..).map(Row).zip(&state.requests) {
+        let Some(request) = request.as_ref().filter(|_| load.counted_by(row) == 0) else {
+            continue;
+        };
+        for (group, table) in groups.iter().zip(&request.tables) {
+            let mut behind = table.iter().skip(load.first.div_ceil(group.block_size) as usize);
+            if let Some(held) = behind.find(|held| blocks.iter().any(|(block, _)| block == *held)) {
+                let (name, block) = (request.name(), held.0);
+                return Err(format!("{name} holds block {block} and is not named"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether a batch uses a quarantined block.

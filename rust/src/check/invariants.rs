@@ -40,13 +40,14 @@ impl Scratch {
 }
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 23] = [
+pub const PROPERTIES: [(&str, Property); 24] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
     ("NULL", null_block),
     ("QUARANTINE", flight_invariants::quarantine),
     ("IN-FLIGHT", flight_invariants::in_flight),
+    ("UNCONFIRMED", flight_invariants::unconfirmed),
     ("IDX-SOUND", index_sound),
     ("IDX-COMPLETE", index_complete),
     ("LEAK", leak),

@@ -15,6 +15,7 @@ use crate::hashing::Key;
 use crate::ids::{BlockId, Row};
 use crate::queries::get_computed_blocks;
 use crate::state::State;
+use crate::unconfirmed::note_load;
 use crate::values::{Appended, Hit, Reason, Refused};
 
 /// What `check_outcome` finds in a call that gave a value and made this of a state.
@@ -134,6 +135,7 @@ fn each_invariant_finds_its_own_damage() {
     finds("COMPUTED", &|state| state[row].num_computed = 20);
     finds("WAIT-EMPTY", &|state| state[row].tables[0].clear());
     finds("OPERATIONS", &|state| state[row].num_loading = 1);
+    finds("UNCONFIRMED", &|state| note_load(state, row, 0, 90));
     finds("DRAFT", &|state| {
         state[row].tokens.truncate(1);
         state[row].num_computed = 3;
