@@ -37,6 +37,8 @@ pub enum Mutant {
     KeyedWrittenInPlace,
     /// 41: a request that was forked still grows as if it had its last block alone.
     ForkKeepsQuiet,
+    /// A token that changes counts alone is scheduled and not counted.
+    QuietStepNotCounted,
     /// 16: hits in the free queue cost no capacity.
     HitsCostNothing,
     /// 37: full blocks are published though they are not yet computed.
