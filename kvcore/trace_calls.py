@@ -6,7 +6,8 @@ one that the request's last `get_computed_blocks` gave. After each call every in
 What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
 that. Twin: rust/src/trace_calls.rs.
 
-    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip]
+    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
+                               a letter for the row of each token
     add_tokens r0 15-18        remove_request r0          append r0=15 r1=7
     add_block_hashes r0 cd     a letter for each hash of the engine's own
     add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
@@ -19,7 +20,7 @@ that. Twin: rust/src/trace_calls.rs.
     store 3 4                  load r0 8 [hit] [whole]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3
     take_events                take_stats                 in_flight
-    take_new_block_ids         new_step_starts
+    take_new_block_ids         new_step_starts            restore: go on from the state's bytes
     queue, host_queue          free queues, front first
     waiting, host_waiting      quarantined blocks, in the order of their release
     owners, keys               blocks that have any, by id
@@ -37,7 +38,7 @@ from typing import Any, Literal, TypeVar
 from kvcore.block_pool import BlockPool
 from kvcore.config import Config
 from kvcore.errors import InvalidExtraKey, KvcoreError
-from kvcore.extra_keys import LoRA, MediaItem
+from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.hashing import HASH_SIZE
 from kvcore.manager import KVCacheManager
 from kvcore.queries import find_request
@@ -115,6 +116,8 @@ class Runner:
                 options["media"] = [_read_media(item) for item in value.split(",")]
             elif name == "salt":
                 options["cache_salt"] = value
+            elif name == "embeds":
+                options["prompt_embeds"] = PromptEmbeds(value.encode(), 1)
             elif name == "own":
                 options["block_hashes"] = _read_hashes(value)
             elif (name, value) == ("skip", ""):
@@ -248,6 +251,9 @@ class Runner:
 
     def new_step_starts(self) -> None:
         self.manager.new_step_starts()
+
+    def restore(self) -> None:
+        self.manager.restore(self.manager.encode())
 
     def queue(self) -> str:
         return write_ids(self.manager.state().device.queue)

@@ -111,6 +111,9 @@ def write_marks(extra_keys: ExtraKeys, num_tokens: int) -> str:
         marks.append(f"{kind}={item.identifier}@{item.offset}+{item.length}")
     if extra_keys.cache_salt is not None:
         marks.append(f"salt={extra_keys.cache_salt}")
+    if extra_keys.embeds:
+        cut = extra_keys.rows_cut and extra_keys.num_rows < num_tokens
+        marks.append(f"cut-embeds={extra_keys.num_rows}" if cut else "embeds")
     return "".join(f";{mark}" for mark in marks)
 
 

@@ -9,9 +9,9 @@
 use std::collections::HashMap;
 
 use crate::allocate::Requests;
-use crate::asked::{Asked, AskedHit};
 use crate::batch::{complete, take_batch};
 use crate::cancel::cancel;
+use crate::check::invariants::{Scratch, failing};
 use crate::commands::Command;
 use crate::config::Config;
 use crate::errors::Error;
@@ -22,9 +22,9 @@ use crate::trace_text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::trace_words::{
-    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_done, read_hashes,
-    read_request, text, write_host_tables, write_operations, write_owners, write_queue,
-    write_verdict, write_waiting,
+    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_asked, read_done,
+    read_hashes, read_request, text, write_host_tables, write_operations, write_owners,
+    write_queue, write_verdict, write_waiting,
 };
 use crate::values::Hit;
 use crate::{
@@ -109,6 +109,7 @@ impl Runner {
             "take_stats" => self.take_stats(words),
             "take_new_block_ids" => self.take_new_block_ids(words),
             "new_step_starts" => self.new_step_starts(words),
+            "restore" => self.restore(words),
             "queue" => self.queue(words),
             "host_queue" => self.host_queue(words),
             "waiting" => self.waiting(words),
@@ -179,34 +180,13 @@ impl Runner {
     }
 
     fn allocate_slots(&mut self, words: &[&str]) -> Called {
-        let (request_id, asked) = self.asked(words)?;
+        let (request_id, asked) = read_asked(words, &self.hits)?;
         admitted(allocate::allocate_slots(&mut self.state, request_id, &asked), Value::Blocks)
     }
 
     fn can_allocate(&mut self, words: &[&str]) -> Called {
-        let (request_id, asked) = self.asked(words)?;
+        let (request_id, asked) = read_asked(words, &self.hits)?;
         text(write_verdict(allocate::can_allocate(&self.state, request_id, &asked)?))
-    }
-
-    fn asked<'a>(&self, words: &[&'a str]) -> Result<(&'a str, Asked), Failure> {
-        let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
-        let mut asked = Asked::new(number(count)?);
-        for option in options {
-            match option.split_once('=').unwrap_or((option, "")) {
-                ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
-                ("external", value) => asked.num_external_computed_tokens = number(value)?,
-                ("encoder", value) => asked.num_encoder_tokens = number(value)?,
-                ("reserved", value) => asked.reserved_blocks = number(value)?,
-                ("hit", "") => {
-                    let hit = self.hits.get(*request_id).ok_or(Failure::Words)?;
-                    asked.hit = Some(AskedHit::from(hit));
-                }
-                ("delay", "") => asked.delay_cache_blocks = true,
-                ("whole", "") => asked.full_sequence_must_fit = true,
-                _ => return Err(Failure::Words),
-            }
-        }
-        Ok((request_id, asked))
     }
 
     fn append(&mut self, words: &[&str]) -> Called {
@@ -265,7 +245,7 @@ impl Runner {
     }
 
     fn load(&mut self, words: &[&str]) -> Called {
-        let (request_id, mut asked) = self.asked(words)?;
+        let (request_id, mut asked) = read_asked(words, &self.hits)?;
         asked.num_external_computed_tokens = std::mem::take(&mut asked.num_new_tokens);
         let started = operations::load(&mut self.state, request_id, &asked);
         admitted(started, |started| Value::Text(write_operations(started)))
@@ -325,6 +305,14 @@ impl Runner {
     fn new_step_starts(&mut self, words: &[&str]) -> Called {
         let [] = exactly(words)?;
         drain::new_step_starts(&mut self.state);
+        Ok(Value::Nothing)
+    }
+
+    fn restore(&mut self, words: &[&str]) -> Called {
+        let [] = exactly(words)?;
+        self.state = decode::decode(&encode::encode(&self.state))?;
+        let broken = failing(&self.state, &mut Scratch::default());
+        assert!(broken.is_empty(), "{broken:?} do not hold in the state of its own bytes");
         Ok(Value::Nothing)
     }
 

@@ -91,6 +91,12 @@ pub fn write_marks(extra_keys: &ExtraKeys, num_tokens: u32) -> String {
     if let Some(salt) = &extra_keys.cache_salt {
         marks += &format!(";salt={salt}");
     }
+    if !extra_keys.embeds.is_empty() {
+        let cut = extra_keys.rows_cut && extra_keys.num_rows < num_tokens;
+        let rows =
+            if cut { format!(";cut-embeds={}", extra_keys.num_rows) } else { ";embeds".into() };
+        marks += &rows;
+    }
     marks
 }
 

@@ -4,15 +4,18 @@
 //! Rules: those of `trace_calls.rs`, of which this is a part. Python's own conversions are enough
 //! for it.
 
+use std::collections::HashMap;
+
+use crate::asked::{Asked, AskedHit};
 use crate::block_pool::BlockPool;
 use crate::errors::Error;
-use crate::extra_keys::{LoRA, MediaItem};
+use crate::extra_keys::{LoRA, MediaItem, PromptEmbeds};
 use crate::hashing::HASH_SIZE;
 use crate::ids::BlockId;
 use crate::quarantine::Quarantine;
 use crate::state::{NO_HOST_BLOCK, Table};
 use crate::trace_text::{Value, read_tokens, write_ids};
-use crate::values::{Admitted, GivenHashes, Request, Verdict};
+use crate::values::{Admitted, GivenHashes, Hit, Request, Verdict};
 
 /// Why a call has no value.
 #[derive(Debug)]
@@ -47,12 +50,41 @@ pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
                 extra.media = items.split(',').map(read_media).collect::<Option<_>>()?;
             }
             ("salt", salt) => extra.cache_salt = Some(salt),
+            ("embeds", rows) => {
+                let data = rows.as_bytes();
+                extra.prompt_embeds = Some(PromptEmbeds { data, bytes_per_token: 1 });
+            }
             ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
             ("skip", "") => request.skip_reading_prefix_cache = true,
             _ => return None,
         }
     }
     Some(request)
+}
+
+/// The request of a call and what is asked for it; hits: the last one of each request.
+pub fn read_asked<'a>(
+    words: &[&'a str],
+    hits: &HashMap<String, Hit>,
+) -> Result<(&'a str, Asked), Failure> {
+    let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
+    let mut asked = Asked::new(number(count)?);
+    for option in options {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
+            ("external", value) => asked.num_external_computed_tokens = number(value)?,
+            ("encoder", value) => asked.num_encoder_tokens = number(value)?,
+            ("reserved", value) => asked.reserved_blocks = number(value)?,
+            ("hit", "") => {
+                let hit = hits.get(*request_id).ok_or(Failure::Words)?;
+                asked.hit = Some(AskedHit::from(hit));
+            }
+            ("delay", "") => asked.delay_cache_blocks = true,
+            ("whole", "") => asked.full_sequence_must_fit = true,
+            _ => return Err(Failure::Words),
+        }
+    }
+    Ok((request_id, asked))
 }
 
 /// The item of `name@offset+length`.

@@ -28,7 +28,7 @@ const GROWTH: usize = 64;
 const ROOM: usize = 1 << 16;
 /// The same for a trace, which may ask for 65,536 blocks and tokens.
 const TRACE_ROOM: usize = 1 << 24;
-const TRACE_WORDS: [&str; 20] = [
+const TRACE_WORDS: [&str; 21] = [
     "0-4294967295",
     "4294967295",
     "4294967296",
@@ -44,6 +44,7 @@ const TRACE_WORDS: [&str; 20] = [
     "whole",
     "external=2",
     "own=ab",
+    "embeds=ab",
     "take_batch",
     "rewind",
     "cancel",
