@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
-from kvcore.config import Config
+from kvcore.config import Config, Duplicates, Eviction, Publish
 from kvcore.errors import KvcoreError, TraceError
 from kvcore.groups import KINDS, Group
+from kvcore.hashing import HASHINGS
 from kvcore.trace_calls import BadCall, Runner
 from kvcore.trace_text import BadWord, read_u32
 
@@ -46,8 +47,16 @@ COUNTS = (
     *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
     *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
 )
-FLAGS = ("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks")
-NAMES = ("eviction", "duplicates", "publish", "hashing")
+FLAGS = (
+    *("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks"),
+    "hide_salts",
+)
+NAMES = {
+    "eviction": get_args(Eviction),
+    "duplicates": get_args(Duplicates),
+    "publish": get_args(Publish),
+    "hashing": HASHINGS,
+}
 YES_NO = {"yes": True, "no": False}
 _WORD = re.compile(f"[^{GAPS}]+")
 
@@ -162,7 +171,7 @@ def _parse_option(options: dict[str, Any], word: str) -> None:
             raise BadWord(f"{name} is {value}: a trace has at most {BLOCKS_MAX} blocks")
     elif name in FLAGS and value in YES_NO:
         options[name] = YES_NO[value]
-    elif name in NAMES:
+    elif value in NAMES.get(name, ()):
         options[name] = value
     elif name == "block_size":
         options["groups"] = (Group(read_u32(value)),)

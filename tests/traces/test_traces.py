@@ -53,6 +53,7 @@ def test_every_transition_has_a_story() -> None:
         ("config num_blocks=4\nconfig num_blocks=4\n", 2, "a second config"),
         ("config num_blocks\n", 1, "'num_blocks' is not name=value"),
         ("config num_bloks=4\n", 1, "num_bloks"),
+        ("config num_blocks=4 publish=late publish=completed\n", 1, "takes no 'publish=late'"),
         ("config num_blocks=0\n", 1, "num_blocks=0"),
         ("config num_blocks=4\n\nfly a\n", 3, "there is no call 'fly'"),
         ("config num_blocks=4\nfree\n", 2, "free cannot take nothing"),
