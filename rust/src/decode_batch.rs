@@ -133,3 +133,25 @@ fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error
     }
     Ok(commands)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::batch::take_batch;
+    use crate::config::Config;
+    use crate::decode::decode;
+    use crate::encode::encode;
+    use crate::state::make_state;
+
+    #[test]
+    fn unfinished_batches_rise() {
+        let mut config = Config::new(3, 2, b"seed");
+        config.max_in_flight = 2;
+        let mut state = make_state(config).unwrap();
+        take_batch(&mut state).unwrap();
+        take_batch(&mut state).unwrap();
+        assert!(decode(&encode(&state)).is_ok());
+        state.unfinished.swap(0, 1);
+        let error = decode(&encode(&state)).unwrap_err().to_string();
+        assert!(error.contains("the unfinished batches do not rise"), "{error}");
+    }
+}

@@ -26,7 +26,7 @@ from kvcore.decode import decode
 from kvcore.encode import MAGIC, Writer, encode, write_event
 from kvcore.errors import DamagedState, InvalidConfig
 from kvcore.event_log import Events
-from kvcore.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
 from tests.conftest import Backend
 from tests.unit.stories import add, drop, make, serve, step
 
@@ -283,6 +283,7 @@ def test_the_next_batch_has_a_number_too(backend: Backend) -> None:
         *((LORA, b"\0\0\0\0a"), (LORA, b"\1\0\0\0\xff"), (LORA, b"\1\0\0\0a\xff")),
         *((LORA, b"\xff\xff\xff\xffa"), (MEDIA, b"\1\0\0\0"), (MEDIA, b"\1\0\0\0\xff")),
         *((CACHE_SALT, b""), (CACHE_SALT, b"\xff"), (PROMPT_EMBEDS, bytes(31))),
+        *((CUT_MEDIA, bytes(8)), (CUT_EMBEDS, bytes(35)), (CUT_EMBEDS, bytes(37))),
     ],
 )
 def test_an_event_has_extra_keys_that_a_block_can_have(
