@@ -188,3 +188,25 @@ fn stored<'a>(
         extra_keys: request.extra_keys(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocate::allocate_slots;
+    use crate::asked::Asked;
+    use crate::config::Config;
+    use crate::requests::add_request;
+    use crate::state::make_state;
+    use crate::values::Request;
+
+    #[test]
+    fn what_a_cancel_withdraws_is_noted_if_batches_can_be_in_flight() {
+        for (max_in_flight, num_noted) in [(0, 0), (1, 2)] {
+            let mut config = Config::new(5, 2, b"seed");
+            config.max_in_flight = max_in_flight;
+            let mut state = make_state(config).unwrap();
+            add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+            allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+            assert_eq!(state.batch.given.len(), num_noted);
+        }
+    }
+}

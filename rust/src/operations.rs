@@ -229,6 +229,19 @@ mod tests {
     }
 
     #[test]
+    fn a_load_ends_at_the_model_length() {
+        let mut config = Config::new(6, 2, b"seed");
+        config.max_model_len = Some(4);
+        let mut state = make_state(config).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7])).unwrap();
+        let asked = |count| Asked { num_external_computed_tokens: count, ..Asked::default() };
+        let beyond = load(&mut state, "a", &asked(6));
+        let request = "'a'".to_owned();
+        assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 6, max_model_len: 4 }));
+        assert_eq!(load(&mut state, "a", &asked(4)), Ok(Ok(vec![0, 1])));
+    }
+
+    #[test]
     fn blocks_of_a_freed_request_stay_held_until_their_loads_end() {
         let (mut state, _) = loading();
         take_batch(&mut state).unwrap();

@@ -121,6 +121,28 @@ mod tests {
     }
 
     #[test]
+    fn the_token_at_which_a_window_leaves_a_block_is_not_quiet() {
+        let mut config = Config::new(9, 4, b"seed");
+        config.groups = vec![Group::windowed(4, Kind::SlidingWindow, 3)];
+        let mut state = make_state(config).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        let mut seen = Vec::new();
+        for token in 6..12 {
+            let quiet = is_known_quiet(&state[row], state.num_pins);
+            append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+            take_batch(&mut state).unwrap();
+            let held = state[row].tables[0].iter().filter(|&&block| !state.is_null(block));
+            seen.push((quiet, held.count()));
+        }
+        // The queries at 6 and 10 are the first that do not see block 0 and block 1. The token at
+        // 7 fills a block, and that at 8 begins one.
+        let expected = [(true, 2), (false, 1), (false, 1), (false, 2), (true, 2), (false, 1)];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
     fn who_shares_the_block_ends_the_quiet() {
         let (mut state, row) = running();
         assert!(is_known_quiet(&state[row], state.num_pins));

@@ -177,4 +177,18 @@ mod tests {
         assert!(state.device.key(BlockId(1)).is_some());
         assert!(state.requests().all(|each| each.num_computed == 2 && each.tables[0].len() == 1));
     }
+
+    #[test]
+    fn a_rewind_into_a_block_leaves_the_whole_block_unwritten() {
+        let mut state = make_state(Config::new(6, 4, b"seed")).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        let held = Error::HeldByOthers { blocks: vec![1], requests: vec!["b".to_owned()] };
+        assert_eq!(rewind(&mut state, &["a"], 3), Err(held));
+    }
 }

@@ -101,6 +101,7 @@ fn keys_are_published_all_or_none_and_found_up_to_the_first_miss() {
     let (mut pool, mut effects) = (make_pool(5, true, Eviction::Lru, false), Effects::new(false));
     take(&mut pool, 3, &mut effects).unwrap();
     let twice = Error::AlreadyPublished { block: 1 };
+    assert_eq!(publish_all(&mut pool, &[1, 1], &[KEY, OTHER]), Err(twice.clone()));
     assert_eq!(publish_all(&mut pool, &[1, 2, 1], &[KEY, OTHER, KEY]), Err(twice));
     let unused = Error::UnusedBlock { block: 4 };
     assert_eq!(publish_all(&mut pool, &[2, 4], &[KEY, OTHER]), Err(unused));
