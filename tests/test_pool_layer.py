@@ -44,6 +44,16 @@ calls = st.one_of(
     st.tuples(st.just("rank"), several, times, st.none() | st.integers(0, 2)),
     st.just(("clear_index",)),
 )
+WARM: list[tuple[Any, ...]] = [
+    ("take", 4),
+    *(("publish", block, KEYS[block - 1]) for block in (1, 2)),
+    ("release", [2]),
+    ("pin", [3]),
+]
+stories = st.tuples(st.sampled_from([[], WARM, WARM]), st.lists(calls, max_size=40)).map(
+    lambda parts: parts[0] + parts[1]
+)
+"""From nothing, or from blocks of each kind: owned with a key, free with one, pinned, owned."""
 
 
 class Pure:
@@ -72,7 +82,7 @@ class Pure:
 @given(
     null_block=st.booleans(),
     eviction=st.sampled_from(get_args(PoolEviction)),
-    story=st.lists(calls, max_size=40),
+    story=stories,
 )
 def test_both_pools_agree_call_by_call(
     null_block: bool, eviction: PoolEviction, story: list[tuple[Any, ...]]

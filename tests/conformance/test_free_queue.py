@@ -123,6 +123,18 @@ def test_the_queue_is_read_without_taking_from_it(backend: Backend) -> None:
     assert pool.call("take", 4) == (3, 0, 2, 1)
 
 
+def test_a_ranked_block_passes_all_that_were_used_before_it(backend: Backend) -> None:
+    pool = make_pool(backend, 4, eviction="ranked")
+    pool.call("take", 4)
+    for block in range(4):
+        pool.call("publish", block, KEYS[block])
+        pool.call("rank", [block], float(block), None)
+    for block in (3, 1, 0):
+        pool.call("release", [block])
+    pool.call("release", [2])  # between 1 and 3; the look begins at 3 and at 0, the last that came
+    assert queue(pool) == [0, 1, 2, 3]
+
+
 @pytest.mark.seed("S001-20", "S001-16")
 def test_several_blocks_join_in_the_order_given_and_none_is_no_change(backend: Backend) -> None:
     pool = make_pool(backend, 5)

@@ -119,6 +119,7 @@ WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"eagle": 1}, "eagle", "1", "must be True or False"),
     ({"zero_new_blocks": None}, "zero_new_blocks", "None", "must be True or False"),
     ({"page_bytes": 0}, "page_bytes", 0, "must be at least 1"),
+    ({"page_bytes": 2**63}, "page_bytes", 2**63, "must be at least 1"),
 ]
 
 
@@ -130,6 +131,12 @@ def test_a_group_that_cannot_work_names_its_field(
         Group(4, **options)
     assert (caught.value.fields["field"], caught.value.fields["value"]) == (field, value)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["mla", 8, True])
+def test_the_options_of_a_group_have_names(option: Any) -> None:
+    with pytest.raises(TypeError):
+        Group(4, option)  # type: ignore[call-arg] # the error that is asked for
 
 
 TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [

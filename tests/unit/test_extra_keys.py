@@ -208,6 +208,17 @@ def test_a_salt_is_a_text(salt: Any, backend: Backend) -> None:
     check_error(caught.value, InvalidExtraKey(name=name, expected=expected, value=repr(salt)))
 
 
+def test_a_block_has_most_keys_with_an_adapter_a_salt_and_embeddings(backend: Backend) -> None:
+    # 252 items and one key of each other kind: the 255 that one byte can count.
+    rows = PromptEmbeds(bytes(260), 1)
+    media = [image(offset, 1) for offset in range(252)]
+    full = Request("a", range(260), lora=LoRA("l"), media=media, cache_salt="s", prompt_embeds=rows)
+    keys: list[Key] = [("lora", "l", ""), *(("mm", "image", offset) for offset in range(252))]
+    keys += [("cache_salt", "s"), ("prompt_embeds", hashlib.sha256(rows.data).digest())]
+    assert len(keys) == 255
+    check_keys(backend, full, keys, block_size=260)
+
+
 def test_a_block_has_at_most_as_many_items_as_its_hash_can_count(backend: Backend) -> None:
     fits = [image(offset, 1) for offset in range(252)]
     keys = [("mm", "image", offset) for offset in range(252)]
