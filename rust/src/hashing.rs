@@ -383,4 +383,13 @@ mod tests {
         assert_eq!(key.group(), 258);
         assert_eq!(key.0[HASH_SIZE..], [0, 0, 1, 2]);
     }
+
+    #[test]
+    fn keys_that_differ_in_hash_or_group_have_other_heads() {
+        let [one, other] = [b"a", b"b"].map(|seed| root_hash(seed, Hashing::Sha256));
+        let head = |hash, group| make_key(hash, group).head();
+        assert_ne!(head(&one, 0), head(&other, 0));
+        assert_ne!(head(&one, 0), head(&one, 1));
+        assert_eq!(Key::head_of(&one, 1), head(&one, 1));
+    }
 }

@@ -44,6 +44,17 @@ fn the_host_tier_is_silent_but_for_copies() {
 }
 
 #[test]
+fn blocks_of_either_tier_are_found_by_their_keys() {
+    let mut tiers = make_tiers(2, 2, false, LRU, false);
+    let keys = [Key([1; 36]), Key([2; 36])];
+    for tier in [Tier::Device, Tier::Host] {
+        take(&mut tiers, 2, tier).unwrap().unwrap();
+        publish_all(&mut tiers, &[1, 0], &keys, tier).unwrap();
+        assert_eq!(lookup_prefix(&tiers, &keys, tier).unwrap(), [B, A]);
+    }
+}
+
+#[test]
 fn misuse_names_the_host_tier() {
     let mut tiers = make_tiers(2, 1, false, LRU, false);
     take(&mut tiers, 1, Tier::Device).unwrap().unwrap();
