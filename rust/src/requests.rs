@@ -283,6 +283,7 @@ mod tests {
         let expected: Vec<_> =
             hash_blocks(root, &[1, 2, 3, 4, 5], 2, 0, &none, Hashing::Sha256).collect();
         assert_eq!(grown[row].block_hashes, expected);
+        assert_eq!(grown[row].tokens(), [1, 2, 3, 4, 5]);
     }
 
     #[test]

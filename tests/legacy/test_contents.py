@@ -77,6 +77,9 @@ def test_what_does_not_fit_takes_nothing(backend: Backend) -> None:
     assert backing.find_or_take([A, None, B, C, C], [2] * 5) == later
     assert backing.find_or_take([None, None, B, C], [2] * 4) == never
     assert backing.state() == before
+    backing.take(1)
+    assert backing.find_or_take([None, None], [2] * 2) == Refused(Reason.LATER, 2, 1)
+    backing.release([2])
     assert backing.find_or_take([B, A, B, None], [4, 2, 4, 5]) == ((1, 0, 1, 2), (2,), (1,))
 
 

@@ -133,6 +133,10 @@ def test_a_group_that_cannot_work_names_its_field(
     assert reason in str(caught.value)
 
 
+def test_a_block_has_sixteen_tokens_unless_told_otherwise() -> None:
+    assert Group().block_size == Config(8).block_size == 16
+
+
 @pytest.mark.parametrize("option", ["mla", 8, True])
 def test_the_options_of_a_group_have_names(option: Any) -> None:
     with pytest.raises(TypeError):
