@@ -95,7 +95,7 @@ mod tests {
     use crate::config::Config;
     use crate::fork::fork;
     use crate::pins::pin;
-    use crate::requests::{add_request, add_tokens};
+    use crate::requests::add_request;
     use crate::state::make_state;
     use crate::values::Request;
 
@@ -140,18 +140,6 @@ mod tests {
         // 7 fills a block, and that at 8 begins one.
         let expected = [(true, 2), (false, 1), (false, 1), (false, 2), (true, 2), (false, 1)];
         assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn the_judge_of_the_quiet_sees_that_a_token_takes_a_block() {
-        let (mut state, row) = running();
-        for token in 6..10 {
-            add_tokens(&mut state, "a", &[token]).unwrap();
-            // Token 8 fills a block, and token 9 takes another.
-            assert_eq!(is_nothing(&state, row), token < 8);
-            allocate_slots(&mut state, "a", &Asked::new(1)).unwrap().unwrap();
-            take_batch(&mut state).unwrap();
-        }
     }
 
     #[test]
