@@ -188,6 +188,8 @@ def _check_groups(config: Config) -> None:
             reason = "cross-attention blocks are never cached: set enable_caching=False"
         if group.eagle and not config.use_eagle:
             reason = "a group is flagged eagle, and use_eagle is off"
+        if all(each.is_cross for each in config.groups):
+            reason = "cross-attention needs a group beside it that holds the request's own tokens"
         if reason is not None:
             raise InvalidConfig(field="groups", value=kinds, reason=reason)
     if math.lcm(*(group.block_size for group in config.groups)) > MAX_BLOCKS:

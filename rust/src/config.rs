@@ -250,8 +250,11 @@ fn check_groups(config: &Config) -> Result<(), Error> {
         let sizes = listed(said.iter().map(|(_, size)| size));
         return Err(Error::GroupsDoNotFit { groups, sizes });
     }
+    let is_cross = groups.iter().all(Group::is_cross);
     for group in groups {
-        let reason = if group.is_windowed() && !config.null_block {
+        let reason = if is_cross {
+            "cross-attention needs a group beside it that holds the request's own tokens"
+        } else if group.is_windowed() && !config.null_block {
             "a group with a window needs the null block"
         } else if group.is_cross() && config.enable_caching {
             "cross-attention blocks are never cached: set enable_caching=False"

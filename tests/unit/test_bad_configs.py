@@ -145,7 +145,8 @@ def test_the_options_of_a_group_have_names(option: Any) -> None:
 
 TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [
     ((Group(4, kind="sliding_window", window=8),), {"null_block": False}, "needs the null block"),
-    ((Group(4, kind="cross_attention"),), {}, "set enable_caching=False"),
+    ((Group(4), Group(4, kind="cross_attention")), {}, "set enable_caching=False"),
+    ((Group(4, kind="cross_attention"),), {"enable_caching": False}, "needs a group beside it"),
     ((Group(4, eagle=True),), {}, "flagged eagle, and use_eagle is off"),
     ((Group(2**30 - 1), Group(2**30)), {}, "the least common multiple"),
 ]
