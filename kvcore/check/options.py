@@ -260,7 +260,7 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions("swapping needs a host tier: say --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
         raise BadOptions("no load can fail: say --external or --calls load")
-    if world.loads_fail and world.config.max_in_flight:
+    if world.loads_fail and world.config.max_in_flight and not world.num_external:
         raise BadOptions(
             "in flight, operations end either way by themselves: leave --loads-fail out"
         )

@@ -157,6 +157,10 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--calls", "load"), "nothing uses load: it brings whole blocks and leaves"),
         ((*SMALL, "--calls", "load", "--tokens", "3", "--without", "free"), "that it preempted"),
         ((*SMALL, "--loads-fail"), "no load can fail"),
+        (
+            (*SMALL, "--tokens", "3", "--calls", "load", "--max-in-flight", "1", "--loads-fail"),
+            "leave --loads-fail out",
+        ),
         ((*SMALL, "--pins", "2"), "nothing is pinned"),
         ((*SMALL, "--prompt", "3"), "longer than a request may be"),
         ((*SMALL, "--drafts", "2"), "leave no room"),
@@ -184,6 +188,14 @@ def test_options_that_contradict_each_other_are_refused_in_one_sentence(
     assert (code, out) == (command.USAGE_ERROR, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_external_loads_in_flight_can_be_let_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--external", "1", "--loads-fail", "--moves", "calls", "--max-in-flight", "1")
+    code, out, _ = run(capsys, *SMALL, *words, "--block-size", "1", "--limit", "300", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (command.FINE, "bounded by states")
+    assert found["calls"]["rewind: done"]
 
 
 def test_a_violation_is_told_and_written_to_files(
