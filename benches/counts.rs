@@ -6,18 +6,18 @@
 
 use std::hint::black_box;
 
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::Asked;
-use kvcore::batch::take_batch_into;
-use kvcore::commands::Batch;
-use kvcore::config::Config;
-use kvcore::fork::fork;
-use kvcore::hashing::Hashing;
-use kvcore::queries::get_computed_blocks;
-use kvcore::release::free;
-use kvcore::requests::{add_request, remove_request};
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::hashing::block_hash::Hashing;
+use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::take_batch_into;
+use kvcore::transitions::fork::fork;
+use kvcore::transitions::free::free;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::slot_request::Asked;
+use kvcore::types::commands::Batch;
+use kvcore::types::config::Config;
+use kvcore::types::values::Request;
 
 const BLOCK_SIZE: u32 = 16;
 const PROMPT_BLOCKS: u32 = 64;

@@ -25,7 +25,16 @@ from kvcore_runtime.tables import BlockTables
 from msgspec.structs import replace as evolve
 
 from benches.copies import page_layout
-from kvcore.commands import Batch, Command, CopyOnWrite, SetTable, SwapIn, SwapOut, Zero, close
+from kvcore.types.commands import (
+    Batch,
+    Command,
+    CopyOnWrite,
+    SetTable,
+    SwapIn,
+    SwapOut,
+    Zero,
+    close,
+)
 
 PAGE_KIB = (2048, 64)
 GOAL = 0.9

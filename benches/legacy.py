@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvcore.legacy.backing import MODULES, BackendName, Backing
+from kvcore.legacy.blocks.blocks import MODULES, BackendName, Backing
 
 MOST = 3.0
 BACKENDS: tuple[BackendName, ...] = ("rust", "python")

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benches.legacy import Work, for_each
-from kvcore import _twin, hashing
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from kvcore.legacy.kv_cache_manager import KVCacheManager
+from kvcore import _twin
+from kvcore.hashing import block_hash
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v1_0_8.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
 
 SIZE = 16
 PROMPT = 512
@@ -48,7 +53,7 @@ class V1:
         config = KVCacheConfig(NUM_BLOCKS, {}, [KVCacheGroupSpec(["layer"], spec)])
         self.manager = KVCacheManager(config, 4096, backend=backend)
         self.backing = self.manager.block_pool.backing
-        self.core_functions = ((_twin, "hash_block"), (hashing, "hash_block"))
+        self.core_functions = ((_twin, "hash_block"), (block_hash, "hash_block"))
         tokens = [list(range(number, number + PROMPT)) for number in range(NUM_REQUESTS)]
         self.first = [Request(f"a{number}", list(each)) for number, each in enumerate(tokens)]
         self.second = [Request(f"b{number}", [*each, 1]) for number, each in enumerate(tokens)]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benches.legacy import Story, Work, for_each
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.prefix_caching_block import PrefixCachingBlockAllocator
-from kvcore.legacy.sequences import Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlockAllocator
+from kvcore.legacy.v0.sequences import Sequence, SequenceGroup, SequenceStatus
 
 SIZE = 16
 PROMPT = 512

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 from benches.legacy import Story, Work, for_each
 from kvcore import _twin
-from kvcore.legacy import early_v1
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0_3.block_space_manager import (
     BlockSpaceManager,
     Sequence,
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.legacy.early_v1 import KVCacheManager, Request
+from kvcore.legacy.v1_first import kv_cache_manager
+from kvcore.legacy.v1_first.kv_cache_manager import KVCacheManager, Request
 
 SIZE = 16
 PROMPT = 512
@@ -83,7 +83,7 @@ class Early:
     def __init__(self, backend: BackendName) -> None:
         self.manager = KVCacheManager(SIZE, NUM_BLOCKS, backend=backend)
         self.backing = self.manager._backing
-        self.core_functions = ((early_v1, "hash_blocks"), (_twin, "hash_blocks"))
+        self.core_functions = ((kv_cache_manager, "hash_blocks"), (_twin, "hash_blocks"))
         shared = list(range(PROMPT // 2))
         self.requests = [
             Request(str(number), shared + [number] * (PROMPT // 2)) for number in range(NUM_GROUPS)

@@ -9,17 +9,17 @@
 
 use std::time::{Duration, Instant};
 
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::Asked;
-use kvcore::batch::{complete, take_batch};
-use kvcore::config::{Config, Publish};
-use kvcore::drain::take_events;
-use kvcore::groups::{Group, Kind};
-use kvcore::queries::get_computed_blocks;
-use kvcore::release::free;
-use kvcore::requests::{add_request, remove_request};
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::{complete, take_batch};
+use kvcore::transitions::drain::take_events;
+use kvcore::transitions::free::free;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::slot_request::Asked;
+use kvcore::types::config::{Config, Publish};
+use kvcore::types::groups::{Group, Kind};
+use kvcore::types::values::Request;
 
 const BLOCK_SIZE: u32 = 16;
 const NUM_ROUNDS: usize = 15;

@@ -13,16 +13,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::{Asked, AskedHit};
-use kvcore::batch::take_batch;
-use kvcore::config::{Config, Eviction};
-use kvcore::hashing::Hashing;
-use kvcore::queries::get_computed_blocks;
-use kvcore::release::free;
-use kvcore::requests::{add_request, remove_request};
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::hashing::block_hash::Hashing;
+use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::take_batch;
+use kvcore::transitions::free::free;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::slot_request::{Asked, AskedHit};
+use kvcore::types::config::{Config, Eviction};
+use kvcore::types::values::Request;
 use operations::{List, Operation};
 
 const PHASES: [&str; 6] = ["add", "look up", "allocate", "append", "take_batch", "free"];

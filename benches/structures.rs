@@ -8,11 +8,11 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvcore::extra_keys::ExtraKeys;
-use kvcore::free_queue::make_free_queue;
-use kvcore::hash_index::HashIndex;
-use kvcore::hashing::{HASHINGS, Key, hash_blocks, make_key, root_hash};
-use kvcore::ids::BlockId;
+use kvcore::hashing::block_hash::{HASHINGS, Key, hash_blocks, make_key, root_hash};
+use kvcore::hashing::extra_keys::ExtraKeys;
+use kvcore::pool::free_queue::make_free_queue;
+use kvcore::pool::hash_index::HashIndex;
+use kvcore::types::ids::BlockId;
 
 const POOLS: [u32; 2] = [16_384, 1_048_576];
 const ROUND: usize = 1_024;

@@ -9,16 +9,16 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::Asked;
-use kvcore::batch::take_batch;
-use kvcore::config::Config;
-use kvcore::fork::fork;
-use kvcore::queries::get_computed_blocks;
-use kvcore::release::free;
-use kvcore::requests::{add_request, remove_request};
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::take_batch;
+use kvcore::transitions::fork::fork;
+use kvcore::transitions::free::free;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::slot_request::Asked;
+use kvcore::types::config::Config;
+use kvcore::types::values::Request;
 
 const BLOCK_SIZE: u32 = 16;
 const POOLS: [u32; 2] = [16_384, 1_048_576];

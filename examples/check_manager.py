@@ -103,9 +103,9 @@ what memory really holds, and shows the shortest run in which a query reads anot
 from typing import Any
 
 from kvcore import Config, Hit, KVCacheBlocks, Request
-from kvcore.check.manager_model import ManagerModel
-from kvcore.check.search import check
-from kvcore.check.story import render
+from kvcore.check.extend.manager_model import ManagerModel
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
 
 NUM_BLOCKS, SIZE = 2, 2
 

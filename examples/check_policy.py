@@ -58,9 +58,9 @@ the blocks that are found through it.
 from collections.abc import Sequence
 
 from kvcore import Config
-from kvcore.check.policies import LRU, FreeBlock, check_policy
-from kvcore.check.story import render
-from kvcore.check.world import World
+from kvcore.check.extend.policies import LRU, FreeBlock, check_policy
+from kvcore.check.stories.story import render
+from kvcore.check.world.world import World
 
 
 class Stack:

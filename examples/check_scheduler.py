@@ -75,10 +75,10 @@ brings a token. The checker tries every order of its moves and shows the shortes
 from collections.abc import Iterator
 
 from kvcore import Config, Request, State
-from kvcore.calls import Call
-from kvcore.check.policies import check_scheduler
-from kvcore.check.story import render
-from kvcore.check.world import World
+from kvcore.check.extend.policies import check_scheduler
+from kvcore.check.stories.story import render
+from kvcore.check.world.world import World
+from kvcore.trace.calls import Call
 
 CHUNK, LENGTH = 2, 5
 PROMPTS = {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}

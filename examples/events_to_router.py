@@ -15,7 +15,7 @@ was served before, and its blocks were taken for the long one since.
 from itertools import takewhile
 
 from kvcore import BlockRemoved, BlockStored, Config, KVCacheManager, Request
-from kvcore.hashing import hash_blocks, root_hash
+from kvcore.hashing.block_hash import hash_blocks, root_hash
 
 SEED, BLOCK_SIZE = b"one for all", 4
 PROMPTS = {

@@ -42,9 +42,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvcore import Config, Group, KVCacheManager, Request
-from kvcore.commands import Batch, CopyOnWrite, SwapIn, SwapOut
-from kvcore.legacy import block_manager, block_space_manager, early_v1, kv_cache_manager, sequences
-from kvcore.legacy import kv_cache_interface as sizes
+from kvcore.legacy.v0 import block_manager, sequences
+from kvcore.legacy.v0_3 import block_space_manager
+from kvcore.legacy.v1_0_8 import kv_cache_interface as sizes
+from kvcore.legacy.v1_0_8 import kv_cache_manager
+from kvcore.legacy.v1_first import kv_cache_manager as early_v1
+from kvcore.types.commands import Batch, CopyOnWrite, SwapIn, SwapOut
 
 SIZE, NUM_BLOCKS, WINDOW = 4, 8, 8
 BACKEND: Any = KVCacheManager(Config(num_blocks=2)).backend  # the twin where it is compiled

@@ -2,12 +2,17 @@
 """kvcore: which block of cache memory holds which tokens of which request, as a pure library.
 
 The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
-pure functions behind it take a state and give a new one: `kvcore.allocate`, `kvcore.fork`,
-`kvcore.swap` and so on, and the pool layer in `kvcore.pool_layer`. What misuse raises is in
-`kvcore.errors`.
+pure functions behind it take a state and give a new one: `kvcore.transitions.allocate`,
+`kvcore.transitions.fork`, `kvcore.transitions.swap` and so on, and the pool layer in
+`kvcore.pool.transitions`. What misuse raises is in `kvcore.types.errors`.
 """
 
-from kvcore.commands import (
+from kvcore.codec.event_log import Events
+from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.manager import KVCacheManager
+from kvcore.metrics import BlockObserver, PrefixCachingMetrics
+from kvcore.state.state import State, make_state
+from kvcore.types.commands import (
     Allocate,
     Batch,
     Command,
@@ -24,16 +29,11 @@ from kvcore.commands import (
     Touch,
     Zero,
 )
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation, KvcoreError
-from kvcore.event_log import Events
-from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
-from kvcore.groups import Group
-from kvcore.manager import KVCacheManager
-from kvcore.metrics import BlockObserver, PrefixCachingMetrics
-from kvcore.state import State, make_state
-from kvcore.values import (
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.groups import Group
+from kvcore.types.values import (
     Appended,
     Hit,
     KVCacheBlocks,

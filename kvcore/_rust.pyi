@@ -4,10 +4,10 @@ The compiled twin of the Python core.
 
 from _typeshed import SupportsGetItem
 from collections.abc import Iterable
-from kvcore.commands import Batch
-from kvcore.config import Config
-from kvcore.event_log import Events
-from kvcore.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
+from kvcore.codec.event_log import Events
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
 __all__ = ["BlockPool", "FreeQueue", "Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
@@ -77,7 +77,7 @@ class BlockPool:
 @final
 class FreeQueue:
     """
-    A queue of block ids. `kvcore.legacy.backing_queue` is the way to use it.
+    A queue of block ids. `kvcore.legacy.blocks.queue` is the way to use it.
     """
     def __len__(self, /) -> int: ...
     def __new__(cls, num_blocks: SupportsIndex, /) -> FreeQueue:
@@ -323,7 +323,8 @@ class Manager:
 @final
 class Tiers:
     """
-    The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
+    The blocks of one or two tiers and an open batch. `kvcore.legacy.blocks.blocks` is the way to
+    use it.
     """
     def __new__(cls, num_blocks: SupportsIndex, num_host_blocks: SupportsIndex, /, *, null_block: bool, eviction: str, order: str) -> Tiers:
         """

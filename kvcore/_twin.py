@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcore.backend import Backend
-from kvcore.config import Config
-from kvcore.errors import BackendMissing
-from kvcore.hashing import Hashing
-from kvcore.values import Request
+from kvcore.hashing.block_hash import Hashing
+from kvcore.types.config import Config
+from kvcore.types.errors import BackendMissing
+from kvcore.types.values import Request
 
 try:
     from kvcore import _rust
@@ -38,7 +38,7 @@ def make_backend(config: Config) -> Backend:
 
 
 def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
-    """The blocks of `kvcore/legacy/backing.py` over the twin. Raises BackendMissing,
+    """The blocks of `kvcore/legacy/blocks/blocks.py` over the twin. Raises BackendMissing,
     InvalidConfig.
     """
     _check_there()
@@ -46,13 +46,13 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
 
 
 def make_queue(num_blocks: int) -> Any:
-    """The queue of `kvcore/legacy/backing_queue.py` over the twin. Raises BackendMissing."""
+    """The queue of `kvcore/legacy/blocks/queue.py` over the twin. Raises BackendMissing."""
     _check_there()
     return _rust.FreeQueue(num_blocks)
 
 
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The hash of one full block, by the twin: `kvcore.hashing.hash_block` with its defaults.
+    """The hash of one full block, by the twin: `hash_block` of kvcore.hashing, with its defaults.
 
     Raises BackendMissing, InvalidKey, InvalidToken.
     """
@@ -74,7 +74,10 @@ def hash_blocks(
 
 
 def check_world(world: Any, **options: Any) -> dict[str, Any]:
-    """The compiled search of the checker: `kvcore/check/twin_search.py`. Raises BackendMissing."""
+    """The compiled search of the checker: kvcore/check/search/twin_search.py.
+
+    Raises BackendMissing.
+    """
     _check_there()
     found: dict[str, Any] = _rust.check_world(world, **options)
     return found

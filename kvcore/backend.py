@@ -9,31 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from kvcore import (
+from kvcore.codec import decode as decoding
+from kvcore.codec import encode as encoding
+from kvcore.codec.event_log import Events
+from kvcore.state.state import State, make_state
+from kvcore.transitions import (
     allocate,
-    batch,
-    caching,
+    batches,
     cancel,
     drain,
     fork,
-    operations,
     pins,
+    publish,
     queries,
-    release,
     requests,
+    transfers,
     window,
 )
-from kvcore import decode as decoding
-from kvcore import encode as encoding
-from kvcore import rewind as rewinding
-from kvcore import swap as swapping
-from kvcore import truncate as truncating
-from kvcore.arguments import check_requests
-from kvcore.commands import Batch
-from kvcore.config import Config
-from kvcore.event_log import Events
-from kvcore.state import State, make_state
-from kvcore.values import (
+from kvcore.transitions import (
+    free as release,
+)
+from kvcore.transitions import rewind as rewinding
+from kvcore.transitions import swap as swapping
+from kvcore.transitions import truncate as truncating
+from kvcore.types.arguments import check_requests
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.values import (
     Appended,
     Hit,
     KVCacheBlocks,
@@ -171,7 +173,7 @@ class PythonBackend:
         return self._keep(allocate.append(self._state, request_ids, tokens))
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        self._keep(caching.cache_blocks(self._state, request_id, num_computed_tokens))
+        self._keep(publish.cache_blocks(self._state, request_id, num_computed_tokens))
 
     def free(self, request_id: str) -> None:
         self._keep(release.free(self._state, request_id))
@@ -201,27 +203,27 @@ class PythonBackend:
         self._keep(pins.unpin(self._state, block_ids))
 
     def evict_blocks(self, block_ids: Sequence[int]) -> None:
-        self._keep(caching.evict_blocks(self._state, block_ids))
+        self._keep(publish.evict_blocks(self._state, block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        return self._keep(caching.reset_prefix_cache(self._state))
+        return self._keep(publish.reset_prefix_cache(self._state))
 
     def store(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        return self._keep(operations.store(self._state, block_ids))
+        return self._keep(transfers.store(self._state, block_ids))
 
     def load(
         self, request_id: str, num_tokens: int, hit: Hit | None, **options: Any
     ) -> tuple[int, ...] | Refused:
-        return self._keep(operations.load(self._state, request_id, num_tokens, hit, **options))
+        return self._keep(transfers.load(self._state, request_id, num_tokens, hit, **options))
 
     def complete_operation(self, operation: int, done: bool) -> None:
-        self._keep(operations.complete_operation(self._state, operation, done))
+        self._keep(transfers.complete_operation(self._state, operation, done))
 
     def take_batch(self) -> Batch:
-        return self._keep(batch.take_batch(self._state))
+        return self._keep(batches.take_batch(self._state))
 
     def complete(self, number: int) -> None:
-        self._keep(batch.complete(self._state, number))
+        self._keep(batches.complete(self._state, number))
 
     def cancel(self, number: int) -> None:
         self._keep(cancel.cancel(self._state, number))

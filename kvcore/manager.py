@@ -12,15 +12,17 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore import _twin, decode, invariants
-from kvcore.arguments import check_hit_kind, check_kind, check_request, read_list
+from kvcore import _twin
 from kvcore.backend import Backend, PythonBackend
-from kvcore.commands import Batch
-from kvcore.config import Config
-from kvcore.errors import BackendMissing
-from kvcore.event_log import Events
-from kvcore.state import State
-from kvcore.values import (
+from kvcore.codec import decode
+from kvcore.codec.event_log import Events
+from kvcore.invariants import pool_and_state
+from kvcore.state.state import State
+from kvcore.types.arguments import check_hit_kind, check_kind, check_request, read_list
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.errors import BackendMissing
+from kvcore.types.values import (
     Appended,
     Hit,
     KVCacheBlocks,
@@ -114,7 +116,7 @@ class KVCacheManager:
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the blocks that its tables grew by.
 
-        See `kvcore.allocate.allocate_slots` for the arguments and errors.
+        See `kvcore.transitions.allocate.allocate_slots` for the arguments and errors.
         """
         check_hit_kind(hit)
         return self._core.allocate_slots(
@@ -237,7 +239,8 @@ class KVCacheManager:
     ) -> tuple[int, ...] | Refused:
         """Fill slots for the next tokens of a request from the external store.
 
-        Returns one operation a block; see `kvcore.operations.load` for the arguments and errors.
+        Returns one operation a block; see `kvcore.transitions.transfers.load` for the arguments and
+        errors.
         """
         check_hit_kind(hit)
         return self._core.load(
@@ -352,7 +355,7 @@ class KVCacheManager:
         """
         check_kind("data", data, bytes)
         state = decode.decode(data)
-        invariants.check(state)
+        pool_and_state.check(state)
         self._core.restore(data)
         self.config = state.config
 
@@ -362,7 +365,7 @@ class KVCacheManager:
 
     def check(self) -> None:
         """Assert every structural invariant. O(pool); raises InvariantViolation."""
-        invariants.check(self.state())
+        pool_and_state.check(self.state())
 
     def _decoded(self) -> State:
         return decode.decode(self._core.encode())

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 import attrs
 
-from kvcore.arguments import check_kind, read_count
-from kvcore.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
-from kvcore.errors import WrongArgument
-from kvcore.values import PrefixCacheStats
+from kvcore.types.arguments import check_kind, read_count
+from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
+from kvcore.types.errors import WrongArgument
+from kvcore.types.values import PrefixCacheStats
 
 MAX_RECENT_REQUESTS = 1000
 MAX_REUSE_GAPS = 4

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request
-from kvcore.commands import COLUMNS, Batch
-from kvcore.errors import KvcoreError
-from kvcore.events import BlockRemoved, BlockStored
 from kvcore.manager import HANDED_ON
-from kvcore.values import Appended, PrefixCacheStats, Refused, Status, Verdict
+from kvcore.types.commands import COLUMNS, Batch
+from kvcore.types.errors import KvcoreError
+from kvcore.types.events import BlockRemoved, BlockStored
+from kvcore.types.values import Appended, PrefixCacheStats, Refused, Status, Verdict
 from tests.conftest import need_twin
 
 FAR = 10**30

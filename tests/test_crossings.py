@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.hashing import hash_blocks
+from kvcore.hashing.block_hash import hash_blocks
 from tests.conftest import need_twin
 
 TWIN = "kvcore._rust"
@@ -126,7 +126,7 @@ def test_each_full_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None
         hashed["blocks"] += len(made)
         return iter(made)
 
-    monkeypatch.setattr("kvcore.requests.hash_blocks", note)
+    monkeypatch.setattr("kvcore.transitions.requests.hash_blocks", note)
     player = Player("python", batched=True)
     player.prefill()
     for _ in range(DECODE_STEPS):

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import pool_layer
-from kvcore.block_pool import PoolEviction
-from kvcore.commands import Command
-from kvcore.errors import KvcoreError
-from kvcore.hashing import KEY_SIZE
-from kvcore.pool_layer import BlockPool, make_pool
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.pool import transitions
+from kvcore.pool.block_pool import PoolEviction
+from kvcore.pool.transitions import BlockPool, make_pool
+from kvcore.types.commands import Command
+from kvcore.types.errors import KvcoreError
 from tests.conftest import need_twin
 
 NUM_BLOCKS = 5
@@ -66,8 +66,8 @@ class Pure:
     def call(self, name: str, *args: Any) -> Any:
         """Run a transition of the pool layer and keep its state."""
         if name == "lookup":
-            return pool_layer.lookup(self.pool, *args)
-        outcome = getattr(pool_layer, name)(self.pool, *args)
+            return transitions.lookup(self.pool, *args)
+        outcome = getattr(transitions, name)(self.pool, *args)
         self.pool = outcome.state
         self.emitted += outcome.commands
         return outcome.value

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.errors import EmptyTokens, InvalidToken, KvcoreError, UnsupportedBuffer
+from kvcore.types.errors import EmptyTokens, InvalidToken, KvcoreError, UnsupportedBuffer
 from tests.conftest import Backend
 
 TOKENS = [7, 0, 100, 3, 3, 90, 1]

@@ -16,12 +16,12 @@ from xml.sax.saxutils import escape
 import attrs
 
 from kvcore import Config
-from kvcore.check.model import Violation
 from kvcore.check.mutants import MUTANTS, Patcher
-from kvcore.check.scenes import Row, Scene
-from kvcore.check.search import check
-from kvcore.check.story import Story, render, tell
-from kvcore.check.world import World
+from kvcore.check.search.search import check
+from kvcore.check.stories.scenes import Row, Scene
+from kvcore.check.stories.story import Story, render, tell
+from kvcore.check.world.model import Violation
+from kvcore.check.world.world import World
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "counterexample.svg"
 BUG = "m_touch_after_alloc"

@@ -13,9 +13,9 @@ import sys
 
 from kvcore import _twin
 from kvcore.check import Report, check
-from kvcore.check.profiles import PROFILES, Profile
-from kvcore.check.search import loads_in_flight
-from kvcore.check.unseen import missed
+from kvcore.check.profiles.registry import PROFILES, Profile
+from kvcore.check.search.coverage import missed
+from kvcore.check.search.search import loads_in_flight
 
 
 def main() -> int:

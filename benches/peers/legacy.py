@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from benches.legacy import BACKENDS, Work, seconds
 from benches.peers import install
-from kvcore.legacy.backing import BackendName
+from kvcore.legacy.blocks.blocks import BackendName
 
 FAMILY = "vllm085"
 INSIDE = "--inside"

@@ -27,9 +27,9 @@ from vllm.sequence import SequenceGroup as VllmGroup
 from benches.legacy import Work, for_each
 from benches.legacy_v0 import NUM_BLOCKS, NUM_GROUPS, PROMPT, SIZE, Blocks, Naive
 from benches.peers.legacy import Beside
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager as FacadeManager
-from kvcore.legacy.sequences import AllocStatus, SequenceGroup
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager as FacadeManager
+from kvcore.legacy.v0.sequences import AllocStatus, SequenceGroup
 
 NUM_STEPS = 24
 MAX_MODEL_LEN = 2048

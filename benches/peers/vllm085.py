@@ -17,8 +17,8 @@ from vllm.v1.request import Request
 
 from benches.peers.replay import Maker
 from benches.peers.work import Decode, Work
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.kv_cache_manager import KVCacheManager as Facade
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager as Facade
 
 
 class Vllm:

@@ -11,14 +11,14 @@
 What is proved, and what is not, is in docs/checking.md; `kvcore check` is the same as a command.
 """
 
-from kvcore.check.model import Broken, Edge, Model, Step, Violation
-from kvcore.check.properties import PROPERTIES, Property
-from kvcore.check.report import Report
-from kvcore.check.search import check
-from kvcore.check.story import render
-from kvcore.check.story_files import pytest_text, trace_text
-from kvcore.check.story_own import NotWritable
-from kvcore.check.world import BASIC_CALLS, Move, Symmetry, World
+from kvcore.check.extend.as_pytest import pytest_text, trace_text
+from kvcore.check.extend.source_of import NotWritable
+from kvcore.check.properties.registry import PROPERTIES, Property
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
+from kvcore.check.world.model import Broken, Edge, Model, Step, Violation
+from kvcore.check.world.world import BASIC_CALLS, Move, Symmetry, World
 
 __all__ = [
     "BASIC_CALLS",

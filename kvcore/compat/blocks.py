@@ -12,10 +12,10 @@ from typing import Literal, overload
 
 import attrs
 
-from kvcore.arguments import check_kind
 from kvcore.compat.errors import NotOneGroup
-from kvcore.values import Hit
-from kvcore.values import KVCacheBlocks as CoreBlocks
+from kvcore.types.arguments import check_kind
+from kvcore.types.values import Hit
+from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
 @attrs.frozen

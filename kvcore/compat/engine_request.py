@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.arguments import read_count, read_int
-from kvcore.errors import CountMismatch, InvalidExtraKey, WrongArgument
-from kvcore.extra_keys import LoRA, MediaItem, PromptEmbeds
-from kvcore.tokens import MAX_TOKEN
-from kvcore.values import Request
+from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.types.arguments import read_count, read_int
+from kvcore.types.errors import CountMismatch, InvalidExtraKey, WrongArgument
+from kvcore.types.tokens import MAX_TOKEN
+from kvcore.types.values import Request
 
 PLACEHOLDER = 0
 """Stands for a draft whose id the engine does not know yet."""

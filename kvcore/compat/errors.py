@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse that only an engine's own request objects and self-closing batches make possible.
 
-Rules: as in `kvcore.errors`, whose types the other calls raise. Twin: none.
+Rules: as in `kvcore.types.errors`, whose types the other calls raise. Twin: none.
 """
 
 from __future__ import annotations
 
-from kvcore.errors import KvcoreError
+from kvcore.types.errors import KvcoreError
 
 
 class NotOneGroup(KvcoreError):

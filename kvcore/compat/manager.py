@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore.arguments import read_count, read_ints, read_list
-from kvcore.commands import Batch
+from kvcore.compat.allocation_span import Asked, Place, find_place, new_blocks, withdraw
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.place import Asked, Place, find_place, new_blocks, withdraw
-from kvcore.compat.roll import Known, Roll
+from kvcore.compat.request_registry import Known, Roll
 from kvcore.compat.steps import Steps
-from kvcore.config import Config
-from kvcore.errors import InvalidConfig
-from kvcore.events import Event
 from kvcore.manager import KVCacheManager as Core
-from kvcore.values import Hit, PrefixCacheStats, Refused
-from kvcore.values import KVCacheBlocks as CoreBlocks
+from kvcore.types.arguments import read_count, read_ints, read_list
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.errors import InvalidConfig
+from kvcore.types.events import Event
+from kvcore.types.values import Hit, PrefixCacheStats, Refused
+from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
 class KVCacheManager:
@@ -102,8 +102,8 @@ class KVCacheManager:
         """Schedule the next tokens of a request; the blocks that its tables grew by, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts. The rest, and what is raised, as in `kvcore.allocate.allocate_slots`;
-        BehindWindow and TokensChanged besides.
+        num_tokens are drafts. The rest, and what is raised, as in
+        `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
         """
         asked = Asked(
             num_new=read_count("num_new_tokens", num_new_tokens),

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import attrs
 
-from kvcore.commands import Batch
 from kvcore.compat.engine_request import EngineRequest, Seen, see
 from kvcore.compat.errors import CommandsNotKept, UnreadCommands
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.commands import Batch
 
 MAX_UNREAD_BATCHES = 64
 

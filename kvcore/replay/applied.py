@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvcore.check.simulate.device import MakeDevice, Pass, Plan
-from kvcore.commands import Batch
-from kvcore.errors import InvariantViolation
 from kvcore.replay.loop import make_config
 from kvcore.replay.results import Options
 from kvcore.replay.workload import Chunk, Step
+from kvcore.types.commands import Batch
+from kvcore.types.errors import InvariantViolation
 
 MODULUS, FACTOR = 2**61 - 1, 0x1B873593_CC9E2D51 % (2**61 - 1)
 NODE_SHIFT = 16

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcore.errors import InvariantViolation, KvcoreError
 from kvcore.replay.command_options import Asked, asked_of, make_parser
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
@@ -26,6 +25,7 @@ from kvcore.replay.summary import Report
 from kvcore.replay.sweep import opened, run_sizes
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import CannotWrite, write_whole
+from kvcore.types.errors import InvariantViolation, KvcoreError
 
 if TYPE_CHECKING:
     from kvcore.replay.applied import OnDevice

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from kvcore import _twin
-from kvcore.errors import KvcoreError
 from kvcore.replay.loop import make_config
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.trace_file import STDIN
 from kvcore.replay.whole_file import check_writable
+from kvcore.types.errors import KvcoreError
 
 if TYPE_CHECKING:
     from kvcore.check.simulate.device import MakeDevice

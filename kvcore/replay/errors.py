@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replay refuses, each as a type of its own.
 
-Rules: as in kvcore/errors.py. What is wrong with a trace names the file and the line, and a
+Rules: as in kvcore/types/errors.py. What is wrong with a trace names the file and the line, and a
 `BadLine` can be skipped. Twin: none.
 """
 
 from __future__ import annotations
 
-from kvcore.errors import KvcoreError
+from kvcore.types.errors import KvcoreError
 
 
 class InvalidOption(KvcoreError):

@@ -18,10 +18,6 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from kvcore.arguments import read_count
-from kvcore.commands import Batch, Evict
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation
 from kvcore.manager import KVCacheManager
 from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import Meter
@@ -31,7 +27,11 @@ from kvcore.replay.record import Record
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import Chunk, Step, TraceRequest
-from kvcore.values import Refused, Request
+from kvcore.types.arguments import read_count
+from kvcore.types.commands import Batch, Evict
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Refused, Request
 
 Watch = Callable[[Sample], object]
 Apply = Callable[[Batch, Step], object]

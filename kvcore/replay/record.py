@@ -9,7 +9,6 @@ Twin: none.
 
 from __future__ import annotations
 
-from kvcore.config import Config
 from kvcore.replay.arrivals import Arrived
 from kvcore.replay.costs import NANO, Histogram, Meter
 from kvcore.replay.ideal import Ideal
@@ -25,6 +24,7 @@ from kvcore.replay.results import (
     Sample,
 )
 from kvcore.replay.workload import TraceRequest
+from kvcore.types.config import Config
 
 
 class Samples:

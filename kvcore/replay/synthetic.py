@@ -20,9 +20,9 @@ from random import Random
 import attrs
 import msgspec
 
-from kvcore.arguments import read_count
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.workload import MOONCAKE_UNIT, TraceRequest
+from kvcore.types.arguments import read_count
 
 UNIT = MOONCAKE_UNIT
 PROMPT_MAX = 120_000

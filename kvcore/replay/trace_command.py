@@ -13,13 +13,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from kvcore.errors import KvcoreError
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, nobody_reads, tell
 from kvcore.replay.command_options import count, natural, positive
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import check_writable, write_whole
+from kvcore.types.errors import KvcoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvcore.errors import KvcoreError
+from kvcore.types.errors import KvcoreError
 
 
 class CannotWrite(KvcoreError):

@@ -13,13 +13,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from kvcore.errors import KvcoreError
 from kvcore.sizing.errors import MissingField
 from kvcore.sizing.fields import MAX_VALUE
 from kvcore.sizing.models import Model, read_model
 from kvcore.sizing.report import SizeReport, size_model, to_json, to_text
 from kvcore.sizing.specs import Limits
 from kvcore.sizing.units import parse_memory, read_dtype
+from kvcore.types.errors import KvcoreError
 
 FITS, TOO_SMALL, USAGE_ERROR = 0, 1, 2
 DEFAULT_BATCHED_TOKENS = 8192

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import attrs
 
-from kvcore.errors import GroupsDoNotFit
 from kvcore.sizing.errors import NoLayers
 from kvcore.sizing.layout import KVCacheGroupSpec, create_kv_cache_group_specs
 from kvcore.sizing.memory import Specs
 from kvcore.sizing.specs import LayerSpec, blocks_of
+from kvcore.types.errors import GroupsDoNotFit
 
 NUM_GROUPS_MAX = 8
 """More groups cost every step time; more kinds than that have a group each."""

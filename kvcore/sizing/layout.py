@@ -14,12 +14,12 @@ from typing import Any
 
 import attrs
 
-from kvcore.config import Config
-from kvcore.errors import GroupsDoNotFit
-from kvcore.groups import Group
 from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, UnknownLayer
 from kvcore.sizing.memory import Specs, check_memory
 from kvcore.sizing.specs import LayerSpec, Limits, blocks_of, check_count
+from kvcore.types.config import Config
+from kvcore.types.errors import GroupsDoNotFit
+from kvcore.types.groups import Group
 
 
 @attrs.frozen

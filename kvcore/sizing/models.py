@@ -12,7 +12,6 @@ from pathlib import Path
 
 import attrs
 
-from kvcore.groups import Kind
 from kvcore.sizing.errors import (
     HeadsDoNotSplit,
     InvalidField,
@@ -30,6 +29,7 @@ from kvcore.sizing.specs import (
     check_count,
 )
 from kvcore.sizing.units import read_dtype
+from kvcore.types.groups import Kind
 
 MAX_LAYERS = 4096
 MAX_HEADS = 2**16

@@ -9,9 +9,9 @@ only if `use_sliding_window` says so; all others (Mistral) have the window in ev
 
 from __future__ import annotations
 
-from kvcore.groups import Kind
 from kvcore.sizing.errors import MissingField, UnsupportedModel
 from kvcore.sizing.fields import Fields
+from kvcore.types.groups import Kind
 
 _LAYER_TYPES: dict[str, Kind] = {
     "full_attention": "full_attention",

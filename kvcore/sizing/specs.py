@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import attrs
 
-from kvcore.errors import InvalidCount, WrongArgument
-from kvcore.groups import Kind
 from kvcore.sizing.errors import WindowOnLatent
 from kvcore.sizing.units import DTYPE_BYTES, read_dtype
+from kvcore.types.errors import InvalidCount, WrongArgument
+from kvcore.types.groups import Kind
 
 
 @attrs.frozen(kw_only=True)

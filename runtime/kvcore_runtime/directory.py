@@ -30,7 +30,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from kvcore.hashing import KEY_SIZE
+from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import (
     BlockDamaged,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcore import Hit, Refused
-from kvcore.groups import skipped_blocks
+from kvcore.types.groups import skipped_blocks
 from kvcore_runtime.cache_errors import TierError
 from kvcore_runtime.directory import DirectoryTier
 from kvcore_runtime.exchange import Exchange, is_null

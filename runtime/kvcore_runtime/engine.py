@@ -27,7 +27,7 @@ import attrs
 from torch import Tensor
 
 from kvcore import Config, KVCacheManager
-from kvcore.commands import Batch
+from kvcore.types.commands import Batch
 from kvcore_runtime.answers import Asker, draw_tokens, take_tokens
 from kvcore_runtime.contiguous import Decode
 from kvcore_runtime.drafts import Drafter

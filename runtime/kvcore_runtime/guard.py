@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvcore.commands import (
+from kvcore.types.commands import (
     Allocate,
     CopyOnWrite,
     Evict,

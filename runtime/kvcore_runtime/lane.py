@@ -18,7 +18,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore.commands import Batch
+from kvcore.types.commands import Batch
 from kvcore_runtime.apply import Runtime
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.forward import Forward, StepInputs

@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 
 from kvcore import KVCacheManager
-from kvcore.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
+from kvcore.types.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
 from kvcore_runtime.scheduler import Chunk
 
 

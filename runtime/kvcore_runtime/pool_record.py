@@ -12,7 +12,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.commands import Allocate, Batch, CutTable, Evict, EvictAll, Free, SetTable, Touch
+from kvcore.types.commands import (
+    Allocate,
+    Batch,
+    CutTable,
+    Evict,
+    EvictAll,
+    Free,
+    SetTable,
+    Touch,
+)
 from kvcore_runtime.engine import Engine
 from kvcore_runtime.exchange import is_null
 from kvcore_runtime.sequence import Sequence

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvcore.commands import CopyOnWrite, Load, Store, SwapIn, SwapOut, Zero
+from kvcore.types.commands import CopyOnWrite, Load, Store, SwapIn, SwapOut, Zero
 from kvcore_runtime.cache import Cache, Tier
 from kvcore_runtime.cache_errors import BadSegments, CopyHazard
 from kvcore_runtime.copies import check_blocks, copy_pages, zero_blocks

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from kvcore import Config
-from kvcore.commands import Batch
-from kvcore.groups import skipped_tokens
+from kvcore.types.commands import Batch
+from kvcore.types.groups import skipped_tokens
 from kvcore_runtime.apply import Runtime
 from kvcore_runtime.cache import Cache
 from kvcore_runtime.cache_errors import BlockMissing, TablesDiffer, TierFailed, WrongContent

@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore.commands import COLUMNS, SetTable
+from kvcore.types.commands import COLUMNS, SetTable
 from kvcore_runtime.cache_errors import TableGap
 
 KIND = COLUMNS.index("kind")

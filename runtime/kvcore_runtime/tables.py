@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvcore.commands import CutTable, SetTable
+from kvcore.types.commands import CutTable, SetTable
 from kvcore_runtime.cache_errors import (
     BeyondTable,
     InvalidSize,
@@ -90,8 +90,8 @@ class BlockTables:
     def plan(self, columns: Tensor) -> list[TableChange]:
         """Merge a batch's SetTable and CutTable, one change a group. Does not modify the tables.
 
-        columns: [6, n] int32 on the CPU, rows as kvcore.commands.COLUMNS; other kinds are skipped.
-        Raises TableOutOfRange or TableGap.
+        columns: [6, n] int32 on the CPU, rows as kvcore.types.commands.COLUMNS; other kinds are
+        skipped. Raises TableOutOfRange or TableGap.
         """
         kinds = columns[KIND]
         chosen = ((kinds == SetTable.kind) | (kinds == CutTable.kind)).nonzero().view(-1)

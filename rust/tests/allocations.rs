@@ -8,16 +8,16 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::Asked;
-use kvcore::batch::take_batch_into;
-use kvcore::commands::Batch;
-use kvcore::config::Config;
-use kvcore::hashing::HASHINGS;
-use kvcore::release::free;
-use kvcore::requests::add_request;
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::hashing::block_hash::HASHINGS;
+use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::take_batch_into;
+use kvcore::transitions::free::free;
+use kvcore::transitions::requests::add_request;
+use kvcore::transitions::slot_request::Asked;
+use kvcore::types::commands::Batch;
+use kvcore::types::config::Config;
+use kvcore::types::values::Request;
 
 const RUNNING: u32 = 64;
 const PROMPT: u32 = 300;

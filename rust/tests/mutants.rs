@@ -3,18 +3,18 @@
 //!
 //! Rules: a bug has the smallest world that we know to show it. It is hunted twice: by all
 //! properties, and by those alone that users observe. One that users cannot observe says why.
-//! Prints a table; ends with code 1 where a bug lives. Twin: kvcore/check/mutants/score.py.
+//! Prints a table; ends with code 1 where a bug lives. Twin: kvcore/check/cli/mutants.py.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use kvcore::check::report::Report;
-use kvcore::check::search::Limits;
-use kvcore::check::world::{KindOfRequest, Moves, Symmetry, World};
+use kvcore::check::search::report::Report;
+use kvcore::check::search::search::Limits;
+use kvcore::check::world::world::{KindOfRequest, Moves, Symmetry, World};
 use kvcore::check::{Judges, check_world};
-use kvcore::config::{Config, Duplicates, Publish};
-use kvcore::groups::{Group, Kind};
 use kvcore::mutants::{Mutant, seed};
+use kvcore::types::config::{Config, Duplicates, Publish};
+use kvcore::types::groups::{Group, Kind};
 
 /// Calls of a story, at most.
 const LONGEST_RUN: usize = 8;

@@ -18,8 +18,8 @@ from random import Random
 
 import xxhash
 
-from kvcore.errors import TraceError
-from kvcore.trace import outcomes, parse_trace
+from kvcore.trace.trace_file import outcomes, parse_trace
+from kvcore.types.errors import TraceError
 from tests.bytes.texts import TEXT_DOORS
 
 TRACES = 50_000

@@ -15,17 +15,19 @@ from unittest.mock import patch
 
 import attrs
 
-from kvcore import _twin, decode, encode, invariants
-from kvcore.commands import Batch, close
-from kvcore.config import Config
-from kvcore.errors import DamagedBatch, DamagedState, KvcoreError
-from kvcore.event_log import Events
-from kvcore.event_wire import encode_events
+from kvcore import _twin
+from kvcore.codec import decode, encode
+from kvcore.codec.event_log import Events
+from kvcore.codec.event_msgpack import encode_events
+from kvcore.codec.reader import Reader
+from kvcore.invariants import pool_and_state
 from kvcore.manager import KVCacheManager
-from kvcore.reader import Reader
-from kvcore.state import State
-from kvcore.trace import read_trace
-from kvcore.trace_calls import Runner
+from kvcore.state.state import State
+from kvcore.trace.runner import Runner
+from kvcore.trace.trace_file import read_trace
+from kvcore.types.commands import Batch, close
+from kvcore.types.config import Config
+from kvcore.types.errors import DamagedBatch, DamagedState, KvcoreError
 from tests.bytes.damage import Damager, Sample, split_at
 
 TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.trace"))
@@ -108,7 +110,9 @@ def read_state(data: bytes) -> bool:
         return True
     assert encode.encode(taken[0]) == data
     judged = [
-        name for name, holds in invariants.PROPERTIES.items() if any(True for _ in holds(taken[0]))
+        name
+        for name, holds in pool_and_state.PROPERTIES.items()
+        if any(True for _ in holds(taken[0]))
     ]
     if _twin.available():
         assert twin.encode() == data

@@ -16,7 +16,7 @@ from kvcore_runtime.cache_errors import TierError
 from kvcore_runtime.directory import DirectoryTier
 from torch import Tensor
 
-from kvcore.hashing import make_key
+from kvcore.hashing.block_hash import make_key
 from tests.bytes.damage import Damager, split_at
 from tests.bytes.doors import Door, raised
 

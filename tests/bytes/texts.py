@@ -15,13 +15,13 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.prompts import read_prompts
 from kvcore_runtime.sampling import Sampling
 
-from kvcore.errors import KvcoreError, TraceError
 from kvcore.replay.errors import TraceFileError
 from kvcore.replay.trace_file import LENGTH_MAX, TraceReader
 from kvcore.replay.workload import TraceRequest
 from kvcore.sizing.models import make_layer_specs, read_model
-from kvcore.trace import outcomes, parse_trace
-from kvcore.trace_calls import CALLS
+from kvcore.trace.runner import CALLS
+from kvcore.trace.trace_file import outcomes, parse_trace
+from kvcore.types.errors import KvcoreError, TraceError
 from tests.bytes.damage import Damager, split_words
 from tests.bytes.doors import TRACES, Door, raised
 

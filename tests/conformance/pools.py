@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kvcore import Command, _twin, pool_layer
-from kvcore.hashing import KEY_SIZE
+from kvcore import Command, _twin
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.pool import transitions
 from tests.conftest import Backend
 from tests.test_pool_layer import Pure
 
@@ -55,7 +56,7 @@ class _TwinPool:
 def make_pool(backend: Backend, num_blocks: int, **options: Any) -> Pool:
     """A fresh pool, its blocks in the queue in the order of their ids."""
     if backend == "python":
-        return _PurePool(pool_layer.make_pool(num_blocks, **options))
+        return _PurePool(transitions.make_pool(num_blocks, **options))
     return _TwinPool(num_blocks, **options)
 
 

@@ -16,8 +16,8 @@ from kvcore import (
     KVCacheManager,
     Request,
 )
-from kvcore.events import replay
-from kvcore.extra_keys import LoRA, MediaItem
+from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore.types.events import replay
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, drop, keyed, make, serve, step
 

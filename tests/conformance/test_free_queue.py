@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import Reason, Refused, free_queue
-from kvcore.errors import DoubleFree, UnusedBlock
+from kvcore import Reason, Refused
+from kvcore.pool import free_queue
+from kvcore.types.errors import DoubleFree, UnusedBlock
 from tests.conformance.pools import KEYS, cached, make_pool, owners, queue
 from tests.conftest import Backend
 

@@ -11,7 +11,12 @@ import inspect
 import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.errors import CachingDisabled, HitsOnRunningRequest, InvalidCount, WrongHit
+from kvcore.types.errors import (
+    CachingDisabled,
+    HitsOnRunningRequest,
+    InvalidCount,
+    WrongHit,
+)
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, blocks, drop, keyed, make, owners, serve, step, unchanged
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import Allocate, Evict, Free, Touch, pool_layer
-from kvcore.errors import AlreadyPublished, DoubleFree, UnknownBlock
+from kvcore import Allocate, Evict, Free, Touch
+from kvcore.pool import transitions
+from kvcore.types.errors import AlreadyPublished, DoubleFree, UnknownBlock
 from tests.conformance.pools import KEYS, cached, keys, make_pool, owners, queue
 from tests.conftest import Backend
 from tests.unit.stories import drop, make, serve, step
@@ -57,7 +58,7 @@ def test_a_pool_prints_its_blocks_by_number(backend: Backend) -> None:
     printed = repr(manager.state().device.queue)
     assert "4999" in printed
     assert printed.count("FreeQueue(") == 1
-    assert len(repr(pool_layer.make_pool(5_000))) < 40 * 5_000
+    assert len(repr(transitions.make_pool(5_000))) < 40 * 5_000
 
 
 @pytest.mark.seed("S000-34", "S000-35", "S004-08")

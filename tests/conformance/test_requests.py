@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Hit, KVCacheBlocks, KVCacheManager, PrefixCacheStats, Request
-from kvcore.errors import UnknownRequest
+from kvcore.types.errors import UnknownRequest
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, blocks, drop, keyed, make, serve, step, unchanged
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import BlockStored, Group, KVCacheBlocks, Reason, Refused, Request
-from kvcore.errors import NoEncoderGroup
+from kvcore.types.errors import NoEncoderGroup
 from tests.conftest import Backend
 from tests.unit.stories import (
     add,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from kvcore import Free, Group, Hit, KVCacheBlocks, KVCacheManager, Reason, Refused, SetTable
-from kvcore.groups import skipped_blocks, skipped_tokens
+from kvcore.types.groups import skipped_blocks, skipped_tokens
 from tests.conftest import Backend
 from tests.unit.stories import (
     add,

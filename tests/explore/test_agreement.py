@@ -15,16 +15,17 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace as evolve
 
-from kvcore import Group, KvcoreError, _twin, invariants
-from kvcore.calls import Call, Misuse, perform
-from kvcore.check.actions import actions
-from kvcore.check.prefixes import Prefixes
-from kvcore.check.search import check
-from kvcore.check.world import World
-from kvcore.decode import decode
-from kvcore.encode import encode
-from kvcore.free_queue import make_free_queue
-from kvcore.state import State, make_state
+from kvcore import Group, KvcoreError, _twin
+from kvcore.check.search.actions import actions
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.invariants import pool_and_state
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.pool.free_queue import make_free_queue
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import Call, Misuse, perform
 from tests.conftest import need_twin
 from tests.explore.worlds import CHUNKS, WINDOW, world
 
@@ -99,7 +100,7 @@ def judged(data: bytes) -> tuple[str, ...]:
         state = decode(data)
     except KvcoreError as error:
         return (type(error).__name__,)
-    return tuple(name for name, holds in invariants.PROPERTIES.items() if any(holds(state)))
+    return tuple(name for name, holds in pool_and_state.PROPERTIES.items() if any(holds(state)))
 
 
 def judged_by_twin(data: bytes) -> tuple[str, ...]:
@@ -180,4 +181,4 @@ def torn(state: State) -> Iterator[State]:
 
 
 def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:
-    assert set(invariants.PROPERTIES) - set(said) <= NEVER_DECODED
+    assert set(pool_and_state.PROPERTIES) - set(said) <= NEVER_DECODED

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as evolve
 
 from kvcore import Hit, KVCacheBlocks, Request
-from kvcore.block_pool import make_pool
-from kvcore.calls import Call, perform
-from kvcore.check.actions import actions
-from kvcore.check.canonical import canonical
-from kvcore.check.prefixes import Prefixes
-from kvcore.check.search import check
-from kvcore.check.world import Symmetry, World
-from kvcore.commands import Command, Evict
-from kvcore.state import OpenBatch, State, make_state
+from kvcore.check.names.canonical import canonical
+from kvcore.check.search.actions import actions
+from kvcore.check.search.search import check
+from kvcore.check.world.world import Symmetry, World
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.pool.block_pool import make_pool
+from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.trace.calls import Call, perform
+from kvcore.types.commands import Command, Evict
 from tests.explore.worlds import world
 
 WORLDS = [

@@ -13,17 +13,17 @@ import attrs
 import pytest
 
 from kvcore import _twin
-from kvcore.check import command
+from kvcore.check.cli import command
+from kvcore.check.cli.options import USUAL, backend_of, make_parser, profile_of
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.seeding import Patcher
-from kvcore.check.named_world import Profile
-from kvcore.check.options import USUAL, backend_of, make_parser, profile_of
-from kvcore.check.pipes import READER_GONE
-from kvcore.check.profiles import PROFILES
-from kvcore.check.properties import PROPERTIES
-from kvcore.check.report import Report
-from kvcore.check.search import loads_in_flight
-from kvcore.check.unseen import missed, needless
+from kvcore.check.profiles.profile import Profile
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.properties.registry import PROPERTIES
+from kvcore.check.search.coverage import missed, needless
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import loads_in_flight
+from kvcore.cli.pipes import READER_GONE
 from tests.conftest import need_twin
 
 FEW_EDGES = 60_000
@@ -236,7 +236,7 @@ def test_a_world_that_explodes_says_so() -> None:
 
 
 def test_nothing_is_said_where_the_reader_has_gone() -> None:
-    words = f"{sys.executable} -m kvcore.check.command --list | true; echo ${{PIPESTATUS[0]}}"
+    words = f"{sys.executable} -m kvcore.check.cli.command --list | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", str(READER_GONE))

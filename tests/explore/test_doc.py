@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.catalogue import SENTENCES, by_row
-from kvcore.check.profiles import PROFILES
-from kvcore.check.properties import PROPERTIES
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.properties.registry import PROPERTIES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")

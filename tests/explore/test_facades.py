@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from kvcore.check.command import main
+from kvcore.check.cli.command import main
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.mutants import LONGEST_RUN, MUTANTS, FacadeMutant, hunt
 from kvcore.check.facades.profiles import FACADES, make_engine
-from kvcore.check.properties import PROPERTIES
-from kvcore.check.report import Report
-from kvcore.check.search import check
-from kvcore.check.story import render
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager as CachingManager
-from kvcore.legacy.block_space_manager import BlockSpaceManager as SpaceManager
+from kvcore.check.properties.registry import PROPERTIES
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager as CachingManager
+from kvcore.legacy.v0_3.block_space_manager import BlockSpaceManager as SpaceManager
 from tests.conftest import need_twin
 
 COUNTS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.check.search import check
-from kvcore.check.world import World
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
 from tests.conftest import need_twin
 from tests.explore.worlds import world
 

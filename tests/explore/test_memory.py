@@ -14,11 +14,12 @@ import attrs
 import pytest
 
 from kvcore import State
-from kvcore.check import Property, check, search
-from kvcore.check.core_model import CoreModel
-from kvcore.check.fingerprints import FEW_ROWS, LONG_ROW, SIZE, Fingerprints
-from kvcore.check.profiles import PROFILES
-from kvcore.check.waiting import Squeezer
+from kvcore.check import Property, check
+from kvcore.check.names.fingerprints import FEW_ROWS, LONG_ROW, SIZE, Fingerprints
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.search import search
+from kvcore.check.search.core_model import CoreModel
+from kvcore.check.search.frontier import Squeezer
 
 ONE_MOVE = {
     name: attrs.evolve(PROFILES[name].world, calls_per_batch=1) for name in ("3x2x4", "4x2x4")

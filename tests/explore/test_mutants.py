@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from kvcore import calls, trace
-from kvcore.block_pool import PoolDraft
+from kvcore.check.cli.mutants import LONGEST_RUN
 from kvcore.check.mutants import FILES, MUTANTS, Mutant, Patcher, worlds
 from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
 from kvcore.check.mutants.hunt import hunt, observe
 from kvcore.check.mutants.observed import ObservedModel
-from kvcore.check.mutants.score import LONGEST_RUN
-from kvcore.check.search import check
-from kvcore.effects import Effects
-from kvcore.errors import TraceError
-from kvcore.hash_index import HashIndexDraft
-from kvcore.state import Draft, RequestState
+from kvcore.check.search.search import check
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.hash_index import HashIndexDraft
+from kvcore.state.state import Draft, RequestState
+from kvcore.trace import calls, trace_file
+from kvcore.types.effects import Effects
+from kvcore.types.errors import TraceError
 from tests.conftest import need_twin
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -41,11 +41,11 @@ def test_seeded_bug_is_found_by_its_property_alone(mutant: Mutant, name: str) ->
 
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.trace], ids=str)
 def test_bug_that_only_costs_hits_fails_its_trace(mutant: Mutant) -> None:
-    story = trace.read_trace(TRACES / f"{mutant.trace}.trace")
+    story = trace_file.read_trace(TRACES / f"{mutant.trace}.trace")
     with Patcher() as patcher:
         mutant.patch(patcher)
         with pytest.raises(TraceError):
-            trace.replay(story, "python")
+            trace_file.replay(story, "python")
 
 
 def test_every_row_of_the_catalogue_has_a_seeded_bug_or_a_reason() -> None:

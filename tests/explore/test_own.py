@@ -10,15 +10,15 @@ import attrs
 import pytest
 
 from kvcore import Config, KVCacheManager, Request, State
-from kvcore.block_pool import PoolDraft
-from kvcore.calls import Call
-from kvcore.check.manager_model import ManagerModel
-from kvcore.check.policies import LRU, FreeBlock, check_policy, check_scheduler
-from kvcore.check.report import Report
-from kvcore.check.search import check
-from kvcore.check.story import render
-from kvcore.check.world import Move, World
-from kvcore.errors import WrongArgument
+from kvcore.check.extend.manager_model import ManagerModel
+from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
+from kvcore.check.world.world import Move, World
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.trace.calls import Call
+from kvcore.types.errors import WrongArgument
 from tests.conftest import need_twin
 from tests.explore.worlds import world
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvcore import Config, KVCacheManager, Request, State
-from kvcore.calls import Call
 from kvcore.check import NotWritable, Property, World, check, pytest_text, trace_text
-from kvcore.check.manager_model import ManagerModel
-from kvcore.check.model import Violation
-from kvcore.check.policies import LRU, FreeBlock, check_policy, check_scheduler
-from kvcore.errors import InvariantViolation
+from kvcore.check.extend.manager_model import ManagerModel
+from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
+from kvcore.check.world.model import Violation
+from kvcore.trace.calls import Call
+from kvcore.types.errors import InvariantViolation
 from tests.explore.worlds import world
 
 SMALL = world(2, 2, 3)

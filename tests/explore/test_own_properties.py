@@ -10,9 +10,9 @@ import attrs
 import pytest
 
 from kvcore import State
-from kvcore.check.properties import Property
-from kvcore.check.search import check
-from kvcore.check.story import render
+from kvcore.check.properties.registry import Property
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
 from tests.explore.test_own import SMALL, found
 
 

@@ -14,14 +14,14 @@ import pytest
 from immutables import Map
 from msgspec.structs import replace as evolve
 
-from kvcore.check.core_model import CoreModel
-from kvcore.check.digest import Digests
-from kvcore.check.packed import pack, unpack
-from kvcore.check.profiles import PROFILES
-from kvcore.encode import encode
-from kvcore.invariants import OF_POOLS
-from kvcore.request_invariants import OF_REQUESTS
-from kvcore.state import State, make_state
+from kvcore.check.names.digest import Digests
+from kvcore.check.names.packed import pack, unpack
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.search.core_model import CoreModel
+from kvcore.codec.encode import encode
+from kvcore.invariants.pool_and_state import OF_POOLS
+from kvcore.invariants.requests import OF_REQUESTS
+from kvcore.state.state import State, make_state
 
 WORLDS = ("groups", "host", "drafts", "pins")
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvcore import Group
-from kvcore.check.asked import judged_in
-from kvcore.check.search import check
-from kvcore.check.world import World
+from kvcore.check.search.scope import judged_in
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
 from tests.explore.worlds import world
 
 FULL, SLOT = Group(2), Group(1)

@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, KVCacheManager, _twin, requests, trace
+from kvcore import Config, KVCacheManager, _twin
 from kvcore.backend import PythonBackend
-from kvcore.calls import TRANSITIONS
+from kvcore.check.cli import simulate as command
 from kvcore.check.mutants import MUTANTS, Patcher
-from kvcore.check.simulate import command, runs
+from kvcore.check.simulate import runs
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
-from kvcore.extra_keys import MEDIA, ExtraKey, ExtraKeys
-from kvcore.state import Draft, RequestState
+from kvcore.hashing.extra_keys import MEDIA, ExtraKey, ExtraKeys
+from kvcore.state.state import Draft, RequestState
+from kvcore.trace import trace_file
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.transitions import requests
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Asked(num_blocks=12, num_requests=5)
@@ -163,9 +166,9 @@ def test_a_failure_is_shrunk_to_a_trace_that_both_backends_read() -> None:
     assert small.name == run.failure.name
     assert len(play.calls) <= 6 < run.num_calls
     text = trace_text(small, small.config, play.calls, f"seed {run.seed}")
-    story = trace.parse_trace(text, source="shrunk")
+    story = trace_file.parse_trace(text, source="shrunk")
     for backend in runs.managers(BACKEND):
-        trace.replay(story, "rust" if backend[0] == "rust" else "python")
+        trace_file.replay(story, "rust" if backend[0] == "rust" else "python")
     _, held = again(small.config, small.moves, backend="python")
     assert held is None
 
@@ -191,7 +194,7 @@ def test_the_command_tells_a_failure_with_its_trace_and_how_to_repeat_it(
     assert code == command.FAILED
     said = capsys.readouterr().out
     assert "again: kvcore simulate --seed 1 --steps 30 --blocks 12 --requests 5" in said
-    found = trace.read_trace(tmp_path / "found.trace")
+    found = trace_file.read_trace(tmp_path / "found.trace")
     assert [call.verb for call in found.calls][:1] == ["add_request"]
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kvcore import trace
-from kvcore.check import search
-from kvcore.check.model import Violation
+from kvcore.check.extend.as_pytest import pytest_text, trace_text
 from kvcore.check.mutants import MUTANTS, Mutant, Patcher
-from kvcore.check.story import WIDTH, render
-from kvcore.check.story_files import pytest_text, trace_text
-from kvcore.errors import InvariantViolation
+from kvcore.check.search import search
+from kvcore.check.stories.story import WIDTH, render
+from kvcore.check.world.model import Violation
+from kvcore.trace import trace_file
+from kvcore.types.errors import InvariantViolation
 from tests.conftest import Backend
 from tools import draw_counterexample
 
@@ -75,8 +75,8 @@ def test_a_violation_is_told_and_written(mutant_name: str, name: str, backend: B
     calls = [call for call in violation.calls if call.name != "execute"]
     assert f"does not hold after {len(calls)} call" in story
     run_test(test, backend)
-    right = trace.rewrite(told, source="told.trace", backend=backend)
-    trace.replay(trace.parse_trace(right, source="told.trace"), backend)
+    right = trace_file.rewrite(told, source="told.trace", backend=backend)
+    trace_file.replay(trace_file.parse_trace(right, source="told.trace"), backend)
 
 
 def test_a_story_marks_what_a_call_changes() -> None:
@@ -92,7 +92,7 @@ def test_a_story_marks_what_a_call_changes() -> None:
 def test_a_trace_holds_what_the_calls_gave() -> None:
     with broken("m_swap_in_no_copy") as mutant:
         told = trace_text(violation_of(mutant, "KV-READ"), mutant.world)
-        trace.replay(trace.parse_trace(told, source="told.trace"), "python")
+        trace_file.replay(trace_file.parse_trace(told, source="told.trace"), "python")
     assert told.startswith("# KV-READ: what a query sees is read from slots")
 
 

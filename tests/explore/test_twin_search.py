@@ -13,7 +13,7 @@ import pytest
 
 from kvcore import Config, Group, Request, _twin
 from kvcore.check import Symmetry, World, check, pytest_text, render
-from kvcore.check.profiles import PROFILES
+from kvcore.check.profiles.registry import PROFILES
 from tests.conftest import need_twin
 from tests.explore.worlds import world
 

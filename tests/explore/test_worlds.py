@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kvcore import Group
-from kvcore.check.feature_profiles import FEATURES
-from kvcore.check.report import Report
-from kvcore.check.search import check
-from kvcore.check.world import World
+from kvcore.check.profiles.features import FEATURES
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
 from tests.conftest import need_twin
 from tests.explore.worlds import world
 

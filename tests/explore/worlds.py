@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore import Config, Group
-from kvcore.check.world import BASIC_CALLS, World
+from kvcore.check.world.world import BASIC_CALLS, World
 
 SEED = b"explored"
 FULL = Group(2)

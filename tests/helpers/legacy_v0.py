@@ -9,11 +9,11 @@ from collections.abc import Set as AbstractSet
 from types import FunctionType, MethodType
 from typing import Any
 
-from kvcore.legacy.backing import Backing
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from kvcore.legacy.prefix_caching_block import Block, PrefixCachingBlockAllocator
-from kvcore.legacy.sequences import Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
+from kvcore.legacy.v0.prefix_caching_block import Block, PrefixCachingBlockAllocator
+from kvcore.legacy.v0.sequences import Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
 
 SIZE = 2

@@ -12,21 +12,22 @@ from typing import Any
 
 import attrs
 
-from kvcore import KVCacheManager, _twin, invariants
-from kvcore.calls import Call, Misuse, perform, perform_on
-from kvcore.check.core_model import failed
-from kvcore.check.flight import OF_OWNERS
-from kvcore.check.ghost import Ghost, Write
-from kvcore.check.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.scenes import owners
-from kvcore.check.schedule import Schedule
-from kvcore.commands import Batch, Command
-from kvcore.config import Config
-from kvcore.encode import encode
-from kvcore.events import Event
-from kvcore.queries import get_computed_blocks
-from kvcore.state import State, make_state
-from kvcore.values import Hit
+from kvcore import KVCacheManager, _twin
+from kvcore.check.names.in_flight import OF_OWNERS
+from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
+from kvcore.check.search.core_model import failed
+from kvcore.check.stories.scenes import owners
+from kvcore.codec.encode import encode
+from kvcore.invariants import pool_and_state
+from kvcore.oracle.contents import Ghost, Write
+from kvcore.oracle.schedule import Schedule
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import Call, Misuse, perform, perform_on
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.commands import Batch, Command
+from kvcore.types.config import Config
+from kvcore.types.events import Event
+from kvcore.types.values import Hit
 
 
 @attrs.frozen
@@ -68,7 +69,7 @@ class Lockstep:
         check_outcome(before, call, outcome)
         if self.twin is not None:
             self._compare(self.twin, call, outcome.value)
-        invariants.check(self.state)
+        pool_and_state.check(self.state)
         self.ghost.prefixes.learn(self.state)
         if isinstance(outcome.value, Misuse):
             return outcome.value

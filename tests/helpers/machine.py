@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvcore import Hit, Request
-from kvcore.values import Status
+from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep, story
 from tests.helpers.worlds import (
     NAMES,

@@ -10,13 +10,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from kvcore import Config, Group, Hit, KvcoreError, Request
-from kvcore.config import Duplicates, Eviction, Publish
-from kvcore.extra_keys import LoRA, MediaItem
-from kvcore.groups import Kind
-from kvcore.hashing import Hashing, hash_blocks, root_hash
-from kvcore.queries import get_computed_blocks
-from kvcore.state import State
-from kvcore.values import Status
+from kvcore.hashing.block_hash import Hashing, hash_blocks, root_hash
+from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore.state.state import State
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.config import Duplicates, Eviction, Publish
+from kvcore.types.groups import Kind
+from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 
 EVICTIONS: list[Eviction] = ["lru", "uncached_first"]

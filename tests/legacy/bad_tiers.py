@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.errors import (
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.types.errors import (
     AlreadyPublished,
     DoubleFree,
     InvalidConfig,
@@ -18,8 +20,6 @@ from kvcore.errors import (
     WrongArgument,
     WrongKey,
 )
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.backing import Backing
 from tests.conftest import Backend
 
 KEY, OTHER = b"k" * KEY_SIZE, b"o" * KEY_SIZE

@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.v0_3.block_space_manager import (
     AllocStatus,
     BlockSpaceManager,
     Prefix,
@@ -21,6 +20,7 @@ from kvcore.legacy.block_space_manager import (
     SequenceGroup,
     SequenceStatus,
 )
+from kvcore.types.errors import KvcoreError
 from tests.conformance.legacy_v03.stories import SIZE, set_status, snapshot
 from tests.conftest import Backend
 

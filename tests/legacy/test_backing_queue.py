@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import AlreadyQueued, InvalidCount, KvcoreError, NotQueued, UnknownBlock
-from kvcore.legacy.backing_queue import BackingQueue
+from kvcore.legacy.blocks.queue import BackingQueue
+from kvcore.types.errors import (
+    AlreadyQueued,
+    InvalidCount,
+    KvcoreError,
+    NotQueued,
+    UnknownBlock,
+)
 from tests.conftest import Backend, need_twin
 from tests.unit.misuse import check_error
 

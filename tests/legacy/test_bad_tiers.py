@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidConfig, KvcoreError, NoHostTier
-from kvcore.legacy.backing import Backing
-from kvcore.values import Reason, Refused
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.types.errors import InvalidConfig, KvcoreError, NoHostTier
+from kvcore.types.values import Reason, Refused
 from tests.conftest import Backend
 from tests.legacy.bad_tiers import KEY, REFUSALS, ROWS, UNRANKED, Row, world
 from tests.unit.misuse import check_error

@@ -2,7 +2,7 @@
 """Blocks by contents: stories, misuse, cost, and both backends against asking one by one.
 
 Several keys at once have what the same keys have one behind the other, by the calls of
-`kvcore.tiers` alone; a call that is refused or raises changes nothing.
+`kvcore.legacy.blocks.tiers` alone; a call that is refused or raises changes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import Allocate, Evict, SwapIn, SwapOut, Touch, contents
-from kvcore.errors import (
+from kvcore import Allocate, Evict, SwapIn, SwapOut, Touch
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks import by_key
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.blocks.tiers import make_tiers
+from kvcore.pool.priority_eviction import NEVER
+from kvcore.types.errors import (
     InvalidKey,
     KvcoreError,
     NoHostTier,
@@ -24,11 +29,7 @@ from kvcore.errors import (
     UnknownBlock,
     WrongArgument,
 )
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.backing import Backing
-from kvcore.ranked import NEVER
-from kvcore.tiers import make_tiers
-from kvcore.values import Outcome, Reason, Refused
+from kvcore.types.values import Outcome, Reason, Refused
 from tests.conftest import Backend, need_twin
 from tests.unit.misuse import check_error
 from tests.unit.test_cost import LARGE, SMALL, count_steps
@@ -183,15 +184,15 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
 
 
 def test_a_call_takes_the_same_steps_whatever_the_tiers() -> None:
-    own = {name for name, each in vars(contents).items() if callable(each) and name.islower()}
-    calls = {name for name in own if getattr(contents, name).__module__ == contents.__name__}
+    own = {name for name, each in vars(by_key).items() if callable(each) and name.islower()}
+    calls = {name for name in own if getattr(by_key, name).__module__ == by_key.__name__}
     assert {name for name, _ in STORY} == {name for name in calls if not name.startswith("_")}
     figures = []
     for size in (SMALL, SMALL, LARGE):  # once for what Python caches on a first use
         state, steps = make_tiers(size, size, eviction="ranked"), []
         for name, args in STORY:
-            steps.append(count_steps(partial(getattr(contents, name), state, *args)))
-            outcome = getattr(contents, name)(state, *args)
+            steps.append(count_steps(partial(getattr(by_key, name), state, *args)))
+            outcome = getattr(by_key, name)(state, *args)
             state = outcome.state if isinstance(outcome, Outcome) else state
         figures.append(steps)
     assert figures[1] == figures[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy.early_v1 import (
+from kvcore.legacy.v1_first.kv_cache_manager import (
     KVCacheBlock,
     KVCacheManager,
     Request,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.early_v1 import KVCacheBlock, KVCacheManager, Request
+from kvcore.legacy.v1_first.kv_cache_manager import KVCacheBlock, KVCacheManager, Request
+from kvcore.types.errors import KvcoreError
 from tests.conformance.legacy_v03.stories import columns
 from tests.conftest import Backend, need_twin
 

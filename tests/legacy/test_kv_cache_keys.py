@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import InvalidToken
-from kvcore.hashing import hash_block
-from kvcore.legacy import block_hashes
-from kvcore.legacy.block_hashes import BlockHashType, hash_request_tokens, keys_of
-from kvcore.legacy.kv_cache_errors import TooLong
+from kvcore.hashing.block_hash import hash_block
+from kvcore.legacy.v1_0_8 import block_hashes
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, hash_request_tokens, keys_of
+from kvcore.legacy.v1_0_8.errors import TooLong
+from kvcore.types.errors import InvalidToken
 from tests.conformance.legacy_utils.requests import EngineRequest
 from tests.conformance.legacy_utils.stories import all_of, decode, free, ids, make, preempt, resume
 from tests.conftest import Backend, need_twin

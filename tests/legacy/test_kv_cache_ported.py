@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy.kv_block_pool import BlockPool
-from kvcore.legacy.kv_cache_interface import (
+from kvcore.legacy.v1_0_8.block_pool import BlockPool
+from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     ModelConfig,
     VllmConfig,
 )
-from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import (
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
     BlockHashType,
     _get_kv_cache_config_uniform_type,
     check_enough_kv_cache_memory,

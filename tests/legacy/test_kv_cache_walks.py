@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.types.errors import KvcoreError
 from tests.conformance.legacy_utils.requests import EngineRequest, RequestStatus
 from tests.conformance.legacy_utils.stories import all_of, make
 from tests.conftest import need_twin

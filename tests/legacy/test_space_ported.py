@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy import block_space_manager as legacy
-from kvcore.legacy.space_sequences import seqs_of
+from kvcore.legacy.v0_3 import block_space_manager as legacy
+from kvcore.legacy.v0_3.sequences import seqs_of
 from tests.conftest import Backend
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvcore import tables
-from kvcore.commands import Allocate, CopyOnWrite, Evict, Free, SwapIn, SwapOut
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.backing import Backing
-from kvcore.tiers import Tiers, make_tiers
-from kvcore.values import Outcome, Reason, Refused
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks import by_table
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.blocks.tiers import Tiers, make_tiers
+from kvcore.types.commands import Allocate, CopyOnWrite, Evict, Free, SwapIn, SwapOut
+from kvcore.types.values import Outcome, Reason, Refused
 from tests.conftest import Backend
 from tests.unit.test_cost import LARGE, SMALL, count_steps
 
@@ -111,15 +111,15 @@ STORY: list[tuple[str, tuple[Any, ...]]] = [
 
 
 def test_a_call_takes_the_same_steps_whatever_the_tiers() -> None:
-    functions = {name for name, each in vars(tables).items() if callable(each) and name.islower()}
-    own = {name for name in functions if getattr(tables, name).__module__ == tables.__name__}
+    functions = {name for name, each in vars(by_table).items() if callable(each) and name.islower()}
+    own = {name for name in functions if getattr(by_table, name).__module__ == by_table.__name__}
     assert {name for name, _ in STORY} == {name for name in own if not name.startswith("_")}
 
     def steps(num_blocks: int) -> list[Any]:
         state: Tiers = make_tiers(num_blocks, num_blocks)
         found = []
         for name, args in STORY:
-            call = partial(getattr(tables, name), state, *args)
+            call = partial(getattr(by_table, name), state, *args)
             found.append(count_steps(call))
             outcome = call()
             assert isinstance(outcome, Outcome)

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from kvcore.commands import Allocate, CopyOnWrite, Evict, EvictAll, Free, SwapIn, SwapOut, Touch
-from kvcore.errors import InvalidConfig
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.backing import Backing
-from kvcore.values import Reason, Refused
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.types.commands import (
+    Allocate,
+    CopyOnWrite,
+    Evict,
+    EvictAll,
+    Free,
+    SwapIn,
+    SwapOut,
+    Touch,
+)
+from kvcore.types.errors import InvalidConfig
+from kvcore.types.values import Reason, Refused
 from tests.conftest import Backend
 
 A, B, C = (letter * KEY_SIZE for letter in (b"a", b"b", b"c"))

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcore import tiers
-from kvcore.block_pool import PoolEviction
-from kvcore.hashing import KEY_SIZE
-from kvcore.tiers import Tiers, make_tiers
-from kvcore.values import Outcome
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks import tiers
+from kvcore.legacy.blocks.tiers import Tiers, make_tiers
+from kvcore.pool.block_pool import PoolEviction
+from kvcore.types.values import Outcome
 from tests.unit.test_cost import LARGE, PATH_BYTES_MAX, SMALL, count_steps, peak_bytes
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.block_pool import PoolEviction
-from kvcore.errors import KvcoreError
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.backing import Backing
-from kvcore.tiers import Order, Tiers
-from kvcore.values import Refused
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.blocks.tiers import Order, Tiers
+from kvcore.pool.block_pool import PoolEviction
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Refused
 from tests.conftest import need_twin
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 3

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy import (
+from kvcore.legacy.v0 import (
     common,
     cpu_gpu_block_allocator,
     naive_block,
     prefix_caching_block,
 )
-from kvcore.legacy.common import (
+from kvcore.legacy.v0.common import (
     BlockList,
     BlockPool,
     CacheMetricData,
     CopyOnWriteTracker,
     RefCounter,
 )
-from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from kvcore.legacy.evictor import (
+from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
+from kvcore.legacy.v0.evictor import (
     BlockMetaData,
     EvictionPolicy,
     Evictor,
     LRUEvictor,
     make_evictor,
 )
-from kvcore.legacy.interfaces import Device, DeviceAwareBlockAllocator
-from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
+from kvcore.legacy.v0.interfaces import Device, DeviceAwareBlockAllocator
+from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import SIZE, allocator, two_tiers, unchanged
 

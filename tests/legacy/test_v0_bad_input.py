@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.block_table import BlockTable
-from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from kvcore.legacy.naive_block import NaiveBlock
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.block_table import BlockTable
+from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
+from kvcore.legacy.v0.naive_block import NaiveBlock
+from kvcore.legacy.v0.prefix_caching_block import (
     Block,
     Device,
     NoFreeBlocksError,
     PrefixCachingBlock,
     PrefixCachingBlockAllocator,
 )
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import SIZE, allocator, two_tiers, unchanged
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import pytest
 
-from kvcore.legacy.interfaces import chain as chain_of
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.interfaces import chain as chain_of
+from kvcore.legacy.v0.prefix_caching_block import (
     Block,
     NoFreeBlocksError,
     PrefixCachingBlock,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
-from kvcore.legacy.interfaces import BlockSpaceManager, Device
-from kvcore.legacy.naive_block import NaiveBlock
-from kvcore.legacy.null_block import NullBlock
-from kvcore.legacy.prefix_caching_block import NoFreeBlocksError, PrefixCachingBlock
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.v0.interfaces import BlockSpaceManager, Device
+from kvcore.legacy.v0.naive_block import NaiveBlock
+from kvcore.legacy.v0.null_block import NullBlock
+from kvcore.legacy.v0.prefix_caching_block import NoFreeBlocksError, PrefixCachingBlock
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import SIZE, admit, allocator, manager, two_tiers, unchanged
 

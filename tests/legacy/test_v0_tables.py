@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from kvcore import SwapIn, SwapOut
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.block_table import BlockTable
-from kvcore.legacy.interfaces import Device
-from kvcore.legacy.naive_block import NaiveBlock
-from kvcore.legacy.prefix_caching_block import PrefixCachingBlock
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
-from kvcore.legacy.tier_allocator import TierAllocator
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.block_table import BlockTable
+from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.v0.naive_block import NaiveBlock
+from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlock
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.tier_allocator import TierAllocator
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import admit, ids, manager, two_tiers, unchanged
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.backing import Backing
-from kvcore.legacy.prefix_caching_block import Block
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.v0.prefix_caching_block import Block
+from kvcore.types.errors import KvcoreError
 
 
 class Refusal(Exception):

@@ -13,12 +13,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from kvcore.legacy.backing import BackendName
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.null_block import NullBlock
-from kvcore.legacy.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
-from kvcore.legacy.tier_blocks import key_of_hash
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.null_block import NullBlock
+from kvcore.legacy.v0.prefix_caching_block import (
+    Block,
+    Device,
+    PrefixCachingBlockAllocator,
+)
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.tier_blocks import key_of_hash
 from tests.legacy.twins import Refusal, Twins
 
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED

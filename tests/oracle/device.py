@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device: what each slot holds after the batches and forward passes that it was given.
 
-Source: docs/engines.md, "The four duties" and `kvcore/commands.py`. A batch is executed in one of
-two ways: command by command, and what is handed out or given up is made undefined; or segment by
+Source: docs/engines.md, "The four duties" and kvcore/types/commands.py. A batch is executed in one
+of two ways: command by command, and what is handed out or given up is made undefined; or segment by
 segment, and the copies of a segment in any order. Then the forward pass writes all its slots and
 reads what attention sees of each request in each group.
 """

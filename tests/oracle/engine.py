@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from kvcore import Config, KvcoreError, Reason, Refused, Status
-from kvcore.errors import BeyondComputed, HeldByOthers, HitInOpenBatch
+from kvcore.types.errors import BeyondComputed, HeldByOthers, HitInOpenBatch
 from tests.oracle.backends import Language, Manager
 from tests.oracle.contents import Contents, digest
 from tests.oracle.device import Device, Span, Step

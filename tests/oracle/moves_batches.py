@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvcore import Allocate, Load, Refused, Store, SwapOut, Zero
-from kvcore.errors import InOpenBatch, LoadUnconfirmed
+from kvcore.types.errors import InOpenBatch, LoadUnconfirmed
 from tests.oracle.device import Span, Step
 from tests.oracle.engine import Engine, Operation
 from tests.oracle.finding import demand

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kvcore.errors import UnusedBlock
+from kvcore.types.errors import UnusedBlock
 from tests.oracle.backends import Language
 from tests.oracle.engine import Engine
 from tests.oracle.finding import demand

@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from kvcore import Appended, Hit, Refused, Request, Verdict
-from kvcore.errors import StaleHits, WrongHit
+from kvcore.types.errors import StaleHits, WrongHit
 from tests.oracle.device import Span
 from tests.oracle.engine import Engine, FailedLoad
 from tests.oracle.finding import demand

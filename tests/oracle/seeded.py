@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from kvcore import calls
 from kvcore.check.mutants import MUTANTS, Mutant, Patcher
 from kvcore.check.mutants.hunt import walk
-from kvcore.free_queue import FreeQueue
+from kvcore.pool.free_queue import FreeQueue
+from kvcore.trace import calls
 from tests.oracle.run import Run, run
 
 CALLS_MAX = 20_000

@@ -16,8 +16,12 @@ from benches import record
 from benches.peers import work
 from benches.peers.replay import run
 from benches.peers.work import Decode, Work
-from kvcore.legacy.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from kvcore.legacy.kv_cache_manager import KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
 from tests.conformance.legacy_utils.requests import EngineRequest
 from tests.conftest import Backend
 

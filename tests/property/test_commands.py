@@ -9,8 +9,8 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.check.ghost import Contents, copy, read
-from kvcore.commands import (
+from kvcore.oracle.contents import Contents, copy, read
+from kvcore.types.commands import (
     Allocate,
     Batch,
     Command,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Config, Request
-from kvcore.config import Publish
-from kvcore.state import State
-from kvcore.values import Status
+from kvcore.state.state import State
+from kvcore.types.config import Publish
+from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 from tests.helpers.worlds import by_status
 

@@ -9,17 +9,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as evolve
 
-from kvcore import Refused, Request, queries
-from kvcore.allocate import allocate_slots, can_allocate
-from kvcore.calls import Misuse
-from kvcore.decode import decode
-from kvcore.encode import encode
-from kvcore.free_queue import make_free_queue
-from kvcore.release import free
-from kvcore.requests import add_tokens
-from kvcore.state import State
-from kvcore.truncate import truncate
-from kvcore.values import Appended, Status, Verdict
+from kvcore import Refused, Request
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.pool.free_queue import make_free_queue
+from kvcore.state.state import State
+from kvcore.trace.calls import Misuse
+from kvcore.transitions import queries
+from kvcore.transitions.allocate import allocate_slots, can_allocate
+from kvcore.transitions.free import free
+from kvcore.transitions.requests import add_tokens
+from kvcore.transitions.truncate import truncate
+from kvcore.types.values import Appended, Status, Verdict
 from tests.helpers.lockstep import Lockstep
 from tests.helpers.machine import Machine
 from tests.helpers.worlds import allocations, by_status, configs

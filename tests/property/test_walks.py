@@ -13,12 +13,12 @@ from collections import Counter
 import pytest
 
 from kvcore import Config, Group
-from kvcore.calls import perform
-from kvcore.check.actions import BASIC_CALLS, World, actions
-from kvcore.check.judge import note, note_state
-from kvcore.check.prefixes import Prefixes
-from kvcore.check.report import Report
-from kvcore.commands import CopyOnWrite, SwapIn, SwapOut, Touch
+from kvcore.check.properties.checker import note, note_state
+from kvcore.check.search.actions import BASIC_CALLS, World, actions
+from kvcore.check.search.report import Report
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.trace.calls import perform
+from kvcore.types.commands import CopyOnWrite, SwapIn, SwapOut, Touch
 from tests.helpers.lockstep import Lockstep, story
 
 CALLS = BASIC_CALLS | {"truncate", "swap_out", "swap_in", "evict_blocks", "cache_blocks"}

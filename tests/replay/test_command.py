@@ -13,12 +13,12 @@ import pytest
 
 from kvcore import Config
 from kvcore.check.simulate import device
-from kvcore.errors import InvariantViolation
 from kvcore.replay import command, sweep
 from kvcore.replay.loop import replay
 from kvcore.replay.results import Options, Sample
 from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.trace_file import TraceReader
+from kvcore.types.errors import InvariantViolation
 
 NUM_REQUESTS = 25
 

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 
 from kvcore import KVCacheManager
-from kvcore.commands import Batch
-from kvcore.errors import InvalidConfig, InvalidCount
 from kvcore.replay import arrivals, record
 from kvcore.replay.errors import InvalidOption, NotJSON
 from kvcore.replay.loop import Loop, make_config, replay
@@ -22,6 +20,8 @@ from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import Step, TraceRequest
+from kvcore.types.commands import Batch
+from kvcore.types.errors import InvalidConfig, InvalidCount
 from tests.conftest import need_twin
 from tests.replay.small_traces import ask, crowds
 

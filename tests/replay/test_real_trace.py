@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.config import Eviction
 from kvcore.replay.ideal import count_reuse
 from kvcore.replay.loop import replay
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.results import Options
 from kvcore.replay.trace_file import TraceReader
+from kvcore.types.config import Eviction
 from tests.conftest import need_twin
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"

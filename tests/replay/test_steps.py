@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.commands import Batch
 from kvcore.replay import record
 from kvcore.replay.loop import replay
 from kvcore.replay.results import BackendName, Options, Sample
 from kvcore.replay.workload import Step, TraceRequest
+from kvcore.types.commands import Batch
 from tests.replay.small_traces import ask
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.errors import InvalidCount
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.ideal import count_reuse
 from kvcore.replay.synthetic import KINDS, OUTPUT_MAX, PROMPT_MAX, generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
+from kvcore.types.errors import InvalidCount
 
 NAMES = st.sampled_from(sorted(KINDS))
 SEEDS = st.integers(0, 2**70)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import KvcoreError
 from kvcore.replay import trace_file
 from kvcore.replay.errors import (
     BadLine,
@@ -28,6 +27,7 @@ from kvcore.replay.errors import (
 )
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import TraceRequest
+from kvcore.types.errors import KvcoreError
 
 
 def line(**changes: Any) -> bytes:

@@ -17,7 +17,7 @@ from kvcore_runtime.sequence import GenerationRequest, Sequence
 from kvcore_runtime.transfers import Finished
 
 from kvcore import Batch, Config, Group, KVCacheManager, Refused, Request
-from kvcore.commands import Load, Store
+from kvcore.types.commands import Load, Store
 from tests.conftest import Backend
 
 PAGE = torch.arange(24, dtype=torch.uint8)

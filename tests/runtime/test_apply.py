@@ -33,7 +33,8 @@ from kvcore_runtime.segments import (
 from kvcore_runtime.tables import BlockTables
 from msgspec.structs import replace as evolve
 
-from kvcore.commands import (
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.types.commands import (
     Allocate,
     Batch,
     Command,
@@ -49,7 +50,6 @@ from kvcore.commands import (
     Zero,
     close,
 )
-from kvcore.hashing import KEY_SIZE
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
 RUNS: dict[str, Run] = {

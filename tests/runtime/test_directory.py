@@ -19,7 +19,7 @@ from kvcore_runtime.directory import DirectoryTier, describe
 from kvcore_runtime.layout import CacheLayout
 from torch import Tensor
 
-from kvcore.hashing import make_key
+from kvcore.hashing.block_hash import make_key
 
 KEY = make_key(bytes(range(32)), 0)
 OTHER = make_key(bytes(range(32)), 1)

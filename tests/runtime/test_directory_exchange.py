@@ -7,7 +7,7 @@ import pytest
 from kvcore_runtime.sequence import Sequence
 
 from kvcore import Group
-from kvcore.commands import Store
+from kvcore.types.commands import Store
 from tests.conftest import Backend
 from tests.runtime.desk import PAGE, Desk
 

@@ -22,7 +22,7 @@ from kvcore_runtime.cache_errors import (
 )
 from kvcore_runtime.directory import DirectoryTier
 
-from kvcore.hashing import make_key
+from kvcore.hashing.block_hash import make_key
 
 KEY = make_key(bytes(range(32)), 0)
 OTHER = make_key(bytes(range(32)), 1)

@@ -18,7 +18,8 @@ from kvcore_runtime.picture import draw_pool
 from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
 from kvcore_runtime.report import format_count
 
-from kvcore import _twin, cli
+from kvcore import _twin
+from kvcore.cli import main
 
 TWO_PROMPTS = (
     '{"id": "sea", "system": "Be brief.", "turns": ["Why is the sea salt?", "And how deep?"]}\n'
@@ -359,7 +360,7 @@ def test_a_model_moves_to_a_device_whole() -> None:
 def test_the_command_is_found_by_its_entry_point(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["generate", *call(prompts, "--threads", "0")]) == 2
+    assert main.main(["generate", *call(prompts, "--threads", "0")]) == 2
     assert "--threads 0" in capsys.readouterr().err
 
 
@@ -368,19 +369,19 @@ def test_a_command_of_a_missing_distribution_says_where_it_lives(
 ) -> None:
     nothing = importlib.metadata.EntryPoints(())
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: nothing)
-    assert cli.main(["generate", "--tiny"]) == 2
+    assert main.main(["generate", "--tiny"]) == 2
     sentence = "the command 'generate' is part of kvcore-runtime, which is not installed"
     assert capsys.readouterr().err == f"kvcore: {sentence}\n"
-    assert cli.main(["levitate"]) == 2
+    assert main.main(["levitate"]) == 2
     sentence = "there is no command 'levitate'; installed are: none"
     assert capsys.readouterr().err == f"kvcore: {sentence}\n"
 
 
 def test_help_and_version_answer_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 0
+    assert main.main([]) == 0
     assert "usage: kvcore" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert caught.value.code == 0
     version = importlib.metadata.version("kvcore")
     assert capsys.readouterr().out == f"kvcore {version}\n"

@@ -18,7 +18,7 @@ from kvcore_runtime.model import tiny_model
 from kvcore_runtime.tables import BlockTables
 
 from kvcore import Config
-from kvcore.commands import (
+from kvcore.types.commands import (
     Allocate,
     Command,
     CopyOnWrite,

@@ -13,7 +13,8 @@ from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
 from kvcore_runtime.visibility import FULL, Visibility
 
-from kvcore.commands import (
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.types.commands import (
     Allocate,
     Command,
     CopyOnWrite,
@@ -28,7 +29,6 @@ from kvcore.commands import (
     Zero,
     close,
 )
-from kvcore.hashing import KEY_SIZE
 
 KEY = bytes(KEY_SIZE)
 

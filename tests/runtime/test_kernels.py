@@ -21,7 +21,7 @@ from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.table_merge import entries_of
 from kvcore_runtime.tables import BlockTables
 from kvcore_runtime.apply import batch_columns
-from kvcore.commands import CutTable, SetTable, close
+from kvcore.types.commands import CutTable, SetTable, close
 
 kernels.CHUNK_ENTRIES = 4
 kernels.CHUNK_WORDS = 16

@@ -15,7 +15,7 @@ from kvcore_runtime.transfers import Finished
 from torch import Tensor
 
 from kvcore import Batch
-from kvcore.commands import close
+from kvcore.types.commands import close
 
 
 class Broken(RuntimeError):

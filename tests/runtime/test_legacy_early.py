@@ -17,7 +17,7 @@ from kvcore_runtime.cache import Cache
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
 
-from kvcore.legacy.early_v1 import KVCacheManager, Request
+from kvcore.legacy.v1_first.kv_cache_manager import KVCacheManager, Request
 from tests.conftest import Backend
 
 SIZE = 2

@@ -17,7 +17,7 @@ from kvcore_runtime.cache import Cache
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
 
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.v0_3.block_space_manager import (
     AllocStatus,
     BlockSpaceManager,
     Device,

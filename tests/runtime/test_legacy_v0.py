@@ -18,9 +18,9 @@ from kvcore_runtime.cache import Cache
 from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
 
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.interfaces import Device
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
 
 SIZE = 2

@@ -12,12 +12,12 @@ from kvcore_runtime.segments import Copying, run_program_order
 from kvcore_runtime.simulated import TorchDevice, make_device
 
 from kvcore.check.simulate.device import Pass, Plan
-from kvcore.commands import SwapIn
-from kvcore.errors import InvariantViolation
 from kvcore.replay.applied import OnDevice, Prefix
 from kvcore.replay.loop import replay
 from kvcore.replay.results import Options, Result
 from kvcore.replay.workload import TraceRequest
+from kvcore.types.commands import SwapIn
+from kvcore.types.errors import InvariantViolation
 from tests.conftest import Backend
 
 

@@ -9,7 +9,7 @@ from kvcore_runtime.cache_errors import NotSkipped, StaleRead, TablesDiffer, Wro
 from kvcore_runtime.shadow import Computed, MemoryTier, Shadow, stamp_tokens
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
-from kvcore.commands import close
+from kvcore.types.commands import close
 from tests.conftest import Backend
 
 TOKENS = [7, 7, 7, 7, 1, 2]

@@ -13,7 +13,7 @@ from kvcore_runtime.simulated import TorchDevice, make_device
 
 from kvcore.check.simulate.device import GROUP
 from kvcore.check.simulate.runs import simulate
-from kvcore.commands import CopyOnWrite
+from kvcore.types.commands import CopyOnWrite
 from tests.conftest import Backend
 
 PROJECT = Path(__file__).parents[2] / "runtime" / "pyproject.toml"

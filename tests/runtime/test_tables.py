@@ -21,7 +21,7 @@ from kvcore_runtime.cache_errors import (
 from kvcore_runtime.table_merge import entries_of
 from kvcore_runtime.tables import PADDING_BLOCK, BlockTables
 
-from kvcore.commands import Command, CutTable, Free, SetTable, close
+from kvcore.types.commands import Command, CutTable, Free, SetTable, close
 
 MAX_ROWS, MAX_BLOCKS, NUM_GROUPS, BLOCK_SIZE = 4, 6, 2, 3
 

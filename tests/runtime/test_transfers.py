@@ -20,8 +20,17 @@ from kvcore_runtime.layout import CacheLayout
 from kvcore_runtime.tables import BlockTables
 from torch import Tensor
 
-from kvcore.commands import Allocate, Command, CopyOnWrite, Free, Load, Store, Zero, close
-from kvcore.hashing import make_key
+from kvcore.hashing.block_hash import make_key
+from kvcore.types.commands import (
+    Allocate,
+    Command,
+    CopyOnWrite,
+    Free,
+    Load,
+    Store,
+    Zero,
+    close,
+)
 
 KEYS = [make_key(bytes([number]) * 32, 0) for number in range(4)]
 

@@ -17,7 +17,7 @@ from kvcore_runtime.sequence import GenerationRequest
 from kvcore_runtime.visibility import FULL, Visibility
 
 from kvcore import Config, Group
-from kvcore.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
+from kvcore.types.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
 from tests.conftest import Backend
 from tests.runtime.questions import (
     SYSTEM,

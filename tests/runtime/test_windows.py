@@ -19,7 +19,7 @@ from kvcore_runtime.visibility import FULL, Visibility
 from torch import Tensor
 
 from kvcore import Group
-from kvcore.groups import skipped_tokens
+from kvcore.types.groups import skipped_tokens
 
 NUM_BLOCKS = 64
 KINDS = [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore import trace
-from kvcore.calls import TRANSITIONS
-from kvcore.errors import TraceError
-from kvcore.trace_text import read_tokens, write_tokens
+from kvcore.trace import trace_file
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.trace.text import read_tokens, write_tokens
+from kvcore.types.errors import TraceError
 from tests.conftest import Backend
 
 TRACES = sorted(Path(__file__).parent.glob("*.trace"))
@@ -30,8 +30,10 @@ def test_trace_gives_its_outcomes(
 ) -> None:
     if request.config.getoption("--rewrite"):
         text = path.read_text(encoding="utf-8")
-        path.write_text(trace.rewrite(text, source=path.name, backend=backend), encoding="utf-8")
-    trace.replay(trace.read_trace(path), backend)
+        path.write_text(
+            trace_file.rewrite(text, source=path.name, backend=backend), encoding="utf-8"
+        )
+    trace_file.replay(trace_file.read_trace(path), backend)
 
 
 def test_every_trace_explains_itself_before_its_first_call() -> None:
@@ -40,7 +42,7 @@ def test_every_trace_explains_itself_before_its_first_call() -> None:
 
 
 def test_every_transition_has_a_story() -> None:
-    told = {call.verb for path in TRACES for call in trace.read_trace(path).calls}
+    told = {call.verb for path in TRACES for call in trace_file.read_trace(path).calls}
     assert told >= set(TRANSITIONS)
 
 
@@ -62,7 +64,7 @@ def test_every_transition_has_a_story() -> None:
 )
 def test_unreadable_trace_names_source_line_and_reason(text: str, line: int, reason: str) -> None:
     with pytest.raises(TraceError) as caught:
-        trace.replay(trace.parse_trace(text, source="story.trace"), "python")
+        trace_file.replay(trace_file.parse_trace(text, source="story.trace"), "python")
     assert caught.value.fields["source"] == "story.trace"
     assert caught.value.fields["line"] == line
     assert reason in str(caught.value)
@@ -73,16 +75,16 @@ def test_unreadable_trace_names_source_line_and_reason(text: str, line: int, rea
     [("= 1 2 3", "= 1 3 2"), ("  = 1 2 3\n", ""), ("= 1 2 3", "= 1 2 3\n  ! Allocate 1")],
 )
 def test_wrong_missing_or_extra_outcome_is_told_with_its_line(old: str, new: str) -> None:
-    changed = trace.parse_trace(STORY.replace(old, new), source="story.trace")
+    changed = trace_file.parse_trace(STORY.replace(old, new), source="story.trace")
     with pytest.raises(TraceError) as caught:
-        trace.replay(changed, "python")
+        trace_file.replay(changed, "python")
     assert caught.value.fields["line"] == 5
     assert "= 1 2 3" in str(caught.value)
 
 
 def test_rewrite_puts_real_outcomes_and_keeps_calls_and_comments() -> None:
     wrong = STORY.replace("= row 0", "= row 7").replace("  = 1 2 3\n", "")
-    assert trace.rewrite(wrong, source="story.trace", backend="python") == STORY
+    assert trace_file.rewrite(wrong, source="story.trace", backend="python") == STORY
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,9 @@ def test_tokens_are_written_as_they_are_read(tokens: list[int], text: str) -> No
 )
 def test_a_call_that_cannot_be_read_is_named_with_its_line(backend: Backend, call: str) -> None:
     with pytest.raises(TraceError) as caught:
-        trace.outcomes(trace.parse_trace(f"{STORY}{call}\n", source="story.trace"), backend)
+        trace_file.outcomes(
+            trace_file.parse_trace(f"{STORY}{call}\n", source="story.trace"), backend
+        )
     assert caught.value.fields["line"] == 7
 
 
@@ -130,31 +134,31 @@ def test_a_call_that_cannot_be_read_is_named_with_its_line(backend: Backend, cal
 )
 def test_a_config_that_cannot_be_read_is_named_with_its_line(word: str) -> None:
     with pytest.raises(TraceError) as caught:
-        trace.parse_trace(f"config num_blocks=4 block_size=2 {word}", source="story.trace")
+        trace_file.parse_trace(f"config num_blocks=4 block_size=2 {word}", source="story.trace")
     assert caught.value.fields["line"] == 1
 
 
 def test_the_later_of_two_words_holds_whatever_they_are() -> None:
     words = "groups=full_attention:4 block_size=2"
-    found = trace.parse_trace(f"config num_blocks=4 {words}", source="story.trace")
+    found = trace_file.parse_trace(f"config num_blocks=4 {words}", source="story.trace")
     assert found.config.block_size == 2
 
 
 def test_lines_end_with_a_line_feed_and_words_with_a_space() -> None:
     text = STORY.replace("\n", "\r\n").replace("add_request a", "add_request\ta\u2028b")
-    words = trace.parse_trace(text, source="story.trace").calls[0].words
+    words = trace_file.parse_trace(text, source="story.trace").calls[0].words
     assert words == ("a\u2028b", "1-3")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "latin.trace"
     with pytest.raises(TraceError, match=r"latin\.trace, line 0: .*No such file"):
-        trace.read_trace(path)
+        trace_file.read_trace(path)
     path.write_bytes(b"config \xff")
     with pytest.raises(TraceError, match=r"latin\.trace, line 0: .*utf-8"):
-        trace.read_trace(path)
+        trace_file.read_trace(path)
 
 
 def test_a_request_that_is_not_known_is_misuse(backend: Backend) -> None:
     text = f"{STORY}host_table b\n  = error UnknownRequest request='b'\n"
-    trace.replay(trace.parse_trace(text, source="story.trace"), backend)
+    trace_file.replay(trace_file.parse_trace(text, source="story.trace"), backend)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore import Hit, KVCacheBlocks, KVCacheManager
-from kvcore.errors import (
+from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
     HitsOnRunningRequest,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore import KVCacheManager
-from kvcore.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
+from kvcore.types.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
 from tests.conftest import Backend
 from tests.unit.misuse import Row, bad
 from tests.unit.stories import add, make, serve

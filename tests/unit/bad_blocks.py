@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvcore import KVCacheManager
-from kvcore.errors import HitInOpenBatch, NotPinned, UnknownBlock, UnusedBlock
+from kvcore.types.errors import HitInOpenBatch, NotPinned, UnknownBlock, UnusedBlock
 from tests.conftest import Backend
 from tests.unit.misuse import Row, bad
 from tests.unit.stories import make, serve, step

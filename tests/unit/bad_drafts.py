@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore import KVCacheManager, MediaItem, PromptEmbeds, Request
-from kvcore.errors import (
+from kvcore.types.errors import (
     BeyondDrafts,
     BeyondModelLength,
     CountMismatch,

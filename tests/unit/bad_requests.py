@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from kvcore import KVCacheManager, Request
-from kvcore.errors import (
+from kvcore.types.errors import (
     BeyondComputed,
     BeyondModelLength,
     BeyondRequest,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcore import Config
-from kvcore.groups import skipped_blocks, skipped_tokens
+from kvcore.types.groups import skipped_blocks, skipped_tokens
 
 VOCABULARY = 5
 Cell = tuple[int, int, int]

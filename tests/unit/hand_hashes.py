@@ -16,9 +16,10 @@ from typing import Any
 
 import xxhash
 
-from kvcore import Request, hashing
-from kvcore.extra_keys import read_extra_keys
-from kvcore.hashing import Hashing
+from kvcore import Request
+from kvcore.hashing import block_hash as hashing
+from kvcore.hashing.block_hash import Hashing
+from kvcore.hashing.extra_keys import read_extra_keys
 from tests.conftest import Backend
 
 Key = tuple[Any, ...]

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from kvcore import KVCacheManager
-from kvcore.calls import Call
-from kvcore.errors import KvcoreError
+from kvcore.trace.calls import Call
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 
 World = Callable[[Backend], KVCacheManager]

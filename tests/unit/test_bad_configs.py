@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from kvcore import Config, Group, KVCacheManager, Refused, _twin
-from kvcore.errors import BackendMissing, GroupsDoNotFit, InvalidConfig
+from kvcore.types.errors import BackendMissing, GroupsDoNotFit, InvalidConfig
 from tests.conftest import Backend
 from tests.unit.misuse import check_error
 from tests.unit.stories import add, admit, make

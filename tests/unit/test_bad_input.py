@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from kvcore import KVCacheManager, errors, queries
-from kvcore.calls import TRANSITIONS
-from kvcore.encode import encode
-from kvcore.errors import KvcoreError, UnknownRequest
+from kvcore import KVCacheManager
+from kvcore.codec.encode import encode
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.transitions import queries
+from kvcore.types import errors
+from kvcore.types.errors import KvcoreError, UnknownRequest
 from tests.conftest import Backend
 from tests.unit import (
     bad_allocations,

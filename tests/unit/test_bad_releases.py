@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input to the pool layer: double frees, pins that are not there, keys on unused blocks.
 
-Both layers of languages are asked through one shape: the pure functions of `kvcore.pool_layer`, and
-the twin's pool. The pool has four blocks; 0 has two owners and a key, 1 one owner that is a pin and
-one that is not, 2 and 3 are unused.
+Both layers of languages are asked through one shape: the pure functions of
+`kvcore.pool.transitions`, and the twin's pool. The pool has four blocks; 0 has two owners and a
+key, 1 one owner that is a pin and one that is not, 2 and 3 are unused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace as evolve
 
-from kvcore import Outcome, _twin, pool_layer
-from kvcore.block_pool import BlockPool
-from kvcore.errors import (
+from kvcore import Outcome, _twin
+from kvcore.pool import transitions
+from kvcore.pool.block_pool import BlockPool
+from kvcore.types.errors import (
     AlreadyPublished,
     DoubleFree,
     InvalidKey,
@@ -45,12 +46,12 @@ class PythonPool:
     """The newest value of a pool, and the pure functions on it."""
 
     def __init__(self) -> None:
-        self.pool: BlockPool = pool_layer.make_pool(4)
+        self.pool: BlockPool = transitions.make_pool(4)
 
     def call(self, name: str, *args: Any) -> Any:
         before = evolve(self.pool)
         try:
-            outcome: Outcome[BlockPool, Any] = getattr(pool_layer, name)(self.pool, *args)
+            outcome: Outcome[BlockPool, Any] = getattr(transitions, name)(self.pool, *args)
         except KvcoreError:
             assert self.pool == before
             raise
@@ -140,8 +141,8 @@ def test_a_block_that_was_freed_is_not_freed_again(pool: Pool) -> None:
 
 
 def test_null_block_of_a_pool_is_no_block_of_it() -> None:
-    pool = pool_layer.make_pool(3, null_block=True)
+    pool = transitions.make_pool(3, null_block=True)
     for name in ("touch", "release", "pin", "unpin"):
         with pytest.raises(UnknownBlock) as caught:
-            getattr(pool_layer, name)(pool, [0])
+            getattr(transitions, name)(pool, [0])
         check_error(caught.value, UnknownBlock(block=0, first=1, last=2))

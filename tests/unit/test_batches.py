@@ -24,8 +24,8 @@ from kvcore import (
     Touch,
     Zero,
 )
-from kvcore.calls import TRANSITIONS
-from kvcore.commands import COLUMNS, close, segments
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.types.commands import COLUMNS, close, segments
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, make, serve, step
 

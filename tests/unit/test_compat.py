@@ -18,7 +18,7 @@ from kvcore import (
     Refused,
 )
 from kvcore.compat import KVCacheBlocks, KVCacheManager
-from kvcore.errors import (
+from kvcore.types.errors import (
     BeyondComputed,
     CachingDisabled,
     InvalidConfig,

@@ -10,7 +10,7 @@ import pytest
 
 from kvcore import Group
 from kvcore.compat import KVCacheManager
-from kvcore.errors import BeyondModelLength, InvalidToken, TooManyTokens
+from kvcore.types.errors import BeyondModelLength, InvalidToken, TooManyTokens
 from tests.conftest import Backend
 from tests.unit.compat_stories import admit, finish, make
 from tests.unit.compat_worker import EngineRequest

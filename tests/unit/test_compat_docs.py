@@ -13,7 +13,8 @@ import attrs
 import pytest
 
 import kvcore
-from kvcore import Config, Group, compat, errors
+from kvcore import Config, Group, compat
+from kvcore.types import errors
 from tests.conftest import Backend
 from tests.unit.test_docs import programs
 

@@ -14,12 +14,8 @@ import pytest
 
 from kvcore import BlockStored, PromptEmbeds
 from kvcore.compat import KVCacheManager
-from kvcore.errors import (
-    InvalidExtraKey,
-    UnsortedMedia,
-    WrongBlockHashes,
-)
-from kvcore.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.hashing.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.types.errors import InvalidExtraKey, UnsortedMedia, WrongBlockHashes
 from tests.conftest import Backend
 from tests.unit.compat_stories import make, plain
 

@@ -15,7 +15,7 @@ from kvcore import (
     PrefixCacheStats,
 )
 from kvcore.compat import KVCacheManager, NotOneGroup
-from kvcore.errors import UnknownBlock
+from kvcore.types.errors import UnknownBlock
 from tests.conftest import Backend
 from tests.unit.compat_stories import admit, finish, make
 from tests.unit.compat_worker import EngineRequest

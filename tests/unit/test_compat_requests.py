@@ -12,12 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvcore.compat import KVCacheManager, TokensChanged, roll
-from kvcore.errors import (
-    CountMismatch,
-    InvalidToken,
-    WrongArgument,
-)
+from kvcore.compat import KVCacheManager, TokensChanged, request_registry
+from kvcore.types.errors import CountMismatch, InvalidToken, WrongArgument
 from tests.conftest import Backend
 from tests.unit.compat_stories import admit, finish, make, plain
 from tests.unit.compat_worker import EngineRequest
@@ -104,7 +100,7 @@ def test_what_is_finished_is_forgotten_and_what_rests_comes_back(
 def test_only_so_many_requests_rest(
     manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll, "MAX_RESTING", 3)
+    monkeypatch.setattr(request_registry, "MAX_RESTING", 3)
     held, _ = admit(manager, "held", [1, 2, 3])
     waiting = [EngineRequest(f"w{number}", [1, 2, number]) for number in range(5)]
     for request in waiting:

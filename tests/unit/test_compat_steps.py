@@ -10,7 +10,7 @@ import pytest
 
 from kvcore import Allocate, Batch, Command, Group, SetTable
 from kvcore.compat import CommandsNotKept, KVCacheManager, UnreadCommands, steps
-from kvcore.errors import HitInOpenBatch
+from kvcore.types.errors import HitInOpenBatch
 from tests.conftest import Backend
 from tests.unit.compat_stories import admit, finish, make
 from tests.unit.compat_worker import EngineRequest

@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcore import Config, Request, State, make_state, queries
-from kvcore.allocate import can_allocate
-from kvcore.calls import TRANSITIONS
-from kvcore.values import Outcome
+from kvcore import Config, Request, State, make_state
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.transitions import queries
+from kvcore.transitions.allocate import can_allocate
+from kvcore.types.values import Outcome
 
 T = TypeVar("T")
 SMALL, LARGE = 64, 65_536

@@ -21,12 +21,12 @@ from kvcore import (
     Request,
     State,
 )
-from kvcore.commands import CutTable
-from kvcore.decode import decode
-from kvcore.encode import MAGIC, Writer, encode, write_event
-from kvcore.errors import DamagedState, InvalidConfig
-from kvcore.event_log import Events
-from kvcore.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import MAGIC, Writer, encode, write_event
+from kvcore.codec.event_log import Events
+from kvcore.hashing.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.types.commands import CutTable
+from kvcore.types.errors import DamagedState, InvalidConfig
 from tests.conftest import Backend
 from tests.unit.stories import add, drop, make, serve, step
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore import KVCacheManager, State
-from kvcore.decode import decode
-from kvcore.encode import encode
-from kvcore.errors import DamagedState
-from kvcore.hashing import KEY_SIZE
-from kvcore.unfinished import Mark
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.state.batch_records import Mark
+from kvcore.types.errors import DamagedState
 from tests.conftest import Backend
 from tests.unit.stories import make, serve, step
 

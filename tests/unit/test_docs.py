@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcore import errors
-from kvcore.check.profiles import PROFILES
+from kvcore.check.profiles.registry import PROFILES
 from kvcore.sizing import command
+from kvcore.types import errors
 from tests.conftest import Backend
 from tools import draw_layout
 

@@ -13,10 +13,17 @@ import msgspec
 import pytest
 
 from kvcore import BlockStored, Group
-from kvcore.errors import WrongArgument
-from kvcore.event_wire import encode_events
-from kvcore.events import AllBlocksCleared, BlockRemoved, Event
-from kvcore.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.codec.event_msgpack import encode_events
+from kvcore.hashing.extra_keys import (
+    CACHE_SALT,
+    CUT_EMBEDS,
+    CUT_MEDIA,
+    LORA,
+    MEDIA,
+    PROMPT_EMBEDS,
+)
+from kvcore.types.errors import WrongArgument
+from kvcore.types.events import AllBlocksCleared, BlockRemoved, Event
 from tests.conftest import Backend
 from tests.unit.stories import make, serve
 

@@ -15,14 +15,8 @@ from typing import Any
 import pytest
 
 from kvcore import BlockStored, Config, KVCacheManager, Request
-from kvcore.errors import (
-    CountMismatch,
-    InvalidExtraKey,
-    KvcoreError,
-    UnsortedMedia,
-    WrongArgument,
-)
-from kvcore.extra_keys import (
+from kvcore.hashing.block_hash import HASHINGS
+from kvcore.hashing.extra_keys import (
     NO_EXTRA_KEYS,
     ExtraKeys,
     LoRA,
@@ -31,7 +25,13 @@ from kvcore.extra_keys import (
     check_kinds,
     read_extra_keys,
 )
-from kvcore.hashing import HASHINGS
+from kvcore.types.errors import (
+    CountMismatch,
+    InvalidExtraKey,
+    KvcoreError,
+    UnsortedMedia,
+    WrongArgument,
+)
 from tests.conftest import Backend
 from tests.unit.hand_hashes import Key, chain, hashes_of, root_of
 from tests.unit.misuse import check_error

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvcore import KVCacheManager, Status
-from kvcore.errors import BeyondComputed, HeldByOthers, LoadUnconfirmed, SwappedOut
+from kvcore.types.errors import BeyondComputed, HeldByOthers, LoadUnconfirmed, SwappedOut
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, drop, make
 

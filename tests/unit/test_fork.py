@@ -16,7 +16,7 @@ from kvcore import (
     Status,
     Zero,
 )
-from kvcore.groups import Group
+from kvcore.types.groups import Group
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, keyed, make, owners, queue, serve, step
 

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from kvcore import KVCacheManager, tiers
-from kvcore.legacy import early_v1, kv_cache_manager
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
-from kvcore.legacy.block_space_manager import BlockAllocator, BlockSpaceManager
-from kvcore.legacy.prefix_caching_block import PrefixCachingBlockAllocator
+from kvcore import KVCacheManager
+from kvcore.legacy.blocks import tiers
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlockAllocator
+from kvcore.legacy.v0_3.block_space_manager import BlockAllocator, BlockSpaceManager
+from kvcore.legacy.v1_0_8 import kv_cache_manager
+from kvcore.legacy.v1_first import kv_cache_manager as early_v1
 from tests.unit.test_docs import GENERATIONS, ROOT
 
 TEXT = GENERATIONS.read_text(encoding="utf-8")
@@ -30,7 +32,7 @@ BLOCKS: dict[str, object] = {
     "0.3: `BlockAllocator`": BlockAllocator,
     "V0: `PrefixCachingBlockAllocator`": PrefixCachingBlockAllocator,
     "V1 of 0.8.5: `BlockPool`": kv_cache_manager.BlockPool,
-    "`kvcore.tiers`": tiers,
+    "`kvcore.legacy.blocks.tiers`": tiers,
 }
 TABLES: dict[str, Mapping[str, object]] = {
     "What each call became": MANAGERS,
@@ -97,7 +99,7 @@ def test_the_modules_of_the_table_exist() -> None:
     rows = [
         line.split("|")[2] for line in TEXT.splitlines() if re.match(r"\| (0\.3|V0|early)", line)
     ]
-    names = re.findall(r"`(\w+)`", " ".join(rows[:3]))
+    names = re.findall(r"`([\w.]+)`", " ".join(rows[:3]))
     assert len(names) == 7
     for name in names:
         importlib.import_module(f"kvcore.legacy.{name}")

@@ -15,18 +15,18 @@ from immutables import Map
 from msgspec.structs import replace as evolve
 
 from kvcore import Config, InvariantViolation, KVCacheManager, Request, State, make_state
-from kvcore.allocate import allocate_slots
-from kvcore.block_pool import PoolDraft
-from kvcore.caching import evict_blocks
-from kvcore.decode import decode
-from kvcore.effects import Effects
-from kvcore.encode import encode
-from kvcore.hash_index import HashIndex, HashIndexDraft
-from kvcore.hashing import KEY_SIZE
-from kvcore.invariants import check
-from kvcore.queries import get_computed_blocks
-from kvcore.requests import add_request
-from kvcore.values import Outcome
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.invariants.pool_and_state import check
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.transitions.allocate import allocate_slots
+from kvcore.transitions.publish import evict_blocks
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.transitions.requests import add_request
+from kvcore.types.effects import Effects
+from kvcore.types.values import Outcome
 from tests.conftest import Backend
 from tests.unit.stories import admit, drop, make, step
 from tests.unit.test_cost import LARGE, PATH_BYTES_MAX, SMALL, count_steps, fresh, peak_bytes

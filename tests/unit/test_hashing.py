@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of blocks, made here by hand, are those of managers in both languages.
 
-Nothing of `kvcore.hashing` is used to make an expected value.
+Nothing of `kvcore.hashing.block_hash` is used to make an expected value.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import BlockStored, Config, Evict, Group, Request, hashing
-from kvcore.extra_keys import LoRA, MediaItem
-from kvcore.hashing import HASHINGS, Hashing, hash_block, make_key, root_hash
+from kvcore import BlockStored, Config, Evict, Group, Request
+from kvcore.hashing import block_hash as hashing
+from kvcore.hashing.block_hash import HASHINGS, Hashing, hash_block, make_key, root_hash
+from kvcore.hashing.extra_keys import LoRA, MediaItem
 from tests.conftest import Backend
 from tests.unit.hand_hashes import Key, block_hash, cbor, chain, little, root, sha, xxh3
 from tests.unit.stories import add, admit, blocks, keyed, make, serve, step

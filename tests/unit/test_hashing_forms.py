@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Request
-from kvcore.errors import KvcoreError
-from kvcore.extra_keys import (
+from kvcore.hashing.block_hash import HASHINGS, Hashing, external_hash, hash_block
+from kvcore.hashing.extra_keys import (
     CACHE_SALT,
     CUT_EMBEDS,
     CUT_MEDIA,
@@ -33,7 +33,7 @@ from kvcore.extra_keys import (
     MediaItem,
     PromptEmbeds,
 )
-from kvcore.hashing import HASHINGS, Hashing, external_hash, hash_block
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend, need_twin
 from tests.unit.hand_hashes import block_hash, cbor, chain, hashes_of, head, plain, root_of, sha
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kvcore import BlockStored, Config, KVCacheManager, Request
-from kvcore.errors import DamagedState
-from kvcore.event_wire import encode_events
-from kvcore.extra_keys import CACHE_SALT, NO_EXTRA_KEYS, ExtraKeys
-from kvcore.hashing import HASHINGS, Hashing
+from kvcore.codec.event_msgpack import encode_events
+from kvcore.hashing.block_hash import HASHINGS, Hashing
+from kvcore.hashing.extra_keys import CACHE_SALT, NO_EXTRA_KEYS, ExtraKeys
+from kvcore.types.errors import DamagedState
 from tests.conftest import Backend
 from tests.unit.hand_hashes import root_of
 

@@ -23,7 +23,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.extra_keys import (
+from kvcore.hashing.block_hash import HASHINGS, Hashing
+from kvcore.hashing.extra_keys import (
     CUT_EMBEDS,
     CUT_MEDIA,
     MEDIA,
@@ -34,7 +35,6 @@ from kvcore.extra_keys import (
     MediaItem,
     PromptEmbeds,
 )
-from kvcore.hashing import HASHINGS, Hashing
 from tests.conftest import Backend, need_twin
 
 BLOCK_SIZE = 4

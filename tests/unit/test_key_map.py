@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.key_map import SLOTS_MIN, KeyMap, slot
+from kvcore.pool.key_map import SLOTS_MIN, KeyMap, slot
 
 KEYS = [bytes([number]) * 36 for number in range(40)]
 CHANGES = st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.integers(0, 99)), max_size=120)

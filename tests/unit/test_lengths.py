@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import KVCacheBlocks, KVCacheManager, Reason, Refused
-from kvcore.errors import BeyondModelLength
+from kvcore.types.errors import BeyondModelLength
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, keyed, make, serve, step
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Allocate, CutTable, Evict, Free, KVCacheManager, SetTable, Status
-from kvcore.errors import HitInOpenBatch
+from kvcore.types.errors import HitInOpenBatch
 from tests.conftest import Backend
 from tests.unit.stories import (
     add,

@@ -9,16 +9,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as evolve
 
-from kvcore import Config, invariants
-from kvcore.calls import Call, perform
-from kvcore.check.closure import evict_order, prefix_closed
-from kvcore.check.hazards import BATCH_JUDGES
-from kvcore.check.outcomes import OUTCOME_PROPERTIES
-from kvcore.check.prefixes import PREFIX_PROPERTIES, Prefixes
-from kvcore.check.properties import PROPERTIES, BrokenProperty, Property, judge, select
-from kvcore.check.property_facts import FACTS, SENTENCES, SPECIFIED
-from kvcore.check.transitions import TRANSITION_JUDGES
-from kvcore.commands import (
+from kvcore import Config
+from kvcore.check.properties.closure import evict_order, prefix_closed
+from kvcore.check.properties.facts import FACTS, SENTENCES, SPECIFIED
+from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
+from kvcore.check.properties.registry import (
+    PROPERTIES,
+    BrokenProperty,
+    Property,
+    judge,
+    select,
+)
+from kvcore.check.properties.transitions import TRANSITION_JUDGES
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.invariants import pool_and_state
+from kvcore.oracle.hazards import BATCH_JUDGES
+from kvcore.oracle.prefixes import PREFIX_PROPERTIES, Prefixes
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import Call, perform
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.commands import (
     Allocate,
     Command,
     CopyOnWrite,
@@ -29,10 +39,7 @@ from kvcore.commands import (
     Zero,
     segments,
 )
-from kvcore.hashing import KEY_SIZE
-from kvcore.queries import get_computed_blocks
-from kvcore.state import State, make_state
-from kvcore.values import Outcome, Request
+from kvcore.types.values import Outcome, Request
 
 KEY = bytes(KEY_SIZE)
 NUM_SPECIFIED = 45
@@ -55,7 +62,7 @@ def prompt(name: str, *tokens: int) -> tuple[Call, Call, Call]:
 
 
 def test_each_judge_has_a_sentence_and_a_severity() -> None:
-    named = {*invariants.PROPERTIES, *OUTCOME_PROPERTIES, *PREFIX_PROPERTIES, *SENTENCES}
+    named = {*pool_and_state.PROPERTIES, *OUTCOME_PROPERTIES, *PREFIX_PROPERTIES, *SENTENCES}
     assert named | set(TRANSITION_JUDGES) | set(BATCH_JUDGES) <= set(PROPERTIES)
     assert set(FACTS) == set(PROPERTIES)
     for name, each in PROPERTIES.items():

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Status
-from kvcore.queries import get_num_common_prefix_blocks, usage
-from kvcore.state import make_state
+from kvcore.state.state import make_state
+from kvcore.transitions.queries import get_num_common_prefix_blocks, usage
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, make, serve, step, unchanged
 

@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvcore import (
-    Appended,
-    Group,
-    KVCacheBlocks,
-    KVCacheManager,
-    Reason,
-    Refused,
-    Verdict,
-    pool_layer,
-)
+from kvcore import Appended, Group, KVCacheBlocks, KVCacheManager, Reason, Refused, Verdict
+from kvcore.pool import transitions
 from tests.conftest import Backend
 from tests.unit.stories import add, blocks, drop, make, queue, serve, step, unchanged
 
@@ -238,13 +230,13 @@ def test_a_refusal_leaves_no_trace_for_runtime_mirror_and_statistics(backend: Ba
 
 
 def test_the_pool_layer_refuses_as_a_whole() -> None:
-    pool = pool_layer.make_pool(3)
-    taken = pool_layer.take(pool, 2)
+    pool = transitions.make_pool(3)
+    taken = transitions.take(pool, 2)
     assert taken.value == (0, 1)
-    refused = pool_layer.take(taken.state, 2)
+    refused = transitions.take(taken.state, 2)
     assert refused.value == Refused(LATER, needed=2, available=1)
     assert (refused.state, refused.commands) == (taken.state, ())
-    assert pool_layer.take(taken.state, 4).value == Refused(NEVER, needed=4, available=1)
+    assert transitions.take(taken.state, 4).value == Refused(NEVER, needed=4, available=1)
 
 
 def test_a_refusal_counts_what_unfinished_operations_alone_hold(backend: Backend) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, WrongArgument
 from kvcore.sizing import (
     Limits,
     check_enough_kv_cache_memory,
@@ -22,6 +21,7 @@ from kvcore.sizing import (
     size_model,
 )
 from kvcore.sizing.errors import InvalidMemory, NoCacheMemory
+from kvcore.types.errors import InvalidCount, WrongArgument
 from tests.unit.sizing_models import CONFIGS, PAGE, full, layers
 
 PIB = 2**50

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import KvcoreError
 from kvcore.sizing import make_layer_specs, read_model
 from kvcore.sizing.errors import (
     ContradictoryFields,
@@ -18,6 +17,7 @@ from kvcore.sizing.errors import (
     UnreadableModel,
     UnsupportedModel,
 )
+from kvcore.types.errors import KvcoreError
 from tests.unit.sizing_models import GEMMA3, IN_TURNS, LLAMA, LLAMA4, MLA, QWEN, write
 
 MISSING = [

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, Group, cli
-from kvcore.errors import InvalidConfig
+from kvcore import Config, Group
+from kvcore.cli import main as cli
 from kvcore.sizing.command import main
+from kvcore.types.errors import InvalidConfig
 from tests.unit.sizing_models import CONFIGS, LLAMA, write
 
 LLAMA_8B = str(CONFIGS / "llama-3-8b.json")

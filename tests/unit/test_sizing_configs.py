@@ -6,7 +6,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from kvcore.errors import GroupsDoNotFit
 from kvcore.sizing import (
     ChunkedLocalSpec,
     KVCacheConfig,
@@ -36,6 +35,7 @@ from kvcore.sizing.errors import (
     SpecsDiffer,
     UnknownLayer,
 )
+from kvcore.types.errors import GroupsDoNotFit
 from tests.unit.sizing_models import BLOCK, PAGE, full, layers, sliding
 
 SHORT = Limits(max_model_len=64)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Group, KVCacheManager, Request
-from kvcore.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.sizing import (
     ChunkedLocalSpec,
     KVCacheConfig,
@@ -24,6 +23,7 @@ from kvcore.sizing import (
 from kvcore.sizing.errors import NoLayers, NotEnoughMemory
 from kvcore.sizing.grouping import NUM_GROUPS_MAX, choose_num_slots
 from kvcore.sizing.layout import make_manager_config
+from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from tests.unit.sizing_models import BLOCK, PAGE, full, layers, sliding
 
 

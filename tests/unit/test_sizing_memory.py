@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import KvcoreError
 from kvcore.sizing import (
     LayerSpec,
     Limits,
@@ -16,6 +15,7 @@ from kvcore.sizing import (
     memory,
 )
 from kvcore.sizing.errors import NoCacheMemory, NoLayers, NotEnoughMemory
+from kvcore.types.errors import KvcoreError
 from tests.unit.sizing_models import BLOCK, PAGE, full, layers, sliding
 
 GIB = 2**30

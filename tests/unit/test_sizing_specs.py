@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, WrongArgument
 from kvcore.sizing import (
     ChunkedLocalSpec,
     CrossAttentionSpec,
@@ -16,6 +15,7 @@ from kvcore.sizing import (
 )
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype, WindowOnLatent
 from kvcore.sizing.units import MAX_MEMORY_BYTES, format_memory
+from kvcore.types.errors import InvalidCount, WrongArgument
 from tests.unit.sizing_models import BLOCK, PAGE, full, sliding
 
 

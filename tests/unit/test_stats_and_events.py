@@ -16,7 +16,7 @@ from kvcore import (
     Refused,
     Request,
 )
-from kvcore.events import replay
+from kvcore.types.events import replay
 from tests.conftest import Backend
 from tests.unit.stories import add, admit, drop, make, serve, step, unchanged
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from kvcore import Appended, Request
-from kvcore.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
 from tests.conftest import Backend
 from tests.unit.misuse import check_error
 from tests.unit.stories import make, step, unchanged

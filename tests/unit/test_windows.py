@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.errors import BeyondComputed
+from kvcore.types.errors import BeyondComputed
 from tests.conftest import Backend
 from tests.unit.stories import add, make, queue, serve, step, unchanged
 

@@ -20,14 +20,14 @@ from kvcore import (
     Request,
     make_state,
 )
-from kvcore.errors import (
+from kvcore.codec.event_msgpack import encode_events
+from kvcore.types.errors import (
     InvalidConfig,
     InvalidCount,
     InvalidExtraKey,
     InvalidToken,
     WrongArgument,
 )
-from kvcore.event_wire import encode_events
 
 Misuse = Callable[..., object]
 NOTHING: Any = None

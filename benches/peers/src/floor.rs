@@ -3,11 +3,11 @@
 
 use std::hint::black_box;
 
-use kvcore::extra_keys::ExtraKeys;
-use kvcore::hashing::{BlockHash, Hashing, hash_block, hash_blocks, root_hash};
+use kvcore::hashing::extra_keys::ExtraKeys;
+use kvcore::hashing::block_hash::{BlockHash, Hashing, hash_block, hash_blocks, root_hash};
 
 use crate::Peer;
-use crate::operations::List;
+use crate::transitions::transfers::List;
 
 /// The chains of hashes of the requests.
 pub struct Floor {

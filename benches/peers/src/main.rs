@@ -16,8 +16,8 @@ mod twin;
 use std::path::Path;
 
 use cpu_time::ThreadTime;
-use kvcore::config::Eviction::{Lru, UncachedFirst};
-use kvcore::hashing::Hashing;
+use kvcore::types::config::Eviction::{Lru, UncachedFirst};
+use kvcore::hashing::block_hash::Hashing;
 use operations::{List, Operation};
 
 use floor::Floor;

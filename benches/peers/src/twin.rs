@@ -3,19 +3,19 @@
 
 use std::hint::black_box;
 
-use kvcore::allocate::{Requests, allocate_slots, append};
-use kvcore::asked::Asked;
-use kvcore::batch::take_batch;
-use kvcore::config::{Config, Eviction};
-use kvcore::hashing::Hashing;
-use kvcore::queries::get_computed_blocks;
-use kvcore::release::free;
-use kvcore::requests::{add_request, remove_request};
-use kvcore::state::{State, make_state};
-use kvcore::values::Request;
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::batches::take_batch;
+use kvcore::types::config::{Config, Eviction};
+use kvcore::hashing::block_hash::Hashing;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::free::free;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::state::state::{State, make_state};
+use kvcore::types::values::Request;
 
 use crate::Peer;
-use crate::operations::List;
+use crate::transitions::transfers::List;
 
 /// The state, and what an engine keeps of its requests.
 pub struct Twin {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around `kvcore.legacy.block_manager`, with and without its cache of prefixes.
+"""An engine around `kvcore.legacy.v0.block_manager`, with and without its cache of prefixes.
 
 Rules: as the engines of that time: what is cached is asked before a prompt is allocated and not
 computed again, what a step computed is marked behind it, and each step says when it used which
@@ -15,17 +15,17 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import Call
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.memory import Place
-from kvcore.commands import Command, CopyOnWrite, SwapIn, SwapOut
-from kvcore.errors import InvariantViolation
-from kvcore.legacy.block_errors import NoFreeBlocksError
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager
-from kvcore.legacy.interfaces import Block, Device
-from kvcore.legacy.null_block import NullBlock
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
-from kvcore.tiers import Tiers
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
+from kvcore.legacy.v0.errors import NoFreeBlocksError
+from kvcore.legacy.v0.interfaces import Block, Device
+from kvcore.legacy.v0.null_block import NullBlock
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.trace.calls import Call
+from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
+from kvcore.types.errors import InvariantViolation
 
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 

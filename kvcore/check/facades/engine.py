@@ -17,14 +17,14 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.calls import Call
 from kvcore.check.facades.memory import Memory, Place
-from kvcore.check.hazards import BATCH_JUDGES
-from kvcore.check.scenes import Row, Scene
-from kvcore.commands import Command, segments
-from kvcore.errors import InvariantViolation
-from kvcore.tiers import Tiers
-from kvcore.trace_text import write_tokens
+from kvcore.check.stories.scenes import Row, Scene
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.oracle.hazards import BATCH_JUDGES
+from kvcore.trace.calls import Call
+from kvcore.trace.text import write_tokens
+from kvcore.types.commands import Command, segments
+from kvcore.types.errors import InvariantViolation
 
 HEADS: Row = ("sequence", "tokens", "status", "blocks")
 BLOCK_HEADS: Row = ("block", "owners", "key", "queue", "slots hold")

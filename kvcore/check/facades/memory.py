@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvcore.commands import Allocate, Command, Tier
-from kvcore.errors import InvariantViolation
+from kvcore.types.commands import Allocate, Command, Tier
+from kvcore.types.errors import InvariantViolation
 
 Place = tuple[Tier, int]
 Content = tuple[int, ...] | None

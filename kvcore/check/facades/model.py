@@ -16,17 +16,17 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from kvcore.block_pool import BlockPool
-from kvcore.calls import Call
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.memory import Place
-from kvcore.check.model import Broken, Edge, Step
-from kvcore.check.properties import Property
-from kvcore.check.scenes import Scene
-from kvcore.commands import Tier
-from kvcore.errors import InvariantViolation
-from kvcore.ranked import NO_RANK
-from kvcore.values import Outcome
+from kvcore.check.properties.registry import Property
+from kvcore.check.stories.scenes import Scene
+from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.priority_eviction import NO_RANK
+from kvcore.trace.calls import Call
+from kvcore.types.commands import Tier
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Outcome
 
 Path = tuple[Call, ...]
 

@@ -16,18 +16,18 @@ import attrs
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.profiles import FACADES, make_engine
 from kvcore.check.mutants.seeding import Patcher
-from kvcore.check.report import Report
-from kvcore.check.search import check
-from kvcore.commands import Batch, SwapOut, close
-from kvcore.hash_index import HashIndexDraft
-from kvcore.legacy.backing import Backing
-from kvcore.legacy.block_allocator import BlockAllocator, BlockTable
-from kvcore.legacy.block_manager import SelfAttnBlockSpaceManager as CachingManager
-from kvcore.legacy.block_space_manager import BlockSpaceManager as SpaceManager
-from kvcore.legacy.block_table import BlockTable as CachingTable
-from kvcore.legacy.prefix_caching_allocator import PrefixCachingBlockAllocator
-from kvcore.legacy.tier_allocator import TierAllocator
-from kvcore.ranked import RankedDraft
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager as CachingManager
+from kvcore.legacy.v0.block_table import BlockTable as CachingTable
+from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
+from kvcore.legacy.v0.tier_allocator import TierAllocator
+from kvcore.legacy.v0_3.block_allocator import BlockAllocator, BlockTable
+from kvcore.legacy.v0_3.block_space_manager import BlockSpaceManager as SpaceManager
+from kvcore.pool.hash_index import HashIndexDraft
+from kvcore.pool.priority_eviction import RankedDraft
+from kvcore.types.commands import Batch, SwapOut, close
 
 LONGEST_RUN = 8
 """Calls of a run to a bug, at most."""

@@ -16,7 +16,7 @@ import attrs
 from kvcore.check.facades.caching import CachingEngine, CachingWorld
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.space import SpaceEngine, SpaceWorld
-from kvcore.check.properties import PROPERTIES, Property
+from kvcore.check.properties.registry import PROPERTIES, Property
 
 FacadeWorld = SpaceWorld | CachingWorld
 FORK, NONE = frozenset({"fork"}), frozenset[str]()
@@ -86,7 +86,7 @@ class Facade:
 FACADES: dict[str, Facade] = {
     "v0.3": Facade(
         name="v0.3",
-        sentence="kvcore.legacy.block_space_manager",
+        sentence="kvcore.legacy.v0_3.block_space_manager",
         judged=JUDGED,
         lifted={
             "NULL": "there is no null block: a window is a ring (S003-14, X-11)",
@@ -120,7 +120,7 @@ FACADES: dict[str, Facade] = {
     ),
     "v0": Facade(
         name="v0",
-        sentence="kvcore.legacy.block_manager over prefix_caching_block",
+        sentence="kvcore.legacy.v0.block_manager over prefix_caching_block",
         judged=(*JUDGED, "IDX-SOUND", "IDX-COMPLETE", "NULL", "RANKED", "RESET"),
         lifted={
             "NULL-PREFIX": "the null block is taken from the GPU's like any other (S002-70)",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine around `kvcore.legacy.block_space_manager`.
+"""An engine around `kvcore.legacy.v0_3.block_space_manager`.
 
 Rules: as the engines of that time: a group is admitted where `can_allocate` says so, a sampled
 token is appended and then gets its slot, groups are swapped as a whole. Tokens are named by who
@@ -15,12 +15,10 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import Call
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.memory import Place
-from kvcore.commands import Command, CopyOnWrite, SwapIn, SwapOut
-from kvcore.errors import InvariantViolation
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.v0_3.block_space_manager import (
     AllocStatus,
     BlockSpaceManager,
     Device,
@@ -29,8 +27,10 @@ from kvcore.legacy.block_space_manager import (
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.legacy.space_errors import OutOfMemory
-from kvcore.tiers import Tiers
+from kvcore.legacy.v0_3.errors import OutOfMemory
+from kvcore.trace.calls import Call
+from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
+from kvcore.types.errors import InvariantViolation
 
 WAITING, RUNNING, SWAPPED = (
     SequenceStatus.WAITING,

@@ -10,16 +10,31 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, asked, batch, caching, calls, hits, operations, plan, queries, release
-from kvcore.asked import Asked
-from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
-from kvcore.commands import Command, CopyOnWrite, Free
-from kvcore.effects import Effects
-from kvcore.errors import KvcoreError
-from kvcore.requests import extend
-from kvcore.state import Draft, RequestState, State, transition
-from kvcore.values import Hit, KVCacheBlocks, Outcome
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.state.state import Draft, RequestState, State, transition
+from kvcore.trace import calls
+from kvcore.transitions import (
+    allocate,
+    batches,
+    plan,
+    prefix_lookup,
+    queries,
+    slot_request,
+    transfers,
+)
+from kvcore.transitions import (
+    free as release,
+)
+from kvcore.transitions import (
+    publish as caching,
+)
+from kvcore.transitions.requests import extend
+from kvcore.transitions.slot_request import Asked
+from kvcore.types.commands import Command, CopyOnWrite, Free
+from kvcore.types.effects import Effects
+from kvcore.types.errors import KvcoreError
+from kvcore.types.values import Hit, KVCacheBlocks, Outcome
 
 
 @mutant("calls", "REF", "KV-READ", rows=(41,))
@@ -149,9 +164,9 @@ def m_full_hit_leaves_nothing(patcher: Patcher) -> None:
 
     def longest_of_all(where: State, request: RequestState) -> Hit:
         most = min(len(request.tokens), len(request.block_hashes) * where.config.hash_block_size)
-        length = hits.aligned(where.config, most)
-        length = hits.common_length(where, request, length, most)
-        return Hit(KVCacheBlocks(hits.hit_blocks(where, request, length)), length)
+        length = prefix_lookup.aligned(where.config, most)
+        length = prefix_lookup.common_length(where, request, length, most)
+        return Hit(KVCacheBlocks(prefix_lookup.hit_blocks(where, request, length)), length)
 
     patcher.setattr(queries, "longest_hit", longest_of_all)
 
@@ -214,7 +229,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
 @mutant("calls", "FULLHIT", "WRITE-EXCL", rows=(39,), costs="the same content is written again")
 def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
     """A full hit gives all blocks and one token less: that one is computed into a hit block."""
-    longest = hits.longest_hit
+    longest = prefix_lookup.longest_hit
 
     def longest_of_all(where: State, request: RequestState) -> Hit:
         hit, size = longest(where, request), where.config.groups[0].block_size
@@ -223,11 +238,11 @@ def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
             return hit
         if request.key(where.config, 0, num_full - 1) not in where.device.index:
             return hit
-        blocks = hits.hit_blocks(where, request, num_full * size)
+        blocks = prefix_lookup.hit_blocks(where, request, num_full * size)
         return Hit(KVCacheBlocks(blocks), num_full * size - 1)
 
     patcher.setattr(queries, "longest_hit", longest_of_all)
-    patcher.setattr(asked, "check_hit", lambda *_: None)
+    patcher.setattr(slot_request, "check_hit", lambda *_: None)
 
 
 @mutant("calls", "PUBLISHED", "REFINE", costs="what would have been a hit is computed again")
@@ -238,5 +253,5 @@ def m_full_block_published_late(patcher: Patcher) -> None:
     def publish_late(draft: Draft, request: RequestState, num_tokens: int, **options: Any) -> None:
         publish(draft, request, max(0, num_tokens - 1), **options)
 
-    for module in (allocate, batch, caching, operations):
+    for module in (allocate, batches, caching, transfers):
         patcher.setattr(module, "publish_blocks", publish_late)

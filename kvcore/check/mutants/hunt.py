@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import Call
-from kvcore.check.model import Model
 from kvcore.check.mutants.observed import OBSERVABLE, ObservedModel
 from kvcore.check.mutants.seeding import Mutant, Patcher
-from kvcore.check.search import check
-from kvcore.check.world import World
-from kvcore.free_queue import FreeQueue
+from kvcore.check.search.search import check
+from kvcore.check.world.model import Model
+from kvcore.check.world.world import World
+from kvcore.pool.free_queue import FreeQueue
+from kvcore.trace.calls import Call
 
 OBSERVED_STATES_MAX = 6000
 """So many states of a world are searched for what users observe."""

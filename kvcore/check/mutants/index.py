@@ -11,8 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, asked, caching, hits, operations, plan, queries, requests
-from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import (
     ADAPTERS,
@@ -26,15 +24,28 @@ from kvcore.check.mutants.worlds import (
     SIBLINGS,
     SIZES_TWICE,
 )
-from kvcore.config import Config
-from kvcore.effects import Effects
-from kvcore.extra_keys import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
-from kvcore.free_queue import FreeQueueDraft
-from kvcore.hash_index import HashIndexDraft
-from kvcore.hashing import hash_block
-from kvcore.plan import Plan
-from kvcore.state import Draft, RequestState, State
-from kvcore.values import Hit, KVCacheBlocks
+from kvcore.hashing.block_hash import hash_block
+from kvcore.hashing.extra_keys import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.free_queue import FreeQueueDraft
+from kvcore.pool.hash_index import HashIndexDraft
+from kvcore.state.state import Draft, RequestState, State
+from kvcore.transitions import (
+    allocate,
+    plan,
+    prefix_lookup,
+    queries,
+    requests,
+    slot_request,
+    transfers,
+)
+from kvcore.transitions import (
+    publish as caching,
+)
+from kvcore.transitions.plan import Plan
+from kvcore.types.config import Config
+from kvcore.types.effects import Effects
+from kvcore.types.values import Hit, KVCacheBlocks
 
 
 @mutant("calls", "IDX-SOUND", rows=(1,))
@@ -228,7 +239,7 @@ def m_num_cached_counts_null(patcher: Patcher) -> None:
 def m_stale_entries_compared(patcher: Patcher) -> None:
     """A block that is taken stays in the index; look-ups compare what it holds by now."""
     m_evict_keeps_index(patcher)
-    missing = hits.first_missing
+    missing = prefix_lookup.first_missing
 
     def compared(state: State, request: RequestState, group: int, positions: Any) -> int | None:
         for position in positions:
@@ -239,7 +250,7 @@ def m_stale_entries_compared(patcher: Patcher) -> None:
                 return int(position)
         return None
 
-    patcher.setattr(hits, "first_missing", compared)
+    patcher.setattr(prefix_lookup, "first_missing", compared)
 
 
 @mutant("cuts", "CACHE-KV", rows=(6,))
@@ -266,7 +277,7 @@ def m_evicted_block_counts_as_computed(patcher: Patcher) -> None:
     """A request that misses takes the next block of the free queue for a computed one of its own,
     since it was one for somebody.
     """
-    longest = hits.longest_hit
+    longest = prefix_lookup.longest_hit
 
     def longest_or_front(state: State, request: RequestState) -> Hit:
         hit, size = longest(state, request), state.config.groups[0].block_size
@@ -276,7 +287,7 @@ def m_evicted_block_counts_as_computed(patcher: Patcher) -> None:
         return hit if state.device.keys[front] is None else Hit(KVCacheBlocks(((front,),)), size)
 
     patcher.setattr(queries, "longest_hit", longest_or_front)
-    patcher.setattr(asked, "check_hit", lambda *_: None)
+    patcher.setattr(slot_request, "check_hit", lambda *_: None)
 
 
 @mutant("calls", "HASH-INJ", rows=(9,), shows=BASIC)
@@ -296,7 +307,7 @@ def m_hashes_collide(patcher: Patcher) -> None:
 @mutant("salts", "OPERATIONS", rows=(12,), shows=ADAPTERS)
 def m_external_key_of_tokens_only(patcher: Patcher) -> None:
     """The external store is asked by tokens alone: another adapter's content comes back."""
-    start, own = operations.start_loads, RequestState.key
+    start, own = transfers.start_loads, RequestState.key
 
     def start_blind(draft: Draft, request: RequestState, first: int) -> tuple[int, ...]:
         def key(self: RequestState, config: Config, group: int, position: int) -> bytes:
@@ -310,7 +321,7 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
             inner.setattr(RequestState, "key", key)
             return start(draft, request, first)
 
-    patcher.setattr(operations, "start_loads", start_blind)
+    patcher.setattr(transfers, "start_loads", start_blind)
 
 
 @mutant(PICTURED, "KEY-SEP", unnamed="no named world has media")

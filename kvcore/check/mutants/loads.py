@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, batch, caching, fork, release, rewind
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state import Draft, RequestState
-from kvcore.unconfirmed import note_keyed, spoil
+from kvcore.state.state import Draft, RequestState
+from kvcore.state.unconfirmed_loads import note_keyed, spoil
+from kvcore.transitions import allocate, batches, fork, free, publish, rewind
 
 
 def nothing(*_: Any) -> None:
@@ -83,7 +83,7 @@ def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
         if any(load.loader == name for load in draft.loads):
             note_keyed(draft, name, keyed)
 
-    patcher.setattr(caching, "note_keyed", note_own)
+    patcher.setattr(publish, "note_keyed", note_own)
 
 
 @mutant("loads-fail", "KV-READ", "LOAD-FAILED")
@@ -102,7 +102,7 @@ def m_report_passes_by_the_host(patcher: Patcher) -> None:
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""
-    patcher.setattr(batch, "confirm", lambda *_: ())
+    patcher.setattr(batches, "confirm", lambda *_: ())
 
 
 @mutant(
@@ -112,4 +112,4 @@ def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
 )
 def m_cut_request_still_counts_a_load(patcher: Patcher) -> None:
     """A request whose count fell still counts the tokens of a load."""
-    patcher.setattr(release, "fall_to", nothing)
+    patcher.setattr(free, "fall_to", nothing)

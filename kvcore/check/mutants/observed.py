@@ -17,23 +17,40 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore import commands, invariants
-from kvcore.block_pool import BlockPool
-from kvcore.calls import Call, Misuse, perform
-from kvcore.check.core_model import Failing, Steps, failed, failures, follow, proceed
-from kvcore.check.ghost import RUBBISH, SPOILT, Contents, Encoder, Ghost, Slots, Tables, copy
-from kvcore.check.model import Broken, Edge, Step
-from kvcore.check.moves import moves
-from kvcore.check.outcomes import check_outcome
-from kvcore.check.progress import RUN_JUDGES
-from kvcore.check.properties import PROPERTIES
-from kvcore.check.schedule import Schedule
-from kvcore.check.world import Move, World
-from kvcore.commands import Command, Store
-from kvcore.drain import take_events, take_stats
-from kvcore.errors import InvariantViolation
-from kvcore.state import OpenBatch, State, make_state
-from kvcore.values import Outcome
+from kvcore.check.properties.liveness import RUN_JUDGES
+from kvcore.check.properties.outcomes import check_outcome
+from kvcore.check.properties.registry import PROPERTIES
+from kvcore.check.search.core_model import (
+    Failing,
+    Steps,
+    failed,
+    failures,
+    follow,
+    proceed,
+)
+from kvcore.check.search.moves import moves
+from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.check.world.world import Move, World
+from kvcore.invariants import pool_and_state
+from kvcore.oracle.contents import (
+    RUBBISH,
+    SPOILT,
+    Contents,
+    Encoder,
+    Ghost,
+    Slots,
+    Tables,
+    copy,
+)
+from kvcore.oracle.schedule import Schedule
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.trace.calls import Call, Misuse, perform
+from kvcore.transitions.drain import take_events, take_stats
+from kvcore.types import commands
+from kvcore.types.commands import Command, Store
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Outcome
 
 OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 """What a user sees: another content, a crash, blocks or requests that never come back."""
@@ -92,7 +109,7 @@ class ObservedModel:
 
     def check(self, node: Seen) -> None:
         """Raise InvariantViolation where blocks or requests have no way on."""
-        for detail in invariants.leak(node.state):
+        for detail in pool_and_state.leak(node.state):
             raise InvariantViolation("LEAK", detail)
         for name, holds in self._run_judges.items():
             for detail in holds(self.world, node.state):

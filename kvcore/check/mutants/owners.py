@@ -12,15 +12,16 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, batch, calls, plan, swap
-from kvcore.asked import Asked
-from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, after, mutant, without
 from kvcore.check.mutants.worlds import BASIC
-from kvcore.commands import Allocate, Evict, Free, SetTable, Touch
-from kvcore.free_queue import FreeQueueDraft
-from kvcore.state import Draft, transition
-from kvcore.values import Refused
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.free_queue import FreeQueueDraft
+from kvcore.state.state import Draft, transition
+from kvcore.trace import calls
+from kvcore.transitions import allocate, batches, plan, swap
+from kvcore.transitions.slot_request import Asked
+from kvcore.types.commands import Allocate, Evict, Free, SetTable, Touch
+from kvcore.types.values import Refused
 
 
 @mutant("calls", "PARTITION", rows=(21,))
@@ -288,7 +289,7 @@ def m_finish_frees_twice(patcher: Patcher) -> None:
 @mutant("merge", "REF", "KV-READ", rows=(32,))
 def m_merge_leaves_the_table(patcher: Patcher) -> None:
     """A duplicate is given back, and its request's table still points to it."""
-    merge = batch._merge
+    merge = batches._merge
 
     def merge_unmapped(*args: Any) -> None:
         with Patcher() as inner:
@@ -296,7 +297,7 @@ def m_merge_leaves_the_table(patcher: Patcher) -> None:
             without(inner, SetTable)
             merge(*args)
 
-    patcher.setattr(batch, "_merge", merge_unmapped)
+    patcher.setattr(batches, "_merge", merge_unmapped)
 
 
 @mutant("groups", "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")

@@ -11,11 +11,13 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore import allocate, calls, hits, plan, swap
-from kvcore.asked import Asked
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state import Draft, RequestState, State, transition
-from kvcore.values import Appended, Outcome, Reason, Refused
+from kvcore.state.state import Draft, RequestState, State, transition
+from kvcore.trace import calls
+from kvcore.transitions import allocate, plan, swap
+from kvcore.transitions import prefix_lookup as hits
+from kvcore.transitions.slot_request import Asked
+from kvcore.types.values import Appended, Outcome, Reason, Refused
 
 
 @mutant("groups", "HIT-LONGEST", costs="what would have been a hit is computed again")

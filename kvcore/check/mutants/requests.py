@@ -10,11 +10,12 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, calls, plan, release, rewind, truncate
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
-from kvcore.requests import extend
-from kvcore.state import Draft, Merge, RequestState
+from kvcore.state.state import Draft, Merge, RequestState
+from kvcore.trace import calls
+from kvcore.transitions import allocate, free, plan, rewind, truncate
+from kvcore.transitions.requests import extend
 
 
 @mutant("calls", "ROWS", costs="the worker's tables grow by a row")
@@ -30,14 +31,14 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
 @mutant("three", "OPEN-BATCH", shows=LEAVING)
 def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
-    leave = release.leave_open_batch
+    leave = free.leave_open_batch
 
     def leave_record(draft: Draft, request: RequestState) -> None:
         records = draft.records
         leave(draft, request)
         draft.records = records
 
-    patcher.setattr(release, "leave_open_batch", leave_record)
+    patcher.setattr(free, "leave_open_batch", leave_record)
 
 
 @mutant("three", "COMPUTED-RULE")
@@ -101,7 +102,7 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
 )
 def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
     """A request that is rewound to a count among its scheduled drafts still counts some of them."""
-    cut_tables = release.cut_tables
+    cut_tables = free.cut_tables
 
     def cut_to(draft: Draft, request: RequestState, num_tokens: int) -> None:
         cut_tables(draft, request, num_tokens)
@@ -115,12 +116,12 @@ def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
 @mutant("merge", costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
 def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     """Who leaves the open batch keeps duplicates that it had written before."""
-    drops = release.is_unwritten
+    drops = free.is_unwritten
 
     def drops_all(draft: Draft, merge: Merge, record: Any, request: RequestState) -> bool:
         return drops(draft, merge, evolve(record, num_computed_before=0), request)
 
-    patcher.setattr(release, "is_unwritten", drops_all)
+    patcher.setattr(free, "is_unwritten", drops_all)
 
 
 @mutant("lookahead", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")

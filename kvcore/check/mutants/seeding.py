@@ -16,12 +16,12 @@ from typing import Any, Self
 import attrs
 from msgspec.structs import replace as evolve
 
-from kvcore import calls
-from kvcore.check.profiles import PROFILES
-from kvcore.check.world import World
-from kvcore.commands import Command
-from kvcore.effects import Effects
-from kvcore.state import RequestState
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.world.world import World
+from kvcore.state.state import RequestState
+from kvcore.trace import calls
+from kvcore.types.commands import Command
+from kvcore.types.effects import Effects
 
 
 class Patcher:

@@ -11,14 +11,17 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore import allocate, calls, commands, operations, release, state, swap
-from kvcore.block_pool import PoolDraft
-from kvcore.check import judge
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
-from kvcore.commands import Command, SwapIn, SwapOut
-from kvcore.effects import Effects
-from kvcore.state import Draft, RequestState
+from kvcore.check.properties import checker
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.state import state
+from kvcore.state.state import Draft, RequestState
+from kvcore.trace import calls
+from kvcore.transitions import allocate, free, swap, transfers
+from kvcore.types import commands
+from kvcore.types.commands import Command, SwapIn, SwapOut
+from kvcore.types.effects import Effects
 
 
 @mutant("host", "KV-READ")
@@ -70,12 +73,12 @@ def m_operation_holds_no_block(patcher: Patcher) -> None:
 @mutant("loads", "COMPUTED-RULE")
 def m_failed_operation_counts(patcher: Patcher) -> None:
     """A load that failed counts as done."""
-    finish = operations.finish_load
+    finish = transfers.finish_load
 
     def finish_done(draft: Draft, request: RequestState, operation: Any, _done: bool) -> None:
         finish(draft, request, operation, True)
 
-    patcher.setattr(operations, "finish_load", finish_done)
+    patcher.setattr(transfers, "finish_load", finish_done)
 
 
 @mutant("host", "REF", rows=(31,))
@@ -93,7 +96,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
 @mutant("flight-loads", "CACHE-KV", rows=(36,), shows=FLYING_LOADS)
 def m_removed_request_publishes_late(patcher: Patcher) -> None:
     """A request that leaves publishes what its unfinished loads have yet to bring."""
-    abandon = release.abandon_loads
+    abandon = free.abandon_loads
 
     def abandon_published(draft: Draft, request: RequestState) -> RequestState:
         left, table = abandon(draft, request), request.tables[0]
@@ -102,7 +105,7 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
                 draft.device.publish(table[position], request.key(draft.config, 0, position))
         return left
 
-    patcher.setattr(release, "abandon_loads", abandon_published)
+    patcher.setattr(free, "abandon_loads", abandon_published)
 
 
 @mutant("host", "RESET", rows=(54,))
@@ -159,7 +162,7 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
 @mutant("flight-loads", "OPERATIONS", rows=(65,), shows=LOADS_LEFT)
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
     """A request that leaves still counts its unfinished loads, and they it."""
-    patcher.setattr(release, "abandon_loads", lambda _, request: request)
+    patcher.setattr(free, "abandon_loads", lambda _, request: request)
 
 
 @mutant("three", "CMD-COW-SRC", "KV-READ", rows=(63,))
@@ -171,7 +174,7 @@ def m_swaps_out_run_last(patcher: Patcher) -> None:
 @mutant("three", "CMD-HAZARD", "CMD-ORDER", rows=(58,), shows=SWAP_PAIRS)
 def m_transfers_in_one_segment(patcher: Patcher) -> None:
     """A batch says of no two transfers that one must wait for the other."""
-    for module in (commands, judge):
+    for module in (commands, checker):
         patcher.setattr(module, "segments", lambda batch: [0] * len(batch))
 
 
@@ -189,12 +192,12 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
             written |= {command.writes()} - {None}
         return numbers
 
-    for module in (commands, judge):
+    for module in (commands, checker):
         patcher.setattr(module, "segments", segments)
 
 
 @mutant("host", costs="no command zeroes what is named: an engine does", trace="new_blocks")
 def m_names_what_is_filled(patcher: Patcher) -> None:
     """A block is named as new, and so zeroed by its engine, though a command fills it since."""
-    for module in (allocate, operations, swap):
+    for module in (allocate, transfers, swap):
         patcher.setattr(module, "forget_new", lambda *_: None)

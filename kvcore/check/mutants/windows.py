@@ -12,15 +12,17 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore import allocate, block_pool, hits, plan, state, window
-from kvcore.block_pool import PoolDraft
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import ALONE
-from kvcore.commands import Command, CutTable, SetTable, Zero
-from kvcore.config import Config
-from kvcore.effects import Effects
-from kvcore.groups import Group, skipped_blocks
-from kvcore.state import Draft, RequestState
+from kvcore.pool import block_pool
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.state import state
+from kvcore.state.state import Draft, RequestState
+from kvcore.transitions import allocate, plan, prefix_lookup, window
+from kvcore.types.commands import Command, CutTable, SetTable, Zero
+from kvcore.types.config import Config
+from kvcore.types.effects import Effects
+from kvcore.types.groups import Group, skipped_blocks
 
 
 @mutant("groups", "NULL", rows=(48,))
@@ -166,26 +168,26 @@ def m_per_group_alloc(patcher: Patcher) -> None:
 @mutant("groups", "HIT-LONGEST", rows=(46,))
 def m_group_hit_mismatch(patcher: Patcher) -> None:
     """One group reports fewer hit blocks than the other."""
-    found = hits.hit_blocks
+    found = prefix_lookup.hit_blocks
 
     def found_less(*args: Any) -> Any:
         first, second = found(*args)
         return first, second[:-1]
 
-    patcher.setattr(hits, "hit_blocks", found_less)
+    patcher.setattr(prefix_lookup, "hit_blocks", found_less)
 
 
 @mutant("groups", "NOCRASH")
 def m_one_group_decides(patcher: Patcher) -> None:
     """The windowed group's misses do not shorten the hit of all."""
-    length = hits.group_length
+    length = prefix_lookup.group_length
 
     def length_of_full(state: Any, request: Any, group: int, longest: int, most: int) -> int:
         if state.config.groups[group].is_windowed:
             return longest
         return length(state, request, group, longest, most)
 
-    patcher.setattr(hits, "group_length", length_of_full)
+    patcher.setattr(prefix_lookup, "group_length", length_of_full)
 
 
 @mutant("eagle", "HIT-LONGEST", costs="the draft model guesses worse")
@@ -199,7 +201,7 @@ def keeps_in_search(drops: Any) -> Any:
 
     def drops_elsewhere(config: Config, group: int) -> bool:
         asker = sys._getframe(1).f_globals["__name__"]
-        return asker != "kvcore.hits" and bool(drops(config, group))
+        return asker != "kvcore.transitions.prefix_lookup" and bool(drops(config, group))
 
     return drops_elsewhere
 

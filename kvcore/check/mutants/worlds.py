@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check import named_world
-from kvcore.check.named_world import FULL, SLOT, WINDOW
-from kvcore.check.world import World
-from kvcore.extra_keys import LoRA, MediaItem
+from kvcore.check.profiles import profile
+from kvcore.check.profiles.profile import FULL, SLOT, WINDOW
+from kvcore.check.world.world import World
+from kvcore.hashing.extra_keys import LoRA, MediaItem
 
 
 def world(num_blocks: int, num_requests: int, num_tokens: int, *more: str, **options: Any) -> World:
     """A world of num_blocks usable blocks, by calls, as `named_world.world` makes it."""
     options.setdefault("moves", "calls")
-    return named_world.world(num_blocks, num_requests, num_tokens, num_tokens, *more, **options)
+    return profile.world(num_blocks, num_requests, num_tokens, num_tokens, *more, **options)
 
 
 BASIC = world(2, 2, 3, enable_events=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from kvcore.calls import Call
 from kvcore.check.simulate.runs import Failure
-from kvcore.check.story_calls import config_words, words_of
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation, KvcoreError
-from kvcore.trace import rewrite
-from kvcore.values import Hit
+from kvcore.check.stories.calls import config_words, words_of
+from kvcore.trace.calls import Call
+from kvcore.trace.trace_file import rewrite
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.values import Hit
 
 WIDTH = 98
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.calls import Misuse
 from kvcore.check.simulate.play import Play
-from kvcore.errors import InvariantViolation
+from kvcore.trace.calls import Misuse
+from kvcore.types.errors import InvariantViolation
 
 
 def take(play: Play) -> Any:

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import attrs
 
-from kvcore.commands import Batch
-from kvcore.config import Config
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
 
 GROUP = "kvcore.devices"
 SPOILT, RUBBISH, ZERO, EMPTY = -1, -2, -3, -4

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from kvcore.calls import Misuse
 from kvcore.check.simulate.play import Move, Play
 from kvcore.check.simulate.prefixes import KINDS
 from kvcore.check.simulate.setting import Setting
-from kvcore.errors import InvariantViolation
-from kvcore.values import Appended, Reason, Refused, Status
+from kvcore.trace.calls import Misuse
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Appended, Reason, Refused, Status
 
 IDLE_LETS_GO, IDLE_STUCK = 8, 40
 MOST_WAITING_BATCHES = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcore.errors import InvariantViolation
-from kvcore.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 Keys = set[tuple[bytes, int]]
 

@@ -9,17 +9,17 @@ Twin: none.
 
 from __future__ import annotations
 
-from kvcore import invariants
-from kvcore.check.outcomes import check_hit
+from kvcore.check.properties.outcomes import check_hit
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.memory import Memory
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import Move, Play
-from kvcore.commands import close
-from kvcore.errors import InvariantViolation
-from kvcore.hashing import HASH_SIZE
-from kvcore.state import State
-from kvcore.values import Status
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.invariants import pool_and_state
+from kvcore.state.state import State
+from kvcore.types.commands import close
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Status
 
 MOST_HITS = 4
 """Requests whose longest hit is looked for by trying all, in one look."""
@@ -36,7 +36,7 @@ def check_bytes(play: Play) -> None:
 def check_all(play: Play) -> None:
     """Judge the state that a run is in. Raises InvariantViolation."""
     state = play.manager.state()
-    invariants.check(state)
+    pool_and_state.check(state)
     check_bytes(play)
     memory = play.memory.copy()
     for issued in play.waiting:

@@ -4,8 +4,8 @@
 Rules: nothing here is called by a transition. A slot holds the number of a prefix (`prefixes.py`);
 a block also knows the group that wrote it. Contents change by the commands of a batch and by the
 forward pass behind it. A block that is handed out, or loses owner and key, is empty at once, which
-is stricter than memory is. Reads compare whole runs of slots. As `kvcore/check/ghost.py`, for pools
-of any size. Twin: none.
+is stricter than memory is. Reads compare whole runs of slots. As `kvcore/oracle/contents.py`, for
+pools of any size. Twin: none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import attrs
 
 from kvcore.check.simulate.device import EMPTY, RUBBISH, SPOILT, ZERO, Pass
 from kvcore.check.simulate.prefixes import Prefixes
-from kvcore.commands import (
+from kvcore.hashing.block_hash import HASH_SIZE, KEY_SIZE
+from kvcore.types.commands import (
     KEY_FIELDS,
     Allocate,
     Batch,
@@ -34,10 +35,9 @@ from kvcore.commands import (
     Touch,
     Zero,
 )
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation
-from kvcore.groups import Group, skipped_tokens
-from kvcore.hashing import HASH_SIZE, KEY_SIZE
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.groups import Group, skipped_tokens
 
 T = TypeVar("T")
 Tables = dict[tuple[int, int], list[int]]

@@ -13,13 +13,13 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import Misuse
 from kvcore.check.simulate.batches import cancel, complete, execute, take
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.play import Move, Play, Transfer
 from kvcore.check.simulate.prefixes import Known, make_request, media_end
-from kvcore.errors import InvariantViolation
-from kvcore.values import Appended, Hit, Refused, Status
+from kvcore.trace.calls import Misuse
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Appended, Hit, Refused, Status
 
 WELL = (Misuse, Refused)
 

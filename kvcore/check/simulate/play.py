@@ -17,11 +17,12 @@ from typing import Any
 
 import attrs
 
-from kvcore.calls import Call, Misuse, perform_on
 from kvcore.check.simulate.device import Device, Pass, Plan
 from kvcore.check.simulate.memory import Memory, Tables
 from kvcore.check.simulate.prefixes import Known, Prefixes
-from kvcore.commands import (
+from kvcore.manager import KVCacheManager
+from kvcore.trace.calls import Call, Misuse, perform_on
+from kvcore.types.commands import (
     Allocate,
     Batch,
     CopyOnWrite,
@@ -32,10 +33,9 @@ from kvcore.commands import (
     SwapIn,
     SwapOut,
 )
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation
-from kvcore.manager import KVCacheManager
-from kvcore.values import Reason, Refused, Status
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Reason, Refused, Status
 
 MakeManager = Callable[[Config], KVCacheManager]
 BLOCKS_READ = {CopyOnWrite.kind: 0, SwapOut.kind: 0, Store.kind: 1}

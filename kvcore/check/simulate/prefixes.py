@@ -4,7 +4,7 @@
 Rules: nothing here is called by a transition. A request's numbers are a list that only grows; a cut
 makes a new list, so that whoever holds a list and a length holds that content. A hash stands for
 one number, learnt from a chain that is made here from tokens and extra keys, not read from the
-core. As `kvcore/check/prefixes.py`, at a cost of O(new tokens). Twin: none.
+core. As `kvcore/oracle/prefixes.py`, at a cost of O(new tokens). Twin: none.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from string import ascii_letters, digits
 
 import attrs
 
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation
-from kvcore.extra_keys import LoRA, MediaItem, read_extra_keys
-from kvcore.hashing import HASH_SIZE, hash_blocks, root_hash
-from kvcore.values import Request
+from kvcore.hashing.block_hash import HASH_SIZE, hash_blocks, root_hash
+from kvcore.hashing.extra_keys import LoRA, MediaItem, read_extra_keys
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Request
 
 OWN = ascii_letters + digits
 FIRST_ENCODER = -9

@@ -22,9 +22,9 @@ from kvcore.check.simulate.engine import Engine
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import MakeManager, Move, Play
 from kvcore.check.simulate.setting import Asked, Setting, draw_setting
-from kvcore.config import Config
-from kvcore.errors import InvariantViolation
 from kvcore.manager import KVCacheManager
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
 
 BackendName = Literal["python", "rust", "both"]
 Managers = BackendName | Sequence[tuple[str, MakeManager]]

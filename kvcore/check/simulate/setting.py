@@ -13,9 +13,9 @@ from typing import Any
 
 import attrs
 
-from kvcore.config import Config
-from kvcore.errors import KvcoreError
-from kvcore.groups import Group, Kind
+from kvcore.types.config import Config
+from kvcore.types.errors import KvcoreError
+from kvcore.types.groups import Group, Kind
 
 KINDS: tuple[Kind, ...] = ("full_attention", "full_attention", "sliding_window", "chunked_local")
 CROSS = 0.1

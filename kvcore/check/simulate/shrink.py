@@ -15,8 +15,8 @@ import attrs
 
 from kvcore.check.simulate.play import Move
 from kvcore.check.simulate.runs import Failure, MakeDevices, Managers, again
-from kvcore.config import Config
-from kvcore.errors import KvcoreError
+from kvcore.types.config import Config
+from kvcore.types.errors import KvcoreError
 
 Moves = tuple[Move, ...]
 Fails = Callable[[Config, Sequence[Move]], bool]

@@ -11,16 +11,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use smallvec::SmallVec;
 
-use crate::asked::{Asked, AskedHit};
 use crate::bindings::errors::{raise, wrong_argument};
 use crate::bindings::hashing::hashing;
 use crate::bindings::lists::exact_ids;
-use crate::commands::Tier;
-use crate::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
-use crate::errors::Error;
-use crate::groups::{Group, KINDS};
-use crate::ranked::PoolEviction;
-use crate::values::GivenHashes;
+use crate::pool::priority_eviction::PoolEviction;
+use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::types::commands::Tier;
+use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
+use crate::types::errors::Error;
+use crate::types::groups::{Group, KINDS};
+use crate::types::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
 const FAR: i64 = 1 << 61;

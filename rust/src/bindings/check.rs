@@ -2,8 +2,9 @@
 //! `kvcore._rust.check_world`: the checker's search, over the twin's own transitions.
 //!
 //! Rules: a world is read from its object, and what was found goes back as plain data: counts, a
-//! verdict, the calls of a story with arguments that `kvcore.calls.Call` takes. No Python runs
-//! while states are explored; between rounds it may stop the search, by Ctrl-C or an exception.
+//! verdict, the calls of a story with arguments that `kvcore.trace.calls.Call` takes. No Python
+//! runs while states are explored; between rounds it may stop the search, by Ctrl-C or an
+//! exception.
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -13,10 +14,11 @@ use crate::bindings::arguments::{ConfigArg, config, items};
 use crate::bindings::check_calls::Stories;
 use crate::bindings::errors::raise;
 use crate::bindings::extra_keys::kind_of_request;
-use crate::check::report::Report;
-use crate::check::search::{Limits, Progress};
-use crate::check::world::{Moves, Symmetry, World};
-use crate::check::{self, Judges};
+use crate::check;
+use crate::check::Judges;
+use crate::check::search::report::Report;
+use crate::check::search::search::{Limits, Progress};
+use crate::check::world::world::{Moves, Symmetry, World};
 
 /// Explore a world; the report as a dict.
 ///

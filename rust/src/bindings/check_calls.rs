@@ -6,8 +6,8 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::bindings::arguments::items;
 use crate::bindings::values::hit;
-use crate::check::calls::{Call, Name, Slots};
-use crate::values::Hit;
+use crate::check::world::calls::{Call, Name, Slots};
+use crate::types::values::Hit;
 
 /// What makes Python's calls of one world.
 pub(crate) struct Stories<'py> {
@@ -22,7 +22,7 @@ impl<'py> Stories<'py> {
     /// Of a world.
     pub(crate) fn new(world: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = world.py();
-        let request = py.import("kvcore.values")?.getattr("Request")?;
+        let request = py.import("kvcore.types.values")?.getattr("Request")?;
         let kinds = items(world.getattr("kinds_of_requests")?.as_borrowed())?;
         Ok(Stories { py, request, kinds })
     }

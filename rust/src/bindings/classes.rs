@@ -9,8 +9,8 @@ use pyo3::types::PyModule;
 
 static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
 
-/// The classes of `kvcore.values`, `kvcore.event_log` and `kvcore.commands`, members of enums
-/// included.
+/// The classes of `kvcore.types.values`, `kvcore.codec.event_log` and `kvcore.types.commands`,
+/// members of enums included.
 pub(crate) struct Classes {
     pub(crate) blocks: Py<PyAny>,
     pub(crate) hit: Py<PyAny>,
@@ -27,7 +27,7 @@ pub(crate) struct Classes {
     pub(crate) waiting: Py<PyAny>,
     pub(crate) running: Py<PyAny>,
     pub(crate) swapped: Py<PyAny>,
-    /// The module `kvcore.errors`.
+    /// The module `kvcore.types.errors`.
     pub(crate) errors: Py<PyModule>,
 }
 
@@ -38,7 +38,7 @@ impl Classes {
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {
-        let values = py.import("kvcore.values")?;
+        let values = py.import("kvcore.types.values")?;
         let value = |name: &str| values.getattr(name).map(Bound::unbind);
         let member =
             |name: &str, of: &str| Ok::<_, PyErr>(values.getattr(name)?.getattr(of)?.unbind());
@@ -48,8 +48,8 @@ impl Classes {
             refused: value("Refused")?,
             appended: value("Appended")?,
             stats: value("PrefixCacheStats")?,
-            batch: py.import("kvcore.commands")?.getattr("Batch")?.unbind(),
-            events: py.import("kvcore.event_log")?.getattr("Events")?.unbind(),
+            batch: py.import("kvcore.types.commands")?.getattr("Batch")?.unbind(),
+            events: py.import("kvcore.codec.event_log")?.getattr("Events")?.unbind(),
             later: member("Reason", "LATER")?,
             never: member("Reason", "NEVER")?,
             verdict_ok: member("Verdict", "OK")?,
@@ -58,7 +58,7 @@ impl Classes {
             waiting: member("Status", "WAITING")?,
             running: member("Status", "RUNNING")?,
             swapped: member("Status", "SWAPPED")?,
-            errors: py.import("kvcore.errors")?.unbind(),
+            errors: py.import("kvcore.types.errors")?.unbind(),
         })
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Tiers` that go by contents, or ask of several blocks at once.
 //!
-//! Rules: as the functions of `kvcore.contents`, with the same values and errors.
+//! Rules: as the functions of `kvcore.legacy.blocks.by_key`, with the same values and errors.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,10 +12,11 @@ use crate::bindings::arguments::{
 use crate::bindings::errors::{raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers::{Tiers, read_keys};
-use crate::bindings::values::{self, PyNumbers, PyOwners, PyPlaced};
-use crate::config::NO_LIMIT;
-use crate::contents;
-use crate::hashing::Key;
+use crate::bindings::values;
+use crate::bindings::values::{PyNumbers, PyOwners, PyPlaced};
+use crate::hashing::block_hash::Key;
+use crate::legacy::blocks::by_key;
+use crate::types::config::NO_LIMIT;
 
 #[pymethods]
 impl Tiers {
@@ -33,7 +34,7 @@ impl Tiers {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let keys = read_contents(&items(keys.0)?)?;
         let lengths = read_lengths(lengths, keys.len())?;
-        let outcome = contents::find_or_take(&mut self.0, &keys, &lengths, tier)
+        let outcome = by_key::find_or_take(&mut self.0, &keys, &lengths, tier)
             .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
         values::placed(py, outcome)
     }
@@ -56,7 +57,7 @@ impl Tiers {
             let count = host_ids.len().into_pyobject(py)?;
             return Err(wrong_argument("host_blocks", &expected, count.as_any().as_borrowed()));
         }
-        contents::copy_pairs(&mut self.0, &ids, &host_ids, to)
+        by_key::copy_pairs(&mut self.0, &ids, &host_ids, to)
             .map_err(|misuse| raise_in(py, misuse, &given))
     }
 
@@ -70,7 +71,7 @@ impl Tiers {
     ) -> PyResult<PyOwners<'py>> {
         let (py, tier) = (tier.0.py(), self.tier(tier)?);
         let keys = read_keys(&items(keys.0)?)?;
-        let owners = contents::owners_of(&self.0, &keys, tier)
+        let owners = by_key::owners_of(&self.0, &keys, tier)
             .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
         Ok(PyOwners(PyTuple::new(py, owners)?.into_any()))
     }
@@ -85,7 +86,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), blocks.0.py());
         let tier = self.tier(tier)?;
         let ids = given.blocks(blocks)?;
-        let counts = contents::ref_counts(&self.0, &ids, tier)
+        let counts = by_key::ref_counts(&self.0, &ids, tier)
             .map_err(|misuse| raise_in(py, misuse, &given))?;
         values::numbers(py, counts)
     }
@@ -97,7 +98,7 @@ impl Tiers {
         block: BlockArg<'_, 'py>,
         tier: TierArg<'_, 'py>,
     ) -> PyResult<(f64, u32)> {
-        let rank = self.ask_of(block, tier, contents::rank_of)?;
+        let rank = self.ask_of(block, tier, by_key::rank_of)?;
         Ok((rank.time, rank.length))
     }
 }

@@ -6,9 +6,9 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
-use crate::commands::Tier;
-use crate::errors::{Error, Field, repr};
-use crate::tiers::Misuse;
+use crate::legacy::blocks::tiers::Misuse;
+use crate::types::commands::Tier;
+use crate::types::errors::{Error, Field, repr};
 
 /// What ends a call: an error of the twin, or one that an argument raised while it was read.
 pub(crate) enum Wrong {

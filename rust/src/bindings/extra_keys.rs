@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::bindings::arguments::{Given, RequestArg, items};
-use crate::check::world::KindOfRequest;
-use crate::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+use crate::check::world::world::KindOfRequest;
+use crate::hashing::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 
 /// The parts of a request, held as long as the twin reads them.
 pub(crate) struct Parts<'py> {

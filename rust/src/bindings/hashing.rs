@@ -8,9 +8,10 @@ use crate::bindings::arguments::{Given, RequestArg, TokensArg};
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::tokens::read_tokens;
-use crate::errors::{Error, repr};
-use crate::extra_keys::read_extra_keys;
-use crate::hashing::{self, BlockHash, HASH_SIZE, Hashing};
+use crate::hashing::block_hash;
+use crate::hashing::block_hash::{BlockHash, HASH_SIZE, Hashing};
+use crate::hashing::extra_keys::read_extra_keys;
+use crate::types::errors::{Error, repr};
 
 /// The parent of each request's first block.
 #[pyfunction]
@@ -20,7 +21,7 @@ pub(crate) fn root_hash<'py>(
     seed: &[u8],
     hashing: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let hash = hashing::root_hash(seed, self::hashing(py, hashing)?);
+    let hash = block_hash::root_hash(seed, self::hashing(py, hashing)?);
     Ok(PyBytes::new(py, &hash))
 }
 
@@ -36,7 +37,7 @@ pub(crate) fn hash_block<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = tokens.0.py();
     let (parent, hashing) = (read_parent(py, parent)?, self::hashing(py, hashing)?);
-    Ok(PyBytes::new(py, &hashing::hash_block(&parent, &read_tokens(tokens)?, &[], hashing)))
+    Ok(PyBytes::new(py, &block_hash::hash_block(&parent, &read_tokens(tokens)?, &[], hashing)))
 }
 
 /// The hashes of a request's full blocks from token `start` on, of which `parent` is before.
@@ -61,7 +62,7 @@ pub(crate) fn hash_blocks<'py>(
     let keys = read_extra_keys(&id, parts.keys(&mut given), tokens.len() as u32, block_size)
         .map_err(|error| Wrong::from(error).raise(py, &given))?;
     let rest = tokens.get(start as usize..).unwrap_or_default();
-    let hashes = hashing::hash_blocks(parent, rest, block_size, start, &keys, hashing);
+    let hashes = block_hash::hash_blocks(parent, rest, block_size, start, &keys, hashing);
     Ok(hashes.map(|hash| PyBytes::new(py, &hash)).collect())
 }
 

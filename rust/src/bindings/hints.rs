@@ -7,14 +7,14 @@ use pyo3::{type_hint_identifier, type_hint_subscript, type_hint_union};
 const NONE: PyStaticExpr = PyStaticExpr::Constant { value: PyStaticConstant::None };
 const ELLIPSIS: PyStaticExpr = PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis };
 const TUPLE: PyStaticExpr = type_hint_identifier!("builtins", "tuple");
-const REFUSED: PyStaticExpr = type_hint_identifier!("kvcore.values", "Refused");
+const REFUSED: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Refused");
 
 pub(crate) const ANY: PyStaticExpr = type_hint_identifier!("typing", "Any");
 pub(crate) const BOOL: PyStaticExpr = type_hint_identifier!("builtins", "bool");
 pub(crate) const INT: PyStaticExpr = type_hint_identifier!("builtins", "int");
 pub(crate) const STR: PyStaticExpr = type_hint_identifier!("builtins", "str");
-pub(crate) const CONFIG: PyStaticExpr = type_hint_identifier!("kvcore.config", "Config");
-pub(crate) const REQUEST: PyStaticExpr = type_hint_identifier!("kvcore.values", "Request");
+pub(crate) const CONFIG: PyStaticExpr = type_hint_identifier!("kvcore.types.config", "Config");
+pub(crate) const REQUEST: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Request");
 pub(crate) const IDS: PyStaticExpr = type_hint_subscript!(
     type_hint_identifier!("collections.abc", "Iterable"),
     type_hint_identifier!("builtins", "str")
@@ -23,17 +23,19 @@ pub(crate) const BLOCK_IDS: PyStaticExpr = type_hint_subscript!(
     type_hint_identifier!("collections.abc", "Iterable"),
     type_hint_identifier!("builtins", "int")
 );
-pub(crate) const HIT: PyStaticExpr = type_hint_identifier!("kvcore.values", "Hit");
+pub(crate) const HIT: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Hit");
 pub(crate) const MAYBE_HIT: PyStaticExpr = type_hint_union!(HIT, NONE);
-pub(crate) const BLOCKS: PyStaticExpr = type_hint_identifier!("kvcore.values", "KVCacheBlocks");
+pub(crate) const BLOCKS: PyStaticExpr =
+    type_hint_identifier!("kvcore.types.values", "KVCacheBlocks");
 pub(crate) const BLOCKS_OR_REFUSED: PyStaticExpr = type_hint_union!(BLOCKS, REFUSED);
 pub(crate) const REFUSED_OR_NONE: PyStaticExpr = type_hint_union!(REFUSED, NONE);
-pub(crate) const VERDICT: PyStaticExpr = type_hint_identifier!("kvcore.values", "Verdict");
-pub(crate) const STATUS: PyStaticExpr = type_hint_identifier!("kvcore.values", "Status");
-pub(crate) const APPENDED: PyStaticExpr = type_hint_identifier!("kvcore.values", "Appended");
-pub(crate) const STATS: PyStaticExpr = type_hint_identifier!("kvcore.values", "PrefixCacheStats");
-pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.commands", "Batch");
-pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.event_log", "Events");
+pub(crate) const VERDICT: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Verdict");
+pub(crate) const STATUS: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Status");
+pub(crate) const APPENDED: PyStaticExpr = type_hint_identifier!("kvcore.types.values", "Appended");
+pub(crate) const STATS: PyStaticExpr =
+    type_hint_identifier!("kvcore.types.values", "PrefixCacheStats");
+pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.types.commands", "Batch");
+pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.codec.event_log", "Events");
 pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
 pub(crate) const NAMES: PyStaticExpr = type_hint_subscript!(TUPLE, STR, ELLIPSIS);
 const MAYBE_INT: PyStaticExpr = type_hint_union!(INT, NONE);

@@ -6,8 +6,8 @@
 use pyo3::prelude::*;
 
 use crate::bindings::errors::raise;
-use crate::check::invariants::{Scratch, failing};
-use crate::decode::decode;
+use crate::codec::decode::decode;
+use crate::invariants::pool_and_state::{Scratch, failing};
 
 /// The names of the structural properties that do not hold in a state, from its canonical bytes.
 ///

@@ -18,7 +18,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::bindings::tokens::Tokens;
-use crate::values::room_for;
+use crate::types::values::room_for;
 
 /// The items of a list or tuple of ints below 2**32; None for anything else.
 pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {

@@ -7,16 +7,17 @@
 
 use pyo3::prelude::*;
 
-use crate::allocate::{Requests, append};
 use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, items};
 use crate::bindings::errors::Wrong;
 use crate::bindings::lists::{only_id, only_item};
-use crate::bindings::values::{self, PyAppended, PyBlocks, PyMoved};
-use crate::commands::Batch;
-use crate::errors::Error;
-use crate::queries::find_request;
-use crate::state::{RequestState, State};
-use crate::values::{Admitted, Appended};
+use crate::bindings::values;
+use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};
+use crate::state::state::{RequestState, State};
+use crate::transitions::allocate::{Requests, append};
+use crate::transitions::queries::find_request;
+use crate::types::commands::Batch;
+use crate::types::errors::Error;
+use crate::types::values::{Admitted, Appended};
 
 /// A manager's state, and what calls do to it. `kvcore.KVCacheManager` is the way to use it.
 ///

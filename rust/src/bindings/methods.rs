@@ -8,33 +8,37 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::allocate::{Requests, allocate_slots, append, read_request_ids};
-use crate::batch::{complete, take_batch_into};
+use crate::bindings::arguments;
 use crate::bindings::arguments::{
-    self, BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg,
-    RequestArg, TokensArg, flag, held, items,
+    BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg, RequestArg,
+    TokensArg, flag, held, items,
 };
 use crate::bindings::errors::{Wrong, raise, wrong_argument};
 use crate::bindings::manager::Manager;
 use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
+use crate::bindings::values;
 use crate::bindings::values::{
-    self, PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
+    PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
-use crate::caching::{cache_blocks, evict_blocks, reset_prefix_cache};
-use crate::cancel::cancel;
-use crate::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
-use crate::errors::Error;
-use crate::fork::fork;
-use crate::operations::{complete_operation, load, store};
-use crate::pins::{pin, unpin};
-use crate::release::free;
-use crate::requests::{accept, add_block_hashes, add_drafts, add_tokens, remove_request};
-use crate::rewind::rewind;
-use crate::state::{State, make_state};
-use crate::swap::{swap_in, swap_out};
-use crate::truncate::truncate;
-use crate::window::remove_skipped_blocks;
+use crate::state::state::{State, make_state};
+use crate::transitions::allocate::{Requests, allocate_slots, append, read_request_ids};
+use crate::transitions::batches::{complete, take_batch_into};
+use crate::transitions::cancel::cancel;
+use crate::transitions::drain::{new_step_starts, take_events, take_new_block_ids, take_stats};
+use crate::transitions::fork::fork;
+use crate::transitions::free::free;
+use crate::transitions::pins::{pin, unpin};
+use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
+use crate::transitions::requests::{
+    accept, add_block_hashes, add_drafts, add_tokens, remove_request,
+};
+use crate::transitions::rewind::rewind;
+use crate::transitions::swap::{swap_in, swap_out};
+use crate::transitions::transfers::{complete_operation, load, store};
+use crate::transitions::truncate::truncate;
+use crate::transitions::window::remove_skipped_blocks;
+use crate::types::errors::Error;
 
 #[pymethods]
 impl Manager {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.BlockPool`: the pool layer's transitions as methods of one pool.
 //!
-//! Rules: as those of `kvcore.pool_layer`, with the same values and errors; what they emit gathers
-//! until `commands` hands it out. Keys are `KEY_SIZE` bytes.
+//! Rules: as those of `kvcore.pool.transitions`, with the same values and errors; what they emit
+//! gathers until `commands` hands it out. Keys are `KEY_SIZE` bytes.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,15 +12,16 @@ use crate::bindings::arguments::{
 };
 use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::tiers::read_number;
-use crate::bindings::values::{self, PyBatch, PyTaken};
-use crate::block_pool;
-use crate::commands::close;
-use crate::effects::Effects;
-use crate::errors::Error;
-use crate::hashing::{KEY_SIZE, Key};
-use crate::ids::BlockId;
-use crate::pool_layer as layer;
-use crate::ranked::make_pool;
+use crate::bindings::values;
+use crate::bindings::values::{PyBatch, PyTaken};
+use crate::hashing::block_hash::{KEY_SIZE, Key};
+use crate::pool::block_pool;
+use crate::pool::priority_eviction::make_pool;
+use crate::pool::transitions as layer;
+use crate::types::commands::close;
+use crate::types::effects::Effects;
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
 
 /// The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
 #[pyclass(module = "kvcore._rust")]

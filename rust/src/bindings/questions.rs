@@ -6,17 +6,18 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::allocate::can_allocate;
 use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, Given, HitArg, IdArg};
 use crate::bindings::errors::raise;
 use crate::bindings::manager::Manager;
-use crate::bindings::values::{self, PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};
-use crate::decode::decode;
-use crate::encode::encode;
-use crate::queries::{
+use crate::bindings::values;
+use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};
+use crate::codec::decode::decode;
+use crate::codec::encode::encode;
+use crate::state::state::{RequestState, State};
+use crate::transitions::allocate::can_allocate;
+use crate::transitions::queries::{
     get_block_keys, get_blocks, get_computed_blocks, get_num_common_prefix_blocks, has_key,
 };
-use crate::state::{RequestState, State};
 
 #[pymethods]
 impl Manager {

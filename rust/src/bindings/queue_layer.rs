@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.FreeQueue`: the free queue by itself.
 //!
-//! Rules: as the functions of `kvcore.queue_layer`, with the same values and errors;
-//! `kvcore/legacy/backing_queue.py` holds one.
+//! Rules: as the functions of `kvcore.pool.queue_transitions`, with the same values and errors;
+//! `kvcore/legacy/blocks/queue.py` holds one.
 
 use pyo3::prelude::*;
 
 use crate::bindings::arguments::{BlockArg, Given};
 use crate::bindings::errors::Wrong;
-use crate::bindings::values::{self, PyNumbers};
-use crate::errors::Error;
-use crate::free_queue::{self, make_free_queue};
-use crate::queue_layer as layer;
+use crate::bindings::values;
+use crate::bindings::values::PyNumbers;
+use crate::pool::free_queue;
+use crate::pool::free_queue::make_free_queue;
+use crate::pool::queue_transitions as layer;
+use crate::types::errors::Error;
 
-/// A queue of block ids. `kvcore.legacy.backing_queue` is the way to use it.
+/// A queue of block ids. `kvcore.legacy.blocks.queue` is the way to use it.
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct FreeQueue(free_queue::FreeQueue);
 

@@ -12,8 +12,8 @@ use crate::bindings::errors::Wrong;
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::read_tokens;
-use crate::requests::{add_request, check_new_id};
-use crate::values::Request;
+use crate::transitions::requests::{add_request, check_new_id};
+use crate::types::values::Request;
 
 /// Make a request known; returns its row.
 pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> PyResult<u32> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Tiers` that are for tables of blocks.
 //!
-//! Rules: as the functions of `kvcore.tables`, with the same values and errors.
+//! Rules: as the functions of `kvcore.legacy.blocks.by_table`, with the same values and errors.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -9,12 +9,14 @@ use pyo3::types::PyList;
 use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, items};
 use crate::bindings::errors::raise_in;
 use crate::bindings::tiers::Tiers;
-use crate::bindings::values::{self, PyCopied, PyCopies, PyGrown};
-use crate::tables;
-use crate::tiers::{self, Misuse};
-use crate::values::Admitted;
+use crate::bindings::values;
+use crate::bindings::values::{PyCopied, PyCopies, PyGrown};
+use crate::legacy::blocks::by_table;
+use crate::legacy::blocks::tiers;
+use crate::legacy::blocks::tiers::Misuse;
+use crate::types::values::Admitted;
 
-type Moved = Result<Admitted<tables::Moves>, Misuse>;
+type Moved = Result<Admitted<by_table::Moves>, Misuse>;
 
 impl Tiers {
     /// Run a transition that takes blocks for others.
@@ -49,7 +51,7 @@ impl Tiers {
         let num_blocks = given.count(num_blocks)?;
         let (num_held, last) = end_of(blocks)?;
         let last = last.map(|block| given.block(block.as_borrowed())).transpose()?;
-        let outcome = tables::append(&mut self.0, last, num_held as i64, num_blocks)
+        let outcome = by_table::append(&mut self.0, last, num_held as i64, num_blocks)
             .map_err(|misuse| raise_in(py, misuse, &given))?;
         values::grown(py, outcome)
     }
@@ -62,7 +64,7 @@ impl Tiers {
         let (mut given, py) = (Given::default(), block.0.py());
         let id = given.block(block.0)?;
         let outcome =
-            tables::own(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
+            by_table::own(&mut self.0, id).map_err(|misuse| raise_in(py, misuse, &given))?;
         values::copied(py, outcome)
     }
 
@@ -71,7 +73,7 @@ impl Tiers {
     /// Raises NoHostTier, UnknownBlock, DoubleFree.
     #[pyo3(signature = (blocks, /))]
     fn move_out<'py>(&mut self, blocks: BlocksArg<'_, 'py>) -> PyResult<PyCopies<'py>> {
-        self.move_owners(blocks, tables::move_out)
+        self.move_owners(blocks, by_table::move_out)
     }
 
     /// Move one owner of each host block to the device; gives each with its copy, or a refusal.
@@ -79,7 +81,7 @@ impl Tiers {
     /// Raises NoHostTier, UnknownBlock, DoubleFree.
     #[pyo3(signature = (host_blocks, /))]
     fn move_in<'py>(&mut self, host_blocks: BlocksArg<'_, 'py>) -> PyResult<PyCopies<'py>> {
-        self.move_owners(host_blocks, tables::move_in)
+        self.move_owners(host_blocks, by_table::move_in)
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.Tiers`: the transitions of `kvcore.tiers` as methods of one value.
+//! `kvcore._rust.Tiers`: the transitions of `kvcore.legacy.blocks.tiers` as methods of one value.
 //!
-//! Rules: as those functions, with the same values and errors; `kvcore/legacy/backing.py` holds
-//! one. The options were checked there.
+//! Rules: as those functions, with the same values and errors; `kvcore/legacy/blocks/blocks.py`
+//! holds one. The options were checked there.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -14,14 +14,17 @@ use crate::bindings::arguments::{
 use crate::bindings::errors::{Wrong, raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers_dump::{Dump, dump};
-use crate::bindings::values::{self, PyBatch, PyCopied, PyNumbers, PyTaken};
-use crate::commands::Tier;
-use crate::errors::Error;
-use crate::hashing::Key;
-use crate::ids::BlockId;
-use crate::tiers::{self, Misuse, make_tiers};
+use crate::bindings::values;
+use crate::bindings::values::{PyBatch, PyCopied, PyNumbers, PyTaken};
+use crate::hashing::block_hash::Key;
+use crate::legacy::blocks::tiers;
+use crate::legacy::blocks::tiers::{Misuse, make_tiers};
+use crate::types::commands::Tier;
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
 
-/// The blocks of one or two tiers and an open batch. `kvcore.legacy.backing` is the way to use it.
+/// The blocks of one or two tiers and an open batch. `kvcore.legacy.blocks.blocks` is the way to
+/// use it.
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct Tiers(pub(super) tiers::Tiers);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tiers as Python's value: their columns, of which `kvcore/legacy/backing_state.py` makes it.
+//! Tiers as Python's value: their columns, of which `kvcore/legacy/blocks/from_twin.py` makes it.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -7,12 +7,13 @@ use pyo3::types::PyBytes;
 use crate::bindings::arguments::Given;
 use crate::bindings::errors::raise_in;
 use crate::bindings::tiers::numbers;
-use crate::bindings::values::{self, PyBatch};
-use crate::block_pool::BlockPool;
-use crate::commands::Tier;
-use crate::ids::BlockId;
-use crate::ranked::NO_RANK;
-use crate::tiers::Tiers;
+use crate::bindings::values;
+use crate::bindings::values::PyBatch;
+use crate::legacy::blocks::tiers::Tiers;
+use crate::pool::block_pool::BlockPool;
+use crate::pool::priority_eviction::NO_RANK;
+use crate::types::commands::Tier;
+use crate::types::ids::BlockId;
 
 /// The columns of the device's and the host's blocks, and the open batch.
 pub(super) type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);

@@ -4,7 +4,7 @@
 //! Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is
 //! guessed. A contiguous buffer of native integers is copied at once; any other goes through
 //! `memoryview.tobytes`. The format is judged here, since pyo3 takes big-endian formats for native
-//! ones. Twin: kvcore/tokens.py.
+//! ones. Twin: kvcore/types/tokens.py.
 
 use std::ffi::CStr;
 
@@ -20,8 +20,8 @@ use smallvec::SmallVec;
 use crate::bindings::arguments::{TokensArg, items, listed};
 use crate::bindings::errors::raise;
 use crate::bindings::lists::exact_ids;
-use crate::errors::Error;
-use crate::values::room_for;
+use crate::types::errors::Error;
+use crate::types::values::room_for;
 
 /// Tokens that were read: one is held without an allocation.
 pub(crate) type Tokens = SmallVec<[u32; 4]>;

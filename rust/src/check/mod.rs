@@ -6,62 +6,26 @@
 //! `search.rs`. Nothing here is called by a transition. The same worlds give the same counts of
 //! states and edges, and the same names of properties, as kvcore/check/*.py.
 
-pub mod actions;
-mod arena;
-pub mod calls;
-pub mod canonical;
-mod closing;
-pub mod closure;
-pub mod core_model;
-pub mod fair;
-mod flight;
-pub mod flight_invariants;
-mod flight_model;
-mod flight_name;
-pub mod forward;
-pub mod ghost;
-pub mod hazards;
-pub mod invariants;
-pub mod judge;
-#[cfg(test)]
-mod judged;
-#[cfg(test)]
-mod judged_calls;
-#[cfg(test)]
-mod judged_progress;
-pub mod mirror;
-pub mod model;
-pub mod moves;
-mod order;
-pub mod outcomes;
-mod pack;
-pub mod prefixes;
-pub mod progress;
-mod published;
-pub mod renaming;
-pub mod report;
-pub mod request_invariants;
-pub mod same;
-pub mod schedule;
+pub mod names;
+pub mod properties;
 pub mod search;
-pub mod transitions;
-mod visited;
+#[cfg(test)]
+mod tests;
 pub mod world;
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::check::arena::Arena;
-use crate::check::core_model::CoreModel;
-use crate::check::flight_model::FlightModel;
-use crate::check::model::Judgement;
-use crate::check::prefixes::Prefixes;
-use crate::check::report::Report;
-use crate::check::search::{Limits, Progress, explore};
-use crate::check::visited::Keys;
-use crate::check::world::{Symmetry, World};
-use crate::errors::Error;
+use crate::check::names::fingerprints::Keys;
+use crate::check::search::arena::Arena;
+use crate::check::search::core_model::CoreModel;
+use crate::check::search::flight_model::FlightModel;
+use crate::check::search::report::Report;
+use crate::check::search::search::{Limits, Progress, explore};
+use crate::check::world::model::Judgement;
+use crate::check::world::world::{Symmetry, World};
+use crate::oracle::prefixes::Prefixes;
+use crate::types::errors::Error;
 
 /// A property that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +122,7 @@ pub fn judge_world(world: World, max_states: Option<u64>) -> Result<Vec<Judgemen
     let prefixes = Prefixes::new(&world.config);
     let none = Judges::only(None);
     let mut model = CoreModel::new(world, Symmetry::default(), Keys::new(false), none, prefixes)?;
-    Ok(search::judge(&mut model, max_states))
+    Ok(search::search::judge(&mut model, max_states))
 }
 
 /// Fails with InvalidConfig where batches are in flight: a state is then no whole node.
@@ -172,6 +136,3 @@ fn check_in_flight(world: &World) -> Result<(), Error> {
         }),
     }
 }
-
-#[cfg(test)]
-mod tests;

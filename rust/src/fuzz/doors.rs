@@ -11,14 +11,15 @@ use super::damage::{Sample, damaged, split_at, split_words};
 use super::memory::take_largest;
 use super::{files, from_hex};
 use crate::check::Judges;
-use crate::check::invariants::{self, Scratch};
-use crate::commands::{Batch, close};
-use crate::decode::{Reader, decode};
-use crate::decode_events::read_event;
-use crate::encode::encode;
-use crate::errors::Error;
-use crate::trace::{outcomes, parse_trace, read_trace};
-use crate::trace_calls::Runner;
+use crate::codec::decode::{Reader, decode};
+use crate::codec::decode_events::read_event;
+use crate::codec::encode::encode;
+use crate::invariants::pool_and_state;
+use crate::invariants::pool_and_state::Scratch;
+use crate::trace::runner::Runner;
+use crate::trace::trace_file::{outcomes, parse_trace, read_trace};
+use crate::types::commands::{Batch, close};
+use crate::types::errors::Error;
 
 const INPUTS: usize = 2000;
 const MAX_BYTES: usize = 48;
@@ -114,7 +115,7 @@ fn damaged_states_are_refused_or_have_the_same_bytes_again() {
         Ok(state) => {
             assert_eq!(encode(&state), data);
             // A state that is well formed and untrue is named, and nothing panics.
-            _ = invariants::check(&state, &Judges::default(), &mut Scratch::default());
+            _ = pool_and_state::check(&state, &Judges::default(), &mut Scratch::default());
         }
     });
 }

@@ -16,10 +16,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use crate::check::Judges;
-use crate::check::invariants::{self, Scratch};
 use crate::fuzz::words::{Bytes, next_call, read_config, write_trace};
-use crate::trace::{parse_trace, read_trace};
-use crate::trace_calls::Runner;
+use crate::invariants::pool_and_state;
+use crate::invariants::pool_and_state::Scratch;
+use crate::trace::runner::Runner;
+use crate::trace::trace_file::{parse_trace, read_trace};
 
 const MAX_CALLS: usize = 80;
 const MAX_BYTES: usize = 400;
@@ -47,7 +48,7 @@ fn run(bytes: &[u8]) -> Result<usize, Broken> {
             let what = match called {
                 Ok(Ok(lines)) => {
                     text.extend(lines.iter().map(|line| format!("\n  {line}")));
-                    match invariants::check(&runner.state, &Judges::default(), &mut scratch) {
+                    match pool_and_state::check(&runner.state, &Judges::default(), &mut scratch) {
                         Ok(()) => continue,
                         Err(found) => found.to_string(),
                     }

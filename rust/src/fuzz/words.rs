@@ -5,10 +5,10 @@
 //! or a few bytes, taken modulo what makes sense. What a trace says that bytes cannot is left out.
 //! Twin: none.
 
-use crate::config::{Config, Duplicates, Eviction, Publish};
-use crate::groups::{Group, KINDS};
-use crate::state::State;
-use crate::trace::Trace;
+use crate::state::state::State;
+use crate::trace::trace_file::Trace;
+use crate::types::config::{Config, Duplicates, Eviction, Publish};
+use crate::types::groups::{Group, KINDS};
 
 /// A call: its verb and its words.
 pub(super) type Words = (&'static str, Vec<String>);

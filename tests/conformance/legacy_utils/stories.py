@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvcore.legacy.kv_cache_interface import (
+from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
-from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import KVCacheBlock
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_utils import KVCacheBlock
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, RequestStatus
 from tests.conftest import Backend
 

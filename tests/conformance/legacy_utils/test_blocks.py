@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import BackendMissing, DoubleFree, InvalidCount, WrongArgument
-from kvcore.legacy.kv_cache_errors import AlreadyHashed, LinksBelongToQueue
-from kvcore.legacy.kv_cache_utils import BlockHashType, FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.legacy.v1_0_8.errors import AlreadyHashed, LinksBelongToQueue
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
+    BlockHashType,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+)
+from kvcore.types.errors import BackendMissing, DoubleFree, InvalidCount, WrongArgument
 from tests.conftest import Backend
 
 RECORD = BlockHashType(123, (1, 2, 3))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import CountMismatch, KvcoreError
-from kvcore.legacy.kv_cache_errors import BeyondMedia, NoMediaHash
-from kvcore.legacy.kv_cache_utils import (
+from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
     _gen_lora_extra_hash_keys,
     _gen_mm_extra_hash_keys,
     generate_block_hash_extra_keys,
     need_extra_keys,
 )
+from kvcore.types.errors import CountMismatch, KvcoreError
 from tests.conformance.legacy_utils.requests import EngineRequest, Lora, with_media
 
 IMAGES = (("a", 0, 5), ("b", 10, 5))

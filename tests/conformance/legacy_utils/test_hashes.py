@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import InvalidCount
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy import kv_cache_utils
-from kvcore.legacy.block_hashes import content_key, make_none_hash, sha256
-from kvcore.legacy.kv_cache_utils import (
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.v1_0_8 import kv_cache_utils
+from kvcore.legacy.v1_0_8.block_hashes import content_key, make_none_hash, sha256
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
     NONE_HASH,
     BlockHashType,
     hash_block_tokens,
     hash_request_tokens,
 )
+from kvcore.types.errors import InvalidCount
 from tests.conformance.legacy_utils.requests import EngineRequest, full_blocks, with_media
 
 FUNCTIONS = [pytest.param(hash, id="builtin"), pytest.param(sha256, id="sha256")]
 PROGRAM = """
-from kvcore.legacy.block_hashes import sha256
-from kvcore.legacy.kv_cache_utils import NONE_HASH, hash_block_tokens
+from kvcore.legacy.v1_0_8.block_hashes import sha256
+from kvcore.legacy.v1_0_8.kv_cache_utils import NONE_HASH, hash_block_tokens
 print(NONE_HASH, hash_block_tokens(sha256, None, [1, 2, 3]).hash_value)
 """
 

@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, KvcoreError
-from kvcore.legacy.block_hashes import sha256
-from kvcore.legacy.kv_cache_errors import (
-    HitsWithoutCaching,
-    NotRunningRequest,
-    TooLong,
-)
-from kvcore.legacy.kv_cache_utils import (
-    hash_block_tokens,
-    hash_request_tokens,
-)
-from kvcore.values import PrefixCacheStats
+from kvcore.legacy.v1_0_8.block_hashes import sha256
+from kvcore.legacy.v1_0_8.errors import HitsWithoutCaching, NotRunningRequest, TooLong
+from kvcore.legacy.v1_0_8.kv_cache_utils import hash_block_tokens, hash_request_tokens
+from kvcore.types.errors import InvalidCount, KvcoreError
+from kvcore.types.values import PrefixCacheStats
 from tests.conformance.legacy_utils.requests import (
     EngineRequest,
     Lora,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, KvcoreError, UnusedBlock, WrongArgument
-from kvcore.legacy.kv_cache_errors import (
+from kvcore.legacy.v1_0_8.errors import (
     AlreadyHashed,
     ForeignBlock,
     HitsWhileRunning,
@@ -16,14 +15,15 @@ from kvcore.legacy.kv_cache_errors import (
     StaleHit,
     TokensMissing,
 )
-from kvcore.legacy.kv_cache_interface import KVCacheConfig
-from kvcore.legacy.kv_cache_manager import BlockPool, KVCacheManager
-from kvcore.legacy.kv_cache_utils import (
+from kvcore.legacy.v1_0_8.kv_cache_interface import KVCacheConfig
+from kvcore.legacy.v1_0_8.kv_cache_manager import BlockPool, KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
     BlockHashType,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     hash_request_tokens,
 )
+from kvcore.types.errors import InvalidCount, KvcoreError, UnusedBlock, WrongArgument
 from tests.conformance.legacy_utils.requests import (
     EngineRequest,
     Span,

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from kvcore.errors import WrongArgument
-from kvcore.legacy import live_blocks
-from kvcore.legacy.backing_queue import BackingQueue
-from kvcore.legacy.kv_cache_errors import AlreadyInQueue, NoFreeBlocks, NotInQueue
-from kvcore.legacy.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.legacy.blocks.queue import BackingQueue
+from kvcore.legacy.v1_0_8 import live_blocks
+from kvcore.legacy.v1_0_8.errors import AlreadyInQueue, NoFreeBlocks, NotInQueue
+from kvcore.legacy.v1_0_8.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.types.errors import WrongArgument
 from tests.conftest import Backend
 
 NUM_CALLS = 3000

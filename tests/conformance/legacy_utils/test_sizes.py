@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import InvalidCount, KvcoreError, WrongArgument
-from kvcore.legacy.kv_cache_errors import (
+from kvcore.legacy.v1_0_8.errors import (
     LayersDiffer,
     MixedLayers,
     NoGroupLayer,
@@ -20,7 +19,7 @@ from kvcore.legacy.kv_cache_errors import (
     RanksDiffer,
     WindowWithMla,
 )
-from kvcore.legacy.kv_cache_interface import (
+from kvcore.legacy.v1_0_8.kv_cache_interface import (
     CacheConfig,
     FullAttentionSpec,
     KVCacheConfig,
@@ -31,7 +30,7 @@ from kvcore.legacy.kv_cache_interface import (
     SlidingWindowSpec,
     VllmConfig,
 )
-from kvcore.legacy.kv_cache_utils import (
+from kvcore.legacy.v1_0_8.kv_cache_utils import (
     PrefixCachingMetrics,
     _get_kv_cache_config_uniform_type,
     check_enough_kv_cache_memory,
@@ -43,7 +42,8 @@ from kvcore.legacy.kv_cache_utils import (
     unify_kv_cache_configs,
 )
 from kvcore.sizing.errors import NoCacheMemory, NotEnoughMemory
-from kvcore.values import PrefixCacheStats
+from kvcore.types.errors import InvalidCount, KvcoreError, WrongArgument
+from kvcore.types.values import PrefixCacheStats
 
 PAGE = 2 * 16 * 2 * 64 * 4
 """Key and value, 16 tokens, 2 heads of 64 numbers of 4 bytes."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvcore.errors import DoubleFree
-from kvcore.legacy.kv_cache_manager import KVCacheManager
-from kvcore.legacy.kv_cache_utils import BlockHashType
-from kvcore.legacy.specialized_manager import SlidingWindowManager
+from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
+from kvcore.legacy.v1_0_8.kv_cache_utils import BlockHashType
+from kvcore.legacy.v1_0_8.specialized_manager import SlidingWindowManager
+from kvcore.types.errors import DoubleFree
 from tests.conformance.legacy_utils.requests import EngineRequest
 from tests.conformance.legacy_utils.stories import (
     admit,

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import KvcoreError
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.prefix_caching_block import (
     Block,
     BlockAllocator,
     BlockTracker,
@@ -16,6 +15,7 @@ from kvcore.legacy.prefix_caching_block import (
     PrefixCachingBlock,
     PrefixCachingBlockAllocator,
 )
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import SIZE, allocator, full, ids, unchanged, use_up
 

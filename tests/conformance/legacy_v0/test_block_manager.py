@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcore.legacy.block_manager import BlockSpaceManager
-from kvcore.legacy.prefix_caching_block import Device, NoFreeBlocksError
-from kvcore.legacy.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.legacy.v0.block_manager import BlockSpaceManager
+from kvcore.legacy.v0.prefix_caching_block import Device, NoFreeBlocksError
+from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import admit, manager, unchanged
 

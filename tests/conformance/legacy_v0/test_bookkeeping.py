@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvcore import Allocate
-from kvcore.legacy.block_tracker import CacheMetricData
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.block_tracker import CacheMetricData
+from kvcore.legacy.v0.prefix_caching_block import (
     Block,
     NoFreeBlocksError,
     PrefixCachingBlock,

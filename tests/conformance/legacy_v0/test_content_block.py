@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.hashing import KEY_SIZE
-from kvcore.legacy.block_tracker import RefCounter
-from kvcore.legacy.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.prefix_caching_block import PrefixCachingBlock, PrefixCachingBlockAllocator
-from kvcore.legacy.tier_blocks import hash_of_key, key_of_hash
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.legacy.v0.block_tracker import RefCounter
+from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
+from kvcore.legacy.v0.prefix_caching_block import (
+    PrefixCachingBlock,
+    PrefixCachingBlockAllocator,
+)
+from kvcore.legacy.v0.tier_blocks import hash_of_key, key_of_hash
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import allocator, full, ids, unchanged
 

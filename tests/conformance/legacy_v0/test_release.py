@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvcore import Allocate, CopyOnWrite, Evict, Free
-from kvcore.errors import KvcoreError
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.prefix_caching_block import (
     Device,
     EvictionPolicy,
     LRUEvictor,
@@ -18,6 +17,7 @@ from kvcore.legacy.prefix_caching_block import (
     PrefixCachingBlockAllocator,
     make_evictor,
 )
+from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import allocator, full, ids, unchanged, use_up
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.legacy.interfaces import Device
-from kvcore.legacy.prefix_caching_block import ComputedBlocksTracker, LastAccessBlocksTracker
-from kvcore.legacy.sequences import Sequence
+from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.v0.prefix_caching_block import (
+    ComputedBlocksTracker,
+    LastAccessBlocksTracker,
+)
+from kvcore.legacy.v0.sequences import Sequence
 from tests.conftest import Backend
 from tests.helpers.legacy_v0 import full, two_tiers, unchanged
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from kvcore import SwapIn, SwapOut
-from kvcore.legacy.block_table import BlockTable
-from kvcore.legacy.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from kvcore.legacy.naive_block import NaiveBlockAllocator
-from kvcore.legacy.prefix_caching_block import (
+from kvcore.legacy.v0.block_table import BlockTable
+from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
+from kvcore.legacy.v0.naive_block import NaiveBlockAllocator
+from kvcore.legacy.v0.prefix_caching_block import (
     Device,
     NoFreeBlocksError,
     PrefixCachingBlockAllocator,

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvcore.commands import Command
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.v0_3.block_space_manager import (
     BlockSpaceManager,
     Prefix,
     Sequence,
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.tiers import Tiers
+from kvcore.types.commands import Command
 from tests.conftest import Backend
 
 SIZE = 2

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.commands import Allocate
-from kvcore.errors import InvalidCount, KvcoreError
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.v0_3.block_space_manager import (
     AllocStatus,
     BlockSpaceManager,
     Prefix,
@@ -17,7 +15,7 @@ from kvcore.legacy.block_space_manager import (
     SequenceGroup,
     SequenceStatus,
 )
-from kvcore.legacy.space_errors import (
+from kvcore.legacy.v0_3.errors import (
     AlreadyAllocated,
     NoWaitingSequence,
     OutOfMemory,
@@ -26,6 +24,8 @@ from kvcore.legacy.space_errors import (
     WrongWatermark,
     WrongWindow,
 )
+from kvcore.types.commands import Allocate
+from kvcore.types.errors import InvalidCount, KvcoreError
 from tests.conformance.legacy_v03.stories import (
     SIZE,
     admit,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.commands import Allocate, Free
-from kvcore.errors import DoubleFree, InvalidCount, KvcoreError
-from kvcore.legacy.block_allocator import BlockAllocator, PhysicalTokenBlock
-from kvcore.legacy.interfaces import Device
-from kvcore.legacy.space_errors import AlreadyFreed, ForeignBlock, OutOfMemory
+from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.v0_3.block_allocator import BlockAllocator, PhysicalTokenBlock
+from kvcore.legacy.v0_3.errors import AlreadyFreed, ForeignBlock, OutOfMemory
+from kvcore.types.commands import Allocate, Free
+from kvcore.types.errors import DoubleFree, InvalidCount, KvcoreError
 from tests.conftest import Backend
 
 

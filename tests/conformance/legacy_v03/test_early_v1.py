@@ -9,19 +9,25 @@ from typing import Any
 
 import pytest
 
-from kvcore.commands import Allocate, Evict, Free, Touch
-from kvcore.config import Config
-from kvcore.errors import InvalidConfig, InvalidCount, InvalidToken, KvcoreError, StaleHits
-from kvcore.legacy.early_errors import (
+from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
     NoTokensLeft,
     TooFewTokens,
     UnallocatedRequest,
 )
-from kvcore.legacy.early_v1 import KVCacheBlock, KVCacheManager, Request
+from kvcore.legacy.v1_first.kv_cache_manager import KVCacheBlock, KVCacheManager, Request
 from kvcore.manager import KVCacheManager as Core
-from kvcore.values import Request as CoreRequest
+from kvcore.types.commands import Allocate, Evict, Free, Touch
+from kvcore.types.config import Config
+from kvcore.types.errors import (
+    InvalidConfig,
+    InvalidCount,
+    InvalidToken,
+    KvcoreError,
+    StaleHits,
+)
+from kvcore.types.values import Request as CoreRequest
 from tests.conformance.legacy_v03.stories import columns
 from tests.conftest import Backend
 

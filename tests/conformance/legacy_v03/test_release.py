@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.commands import Free
-from kvcore.legacy.block_space_manager import (
+from kvcore.legacy.v0_3.block_space_manager import (
     LogicalTokenBlock,
     Prefix,
     Sequence,
     SequenceGroup,
     SequenceStatus,
 )
+from kvcore.types.commands import Free
 from tests.conformance.legacy_v03.stories import (
     SIZE,
     admit,

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.commands import Allocate, Free, SwapIn, SwapOut
-from kvcore.legacy.block_space_manager import Prefix, SequenceStatus
-from kvcore.legacy.space_errors import (
+from kvcore.legacy.v0_3.block_space_manager import Prefix, SequenceStatus
+from kvcore.legacy.v0_3.errors import (
     OnOtherDevice,
     OutOfMemory,
     PrefixNotReady,
     UnknownSequence,
 )
+from kvcore.types.commands import Allocate, Free, SwapIn, SwapOut
 from tests.conformance.legacy_v03.stories import (
     SIZE,
     admit,

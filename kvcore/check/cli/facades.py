@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore check --facade NAME`: every state of an older manager's small worlds.
+
+Rules: as of the command as a whole: the answer goes to standard output, what was wrong with the
+question to standard error; the exit code is that of the worst world. Twin: none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+
+from kvcore.check.cli.options import BadOptions, given_of_world, option
+from kvcore.check.facades.model import FacadeModel
+from kvcore.check.facades.mutants import run_mutants
+from kvcore.check.facades.profiles import FACADES, Facade, FacadeWorld, make_engine
+from kvcore.check.search.report import INTERRUPTED, Report
+from kvcore.check.search.search import check
+from kvcore.check.search.text import to_text
+from kvcore.check.stories.story import render
+
+SIZES = {
+    "blocks": "num_blocks",
+    "requests": "num_sequences",
+    "tokens": "num_tokens",
+    "prompt": "num_prompt",
+    "letters": "num_letters",
+    "block_size": "block_size",
+    "host_blocks": "num_host_blocks",
+}
+"""What an option of the command says of a facade's world."""
+ELSEWHERE = ("properties", "full_keys", "no_symmetry", "write_test", "write_trace")
+
+
+def run_facade(
+    options: argparse.Namespace, progress: Callable[[Report], None], end: Callable[[], None]
+) -> int:
+    """Explore a facade's worlds, one by one; the exit code.
+
+    progress: is told how far each is; end: that it is done. Raises BadOptions, BackendMissing.
+    """
+    facade = _facade(options)
+    if options.list:
+        print(_listed(facade, as_json=options.json))
+        return 0
+    if options.mutants:
+        return _hunt(options, facade)
+    worlds, backend = _worlds(options, facade), options.backend or "python"
+    reports, code = {}, 0
+    for name, world in worlds.items():
+        model = FacadeModel(partial(make_engine, world, backend), facade.known)
+        report = check(
+            model,
+            max_depth=options.depth,
+            max_states=options.limit,
+            max_seconds=options.time,
+            progress=progress,
+        )
+        end()
+        report.backend = backend
+        reports[name] = report
+        if not options.json:
+            print(f"== {facade.name}, {name}: {_said(world)}")
+            print(to_text(report))
+        if report.violation is not None:
+            code = 1
+            if not options.json:
+                print(f"\n{render(report.violation, model)}")
+        if report.verdict == INTERRUPTED:
+            code = code or 130
+            break
+    if options.json:
+        print(json.dumps(_as_data(facade, reports), indent=2))
+    else:
+        print("\n".join(_judged(facade)))
+    return code
+
+
+def _hunt(options: argparse.Namespace, facade: Facade) -> int:
+    """Hunt the seeded bugs of a facade; 1 where one lives. Raises BadOptions."""
+    given = given_of_world(options)
+    if given or options.json or options.backend not in (None, "python"):
+        name = option(given[0]) if given else "--json" if options.json else "--backend"
+        raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
+    killed = []
+    for line, is_killed in run_mutants([facade.name]):
+        killed.append(is_killed)
+        print(line, flush=True)
+    print(f"{sum(killed)} of {len(killed)} seeded bugs are killed")
+    return int(not all(killed))
+
+
+def _facade(options: argparse.Namespace) -> Facade:
+    found = FACADES.get(options.facade)
+    if found is None:
+        raise BadOptions(f"there is no facade {options.facade!r}; there are {', '.join(FACADES)}")
+    if options.backend == "both":
+        raise BadOptions("a facade runs on one backend at a time: say python or rust")
+    for name in ELSEWHERE:
+        if getattr(options, name):
+            raise BadOptions(f"--facade brings its own worlds: leave {option(name)} out")
+    return found
+
+
+def _worlds(options: argparse.Namespace, facade: Facade) -> dict[str, FacadeWorld]:
+    """The worlds to explore: all, the one that is named, or one of the sizes given."""
+    zeros = [name for name in SIZES if getattr(options, name) == 0 and name != "host_blocks"]
+    if zeros:
+        raise BadOptions(f"{option(zeros[0])} must be at least 1")
+    given = given_of_world(options)
+    sizes = {SIZES[name]: getattr(options, name) for name in given if name in SIZES}
+    unknown = [name for name in given if name not in SIZES and name != "profile"]
+    if unknown:
+        raise BadOptions(f"--facade knows no {option(unknown[0])}")
+    if options.profile is not None:
+        if options.profile not in facade.worlds:
+            known = ", ".join(facade.worlds)
+            raise BadOptions(f"{facade.name} has no world {options.profile!r}; it has {known}")
+        if sizes:
+            raise BadOptions(f"--profile names a whole world: leave {option(given[-1])} out")
+        return {options.profile: facade.worlds[options.profile]}
+    if not sizes:
+        return dict(facade.worlds)
+    first: Any = next(iter(facade.worlds.values()))
+    wrong = [name for name in sizes if not hasattr(first, name)]
+    if wrong:
+        raise BadOptions(f"tokens do not matter to {facade.name}: leave --letters out")
+    return {"given": attrs.evolve(first, **sizes)}
+
+
+def _listed(facade: Facade, *, as_json: bool) -> str:
+    """The worlds of a facade, one a line."""
+    if as_json:
+        return json.dumps({name: _plain(facade, name) for name in facade.worlds})
+    width = max(map(len, facade.worlds))
+    return "\n".join(f"{name:<{width}}  {_said(each)}" for name, each in facade.worlds.items())
+
+
+def _said(world: FacadeWorld) -> str:
+    """A world in words."""
+    fields = attrs.asdict(world)
+    fields["calls"] = " ".join(sorted(fields["calls"])) or "no more"
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+
+
+def _judged(facade: Facade) -> list[str]:
+    lines = [f"judged: {', '.join(facade.judged)}", "not judged:"]
+    return lines + [f"  {name}: {reason}" for name, reason in sorted(facade.reasons.items())]
+
+
+def _as_data(facade: Facade, reports: dict[str, Report]) -> dict[str, Any]:
+    worlds = {
+        name: {**report.to_json(), "world": _plain(facade, name)}
+        for name, report in reports.items()
+    }
+    return {
+        "facade": facade.name,
+        "judged": list(facade.judged),
+        "lifted": facade.reasons,
+        "worlds": worlds,
+    }
+
+
+def _plain(facade: Facade, name: str) -> dict[str, Any]:
+    world = facade.worlds.get(name)
+    return {} if world is None else attrs.asdict(world, value_serializer=_sorted)
+
+
+def _sorted(_: Any, __: Any, value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value

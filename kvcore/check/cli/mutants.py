@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The score: every seeded bug hunted, and what found it, for people and for CI.
+
+Rules: a bug is killed if each property that it names finds it alone in its named world, in a run
+that is short. In a second hunt nothing is judged but what users observe: a bug is either seen
+there, or its reason says why it costs hits at most, and it must not be seen. A bug without a named
+world and a row of the catalogue without a bug have a reason. Times are printed and gate nothing.
+The twin's score is that of tests/mutants.rs. Twin: none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import attrs
+
+from kvcore.check.mutants import MUTANTS
+from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
+from kvcore.check.mutants.hunt import Hunt, hunt, observe
+from kvcore.check.mutants.seeding import Mutant
+from kvcore.check.world.world import World
+
+LONGEST_RUN = 9
+"""Operations of a run to a bug, at most."""
+SECONDS_MAX = 2.0
+"""Of a hunt; a slower one is named and not counted as alive."""
+NUM_WORKERS = 2
+
+
+@attrs.frozen(kw_only=True)
+class Score:
+    """What came of one seeded bug. kills: a hunt for each property that it names. seen: the hunt by
+    what users observe.
+    """
+
+    mutant: Mutant
+    kills: tuple[Hunt, ...]
+    seen: Hunt
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as the bug's description has it."""
+        mutant, found = self.mutant, []
+        for name, kill in zip(mutant.broken, self.kills, strict=True):
+            if kill.found != name:
+                found.append(f"{name} does not find it")
+            elif len(kill.calls) > LONGEST_RUN:
+                found.append(f"{name} needs {len(kill.calls)} operations")
+        if not mutant.broken and mutant.costs is None:
+            found.append("no property is named")
+        if mutant.costs is None and self.seen.found is None:
+            found.append(f"no user sees it: {self.seen.verdict}")
+        if mutant.costs is not None and self.seen.found is not None:
+            found.append(f"a user does see it: {self.seen.found}")
+        return found
+
+
+def score_one(name: str) -> Score:
+    """Hunt the seeded bug of a name."""
+    mutant = next(each for each in MUTANTS if each.name == name)
+    kills = tuple(hunt(mutant, mutant.world, {each}) for each in mutant.broken)
+    return Score(mutant=mutant, kills=kills, seen=observe(mutant))
+
+
+def score_all(names: Iterable[str], num_workers: int = NUM_WORKERS) -> Iterable[Score]:
+    """Hunt the seeded bugs of these names, in so many processes; in their order."""
+    if num_workers < 2:
+        yield from map(score_one, names)
+        return
+    with ProcessPoolExecutor(num_workers, get_context("spawn")) as pool:
+        yield from pool.map(score_one, names)
+
+
+def run_mutants(options: Any) -> int:
+    """The command `kvcore check --mutants`: 0 where every bug is killed and every row accounted
+    for. options: json, whether to print data and no table.
+    """
+    scores = []
+    for score in score_all([each.name for each in MUTANTS]):
+        scores.append(score)
+        if not options.json:
+            print("\n".join(lines_of(score)), flush=True)
+    if options.json:
+        print(json.dumps([as_data(score) for score in scores], indent=1))
+    else:
+        print("\n".join(summary(scores)))
+    return int(any(score.faults for score in scores) or bool(rows_left()))
+
+
+def rows_left() -> list[int]:
+    """Rows of the catalogue with neither a seeded bug nor a reason."""
+    rows = by_row(MUTANTS)
+    return [each for each in SENTENCES if not rows[each] and each not in NOT_EXPRESSED]
+
+
+def lines_of(score: Score) -> list[str]:
+    """A bug in a few lines of text."""
+    mutant = score.mutant
+    rows = ", ".join(map(str, mutant.rows))
+    lines = [f"{mutant.name}" + (f" (row {rows})" if rows else ""), f"    {mutant.sentence}"]
+    for kill in score.kills:
+        slow = ", slow" if kill.seconds > SECONDS_MAX else ""
+        lines.append(f"    {kill.found}: {told(kill)} in {place(mutant)}{slow}")
+    if mutant.unnamed is not None:
+        lines.append(f"    hunted in a world of its own: {mutant.unnamed}")
+    if mutant.trace is not None:
+        lines.append(f"    fails the trace {mutant.trace}")
+    if mutant.costs is not None:
+        lines.append(f"    no user sees it: {mutant.costs}")
+    elif mutant.shows is not None:
+        lines.append(
+            f"    a user sees {score.seen.found}: {told(score.seen)} in {scope(mutant.shows)}"
+        )
+    return lines + [f"    FAULT: {fault}" for fault in score.faults]
+
+
+def summary(scores: list[Score]) -> list[str]:
+    """The score in a few lines."""
+    rows = by_row([score.mutant for score in scores])
+    expressed = sum(bool(each) for each in rows.values())
+    seen = sum(score.mutant.costs is None for score in scores)
+    alive = [score.mutant.name for score in scores if score.faults]
+    slowest = max((kill.seconds for score in scores for kill in score.kills), default=0.0)
+    longest = max((len(kill.calls) for score in scores for kill in score.kills), default=0)
+    lines = [
+        f"{len(scores) - len(alive)} of {len(scores)} seeded bugs are killed",
+        f"{sum(score.mutant.unnamed is None for score in scores)} have a named world",
+        f"longest run {longest} operations, slowest hunt {slowest:.2f} s",
+        f"{seen} are seen by a user, {len(scores) - seen} are not, for a reason beside each",
+        f"{expressed} of {len(SENTENCES)} rows of the catalogue are expressed",
+    ]
+    traced = [row for row, found in rows.items() if found and not any(m.broken for m in found)]
+    lines += [f"  row {row} is found by a trace alone, not by a property" for row in traced]
+    lines += [f"  row {row} is not: {reason}" for row, reason in NOT_EXPRESSED.items()]
+    lines += [f"  row {row} has neither a bug nor a reason" for row in rows_left()]
+    return lines + [f"  {name} is alive" for name in alive]
+
+
+def told(found: Hunt) -> str:
+    """Length, states and time of a hunt."""
+    count = len(found.calls)
+    return f"{count} operations, {found.num_states} states, {found.seconds:.2f} s"
+
+
+def place(mutant: Mutant) -> str:
+    """The named world in which a bug is hunted, or the scope of its own world."""
+    return mutant.profile or scope(mutant.world)
+
+
+def scope(world: World) -> str:
+    """Blocks x requests x tokens of a world."""
+    config = world.config
+    num_usable = config.num_blocks - int(config.null_block)
+    return f"{num_usable}x{world.num_requests}x{world.num_tokens}"
+
+
+def as_data(score: Score) -> dict[str, Any]:
+    """A bug's score as plain data."""
+    mutant, shows = score.mutant, score.mutant.shows
+    return {
+        "name": mutant.name,
+        "sentence": mutant.sentence,
+        "rows": list(mutant.rows),
+        "world": mutant.profile,
+        "unnamed": mutant.unnamed,
+        "scope": scope(mutant.world),
+        "kills": [kill_data(kill) for kill in score.kills],
+        "observed": None if shows is None else {"scope": scope(shows), **kill_data(score.seen)},
+        "costs": mutant.costs,
+        "trace": mutant.trace,
+        "faults": score.faults,
+    }
+
+
+def kill_data(found: Hunt) -> dict[str, Any]:
+    """A hunt as plain data."""
+    return {
+        "property": found.found,
+        "detail": found.detail,
+        "calls": [str(call) for call in found.calls],
+        "operations": len(found.calls),
+        "states": found.num_states,
+        "seconds": round(found.seconds, 3),
+        "verdict": found.verdict,
+    }
+
+
+def to_markdown(scores: list[Score]) -> str:
+    """The score as a table, row by row of the catalogue, for docs/checking.md."""
+    lines = ["| row | seeded bug | found by | operations | world | a user sees |"]
+    lines.append("|---|---|---|---|---|---|")
+    for score in sorted(scores, key=lambda each: (each.mutant.rows or (99,), each.mutant.name)):
+        mutant = score.mutant
+        names = ", ".join(mutant.broken) or f"trace `{mutant.trace}`"
+        runs = ", ".join(str(len(kill.calls)) for kill in score.kills) or "-"
+        seen = f"{score.seen.found}" if mutant.costs is None else f"nothing: {mutant.costs}"
+        rows = ", ".join(map(str, mutant.rows)) or "-"
+        lines.append(f"| {rows} | `{mutant.name}` | {names} | {runs} | {place(mutant)} | {seen} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_markdown(list(score_all([each.name for each in MUTANTS]))))

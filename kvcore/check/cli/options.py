@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `kvcore check`: which world, how far, on which backend.
+
+Rules: numbers are those of a world; what does not go together is refused in one sentence. Blocks
+are counted without the null block, which is there where a group needs it. Twin: none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvcore import _twin
+from kvcore.check.profiles.profile import Profile
+from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.search.scope import BACKENDS
+from kvcore.check.world.world import BASIC_CALLS, Symmetry, World
+from kvcore.types.config import Config
+from kvcore.types.groups import Group
+
+SEED = b"explored"
+MOST = 2**31 - 1
+KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
+MORE_CALLS = (
+    *("truncate", "rewind", "swap_out", "swap_in", "evict_blocks", "pin", "unpin", "store", "load"),
+    *("cache_blocks", "remove_skipped_blocks"),
+)
+SYMMETRIES = ("requests", "blocks", "tokens")
+OF_WORLD = ("blocks", "requests", "tokens")
+USUAL = "3x2x4"
+"""The named world that is explored where none is asked for."""
+
+
+class BadOptions(ValueError):
+    """Options that do not go together, in one sentence."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with what is wrong."""
+        self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = Parser(
+        prog="kvcore check",
+        description="Explore every state of a small world, judged at every step.",
+        epilog="Exit code: 0 no violation, 1 a violation, 2 the call was wrong, 3 a named world "
+        "did not show what it is for.",
+    )
+    _add_world(parser.add_argument_group("the world"))
+    _add_options(parser.add_argument_group("options of the core"))
+    _add_search(parser.add_argument_group("the search"))
+    _add_result(parser.add_argument_group("what comes out"))
+    return parser
+
+
+def _add_world(group: Any) -> None:
+    add = group.add_argument
+    add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
+    add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
+    add("--blocks", type=count, metavar="N", help="usable device blocks")
+    add("--requests", type=count, metavar="N", help="most requests at a time, up to 10")
+    add("--tokens", type=count, metavar="N", help="most tokens of a request")
+    add("--prompt", type=count, metavar="N", help="most tokens of a new request (as --tokens)")
+    add("--letters", type=count, metavar="N", help="tokens that can follow one prefix (2)")
+    add("--drafts", type=count, metavar="N", help="most drafts at a time (0)")
+    add("--lookahead", type=count, metavar="N", help="most lookahead slots of a call (0)")
+    add("--external", type=count, metavar="N", help="most external tokens of a call (0)")
+    add("--pins", type=count, metavar="N", help="most pins at a time (1, where pin is tried)")
+    add("--loads-fail", action="store_true", default=None, help="loads fail, too, at each token")
+    add("--moves", choices=("engine", "calls"), help="an engine's moves, or each call alone")
+    add("--moves-per-batch", type=count, metavar="N", help="most moves in one batch (1)")
+    add("--calls", type=names, metavar="NAME,...", help=f"try these, too: {', '.join(MORE_CALLS)}")
+    add("--without", type=names, metavar="NAME,...", help="leave these calls out")
+
+
+def _add_options(group: Any) -> None:
+    add = group.add_argument
+    add("--block-size", type=count, metavar="TOKENS", help="tokens a block (2)")
+    add(
+        "--groups", type=groups, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size"
+    )
+    add("--host-blocks", type=count, metavar="N", help="blocks of the host tier (0)")
+    add("--max-in-flight", type=count, metavar="N", help="unfinished batches (0)")
+    add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
+    add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
+    add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")
+    add("--watermark", type=count, metavar="N", help="blocks that an admission leaves free (0)")
+    add("--events", action="store_true", default=None, help="make events, and judge them")
+
+
+def _add_search(group: Any) -> None:
+    add = group.add_argument
+    add("--backend", choices=BACKENDS, help="(the named world's, else python)")
+    add("--depth", type=count, metavar="N", help="stop at this distance from the start")
+    add("--limit", type=count, metavar="N", help="stop at so many states")
+    add("--time", type=seconds, metavar="S", help="stop after so many seconds")
+    add("--workers", type=count, metavar="N", default=os.cpu_count() or 1, help="processes")
+    add(
+        "--properties",
+        type=names,
+        metavar="NAME,...",
+        help="judge these alone; list: say which there are",
+    )
+    add("--no-symmetry", nargs="?", type=names, const=SYMMETRIES, metavar="WHAT,...", help=_RENAME)
+    add("--full-keys", action="store_true", help="keep whole names, not 128 bits of them")
+
+
+def _add_result(group: Any) -> None:
+    add = group.add_argument
+    add("--json", action="store_true", help="plain data instead of text")
+    add("--write-test", metavar="FILE", help="write a violation as a test that fails")
+    add("--write-trace", metavar="FILE", help="write a violation as a text trace")
+    add("--list", action="store_true", help="list the named worlds")
+    add(
+        "--mutants",
+        action="store_true",
+        help="hunt the seeded bugs (`make mutants`: the twin's, too)",
+    )
+
+
+AT_LEAST_ONE = (
+    *(*OF_WORLD, "prompt", "letters", "block_size", "moves_per_batch", "workers"),
+    *("depth", "limit"),
+)
+_RENAME = "do not rename requests, blocks, tokens (all of them)"
+
+
+def profile_of(options: argparse.Namespace) -> Profile | None:
+    """The named world that is asked for, or the usual one; None for a world of one's own.
+
+    Raises BadOptions.
+    """
+    zeros = [name for name in AT_LEAST_ONE if getattr(options, name) == 0]
+    if zeros:
+        raise BadOptions(f"{option(zeros[0])} must be at least 1")
+    given = given_of_world(options)
+    if options.profile is None and given:
+        return None
+    name = options.profile or USUAL
+    if given[1:]:
+        raise BadOptions(f"--profile names a whole world: leave {option(given[1])} out")
+    if name not in PROFILES:
+        raise BadOptions(f"there is no profile {name!r}; there are {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def world_of(options: argparse.Namespace) -> World:
+    """The world that the options describe. Raises BadOptions, InvalidConfig, GroupsDoNotFit."""
+    missing = [name for name in OF_WORLD if not getattr(options, name)]
+    if missing:
+        raise BadOptions(f"say {', '.join(map(option, missing))}, or name a --profile")
+    world = _made(options)
+    _check_world(options, world)
+    return world
+
+
+def backend_of(options: argparse.Namespace, profile: Profile | None) -> str:
+    """The backend that explores: the one that is asked for, or the named world's."""
+    usual = "python" if profile is None else profile.backend
+    if options.backend is None and usual == "both" and not _twin.available():
+        return "python"
+    return str(options.backend or usual)
+
+
+def given_of_world(options: argparse.Namespace) -> list[str]:
+    """The options of a world that are given, the name of a whole one first."""
+    return [name for name in ("profile", *WORLD_OPTIONS) if getattr(options, name)]
+
+
+def symmetry_of(options: argparse.Namespace) -> Symmetry:
+    """What is renamed. Raises BadOptions."""
+    left_out = options.no_symmetry or ()
+    for name in left_out:
+        if name not in SYMMETRIES:
+            raise BadOptions(f"--no-symmetry {name!r}: only {', '.join(SYMMETRIES)} are renamed")
+    return Symmetry(**{name: name not in left_out for name in SYMMETRIES})
+
+
+def check_hunt(options: argparse.Namespace) -> None:
+    """Raise BadOptions where a hunt of the seeded bugs is given a world."""
+    given = given_of_world(options)
+    if given or options.backend not in (None, "python"):
+        name = option(given[0]) if given else "--backend"
+        raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise BadOptions where the search cannot do what is asked."""
+    for name in ("write_test", "write_trace"):
+        path = getattr(options, name)
+        if path and not Path(path).resolve().parent.is_dir():
+            raise BadOptions(f"{option(name)} {path}: there is no such folder")
+    if "POLICY" in (options.properties or ()):
+        raise BadOptions(
+            "POLICY judges a policy of your own: see kvcore.check.extend.policies in Python"
+        )
+    if (options.write_test or options.write_trace) and options.json:
+        raise BadOptions(
+            "--json prints a violation's calls: leave --write-test and --write-trace out"
+        )
+
+
+def _made(options: argparse.Namespace) -> World:
+    size = options.block_size or 2
+    kinds = tuple(_group(word, size) for word in options.groups or ("full",))
+    null_block = any(group.is_windowed for group in kinds)
+    swaps = {"swap_out", "swap_in"} if options.host_blocks else set()
+    config = Config(
+        options.blocks + null_block,
+        groups=kinds,
+        null_block=null_block,
+        num_host_blocks=options.host_blocks or 0,
+        max_in_flight=options.max_in_flight or 0,
+        publish=options.publish or "scheduled",
+        duplicates=options.duplicates or "keep",
+        eviction=options.eviction or "lru",
+        watermark_blocks=options.watermark or 0,
+        enable_events=bool(options.events),
+        hash_seed=SEED,
+    )
+    return World(
+        config=config,
+        num_requests=options.requests,
+        num_tokens=options.tokens,
+        num_prompt=options.prompt or options.tokens,
+        num_letters=options.letters or 2,
+        num_drafts=options.drafts or 0,
+        num_lookahead=options.lookahead or 0,
+        num_external=options.external or 0,
+        num_pins=options.pins or 1,
+        loads_fail=bool(options.loads_fail),
+        calls_per_batch=options.moves_per_batch or 1,
+        moves=options.moves or "engine",
+        calls=BASIC_CALLS.union(options.calls or (), swaps).difference(options.without or ()),
+    )
+
+
+def _check_world(options: argparse.Namespace, world: World) -> None:
+    known = {*BASIC_CALLS, *MORE_CALLS}
+    for name in options.calls or ():
+        if name not in known:
+            raise BadOptions(f"there is no call {name!r} to try; there are {', '.join(MORE_CALLS)}")
+    for name in options.without or ():
+        if name not in known:
+            tried = ", ".join(sorted(world.calls))
+            raise BadOptions(f"there is no call {name!r} to leave out; there are {tried}")
+    _check_loads(world)
+    if world.num_requests > 10:
+        raise BadOptions("a world has at most 10 requests")
+    if world.num_prompt > world.num_tokens:
+        raise BadOptions(f"a prompt of {world.num_prompt} tokens is longer than a request may be")
+    if world.num_drafts >= world.num_tokens:
+        raise BadOptions(f"{world.num_drafts} drafts leave no room for a token before them")
+    if not world.config.num_host_blocks and {"swap_out", "swap_in"} & world.calls:
+        raise BadOptions("swapping needs a host tier: say --host-blocks")
+    if world.loads_fail and not (world.num_external or "load" in world.calls):
+        raise BadOptions("no load can fail: say --external or --calls load")
+    if world.loads_fail and world.config.max_in_flight and not world.num_external:
+        raise BadOptions(
+            "in flight, operations end either way by themselves: leave --loads-fail out"
+        )
+    if world.moves == "engine" and world.num_external:
+        raise BadOptions("an engine's moves have no external tokens: say --moves calls")
+    if options.pins and "pin" not in world.calls:
+        raise BadOptions("nothing is pinned: say --calls pin,unpin")
+
+
+def _check_loads(world: World) -> None:
+    """Raise BadOptions where loads are asked for and no request could ever be loaded."""
+    if "load" not in world.calls:
+        return
+    least = world.config.hit_alignment + 1
+    if world.num_tokens < least:
+        raise BadOptions(
+            f"nothing uses load: it brings whole blocks and leaves a token, so say --tokens {least}"
+        )
+    if world.moves == "engine" and not world.calls >= {"free", "allocate_slots"}:
+        raise BadOptions("nothing uses load: an engine loads for a request that it preempted")
+    if world.moves == "calls" and "allocate_slots" not in world.calls:
+        raise BadOptions("nothing uses load: it is tried where allocate_slots is")
+
+
+def _group(word: str, size: int) -> Group:
+    """A group from its word: kind, window, size."""
+    rest, _, own = word.partition("@")
+    kind, _, window = rest.partition(":")
+    if kind not in KIND_WORDS or not (own or "1").isdigit() or (kind == "full") != (not window):
+        raise BadOptions(
+            f"no group is {word!r}: say full, window:2 or chunk:2, with @1 for its size"
+        )
+    if window and not window.isdigit():
+        raise BadOptions(f"the window of {word!r} is no number of tokens")
+    made: dict[str, Any] = {"kind": KIND_WORDS[kind], "window": int(window) if window else None}
+    return Group(int(own or size), **made)
+
+
+def option(name: str) -> str:
+    """How an option is written."""
+    return "--" + name.replace("_", "-")
+
+
+def count(text: str) -> int:
+    """A number of something."""
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {MOST}, not {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < MOST:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+groups = names
+
+WORLD_OPTIONS = (
+    *("blocks", "requests", "tokens", "prompt", "letters", "drafts", "lookahead", "external"),
+    *("pins", "loads_fail", "moves", "moves_per_batch", "calls", "without", "block_size", "groups"),
+    *("host_blocks", "max_in_flight", "publish", "duplicates", "eviction", "watermark", "events"),
+)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `kvcore simulate`: engines made from seeds, judged, their failures made small.
+
+Rules: results go to standard output, progress and what was wrong with the question to standard
+error. Interrupted, it says what was done. Exit code 0: no run failed; 1: one did; 2: the call was
+wrong; 130: interrupted, nothing found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvcore import _twin
+from kvcore.check.cli.options import Parser
+from kvcore.check.simulate.as_trace import trace_text
+from kvcore.check.simulate.device import Device, Plan, find_device
+from kvcore.check.simulate.runs import BackendName, Failure, Run, again, simulate
+from kvcore.check.simulate.setting import Asked
+from kvcore.check.simulate.shrink import shrink
+from kvcore.cli.pipes import quiet
+from kvcore.types.errors import KvcoreError
+
+FINE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+MAX_COUNT = 2**31 - 1
+SHRINKING_SECONDS = 60.0
+
+
+class BadOptions(ValueError):
+    """Options that do not go together, in one sentence."""
+
+
+@attrs.define
+class Tally:
+    """What all runs came to. cut_off: the one that was interrupted, in words."""
+
+    num_runs: int = 0
+    num_steps: int = 0
+    num_calls: int = 0
+    num_requests: int = 0
+    num_seconds: float = 0.0
+    goals: Counter[str] = attrs.field(factory=Counter)
+    failed: Run | None = None
+    interrupted: bool = False
+    cut_off: str = ""
+
+    def add(self, run: Run) -> None:
+        """Count a run that is over."""
+        self.num_runs += 1
+        self.num_steps += run.num_steps
+        self.num_calls += run.num_calls
+        self.num_requests += run.num_requests
+        self.goals += run.goals
+        if run.failure is not None:
+            self.failed = run
+
+
+@quiet
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make runs; returns the exit code.
+
+    arguments: those behind `kvcore simulate`, the process's by default.
+    """
+    options = _make_parser().parse_args(arguments)
+    try:
+        devices = _check(options)
+    except (BadOptions, KvcoreError) as error:
+        print(f"kvcore simulate: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    tally = _run_all(options, devices)
+    small = _shrunk(options, devices, tally)
+    if options.trace and small is not None:
+        Path(options.trace).write_text(small, encoding="utf-8")
+    print(json.dumps(_as_data(tally, small)) if options.json else _as_text(options, tally, small))
+    if tally.failed is not None:
+        return FAILED
+    return INTERRUPTED if tally.interrupted else FINE
+
+
+def _run_all(options: argparse.Namespace, devices: list[Callable[[Plan], Device]]) -> Tally:
+    """Runs of one seed after the other, until enough are made, time is up or one fails."""
+    tally, start = Tally(), time.monotonic()
+    progress = Progress(options, tally, start)
+    asked = Asked(num_blocks=options.blocks, num_requests=options.requests)
+    seed = options.seed
+    try:
+        while tally.failed is None and not progress.is_over():
+            run = simulate(
+                seed,
+                options.steps,
+                backend=options.backend,
+                asked=asked,
+                devices=devices,
+                stop=progress.step,
+            )
+            tally.add(run)
+            seed += 1
+    except KeyboardInterrupt:
+        tally.interrupted = True
+        tally.cut_off = f"the run of seed {seed} was cut off in step {progress.at}"
+    progress.end()
+    tally.num_seconds = time.monotonic() - start
+    return tally
+
+
+class Progress:
+    """One line on a terminal that says where the runs are, and the limits that end them."""
+
+    def __init__(self, options: argparse.Namespace, tally: Tally, start: float) -> None:
+        self._options, self._tally, self._start = options, tally, start
+        self._shown = start
+        self.at = 0
+        self._visible = sys.stderr.isatty()
+
+    def is_over(self) -> bool:
+        """Whether no other run is to begin."""
+        if self._options.time is not None:
+            return self._late()
+        return self._tally.num_runs >= (self._options.runs or 1)
+
+    def step(self, step: int) -> bool:
+        """Show a step about to be made; whether time is up."""
+        self.at = step
+        now = time.monotonic()
+        if self._visible and now - self._shown > 0.2:
+            self._shown = now
+            seed = self._options.seed + self._tally.num_runs
+            line = f"run {self._tally.num_runs + 1}, seed {seed}: step {step} of "
+            line += f"{self._options.steps}, {now - self._start:.0f} s"
+            print(f"\r{line:<70}", end="", file=sys.stderr, flush=True)
+        return self._late()
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._visible:
+            print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
+
+    def _late(self) -> bool:
+        limit = self._options.time
+        return limit is not None and time.monotonic() - self._start > limit
+
+
+def _shrunk(
+    options: argparse.Namespace, devices: list[Callable[[Plan], Device]], tally: Tally
+) -> str | None:
+    """The trace of a failing run made small; as it was where it cannot be made small."""
+    if tally.failed is None or tally.failed.failure is None:
+        return None
+    failure = tally.failed.failure
+    backend = _where(failure, options.backend, devices)
+    try:
+        small = shrink(failure, devices=devices, backend=backend, num_seconds=SHRINKING_SECONDS)
+    except KeyboardInterrupt:
+        small = None
+    found = failure if small is None else small
+    play, _ = again(found.config, found.moves, backend=backend, devices=devices, ends=False)
+    return trace_text(found, found.config, play.calls, _command(options, tally.failed.seed))
+
+
+def _where(
+    failure: Failure, backend: BackendName, devices: list[Callable[[Plan], Device]]
+) -> BackendName:
+    """One backend that fails alone, the quicker one first; else what was asked for."""
+    order: list[BackendName] = ["rust", "python"]
+    for one in order if backend == "both" else []:
+        _, found = again(failure.config, failure.moves, backend=one, devices=devices)
+        if found is not None and found.name == failure.name:
+            return one
+    return backend
+
+
+def _command(options: argparse.Namespace, seed: int) -> str:
+    words = [f"kvcore simulate --seed {seed} --steps {options.steps}"]
+    words += [f"--blocks {options.blocks}"] if options.blocks else []
+    words += [f"--requests {options.requests}"] if options.requests else []
+    words += [f"--backend {options.backend}"]
+    return " ".join([*words, "--torch"] if options.torch else words)
+
+
+def _as_data(tally: Tally, small: str | None) -> dict[str, Any]:
+    failed = tally.failed
+    failure = None if failed is None else failed.failure
+    found = None
+    if failed is not None and failure is not None:
+        found = {"seed": failed.seed, "step": failure.at, "property": failure.name}
+        found |= {"detail": failure.detail, "trace": small}
+    return {
+        "runs": tally.num_runs,
+        "steps": tally.num_steps,
+        "calls": tally.num_calls,
+        "requests": tally.num_requests,
+        "seconds": round(tally.num_seconds, 3),
+        "interrupted": tally.interrupted,
+        "goals": dict(sorted(tally.goals.items())),
+        "failure": found,
+    }
+
+
+def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> str:
+    lines = []
+    if tally.failed is not None and tally.failed.failure is not None:
+        failure, seed = tally.failed.failure, tally.failed.seed
+        where = "at the end" if failure.at is None else f"in step {failure.at}"
+        lines += [f"seed {seed} breaks {failure.name} {where}: {failure.detail}", small or ""]
+        lines += [f"again: {_command(options, seed)}"]
+    done = "interrupted: " if tally.interrupted else ""
+    lines.append(
+        f"{done}{tally.num_runs} runs, {tally.num_steps} steps, {tally.num_requests} requests, "
+        f"{tally.num_calls} calls in {tally.num_seconds:.1f} s"
+    )
+    goals = ", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items()))
+    lines += [goals] if goals else []
+    if tally.cut_off:
+        lines.append(tally.cut_off)
+    if tally.failed is None:
+        lines.append("no property was broken")
+    return "\n".join(lines)
+
+
+def _check(options: argparse.Namespace) -> list[Callable[[Plan], Device]]:
+    """The devices that are asked for. Raises BadOptions."""
+    if options.backend in ("rust", "both") and not _twin.available():
+        raise BadOptions("the compiled twin is missing: say --backend python")
+    if options.runs is not None and options.time is not None:
+        raise BadOptions("--runs and --time each say when to end: give one of them")
+    if options.trace is not None and not Path(options.trace).resolve().parent.is_dir():
+        raise BadOptions(f"there is no folder for {options.trace}")
+    if not options.torch:
+        return []
+    device = find_device("torch")
+    if device is None:
+        raise BadOptions("--torch needs kvcore-runtime, which is not installed")
+    return [device]
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="kvcore simulate",
+        description="Random engines at real sizes over the core: scheduler, late device, failures.",
+        epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
+    )
+    add = parser.add_argument
+    add("--seed", type=_natural, default=0, metavar="N", help="of the first run (0)")
+    add("--steps", type=_count, default=1000, metavar="N", help="steps of each run (1000)")
+    add("--runs", type=_count, metavar="N", help="runs, each with the next seed (1)")
+    add("--time", type=_seconds, metavar="SECONDS", help="make runs until so much time is up")
+    add("--blocks", type=_count, metavar="N", help="usable device blocks (drawn from the seed)")
+    add("--requests", type=_count, metavar="N", help="most requests at a time (drawn)")
+    add("--backend", choices=("both", "python", "rust"), default="both", help="the cores (both)")
+    add("--torch", action="store_true", help="run kvcore-runtime's tensors beside, in guard mode")
+    add("--json", action="store_true", help="plain data instead of text")
+    add("--trace", metavar="FILE", help="where to write the trace of a failure")
+    return parser
+
+
+def _natural(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= value <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {MAX_COUNT}, not {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {MAX_COUNT}, not {text!r}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A violation as files: a test for pytest that fails, and a text trace.
+
+Rules: the test makes the calls of the story on a judged manager, on both backends, and asks for the
+one property: it fails until the bug is gone, and passes then. The trace holds what the calls really
+gave, so it is replayed as it is until the bug is gone, and then written anew (`pytest --rewrite`).
+Twin: none.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from kvcore.check.extend.manager_model import ManagerModel
+from kvcore.check.extend.source_of import NotWritable, Parts, importable, parts_of
+from kvcore.check.names.collisions import other_request
+from kvcore.check.stories.calls import config_words, name_of
+from kvcore.check.stories.story import tell, with_last_outcome
+from kvcore.check.world.model import Step, Violation
+from kvcore.check.world.world import World
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.config import Config
+from kvcore.types.groups import Group
+from kvcore.types.values import Hit, Request
+
+TEST = '''\
+"""{name}: {sentence}.
+
+{detail}
+
+Written by `kvcore check`: it fails until the bug is gone.
+"""
+
+import pytest
+
+{imports}
+
+CONFIG = {config}
+{lines}
+
+@pytest.mark.parametrize("backend", [{backends}])
+def test_{function}_holds(backend):
+    with {around}JudgedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
+{calls}
+'''
+OF_A_MANAGER = '''\
+"""{name}: {sentence}.
+
+{detail}
+
+Written by `kvcore check`: it fails until the bug is gone.
+"""
+
+{imports}
+
+CONFIG = {config}
+CALLS = [
+{calls}
+]
+
+
+def test_{function}_holds():
+    model = ManagerModel(
+        {make},
+        CONFIG,
+{options}
+    )
+    replay(model, CALLS, "{name}")
+'''
+INDENT = " " * 8
+LINE_MAX = 91
+MADE_WITH = {"named": pickle.dumps, "copied": copy.deepcopy}
+NAMES = ("Config", "Group", "LoRA", "MediaItem", "PromptEmbeds", "Request", "errors")
+
+
+def pytest_text(violation: Violation, world: Any) -> str:
+    """A test that makes the calls of a violation, and fails for its property.
+
+    world: the one that was explored, or the model of a manager. Raises NotWritable where what is a
+    user's own cannot be imported.
+    """
+    if isinstance(world, ManagerModel):
+        return _manager_text(violation, world)
+    parts, renamed = parts_of(violation, world), not callable(getattr(world, "moves", None))
+    story = tell(violation, world)
+    steps = with_last_outcome(violation.steps)
+    lines = [f"{INDENT}{line}" for line in _other_lines(violation, world)]
+    lines += [f"{INDENT}{line}" for step in steps for line in _test_lines(step, renamed=renamed)]
+    config, calls = write_config(world.config), "\n".join(lines) or f"{INDENT}pass"
+    return TEST.format(
+        name=violation.name,
+        sentence=story.sentence,
+        detail=story.detail,
+        config=config,
+        function=re.sub(r"\W+", "_", violation.name.lower()),
+        imports=_imports(
+            config + calls, "from kvcore.check.extend.checked_manager import JudgedManager", parts
+        ),
+        lines="".join(f"{line}\n" for line in parts.lines),
+        backends=", ".join(f'"{each}"' for each in parts.backends),
+        around=parts.around,
+        asked=parts.asked,
+        options=parts.options,
+        calls=calls,
+    )
+
+
+def _manager_text(violation: Violation, model: ManagerModel) -> str:
+    """A test that makes the calls of a violation on a user's own manager."""
+    lines, words = [], []
+    for name in ("make", "named", "copied"):
+        value = getattr(model, name)
+        if value is not MADE_WITH.get(name):
+            line, word = importable(value)
+            lines.append(line)
+            words.append(word if name == "make" else f"{name.replace('named', 'name')}={word}")
+    counts = ("num_requests", "num_tokens", "num_prompt", "num_letters")
+    words += [f"{name}={getattr(model, name)}" for name in counts]
+    calls = "\n".join(f"    {_write_call(step.call)}," for step in violation.steps)
+    config, story = write_config(model.config), tell(violation, model)
+    parts = Parts(("from kvcore.trace.calls import Call", *lines))
+    replayed = "from kvcore.check.extend.manager_model import ManagerModel, replay"
+    return OF_A_MANAGER.format(
+        name=violation.name,
+        sentence=story.sentence,
+        detail=story.detail,
+        imports=_imports(config + calls, replayed, parts),
+        config=config,
+        calls=calls,
+        function=re.sub(r"\W+", "_", violation.name.lower()),
+        make=words[0],
+        options="\n".join(f"        {word}," for word in words[1:]),
+    )
+
+
+def _imports(text: str, line: str, parts: Parts) -> str:
+    """The imports of a test, those of the user's modules last."""
+    names = ", ".join(each for each in NAMES if re.search(rf"\b{each}\b", text))
+    ours = [each for each in (line, *parts.imports) if each.startswith("from kvcore.")]
+    theirs = [each for each in parts.imports if each not in ours]
+    return "\n".join([f"from kvcore import {names}", *sorted(set(ours)), *sorted(set(theirs))])
+
+
+def trace_text(violation: Violation, world: Any) -> str:
+    """The calls of a violation with what they gave, as a text trace.
+
+    Raises NotWritable where both backends could not replay it.
+    """
+    if isinstance(world, ManagerModel):
+        raise NotWritable("a trace is replayed on kvcore's own managers: write a test instead")
+    if violation.policy is not None:
+        raise NotWritable("a trace is replayed without your policy: write a test instead")
+    story = tell(violation, world)
+    lines = [f"# {violation.name}: {story.sentence}.", f"# Behind the last call: {story.detail}"]
+    lines += [config_words(world.config), ""]
+    for chapter in story.chapters:
+        if chapter.told.words.startswith(("(", "execute")):
+            lines.append(f"# {chapter.told.words.strip('()')}")
+        else:
+            lines += chapter.told.lines
+    return "\n".join(lines) + "\n"
+
+
+def write_config(config: Config) -> str:
+    """A config as Python makes it, defaults left out."""
+    words = [f"num_blocks={config.num_blocks}"]
+    for field in attrs.fields(Config):
+        value = getattr(config, field.name)
+        if not field.init or field.name == "num_blocks" or value == field.default:
+            continue
+        if field.name == "block_size":
+            words += [f"block_size={value}"] if config.groups == (Group(value),) else []
+        elif field.name == "groups":
+            if value != (Group(config.block_size),):
+                behind = "," * (len(value) == 1)
+                words.append(
+                    f"groups=({', '.join(_write(each, renamed=False) for each in value)}{behind})"
+                )
+        else:
+            words.append(f"{field.name}={_plain(value)}")
+    line = f"Config({', '.join(words)})"
+    if len(line) <= LINE_MAX:
+        return line
+    return f"Config(\n{''.join(f'    {word},{chr(10)}' for word in words)})"
+
+
+def _other_lines(violation: Violation, world: World) -> Iterator[str]:
+    """The lines that make known what a hash stands for, where the story does not."""
+    other = other_request(violation, world)
+    if other is not None:
+        yield f"manager.add_request({_write(other, renamed=False)})"
+        yield f"manager.remove_request({_write(other.request_id, renamed=False)})"
+
+
+def _test_lines(step: Step, *, renamed: bool) -> Iterator[str]:
+    """The lines of a test that make a step; renamed: requests get the names of the story."""
+    write = partial(_write, renamed=renamed)
+    call, value = step.call, step.outcome.value
+    words = []
+    for each in call.args:
+        if isinstance(each, Hit):
+            yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
+            words.append("hit")
+        else:
+            words.append(write(each))
+    for name, each in call.options.items():
+        if isinstance(each, Hit):
+            yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
+        words.append(f"{name}={'hit' if isinstance(each, Hit) else write(each)}")
+    made = f"manager.{call.name}({', '.join(words)})"
+    if isinstance(value, Misuse):
+        yield f"with pytest.raises(errors.{value.error}):"
+        yield f"    {made}"
+    else:
+        yield made
+
+
+def _write_call(call: Call) -> str:
+    """A call of an engine on a manager of its own; hits are looked up again."""
+    args = call.args[:1] if call.name == "allocate_slots" else call.args
+    words = ", ".join(_write(each, renamed=False) for each in args)
+    return (
+        f'Call("{call.name}", ({words}{"," * (len(args) == 1)}))'
+        if args
+        else f'Call("{call.name}")'
+    )
+
+
+def _write(value: Any, *, renamed: bool) -> str:
+    """A value of a call as Python makes it; renamed: requests get the names of the story."""
+    if isinstance(value, str):
+        return json.dumps(name_of(value) if renamed else value)
+    if isinstance(value, Request):
+        shown = [_write(value.request_id, renamed=renamed), repr(list(value.tokens))]
+        return f"Request({', '.join([*shown, *_options(value, ('request_id', 'tokens'))])})"
+    if isinstance(value, Group):
+        shown = [str(value.block_size), *_options(value, ("block_size",))]
+        return f"Group({', '.join(shown)})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_write(each, renamed=renamed) for each in value)}]"
+    return repr(value)
+
+
+def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
+    """The fields of a value that differ from their defaults."""
+    for field in attrs.fields(type(value)):
+        found = getattr(value, field.name)
+        if field.name not in without and found != field.default:
+            yield f"{field.name}={_plain(found)}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bytes) and value.isalnum():
+        return f"b{json.dumps(value.decode())}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)

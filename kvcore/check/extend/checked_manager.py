@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager under judgement: each call must keep every property, or the one that is asked for.
+
+Rules: it takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch
+counts as executed when it is taken; with batches in flight, when `execute` names it, or when it is
+completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
+block judges what can only be judged at the end of a run; misuse ends the block without a word: a
+run that is not possible any more breaks nothing. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import attrs
+from msgspec.structs import replace as evolve
+
+from kvcore.backend import PythonBackend
+from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
+from kvcore.check.properties.registry import Property, judge, select
+from kvcore.check.properties.schedulers import guarded
+from kvcore.check.stories.scenes import Follower, SceneNames
+from kvcore.check.world.model import Step
+from kvcore.check.world.world import World
+from kvcore.manager import KVCacheManager
+from kvcore.state.state import State
+from kvcore.trace.calls import TRANSITIONS, Call, Misuse
+from kvcore.types import commands
+from kvcore.types.commands import Batch
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.values import Hit, Outcome
+
+
+class JudgedManager:
+    """A `KVCacheManager` whose calls raise InvariantViolation where they break a property.
+
+    properties: names of those that count, or some of one's own; all that hold for every run unless
+    given. num_tokens: how far requests are to grow, for the properties of runs. world: the one that
+    a scheduler of one's own is asked in; its moves are, at the end of the run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Literal["rust", "python"] | None = None,
+        *,
+        properties: Iterable[str | Property] | None = None,
+        num_tokens: int = 0,
+        world: World | None = None,
+    ) -> None:
+        self.manager = KVCacheManager(config, backend)
+        chosen = None if properties is None else list(properties)
+        names = None if chosen is None else frozenset(x for x in chosen if isinstance(x, str))
+        self._properties: dict[str, Property] = select(names, frozenset(TRANSITIONS))
+        self._properties |= {x.name: x for x in chosen or () if isinstance(x, Property)}
+        self._follower = Follower(config)
+        self._state = self.manager.state()
+        self._start = self._state
+        self._waiting: Step | None = None
+        self._drained = False
+        usual = World(config=config, num_requests=1, num_tokens=num_tokens, num_prompt=num_tokens)
+        self._world = attrs.evolve(world or usual, calls=frozenset())
+        self._hear_state(self._state)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in TRANSITIONS:
+            return partial(self._call, name)
+        found: Callable[..., Any] = getattr(self.manager, name)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            self.done()
+        return isinstance(error, KvcoreError)
+
+    def execute(self, batch: int) -> None:
+        """Say that a taken batch, and all before it, was executed now."""
+        step = Step(self._state, Call("execute", (batch,)), Outcome(self._state, (), None))
+        self._follow(step)
+
+    def done(self) -> None:
+        """Judge what is left at the end of a run."""
+        self._follow(None)
+        for request_id in list(self._state.requests):
+            self.get_computed_blocks(request_id)
+        opened = list(self._state.batch.commands)
+        self._hear("batch", self._start, opened, commands.segments(opened))
+        self._follower.finish(self._state)
+        self._hear_follower()
+        if callable(self._world.moves) and "SCHEDULER" in self._properties:
+            list(guarded(self._world.moves)(self._world, self._state))
+        self._hear("run", self._world, self._state)
+
+    def get_computed_blocks(self, request_id: str) -> Hit:
+        """The longest cached prefix of a request."""
+        try:
+            hit = self.manager.get_computed_blocks(request_id)
+        except KvcoreError:
+            raise
+        except Exception as error:
+            raise self._crash(Call("get_computed_blocks", (request_id,)), error) from error
+        self._ask(check_hit, self._state, self._state.requests[request_id], hit)
+        return hit
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        call, before = Call(name, args, options), self._state
+        if name == "allocate_slots" and args[0] in before.requests:
+            self.get_computed_blocks(args[0])
+        try:
+            value = self._made(call)
+        except KvcoreError as error:
+            self._judge(Step(before, call, self._outcome(before, Misuse(str(error), error.fields))))
+            raise
+        except Exception as error:
+            raise self._crash(call, error) from error
+        self._drained |= name == "take_events"
+        self._judge(Step(before, call, self._outcome(before, value)))
+        return value
+
+    def _made(self, call: Call) -> Any:
+        """What a call gives; on the Python core it is the transition that the checker makes."""
+        core = self.manager._core
+        if not isinstance(core, PythonBackend):
+            return getattr(self.manager, call.name)(*call.args, **call.options)
+        return core._keep(TRANSITIONS[call.name](core.state(), *call.args, **call.options))
+
+    def _crash(self, call: Call, error: Exception) -> Exception:
+        """What a call raises that raised no typed error."""
+        if "NOCRASH" not in self._properties:
+            return error
+        return InvariantViolation("NOCRASH", f"{call} raises {error!r}")
+
+    def _outcome(self, before: State, value: Any) -> Outcome[State, Any]:
+        """The outcome of the call that was just made."""
+        after = self._state = self.manager.state()
+        same = before.batch.number == after.batch.number
+        emitted = list(after.batch.commands)[len(before.batch.commands) if same else 0 :]
+        return Outcome(after, tuple(emitted), value)
+
+    def _judge(self, step: Step) -> None:
+        before, call, outcome = step.before, step.call, step.outcome
+        self._ask(check_outcome, before, call, outcome)
+        self._hear("transition", before, call, outcome)
+        self._hear_state(outcome.state)
+        if call.name == "take_batch":
+            if isinstance(outcome.value, Batch):
+                segments = list(outcome.value.column("segment"))
+                self._hear("batch", self._start, list(before.batch.commands), segments)
+            self._start = evolve(before, batch=outcome.state.batch)
+        if outcome.state.config.enable_events and not self._drained:
+            self._ask(check_events, (), list(outcome.state.events), outcome.state)
+        self._follow(step)
+
+    def _hear_state(self, state: State) -> None:
+        with suppress(IndexError, KeyError):  # hashes of more tokens than there are: REQ-HASH
+            self._ask(self._follower.ghost.prefixes.learn, state)
+        self._hear("state", state, self._follower.ghost.prefixes)
+
+    def _hear(self, scope: Any, *args: Any) -> None:
+        for name, detail in judge(self._properties, scope, *args):
+            raise InvariantViolation(name, detail)
+
+    def _ask(self, check: Callable[..., None], *args: Any) -> None:
+        try:
+            check(*args)
+        except InvariantViolation as error:
+            if error.name in self._properties:
+                raise
+
+    def _follow(self, step: Step | None) -> None:
+        """Let the ghost follow the step before: the one behind it says whether a load failed."""
+        if self._waiting is not None:
+            self._follower.follow(self._waiting, step)
+            self._hear_follower()
+        self._waiting = step
+        if step is not None and step.call.name != "take_batch":
+            self._waiting = None
+            self._follower.follow(step, None)
+            self._hear_follower()
+
+    def _hear_follower(self) -> None:
+        for error in self._follower.wrong:
+            if error.name in self._properties:
+                names = SceneNames(self._follower.ghost.prefixes)
+                raise InvariantViolation(error.name, names.detail(error.detail)) from None
+        self._follower.wrong.clear()

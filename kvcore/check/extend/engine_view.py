@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine around any manager: what it knows of its requests, and what memory really holds.
+
+Rules: the engine makes legal calls only and believes what it is told. Memory changes as a runtime
+would change it: by the copying commands of a batch, then by the forward pass, which writes the
+scheduled tokens at the places that the block tables name and reads all that its queries see.
+Contents are numbers of prefixes (`prefixes.py`). Nothing is forgotten when a block is freed: what
+is wrong is wrong in a real memory, too. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from immutables import Map
+
+from kvcore.check.extend.manager_protocol import ask, batch, block_ids
+from kvcore.check.stories.calls import name_of
+from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
+from kvcore.hashing.extra_keys import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.oracle.contents import ZEROS, Content, Place
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.trace.calls import Call
+from kvcore.trace.text import write_tokens
+from kvcore.types.commands import Load
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.groups import skipped_tokens
+from kvcore.types.values import Appended, Outcome, Refused
+
+Tables = tuple[tuple[int, ...], ...]
+VIEW_HEADS = ("block", "held by", "slots hold")
+
+
+@attrs.frozen
+class Known:
+    """A request as the engine knows it: its tokens, and how many are computed."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    num_computed: int = 0
+    is_running: bool = False
+    drafts: tuple[int, ...] = ()
+    extra_keys: ExtraKeys = NO_EXTRA_KEYS
+
+
+@attrs.frozen
+class View:
+    """All that the engine and the memory know at one moment.
+
+    prefixes: every prefix that was ever asked for, since a manager may remember it. writes: the
+    first and last position of each request that the open batch is to write.
+    """
+
+    config: Config
+    numbers: Prefixes = attrs.field(eq=False, repr=False)
+    requests: Map[str, Known] = attrs.field(factory=Map)
+    prefixes: frozenset[tuple[int, ...]] = frozenset()
+    contents: Map[Place, tuple[Content, ...]] = attrs.field(factory=Map)
+    writes: Map[str, tuple[int, int]] = attrs.field(factory=Map)
+    tables: Map[str, Tables] = attrs.field(factory=Map)
+
+    def key(self) -> bytes:
+        """The same bytes for views that are alike."""
+        known = sorted(attrs.astuple(each, recurse=False)[:4] for each in self.requests.values())
+        contents = sorted(self.contents.items())
+        return repr((known, sorted(self.prefixes), contents)).encode()
+
+    @property
+    def scene(self) -> Scene:
+        """The view as a story shows it."""
+        names = SceneNames(self.numbers)
+        requests = tuple(self._request(each) for _, each in sorted(self.requests.items()))
+        first = self.config.num_blocks - self.config.num_usable_blocks
+        blocks: tuple[Place, ...] = tuple(
+            ("device", block) for block in range(first, self.config.num_blocks)
+        )
+        others = sorted(place for place in self.contents if place not in blocks)
+        rows = tuple(self._block(place, names) for place in (*blocks, *others))
+        return Scene(requests, rows, REQUEST_HEADS, VIEW_HEADS)
+
+    def _request(self, request: Known) -> Row:
+        tables = self.tables.get(request.request_id, ())
+        blocks = " | ".join(" ".join(map(str, table)) or "-" for table in tables) or "-"
+        tokens = write_tokens(request.tokens)
+        return (name_of(request.request_id), tokens, str(request.num_computed), blocks)
+
+    def _block(self, place: Place, names: SceneNames) -> Row:
+        held = [
+            f"{name_of(name)}[{position}]"
+            for name, tables in sorted(self.tables.items())
+            for table in tables
+            for position, block in enumerate(table)
+            if place == ("device", block)
+        ]
+        slots = self.contents.get(place, ())
+        mark = "h" if place[0] == "host" else ""
+        contents = " | ".join(map(names.content, slots)) if any(slots) else "-"
+        return (f"{mark}{place[1]}", " ".join(held) or "-", contents)
+
+
+class WrongRead(InvariantViolation):
+    """A query found what it must not: the view when it read."""
+
+    def __init__(self, detail: str, view: View) -> None:
+        self.view = view
+        super().__init__("KV-READ", detail)
+
+
+def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]]:
+    """Make a call of the engine; the view after it. The value is None where it was refused.
+
+    Raises InvariantViolation (NOCRASH, MANAGER, KV-READ).
+    """
+    name, args = call.name, call.args
+    if name == "take_batch":
+        commands = batch(manager)
+        after = execute(view_tables(manager, view), commands)
+        return after, Outcome(after, commands, None)
+    value = ask(manager, call)
+    if refused(value) and name in ("allocate_slots", "append"):
+        return view, Outcome(view, (), None)
+    after = view_tables(manager, _told(view, name, args))
+    return after, Outcome(after, (), value)
+
+
+def refused(value: Any) -> bool:
+    """Whether a manager says that a call did not fit."""
+    if isinstance(value, Appended):
+        return value.done == 0
+    return value is None or value is False or isinstance(value, Refused)
+
+
+def execute(view: View, commands: Sequence[Any]) -> View:
+    """Run a batch: its copies in order, the writes of the forward pass, then what it reads.
+
+    Raises InvariantViolation (KV-READ).
+    """
+    contents = view.contents
+    size = max(group.block_size for group in view.config.groups)
+    for command in commands:
+        source, target = command.reads(), command.writes()
+        if target is None or isinstance(command, Load):
+            continue
+        empty: tuple[Content, ...] = (None,) * size
+        held = (ZEROS,) * size if source is None else contents.get(source, empty)
+        contents = contents.set(target, held)
+    for name, (first, last) in view.writes.items():
+        contents = _written(view, contents, name, first, last)
+    after = attrs.evolve(view, contents=contents, writes=Map())
+    for name, (first, last) in view.writes.items():
+        _read(after, name, first, last)
+    return after
+
+
+def view_tables(manager: Any, view: View) -> View:
+    """The view with the block tables that the manager gives now."""
+    tables: dict[str, Tables] = {}
+    for name, request in view.requests.items():
+        if request.is_running:
+            tables[name] = block_ids(manager, name, view.config)
+    return attrs.evolve(view, tables=Map(tables))
+
+
+def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
+    """The view after a call that was done."""
+    requests, writes, prefixes = view.requests, view.writes, view.prefixes
+    match name:
+        case "add_request":
+            tokens = tuple(args[0].tokens)
+            requests = requests.set(args[0].request_id, Known(args[0].request_id, tokens))
+            prefixes |= {tokens[:end] for end in range(1, 1 + len(tokens))}
+        case "allocate_slots":
+            request = requests[args[0]]
+            last = len(request.tokens)
+            writes = writes.set(args[0], (last - args[1], last))
+            running = attrs.evolve(request, num_computed=last, is_running=True)
+            requests = requests.set(args[0], running)
+        case "append":
+            (request_id,), (token,) = args
+            request = requests[request_id]
+            tokens, last = (*request.tokens, token), len(request.tokens) + 1
+            prefixes |= {tokens}
+            writes = writes.set(request_id, (last - 1, last))
+            longer = attrs.evolve(request, tokens=tokens, num_computed=last)
+            requests = requests.set(request_id, longer)
+        case "fork":
+            child = attrs.evolve(requests[args[0]], request_id=args[1])
+            requests = requests.set(args[1], child)
+        case "free":
+            idle = attrs.evolve(requests[args[0]], num_computed=0, is_running=False)
+            requests = requests.set(args[0], idle)
+        case "remove_request":
+            requests = requests.delete(args[0])
+    return attrs.evolve(view, requests=requests, writes=writes, prefixes=prefixes)
+
+
+def _written(
+    view: View, contents: Map[Place, tuple[Content, ...]], name: str, first: int, last: int
+) -> Map[Place, tuple[Content, ...]]:
+    nodes = view.numbers.nodes(view.requests[name])  # type: ignore[arg-type] # has what it reads
+    for index, group in enumerate(view.config.groups):
+        size = group.block_size
+        for position in range(first, last):
+            place = _place(view, name, index, position)
+            slots = list(contents.get(place, (None,) * size))
+            slots[position % size] = (nodes[position], index)
+            contents = contents.set(place, tuple(slots))
+    return contents
+
+
+def _read(view: View, name: str, first: int, last: int) -> None:
+    nodes = view.numbers.nodes(view.requests[name])  # type: ignore[arg-type] # has what it reads
+    names = SceneNames(view.numbers)
+    for index, group in enumerate(view.config.groups):
+        size = group.block_size
+        for position in range(skipped_tokens(group, first), last):
+            place = _place(view, name, index, position)
+            held = view.contents.get(place, (None,) * size)[position % size]
+            if held != (nodes[position], index):
+                wanted = names.content((nodes[position], index))
+                detail = f"{name_of(name)} reads block {place[1]} slot {position % size}"
+                detail = f"{detail}: it holds {names.content(held)}, not {wanted}"
+                raise WrongRead(detail, view)
+
+
+def _place(view: View, name: str, group: int, position: int) -> Place:
+    """Where a request's position is. Raises InvariantViolation (KV-READ)."""
+    tables = view.tables.get(name, ())
+    table = tables[group] if group < len(tables) else ()
+    at = position // view.config.groups[group].block_size
+    if at >= len(table):
+        detail = f"the table of {name_of(name)} has {len(table)} blocks, none for token {position}"
+        raise WrongRead(detail, view)
+    return ("device", table[at])

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager of one's own must have and must answer, asked in one place.
+
+Rules: what is missing or has a wrong shape is an InvariantViolation (MANAGER) that names the method
+and says what was wanted; a legal call that raises is NOCRASH. Nothing is read of a manager but what
+an engine reads. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any
+
+from kvcore.trace.calls import Call
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+
+NAME = "MANAGER"
+METHODS = (
+    *("add_request", "allocate_slots", "append", "free", "remove_request", "get_block_ids"),
+    "take_batch",
+)
+
+
+def make_manager(make: Callable[[], Any]) -> Any:
+    """A new manager that has what an engine needs. Raises InvariantViolation."""
+    try:
+        manager = make()
+    except Exception as error:
+        raise InvariantViolation(NAME, f"making one raises {error!r}") from error
+    missing = [name for name in METHODS if not callable(getattr(manager, name, None))]
+    if missing:
+        what = type(manager).__name__
+        raise InvariantViolation(NAME, f"a {what} has no method {', '.join(missing)}")
+    num_free(manager)
+    return manager
+
+
+def ask(manager: Any, call: Call) -> Any:
+    """What a manager gives. Raises InvariantViolation (NOCRASH)."""
+    try:
+        method: Callable[..., Any] = getattr(manager, call.name)
+        return method(*call.args, **call.options)
+    except Exception as error:
+        raise InvariantViolation("NOCRASH", f"{call} raises {error!r}") from error
+
+
+def num_free(manager: Any) -> int:
+    """The free blocks that a manager counts. Raises InvariantViolation."""
+    try:
+        given = manager.num_free_blocks
+    except Exception as error:
+        raise InvariantViolation(NAME, f"num_free_blocks raises {error!r}") from error
+    return _count(given, "num_free_blocks is")
+
+
+def num_hit(manager: Any, name: str, num_tokens: int) -> tuple[Any, int]:
+    """The hit that a manager finds for a request of so many tokens, and its tokens.
+
+    Raises InvariantViolation.
+    """
+    asked = Call("get_computed_blocks", (name,))
+    hit = ask(manager, asked)
+    try:
+        _, given = hit
+    except (TypeError, ValueError) as error:
+        raise InvariantViolation(
+            NAME, f"{asked} gives {hit!r}, not the blocks of a hit and its tokens"
+        ) from error
+    count = _count(given, f"{asked} gives a hit whose tokens are")
+    if count > num_tokens:
+        raise InvariantViolation(NAME, f"{asked} gives a hit of {count} tokens of {num_tokens}")
+    return hit, count
+
+
+def block_ids(manager: Any, name: str, config: Config) -> tuple[tuple[int, ...], ...]:
+    """A request's block table of each group. Raises InvariantViolation."""
+    asked = Call("get_block_ids", (name,))
+    given = ask(manager, asked)
+    num_groups = len(config.groups)
+    each_group = "" if num_groups == 1 else f" for each of {num_groups} groups"
+    said = f"{asked} gives {given!r}, not the ids of blocks{each_group}"
+    try:
+        tables = list(given)
+        flat = num_groups == 1 and all(not isinstance(each, Sequence) for each in tables)
+        found = tuple(tuple(map(index, each)) for each in ([tables] if flat else tables))
+    except TypeError as error:
+        raise InvariantViolation(NAME, said) from error
+    if len(found) != num_groups:
+        raise InvariantViolation(NAME, said)
+    for block in (block for table in found for block in table):
+        if not 0 <= block < config.num_blocks:
+            detail = f"{asked} names block {block}, the pool has {config.num_blocks}"
+            raise InvariantViolation(NAME, detail)
+    return found
+
+
+def batch(manager: Any) -> tuple[Any, ...]:
+    """The commands of the open batch. Raises InvariantViolation."""
+    asked = Call("take_batch")
+    given = ask(manager, asked)
+    try:
+        commands = tuple(given)
+    except TypeError as error:
+        raise InvariantViolation(NAME, f"{asked} gives {given!r}, not commands") from error
+    for command in commands:
+        if not (callable(getattr(command, "reads", None)) and hasattr(command, "writes")):
+            raise InvariantViolation(NAME, f"{asked} gives {command!r}, which is no command")
+    return commands
+
+
+def _count(given: Any, said: str) -> int:
+    try:
+        count = index(given)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InvariantViolation(NAME, f"{said} {given!r}, not a number of them")
+    return count

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An eviction policy, or a scheduler, of one's own, run with the production transitions.
+
+Rules: a policy says where a freed block joins the free queue, and which block of it leaves first;
+nothing else of the core changes. It sees no block's number and no tokens: nothing may depend on
+names, or the explored states could not be folded. While a policy is installed the whole process
+uses it. LRU, which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say
+whether a policy keeps what a hit needs. A scheduler may go by the names of requests, so these are
+not renamed (`schedulers.py`). Source: design, 7.8. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import attrs
+
+from kvcore.check.properties.registry import select
+from kvcore.check.search.report import Report
+from kvcore.check.search.scope import out_of_reach
+from kvcore.check.search.search import check
+from kvcore.check.world.world import Moves, World
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.types.errors import InvariantViolation
+
+NAME = "POLICY"
+WITHOUT = frozenset({"LRU"})
+"""Properties that say what the built-in policies do."""
+
+
+@attrs.frozen
+class FreeBlock:
+    """What a policy sees of a block: whether its content can be hit, and in which group."""
+
+    cached: bool
+    group: int | None = None
+
+
+class Policy(Protocol):
+    """Which of the free blocks leaves first."""
+
+    def join(self, queue: Sequence[FreeBlock], block: FreeBlock, /) -> int:
+        """The place that a freed block takes in the queue, 0 for the front, len(queue) for the
+        back.
+        """
+
+    def leave(self, queue: Sequence[FreeBlock], /) -> int:
+        """The place of the block that is taken next."""
+
+
+class LRU:
+    """The built-in default, as a policy of one's own would be written."""
+
+    def join(self, queue: Sequence[FreeBlock], _: FreeBlock) -> int:
+        """Behind all others."""
+        return len(queue)
+
+    def leave(self, _: Sequence[FreeBlock]) -> int:
+        """The front."""
+        return 0
+
+
+def check_policy(policy: Policy, world: World, **limits: Any) -> Report:
+    """Explore a world under a policy. limits: those of `kvcore.check.search.search.check`."""
+    if limits.get("backend", "python") != "python":
+        raise ValueError("a policy of your own is Python's alone: leave backend out")
+    if limits.get("workers", 1) != 1:
+        raise ValueError("a policy of your own is put into this process alone: leave workers out")
+    names = set(select(None, world.calls)) - WITHOUT - set(out_of_reach(world))
+    limits.setdefault("properties", sorted(names))
+    with installed(policy):
+        report = check(world, **limits)
+    if report.violation is not None:
+        report.violation = attrs.evolve(report.violation, policy=policy)
+    return report
+
+
+def check_scheduler(moves: Moves, world: World, **limits: Any) -> Report:
+    """Explore a world in which only these moves happen. limits: those of `check`."""
+    return check(attrs.evolve(world, moves=moves), **limits)
+
+
+@contextmanager
+def installed(policy: Policy) -> Iterator[None]:
+    """The core with another eviction policy."""
+    take, enqueue = PoolDraft.take, PoolDraft._enqueue
+
+    def take_chosen(self: PoolDraft, count: int) -> list[int]:
+        blocks = []
+        for _ in range(count):
+            queue = _blocks(self)
+            place = _place(policy, "leave", len(queue) - 1, _seen(self, queue))
+            self.queue.remove(queue[place])
+            self.queue.prepend(queue[place])
+            blocks += take(self, 1)
+        return blocks
+
+    def join(self: PoolDraft, block: int) -> None:
+        queue = _blocks(self)
+        place = _place(policy, "join", len(queue), _seen(self, queue), _view(self, block))
+        for each in queue[:place]:
+            self.queue.remove(each)
+        self.queue.prepend(block)
+        for each in reversed(queue[:place]):
+            self.queue.prepend(each)
+
+    PoolDraft.take, PoolDraft._enqueue = take_chosen, join  # type: ignore[method-assign] # undone
+    try:
+        yield
+    finally:
+        PoolDraft.take, PoolDraft._enqueue = take, enqueue  # type: ignore[method-assign] # back
+
+
+def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
+    """A policy's answer. Raises InvariantViolation (POLICY) for none that is a place."""
+    try:
+        place = getattr(policy, question)(*seen)
+    except Exception as error:
+        detail = f"{question} raised {type(error).__name__}: {error}"
+        raise InvariantViolation(NAME, f"{detail}, asked with {seen}") from error
+    if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place <= last:
+        said = f"{question} gives {place!r}, which is no place up to {last}"
+        raise InvariantViolation(NAME, said)
+    return place
+
+
+def _blocks(draft: PoolDraft) -> list[int]:
+    queue = draft.queue
+    blocks, block = [], queue.front()
+    while block != queue.sentinel:
+        blocks.append(block)
+        block = queue.following[block]
+    return blocks
+
+
+def _seen(draft: PoolDraft, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:
+    return tuple(_view(draft, block) for block in blocks)
+
+
+def _view(draft: PoolDraft, block: int) -> FreeBlock:
+    key = draft.keys[block]
+    return FreeBlock(
+        key is not None, None if key is None else int.from_bytes(key[HASH_SIZE:], "big")
+    )

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is a user's own in a violation, as code that a written test can import.
+
+Rules: a test names a function, a class or an object by its module and its name there; what cannot
+be found again so is refused in one sentence. An object without a name is made anew where its class
+needs nothing for it. Twin: none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from kvcore.check.properties.registry import PROPERTIES, Property
+from kvcore.check.properties.schedulers import Guarded
+from kvcore.check.world.model import Violation
+from kvcore.check.world.world import World
+
+
+class NotWritable(ValueError):
+    """A violation that cannot be written as a file, and why, in one sentence."""
+
+
+@attrs.frozen
+class Parts:
+    """What a test of a user's own needs: imports, lines before the test, the property that is asked
+    for, options of the judged manager, what is installed around it, the backends.
+    """
+
+    imports: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    asked: str = ""
+    options: str = ""
+    around: str = ""
+    backends: tuple[str, ...] = ("python", "rust")
+
+
+def parts_of(violation: Violation, world: Any) -> Parts:
+    """What a test of a violation needs. Raises NotWritable."""
+    parts = Parts(asked=f'"{violation.name}"', options=f"num_tokens={num_tokens(world)}")
+    own = violation.own
+    if own is not None:
+        parts = _with_property(parts, own)
+    elif violation.name not in PROPERTIES:
+        raise NotWritable(f"nothing says what judges {violation.name}: it is no property of kvcore")
+    if isinstance(world, World) and callable(world.moves):
+        parts = _with_moves(parts, world)
+    if violation.policy is not None:
+        line, name = importable(violation.policy)
+        parts = attrs.evolve(
+            parts,
+            imports=(*parts.imports, "from kvcore.check.extend.policies import installed", line),
+            around=f"installed({name}), ",
+            backends=("python",),
+        )
+    return parts
+
+
+def importable(value: Any) -> tuple[str, str]:
+    """The line that imports a user's object, and what it is called then. Raises NotWritable."""
+    value = value.moves if isinstance(value, Guarded) else value
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    where, name = getattr(kind, "__module__", None), kind.__qualname__
+    module = sys.modules.get(str(where))
+    if where == "__main__" or module is None:
+        raise NotWritable(f"a test cannot import {name}: put it into a module of its own")
+    if kind is not value:
+        for known, each in vars(module).items():
+            if each is value:
+                return f"from {where} import {known}", known
+        if getattr(value, "__dict__", None) or hasattr(value, "__slots__"):
+            said = f"a test cannot make this {name} again"
+            raise NotWritable(f"{said}: give it a name in {where}")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not kind:
+        raise NotWritable(f"a test cannot import {name}: put it at the top of {where}")
+    return f"from {where} import {name.partition('.')[0]}", name + "()" * (kind is not value)
+
+
+def num_tokens(world: Any) -> int:
+    """The tokens that requests of a world grow to; 0 where it does not say."""
+    found: int = getattr(world, "num_tokens", 0)
+    return found
+
+
+def write_world(world: World, moves: str) -> Iterator[str]:
+    """The lines that make a world with a scheduler again."""
+    yield "WORLD = World("
+    yield "    config=CONFIG,"
+    for field in attrs.fields(World):
+        value = getattr(world, field.name)
+        if field.name in ("config", "moves") or value == field.default:
+            continue
+        words = f"frozenset({sorted(value)})" if isinstance(value, frozenset) else repr(value)
+        yield f"    {field.name}={words},"
+    yield f"    moves={moves},"
+    yield ")"
+
+
+def _with_property(parts: Parts, own: Property) -> Parts:
+    line, name = importable(own.holds)
+    made = [
+        "OWN = Property(",
+        *(
+            f"    {field}={getattr(own, field)!r},"
+            for field in ("name", "sentence", "scope", "severity")
+        ),
+        f"    holds={name},",
+        *(["    reads_prefixes=True,"] if own.reads_prefixes else []),
+        ")",
+    ]
+    imports = (*parts.imports, "from kvcore.check.properties.registry import Property", line)
+    return attrs.evolve(parts, imports=imports, lines=(*parts.lines, *made), asked="OWN")
+
+
+def _with_moves(parts: Parts, world: World) -> Parts:
+    line, name = importable(world.moves)
+    return attrs.evolve(
+        parts,
+        imports=(*parts.imports, "from kvcore.check.world.world import World", line),
+        lines=(*parts.lines, *write_world(world, name)),
+        options="world=WORLD",
+    )

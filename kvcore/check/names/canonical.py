@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One name for all states that differ only in names: the quotient that makes exploring possible.
+
+Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be
+left as it is (`Symmetry`).
+Requests, and rows with them (a new one gets some row that is not in use): by their place in an
+order that is tried for every permutation of requests that look alike. Blocks: by their first place
+in tables in request order, then in the free queue, then among the pinned ones; the null block keeps
+its number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
+are numbered in the order of first meeting; adapter, media and salt are part of a prefix. The open
+batch, events and statistics are left out, and so is `preempted`, which only chooses a column of the
+statistics. Twin: none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, permutations, product
+
+from kvcore.check.names.digest import Lately
+from kvcore.check.world.world import Symmetry
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.oracle.prefixes import Letter, Prefixes
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+
+Name = list[int]
+ALL = Symmetry()
+FINGERPRINT_BYTES = 16
+NAMES_KEPT = 15_000
+LOST = 9999
+"""The rank of a block that is not found under its key: a broken state has a name, too."""
+
+
+def canonical(
+    state: State, prefixes: Prefixes, symmetry: Symmetry = ALL, more: More | None = None
+) -> bytes:
+    """The least name of a state under renaming; equal names mean equal up to renaming.
+
+    more: what a name says besides, in the same renaming.
+    """
+    names = [
+        _name(state, order, pinned, prefixes, symmetry, more)
+        for order in orders(state, symmetry)
+        for pinned in permutations(pinned_alone(state))
+    ]
+    return to_bytes(min(names))
+
+
+class Names:
+    """The names of states, each found out once for each state that was met lately.
+
+    full: whole names; else 128 bits of them.
+    """
+
+    def __init__(self, prefixes: Prefixes, symmetry: Symmetry, *, full: bool = False) -> None:
+        self._prefixes = prefixes
+        self._symmetry = symmetry
+        self._full = full
+        self._known: Lately[bytes] = Lately(NAMES_KEPT)
+
+    def of(self, met: bytes, state: State) -> bytes:
+        """The name of a state; met: its digest."""
+        name = self._known.get(met)
+        if name is None:
+            name = canonical(state, self._prefixes, self._symmetry)
+            name = name if self._full else fingerprint(name)
+            self._known.put(met, name)
+        return name
+
+
+def fingerprint(name: bytes) -> bytes:
+    """128 bits of a name."""
+    return hashlib.blake2b(name, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def to_bytes(name: Name) -> bytes:
+    """The bytes of a name, in its order."""
+    return struct.pack(f">{len(name)}H", *name)
+
+
+def orders(state: State, symmetry: Symmetry) -> Iterator[list[RequestState]]:
+    """The orders of requests that are told apart by nothing but names, coarsely sorted."""
+    if not symmetry.requests:
+        yield sorted(state.requests.values(), key=lambda request: request.row)
+        return
+    requests = sorted(state.requests.values(), key=_looks)
+    if len(requests) < 2:
+        yield requests
+        return
+    ties = [list(tie) for _, tie in groupby(requests, key=_looks)]
+    for choice in product(*(permutations(tie) for tie in ties)):
+        yield [request for tie in choice for request in tie]
+
+
+def pinned_alone(state: State) -> list[int]:
+    """The device blocks that pins alone hold: nothing else orders them."""
+    if not len(state.device.pins):
+        return []
+    held = {block for each in state.requests.values() for table in each.tables for block in table}
+    held |= {operation.block for operation in state.operations.values()}
+    return [block for block in sorted(state.device.pins) if block not in held]
+
+
+def _looks(request: RequestState) -> tuple[int, ...]:
+    tables = (*request.tables, *request.host_tables)
+    counts = (len(request.tokens), len(request.drafts), request.num_computed)
+    return (*counts, *(len(table) for table in tables))
+
+
+def _name(
+    state: State,
+    order: list[RequestState],
+    pinned: tuple[int, ...],
+    prefixes: Prefixes,
+    symmetry: Symmetry,
+    more: More | None,
+) -> Name:
+    tree = Tree() if symmetry.tokens else NamedTree()
+    device, host = blocks_of(state, symmetry)
+    name = [len(order)]
+    if not symmetry.requests:
+        for request in order:
+            name += [request.row, len(request.request_id), *request.request_id.encode()]
+        name += [len(state.rows), len(state.free_rows), *state.free_rows]
+    for request in order:
+        name += [len(request.tokens), len(request.drafts), request.num_computed]
+        name += [bool(request.host_tables), request.skip_reading]
+        name += tree.names(prefixes.letters(request))
+        if request.own_hashes:
+            name.append(len(request.block_hashes))
+        for group, table in enumerate(request.tables):
+            name += [request.num_cached[group], len(table), *device.names(table)]
+        for table in request.host_tables:
+            name += [len(table), *host.names(table)]
+    held = [each.block for _, each in sorted(state.operations.items())]
+    places = {batch.number: place for place, batch in enumerate(state.unfinished)}
+    places[state.batch.number] = len(places)
+    name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
+    if state.host is not None:
+        name += _pool(state.host, places, host, (), tree, prefixes)
+    renaming = Renaming(state, order, device, host, tree, prefixes)
+    if state.unfinished or len(state.operations) or len(state.batch.given) or state.loads:
+        name += in_flight(state, renaming)
+    if more is not None:
+        name += more(renaming)
+    return name
+
+
+def blocks_of(state: State, symmetry: Symmetry) -> tuple[Blocks, Blocks]:
+    """The numbering of the blocks of both tiers, before any was met."""
+    host = range(0 if state.host is None else state.host.num_blocks)
+    kept = state.device.first_block if symmetry.blocks else state.device.num_blocks
+    return Blocks(range(kept)), Blocks((NO_HOST_BLOCK, *(() if symmetry.blocks else host)))
+
+
+def _pool(
+    pool: BlockPool,
+    batches: dict[int, int],
+    blocks: Blocks,
+    pinned: tuple[int, ...],
+    tree: Tree,
+    prefixes: Prefixes,
+) -> Name:
+    """The names of a pool's blocks, and what is known of each; batches: their places."""
+    name = [pool.num_free, *blocks.names(pool.queue)]
+    waiting = pool.quarantine
+    if waiting is not None and (len(waiting) or len(waiting.busy)):
+        name += [len(waiting), *blocks.names(waiting)]
+    if len(pool.pins):
+        blocks.names(pinned)
+        name += [pool.pins.get(block, 0) for block in blocks.order()]
+    if waiting is not None and len(waiting.busy):
+        for block in blocks.order():
+            users = waiting.busy.get(block, ())
+            name += [len(users), *sorted(batches.get(user, LOST) for user in users)]
+    ranks = pool.index.ranks() if len(pool.index) else {}
+    for block in blocks.order():
+        key = None if block == NO_HOST_BLOCK else pool.keys[block]
+        if key is None:
+            name.append(0)
+            continue
+        letters = prefixes.chain(key)
+        name += [1 + ranks.get(block, LOST), int.from_bytes(key[HASH_SIZE:], "big"), len(letters)]
+        name += tree.names(letters)[-tree.width :]
+    return name
+
+
+class Renaming:
+    """The names that one order of the requests gives to everything."""
+
+    def __init__(
+        self,
+        state: State,
+        order: list[RequestState],
+        device: Blocks,
+        host: Blocks,
+        tree: Tree,
+        prefixes: Prefixes,
+    ) -> None:
+        self.order = order
+        self.device = device
+        self.host = host
+        self.tree = tree
+        self.prefixes = prefixes
+        self.places = {request.request_id: place for place, request in enumerate(order)}
+        self._rows = {request.row: place for place, request in enumerate(order)}
+        for place, row in enumerate(reversed(state.free_rows)):
+            self._rows[row] = len(order) + place
+
+    def row(self, row: int) -> int:
+        """A row's name: its request's place, or when it is given again."""
+        return self._rows.get(row, LOST)
+
+    def key(self, key: bytes) -> Name:
+        """What a key stands for: its group and prefix."""
+        letters = self.prefixes.chain(key)
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        return [group, len(letters), *self.tree.names(letters)[-self.tree.width :]]
+
+
+More = Callable[[Renaming], Name]
+
+
+def in_flight(state: State, names: Renaming) -> Name:
+    """What unfinished batches and operations remember."""
+    numbers = [batch.number for batch in state.unfinished]
+    name = [len(state.unfinished), len(state.batch.given)]
+    for block, key in state.batch.given:
+        name += [*names.device.names([block]), *names.key(key)]
+    for batch in state.unfinished:
+        name += [len(batch.marks), len(batch.given), len(batch.rows)]
+        by_order = sorted(batch.marks.items(), key=lambda item: item[1].order)
+        for request_id, mark in by_order:
+            name += [names.places.get(request_id, LOST), mark.before, mark.restore, mark.publishes]
+            name += [*mark.held, len(mark.replaced)]
+            name += [each for at in sorted(mark.replaced) for each in at]
+        for block, key in batch.given:
+            name += [*names.device.names([block]), *names.key(key)]
+        name += sorted(names.row(row) for row in batch.rows)
+    name.append(len(state.operations))
+    for _, operation in sorted(state.operations.items()):
+        waits = names.places.get(operation.request_id or "", LOST)
+        later = sum(number <= operation.batch for number in numbers)
+        name += [later, operation.batch in numbers, waits, operation.first_token]
+        name += names.key(operation.key)
+    for request in names.order if len(state.operations) else ():
+        name += [request.num_loading, request.load_end]
+    for load in state.loads:
+        later = sum(number <= load.batch for number in numbers)
+        place = names.places.get(load.loader or "", LOST)
+        name += [later, load.first, load.end, place, len(load.requests), len(load.blocks)]
+        name += [each for who, end in load.requests for each in (names.places.get(who, LOST), end)]
+        for block, end in load.blocks:
+            name += [*names.device.names([block]), end]
+    return name
+
+
+class Blocks:
+    """Blocks numbered in the order of first meeting, behind those that keep their numbers."""
+
+    def __init__(self, kept: Iterable[int]) -> None:
+        self._numbers = {block: number for number, block in enumerate(kept)}
+
+    def names(self, blocks: Iterable[int]) -> list[int]:
+        """The numbers of these blocks, met in this order."""
+        numbers = self._numbers
+        return [numbers.setdefault(block, len(numbers)) for block in blocks]
+
+    def order(self) -> list[int]:
+        """The blocks that were met, by their numbers."""
+        return list(self._numbers)
+
+
+class Tree:
+    """Prefixes numbered in the order of first meeting; a number says parent and rank, too.
+
+    width: numbers that the last letter of a prefix takes.
+    """
+
+    width = 1
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, Letter], int] = {}
+
+    def names(self, letters: Iterable[Letter]) -> list[int]:
+        """A number for the prefix that ends with each letter."""
+        node, names, nodes = 0, [], self._nodes
+        for letter in letters:
+            node = nodes.setdefault((node, letter), len(nodes) + 1)
+            names.append(node)
+        return names
+
+
+class NamedTree(Tree):
+    """Prefixes that keep their names: 128 bits of what they are."""
+
+    width = 8
+
+    def names(self, letters: Iterable[Letter]) -> list[int]:
+        """Eight numbers for the prefix that ends with each letter."""
+        names: list[int] = []
+        so_far: list[Letter] = []
+        for letter in letters:
+            so_far.append(letter)
+            digest = hashlib.blake2b(repr(so_far).encode(), digest_size=16).digest()
+            names += struct.unpack(">8H", digest)
+        return names

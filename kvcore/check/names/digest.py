@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exact name of a state, cheaply: equal digests mean equal states, names and all.
+
+Rules: everything counts but events, statistics, `preempted`, which only chooses a column of them,
+and of the open batch all but what it published; batches are told by their age. What was found out
+about a state is kept under its digest, so that it is found out once; only what was met lately is
+kept. A digest is made of those of the pools and of each request: a call leaves most of these as
+they are, and the same object needs no second look. Twin: none, the twin is fast enough without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+from kvcore.hashing.extra_keys import NO_EXTRA_KEYS
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.batch_records import Unfinished
+from kvcore.state.state import RequestState, State
+
+T = TypeVar("T")
+
+DIGEST_BYTES = 16
+PARTS_KEPT = 5_000
+WITHOUT_REFERENCES = 2
+"""The version of marshal's format in which equal values have equal bytes."""
+
+
+class Digest(Struct, frozen=True, gc=False):
+    """128 bits each of all that counts of a state, of its pools, and of every request."""
+
+    whole: bytes
+    pools: bytes
+    requests: tuple[bytes, ...]
+
+
+class Digests:
+    """Digests of states; what a part adds is kept while the part is met."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[object, bytes]] = {}
+
+    def of(self, state: State) -> Digest:
+        """The digest of a state."""
+        parts, number = self._parts, state.batch.number
+        if len(parts) > PARTS_KEPT:
+            parts.clear()
+        pools = b""
+        for pool in (state.device, state.host):
+            if pool is None:
+                continue
+            if pool.quarantine is not None and pool.quarantine.busy:
+                pools += _short(_bytes(_pool(pool, number)))
+                continue
+            known = parts.get(id(pool))
+            if known is None:
+                known = parts[id(pool)] = (pool, _short(_bytes(_pool(pool, number))))
+            pools += known[1]
+        requests = []
+        for request in state.requests.values():
+            known = parts.get(id(request))
+            if known is None:
+                known = parts[id(request)] = (request, _short(_bytes(_request(request))))
+            requests.append(known[1])
+        requests.sort()
+        whole = _told_apart(state) + pools + b"".join(requests)
+        return Digest(_short(whole), pools, tuple(requests))
+
+
+def _told_apart(state: State) -> bytes:
+    """What tells apart two states of the same pools and requests, how many these are included."""
+    number = state.batch.number
+    parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]
+    if len(state.operations):
+        parts += [
+            (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)
+            for at, each in sorted(state.operations.items())
+        ]
+    if state.unfinished:
+        parts.append(tuple(_unfinished(each, number) for each in state.unfinished))
+    for load in state.loads:
+        who = (load.loader, load.requests, load.blocks)
+        parts.append((number - load.batch, load.first, load.end, *who))
+    if len(state.batch.given):
+        parts.append(tuple(state.batch.given))
+    return _bytes(parts)
+
+
+def _bytes(parts: tuple[Any, ...] | list[Any]) -> bytes:
+    return marshal.dumps(parts, WITHOUT_REFERENCES)
+
+
+def _short(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
+    queue, index, quarantine = pool.queue, pool.index, pool.quarantine
+    return (
+        tuple(pool.ref_counts),
+        tuple(pool.keys),
+        tuple(queue.following),
+        tuple(queue.preceding),
+        queue.length,
+        sorted(index.firsts.items()),
+        sorted(index.following.items()) if len(index.following) else None,
+        sorted(index.preceding.items()) if len(index.preceding) else None,
+        sorted(pool.pins.items()) if len(pool.pins) else None,
+        None
+        if quarantine is None
+        else (
+            tuple(quarantine.queue.following),
+            tuple(quarantine.queue.preceding),
+            quarantine.queue.length,
+            sorted(
+                (block, sorted(number - user for user in users))
+                for block, users in quarantine.busy.items()
+            ),
+        ),
+    )
+
+
+def _request(request: RequestState) -> tuple[Any, ...]:
+    extra = request.extra_keys
+    return (
+        request.request_id,
+        request.row,
+        tuple(request.tokens),
+        tuple(request.drafts),
+        tuple(request.block_hashes),
+        request.own_hashes,
+        request.skip_reading,
+        None if extra is NO_EXTRA_KEYS or extra == NO_EXTRA_KEYS else repr(extra),
+        request.num_computed,
+        request.num_cached,
+        tuple([tuple(table) for table in request.tables]),
+        tuple([tuple(table) for table in request.host_tables]),
+        request.num_loading,
+        request.load_end,
+    )
+
+
+def _unfinished(batch: Unfinished, number: int) -> tuple[Any, ...]:
+    marks = []
+    for name, each in sorted(batch.marks.items()):
+        counts = (name, each.order, each.before, each.restore, each.publishes)
+        marks.append((*counts, each.held, sorted(each.replaced)))
+    return (number - batch.number, marks, tuple(batch.given), batch.rows)
+
+
+class Lately(Generic[T]):
+    """What was found out under names that were met lately: at most twice so many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._new: dict[Hashable, T] = {}
+        self._old: dict[Hashable, T] = {}
+
+    def get(self, name: Hashable) -> T | None:
+        """What is known under a name."""
+        found = self._new.get(name)
+        if found is None:
+            found = self._old.get(name)
+            if found is not None:
+                self._new[name] = found
+        return found
+
+    def put(self, name: Hashable, value: T) -> None:
+        """Keep what was found out; what was not asked for in a while goes."""
+        if len(self._new) >= self._most:
+            self._old, self._new = self._new, {}
+        self._new[name] = value

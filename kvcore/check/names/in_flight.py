@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state with batches in flight: what was taken and not executed, and what memory holds meanwhile.
+
+Rules: a node is plain data. What a batch uses is told from its commands and the tables when it was
+taken, not from what the core remembers of it. Its name says all that can still make a difference:
+commands and writes to come, contents of every block, and the worker's tables where these are not
+the state's. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from kvcore.check.names.canonical import LOST, Name, Renaming
+from kvcore.oracle.contents import Content, Contents, Ghost, Place, Tables, Write
+from kvcore.oracle.schedule import Schedule
+from kvcore.state.state import RequestState, State
+from kvcore.types.commands import (
+    FIELDS,
+    Command,
+    CopyOnWrite,
+    Evict,
+    EvictAll,
+    Free,
+    Load,
+    Store,
+    SwapIn,
+    SwapOut,
+    Touch,
+)
+
+OF_OWNERS = (Touch, Free, Evict, EvictAll)
+"""Commands that say who owns what and what is findable: they change no memory."""
+COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
+NUM_SPECIALS = 50
+"""Contents that are no prefix have numbers below so many."""
+
+
+Unreported = tuple[int, str, int]
+"""An executed load that failed: its batch, the request that loads, the first token missing."""
+
+
+class Pending(Struct, frozen=True, gc=False):
+    """A taken batch that is not finished.
+
+    requests: those that it schedules, as they were when it was taken. used: the places that its
+    copies and its forward pass read or write. before: the counts of its requests before it.
+    """
+
+    number: int
+    commands: tuple[Command, ...]
+    writes: tuple[Write, ...]
+    requests: Mapping[str, RequestState]
+    used: frozenset[Place]
+    before: Mapping[str, int]
+    executed: bool = False
+
+
+class Node(Struct, frozen=True, gc=False):
+    """A state, the batches in flight, and what the executed ones left in memory.
+
+    loads: what executed loads will bring. started: operations whose command was executed. loading,
+    failed: where the unfinished load of a request begins, and its first failed block. before,
+    writes: what the open batch schedules, as in `Pending`; filled: whether moves have filled it.
+    unreported: external loads that failed, which the engine has yet to report.
+    """
+
+    state: State
+    pending: tuple[Pending, ...] = ()
+    contents: Contents = {}
+    tables: Tables = {}
+    loads: Mapping[int, tuple[bytes, int]] = {}
+    loading: Mapping[str, int] = {}
+    failed: Mapping[str, int] = {}
+    started: frozenset[int] = frozenset()
+    before: Mapping[str, int] = {}
+    writes: tuple[Write, ...] = ()
+    filled: bool = False
+    unreported: tuple[Unreported, ...] = ()
+
+    @property
+    def waiting(self) -> tuple[Pending, ...]:
+        """The batches that are not executed, oldest first."""
+        return tuple(each for each in self.pending if not each.executed)
+
+    def recall(self, ghost: Ghost) -> None:
+        """Let a ghost hold what is in memory here."""
+        ghost.contents, ghost.tables = dict(self.contents), dict(self.tables)
+        ghost.loads, ghost.loading = dict(self.loads), dict(self.loading)
+
+
+def taken(opened: State, schedule: Schedule) -> Pending:
+    """The batch that is about to be taken."""
+    before = schedule.scheduled()
+    writes = tuple(schedule.take())
+    commands = tuple(opened.batch.commands)
+    used = set(copied(commands))
+    for name in before:
+        for table in opened.requests[name].tables:
+            used.update(("device", block) for block in table if block >= opened.device.first_block)
+    names = {write.request_id for write in writes}
+    requests = {name: opened.requests[name] for name in sorted(names)}
+    number = opened.batch.number
+    return Pending(number, commands, writes, requests, frozenset(used), before)
+
+
+def copied(commands: Iterable[Command]) -> Iterator[Place]:
+    """The places that copying commands read or write."""
+    for command in commands:
+        if isinstance(command, COPIES):
+            yield from (place for place in (command.reads(), command.writes()) if place)
+
+
+def unused_wait(node: Node) -> Iterator[str]:
+    """CMD-INFLIGHT: no block that an unfinished batch reads or writes is free, and quarantine holds
+    only such.
+    """
+    used = {place for each in node.pending for place in each.used}
+    opened = {*used, *copied(node.state.batch.commands)}
+    for tier, pool in (("device", node.state.device), ("host", node.state.host)):
+        if pool is None:
+            continue
+        for block in pool.queue:
+            if (tier, block) in used:
+                yield f"{tier} block {block} is free, and an unfinished batch uses it"
+        for block in pool.quarantine or ():
+            if (tier, block) not in opened:
+                yield f"{tier} block {block} waits, and no unfinished batch uses it"
+
+
+def live(node: Node, wanted: Contents) -> Contents:
+    """The contents that can still be read: of wanted slots, and of what batches to come use."""
+    state = node.state
+    to_come = {place for each in node.waiting for place in each.used}
+    to_come.update(copied(state.batch.commands))
+    for name in node.before:
+        tables = state.requests[name].tables if name in state.requests else ()
+        to_come.update(("device", block) for table in tables for block in table)
+    kept: Contents = {}
+    for place, slots in node.contents.items():
+        if place in to_come:
+            kept[place] = slots
+        elif place in wanted:
+            asked = wanted[place]
+            kept[place] = tuple(
+                there if asked[slot] is not None else None for slot, there in enumerate(slots)
+            )
+    return kept
+
+
+def name_of(node: Node, names: Renaming) -> Name:
+    """What a node's name says besides its state's."""
+    name: Name = [len(node.pending), len(node.waiting), node.filled]
+    for batch in node.waiting:
+        name += [len(batch.writes), *_commands(batch.commands, names)]
+        for write in batch.writes:
+            name += _write(batch.requests[write.request_id], write, names)
+    for batch in node.pending:
+        name += sorted(_place(place, names) for place in batch.used)
+        name.append(len(batch.before))
+    name += _open_batch(node, names)
+    for tier, blocks in (("device", names.device), ("host", names.host)):
+        for block in blocks.order():
+            slots = node.contents.get((tier, block))  # type: ignore[arg-type] # a tier
+            name += [0] if slots is None or not any(slots) else _slots(slots, names)
+    if node.waiting or len(node.state.batch.commands):
+        name += _mirror(node, names)
+    for request in names.order if node.loading or node.failed else ():
+        for known in (node.loading, node.failed):
+            name.append(1 + known.get(request.request_id, -1))
+    name += [number in node.started for number in sorted(node.state.operations)]
+    numbers = [batch.number for batch in node.pending]
+    for number, request_id, first in node.unreported:
+        name += [numbers.index(number), names.places.get(request_id, LOST), first]
+    return name
+
+
+def _open_batch(node: Node, names: Renaming) -> Name:
+    """What the open batch holds."""
+    state, batch = node.state, node.state.batch
+    name = [len(node.writes), len(batch.records), len(batch.merges)]
+    name += _commands(batch.commands, names)
+    for write in node.writes:
+        name += _write(state.requests[write.request_id], write, names)
+    for request in names.order if len(batch.records) else ():
+        record = batch.records.get(request.request_id)
+        name.append(0 if record is None else 1 + record.num_computed_before)
+        for item in () if record is None else record.published:
+            name += [item.group, item.position, *names.device.names([item.block])]
+    for merge in batch.merges:
+        place = names.places.get(merge.request_id, LOST)
+        name += [place, merge.group, merge.position, *names.device.names([merge.block])]
+    for request_id, mark in sorted(batch.marks.items(), key=lambda item: item[1].order):
+        place = names.places.get(request_id, LOST)
+        name += [1 + place, mark.before, mark.restore, mark.publishes]
+    return name
+
+
+def _commands(commands: Iterable[Command], names: Renaming) -> Name:
+    """The commands that change memory or tables."""
+    told = [_command(each, names) for each in commands if not isinstance(each, OF_OWNERS)]
+    return [len(told), *(number for each in told for number in each)]
+
+
+def _command(command: Command, names: Renaming) -> Name:
+    name = [command.kind]
+    for field in FIELDS[command.kind]:
+        value = getattr(command, field)
+        if isinstance(value, bytes):
+            name += names.key(value)
+        elif field == "row":
+            name.append(names.row(value))
+        elif field == "host_block":
+            name += names.host.names([value])
+        elif field in ("block", "source", "target"):
+            name += names.device.names([value])
+        elif field != "operation":
+            name.append(int(value))
+    return name
+
+
+def _write(request: RequestState, write: Write, names: Renaming) -> Name:
+    letters = names.prefixes.letters(request)[: write.end]
+    prefix = names.tree.names(letters)[-names.tree.width :]
+    return [names.row(request.row), write.start, write.loaded, write.end, write.num_slots, *prefix]
+
+
+def _place(place: Place, names: Renaming) -> int:
+    tier, block = place
+    (number,) = (names.device if tier == "device" else names.host).names([block])
+    return 2 * number + (tier == "host")
+
+
+def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
+    name = [len(slots)]
+    for content in slots:
+        if content is None:
+            name.append(0)
+        elif content[0] <= 0:
+            name += [-content[0], content[1]]
+        else:
+            letters = names.prefixes.path(content[0])
+            width = names.tree.width
+            prefix = [NUM_SPECIALS + each for each in names.tree.names(letters)[-width:]]
+            name += [*prefix, content[1]]
+    return name
+
+
+def _mirror(node: Node, names: Renaming) -> Name:
+    """The worker's tables."""
+    tables = sorted(
+        (names.row(row), group, names.device.names(table))
+        for (row, group), table in node.tables.items()
+        if table
+    )
+    name = [len(tables)]
+    for row, group, table in tables:
+        name += [row, group, len(table), *table]
+    return name

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state between two edges as bytes: how it waits in memory and travels between processes.
+
+Rules: the configuration is the world's and stays out, and so does what a closed state has not:
+an open batch, events, statistics, unfinished batches. Twin: none; the twin has its own in
+rust/src/check/names/packed.rs.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from immutables import Map
+from msgspec.structs import astuple
+from pyrsistent import pvector
+
+from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import FreeQueue
+from kvcore.pool.hash_index import HashIndex
+from kvcore.state.state import OpenBatch, RequestState, State
+from kvcore.types.config import Config
+from kvcore.types.values import PrefixCacheStats
+
+
+def pack(state: State) -> bytes:
+    """The bytes of a closed state."""
+    assert not state.unfinished
+    pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
+    requests = [astuple(request) for request in state.requests.values()]
+    rest = (state.rows, state.free_rows, state.operations, state.next_operation)
+    return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(config: Config, data: bytes) -> State:
+    """The closed state of these bytes."""
+    pools, requests, rest = pickle.loads(data)
+    device, host = (None if pool is None else _pool_of(config, *pool) for pool in pools)
+    rows, free_rows, operations, next_operation = rest
+    assert device is not None
+    return State(
+        config=config,
+        device=device,
+        host=host,
+        requests=Map({values[0]: RequestState(*values) for values in requests}),
+        rows=rows,
+        free_rows=free_rows,
+        batch=OpenBatch(0),
+        events=pvector(),
+        stats=PrefixCacheStats(),
+        new_blocks=(pvector(),) * len(config.groups),
+        operations=operations,
+        next_operation=next_operation,
+    )
+
+
+def _pool(pool: BlockPool) -> tuple[Any, ...]:
+    assert pool.quarantine is None
+    index = pool.index
+    links = (index.firsts, index.following, index.preceding)
+    return (pool.first_block, pool.ref_counts, pool.keys, astuple(pool.queue), links, pool.pins)
+
+
+def _pool_of(
+    config: Config, first_block: int, ref_counts: Any, keys: Any, queue: Any, links: Any, pins: Any
+) -> BlockPool:
+    queue, index = FreeQueue(*queue), HashIndex(*links)
+    return BlockPool(first_block, config.eviction, ref_counts, keys, queue, index, pins)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds of single features: each has an option that the other worlds leave out.
+
+Rules: as in profiles.py. Each world finds a seeded bug that no other named world finds. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.hashing.extra_keys import LoRA
+from kvcore.types.groups import Group
+
+CHUNK = Group(1, kind="chunked_local", window=2)
+ENCODER = Group(2, kind="cross_attention")
+KINDS: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "one"}, {"lora": LoRA("one")})
+
+ROOMY = "one request, and the pool holds all that it can grow to"
+
+FEATURES: dict[str, Profile] = {
+    "chunks": Profile(
+        "attention in chunks of two tokens", world(2, 2, 3, 3, groups=(CHUNK,)), 587, 4554
+    ),
+    "encoder": Profile(
+        "an encoder's group, cut and swapped",
+        world(
+            *(4, 2, 3, 3, "truncate", *SWAPS),
+            groups=(SLOT, ENCODER),
+            num_encoder=3,
+            enable_caching=False,
+            num_host_blocks=4,
+        ),
+        47,
+        367,
+        not_shown={"command CopyOnWrite": "an encoder's blocks are not written again"},
+    ),
+    "eagle": Profile(
+        "a look-up that drops the last hit block",
+        world(3, 2, 3, 3, groups=(SLOT,), use_eagle=True),
+        508,
+        3920,
+    ),
+    "lookahead": Profile(
+        "a lookahead slot in each allocation", world(2, 2, 4, 4, num_lookahead=1), 331, 2830
+    ),
+    "salts": Profile(
+        "salts and adapters, loads by key",
+        world(
+            *(3, 2, 2, 2, "load"),
+            groups=(SLOT,),
+            kinds_of_requests=KINDS,
+            num_letters=1,
+        ),
+        499,
+        3487,
+        not_shown={"call load: refused later": "a load takes a block, and one is always free"},
+    ),
+    "zeroing": Profile(
+        "new blocks are zeroed",
+        world(2, 2, 3, 3, groups=(Group(2, zero_new_blocks=True),)),
+        205,
+        1526,
+    ),
+    "watermark": Profile(
+        "an admission leaves a block free",
+        world(2, 2, 3, 3, *SWAPS, num_host_blocks=2, watermark_blocks=1),
+        561,
+        4474,
+    ),
+    "preallocated": Profile(
+        "spare blocks for two more tokens",
+        world(2, 2, 4, 4, num_preallocate_tokens=2),
+        232,
+        1942,
+    ),
+    "fours": Profile(
+        "three moves in a batch inside blocks of four",
+        world(
+            *(2, 2, 5, 2),
+            groups=(Group(4),),
+            calls_per_batch=3,
+            num_letters=1,
+            without=("remove_request", "reset_prefix_cache"),
+        ),
+        147,
+        5895,
+    ),
+    "cuts": Profile(
+        "cuts inside a block of three",
+        world(2, 1, 4, 4, "truncate", groups=(Group(3),), without=("fork",)),
+        55,
+        296,
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "call append: refused later": ROOMY,
+        },
+    ),
+    "calls": Profile(
+        "each call by itself, cuts and events",
+        world(2, 2, 4, 4, "truncate", moves="calls", enable_events=True),
+        1722,
+        17943,
+    ),
+    "three": Profile(
+        "three moves in a batch, cuts and swaps",
+        world(
+            *(2, 2, 3, 3, "truncate", *SWAPS),
+            num_host_blocks=1,
+            calls_per_batch=3,
+            num_letters=1,
+            without=("append", "remove_request", "reset_prefix_cache"),
+        ),
+        172,
+        16016,
+        shows=("call free: HitInOpenBatch",),
+        not_shown={"command CopyOnWrite": "nobody appends, so no shared block is written"},
+    ),
+    "window": Profile(
+        "blocks behind a window given back by a call",
+        world(
+            *(3, 1, 4, 4, "remove_skipped_blocks"),
+            groups=(WINDOW,),
+            calls_per_batch=2,
+            num_letters=1,
+            without=("fork",),
+        ),
+        233,
+        5313,
+        not_shown={"call allocate_slots: refused later": ROOMY},
+    ),
+    "caps": Profile(
+        "steps of one token behind a window",
+        world(
+            *(4, 1, 5, 5),
+            groups=(WINDOW,),
+            max_num_batched_tokens=1,
+            num_letters=1,
+            without=("fork",),
+            moves="calls",
+        ),
+        876,
+        4584,
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "call append: refused later": ROOMY,
+        },
+    ),
+}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds in which external loads fail, each before or after any move of an engine.
+
+Rules: as in profiles.py. Blocks hold one token, so that every token of a load has a block of its
+own. A load fails from each of its tokens on. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
+
+FAILING: dict[str, Any] = {"num_external": 1, "loads_fail": True, "moves": "calls"}
+SHOWS = ("call rewind: done", "goal reached")
+
+LOADS_FAIL: dict[str, Profile] = {
+    "loads-fail": Profile(
+        "external loads that fail; requests are cut, swapped and forked meanwhile",
+        world(2, 2, 2, 2, "truncate", *SWAPS, groups=(SLOT,), num_host_blocks=2, **FAILING),
+        839,
+        17782,
+        backend="both",
+        shows=SHOWS,
+    ),
+    "loads-fail-pairs": Profile(
+        "two calls in a batch that loads",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            calls_per_batch=2,
+            without=("reset_prefix_cache",),
+            **FAILING,
+        ),
+        210,
+        56108,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "loads-fail-merge": Profile(
+        "duplicates of loaded blocks that merge",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            calls_per_batch=2,
+            duplicates="merge",
+            without=("fork", "append", "reset_prefix_cache"),
+            **FAILING,
+        ),
+        139,
+        35463,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "loads-fail-completed": Profile(
+        "blocks published when the batch that loads is completed",
+        world(2, 2, 3, 3, "truncate", groups=(SLOT,), publish="completed", **FAILING),
+        494,
+        23943,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "loads-fail-window": Profile(
+        "loads behind a window",
+        world(4, 2, 3, 3, groups=(SLOT, WINDOW), **FAILING),
+        2089,
+        99969,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "loads-fail-4x2x4": Profile(
+        "loads of two tokens, every way to leave",
+        world(
+            *(4, 2, 4, 4, "truncate", *SWAPS),
+            groups=(SLOT,),
+            num_host_blocks=4,
+            num_letters=1,
+            **{**FAILING, "num_external": 2},
+        ),
+        41989,
+        2986572,
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "flight-loads-fail": Profile(
+        "external loads in flight that fail",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+            **FAILING,
+        ),
+        20284,
+        79898,
+        slow=True,
+        backend="both",
+        shows=SHOWS,
+    ),
+}

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a named world is, and how one is made.
+
+Rules: blocks hold two tokens unless groups say otherwise, and are counted without the null block.
+The named worlds are in profiles.py and feature_profiles.py. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from kvcore.check.world.world import BASIC_CALLS, World
+from kvcore.types.config import Config
+from kvcore.types.groups import Group
+
+SEED = b"explored"
+FULL = Group(2)
+SLOT = Group(1)
+WINDOW = Group(1, kind="sliding_window", window=2)
+OF_WORLD = frozenset(attrs.fields_dict(World)) - {"config", "calls"}
+SWAPS = ("swap_out", "swap_in")
+
+
+@attrs.frozen
+class Profile:
+    """A named world: what it has, how many states and edges, and what it must show.
+
+    slow: for `make explore` alone. backend: which one explores it unless another is asked for.
+    shows: what it must show besides all that worlds of its options show (unseen.py), as "call free:
+    HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options show and
+    this one cannot, with the reason.
+    """
+
+    sentence: str
+    world: World
+    num_states: int
+    num_edges: int
+    slow: bool = False
+    backend: Literal["python", "rust", "both"] = "python"
+    shows: tuple[str, ...] = ()
+    not_shown: Mapping[str, str] = {}
+
+
+def world(
+    num_blocks: int,
+    num_requests: int,
+    num_tokens: int,
+    num_prompt: int,
+    *more: str,
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> World:
+    """A world of so many usable blocks, by an engine's moves.
+
+    more, without: calls that are tried besides the basic ones, or left out of them. options: of the
+    world or its config.
+    """
+    of_world = {name: options.pop(name) for name in OF_WORLD & set(options)}
+    of_world.setdefault("moves", "engine")
+    options.setdefault("groups", (FULL,))
+    null_block = any(group.is_windowed for group in options["groups"])
+    return World(
+        config=Config(num_blocks + null_block, null_block=null_block, hash_seed=SEED, **options),
+        num_requests=num_requests,
+        num_tokens=num_tokens,
+        num_prompt=num_prompt,
+        calls=BASIC_CALLS.union(more).difference(without),
+        **of_world,
+    )

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named worlds: small ones, each for one part of the core, that are explored to their end.
+
+Rules: the numbers of states and edges are pinned: another number means that the core can reach
+other states, or that another world is explored. What a world must show is told by its options
+(unseen.py) and by its `shows`; what it cannot show has a reason. Twin: none.
+"""
+
+from __future__ import annotations
+
+from kvcore.check.profiles.features import FEATURES
+from kvcore.check.profiles.loads import LOADS_FAIL
+from kvcore.check.profiles.profile import FULL, SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.types.groups import Group
+
+__all__ = ["PROFILES", "Profile"]
+
+NEVER_REFUSED = {
+    "call allocate_slots: refused later": "the pool holds all that the requests can grow to",
+    "call append: refused later": "the pool holds all that the requests can grow to",
+}
+NEVER_HIT = {"command Touch": "no prompt is longer than a block, so there is no hit"}
+
+PROFILES: dict[str, Profile] = {
+    "3x2x4": Profile(
+        "3 blocks, 2 requests, 4 tokens, two moves in a batch",
+        world(3, 2, 4, 4, calls_per_batch=2),
+        2987,
+        264381,
+        backend="both",
+    ),
+    "4x2x4": Profile(
+        "4 blocks, 2 requests, 4 tokens, two moves in a batch",
+        world(4, 2, 4, 4, calls_per_batch=2),
+        21676,
+        2014497,
+        backend="rust",
+        not_shown=NEVER_REFUSED,
+    ),
+    "4x2x6": Profile("prompts of 5, 6 tokens", world(4, 2, 6, 5), 22972, 261907),
+    "4x3x4": Profile("3 requests, prompts of 3", world(4, 3, 4, 3), 133103, 1377807),
+    "4x3x4-two": Profile(
+        "3 requests, prompts of 3, two moves in a batch",
+        world(4, 3, 4, 3, calls_per_batch=2),
+        261572,
+        33159997,
+        slow=True,
+        backend="rust",
+    ),
+    "decode": Profile(
+        "blocks of 4 tokens, prompts that end inside one",
+        world(3, 2, 7, 6, groups=(Group(4),), num_letters=1, calls_per_batch=2),
+        951,
+        52725,
+    ),
+    "groups": Profile(
+        "a full and a windowed group",
+        world(4, 2, 3, 3, groups=(SLOT, WINDOW), enable_events=True),
+        183,
+        1413,
+    ),
+    "sizes": Profile(
+        "groups of two block sizes", world(4, 2, 3, 3, groups=(FULL, WINDOW)), 495, 3924
+    ),
+    "host": Profile(
+        "a host tier, swapped to and fro", world(2, 2, 3, 3, *SWAPS, num_host_blocks=2), 625, 5030
+    ),
+    "drafts": Profile(
+        "drafts, accepted in any number, and rewound",
+        world(2, 2, 3, 3, "rewind", num_drafts=2),
+        1145,
+        14074,
+    ),
+    "truncate": Profile(
+        "requests cut and rewound", world(2, 2, 3, 3, "truncate", "rewind"), 476, 4399
+    ),
+    "pins": Profile("blocks pinned", world(2, 2, 3, 3, "pin", "unpin", num_pins=2), 1075, 9692),
+    "evict": Profile(
+        "keys withdrawn by evict_blocks", world(2, 2, 3, 3, "evict_blocks"), 280, 2315
+    ),
+    "loads": Profile(
+        "stores and loads that fail",
+        world(2, 2, 3, 3, "load", "store", groups=(SLOT,), loads_fail=True, without=("fork",)),
+        187,
+        1808,
+    ),
+    "merge": Profile(
+        "duplicates that merge, two moves in a batch",
+        world(2, 2, 3, 3, duplicates="merge", calls_per_batch=2),
+        262,
+        17471,
+    ),
+    "completed": Profile(
+        "blocks published when a batch is completed",
+        world(2, 2, 3, 3, publish="completed", calls_per_batch=2),
+        289,
+        19417,
+    ),
+    "uncached": Profile(
+        "blocks without content leave first",
+        world(2, 2, 3, 3, eviction="uncached_first"),
+        192,
+        1402,
+    ),
+    "flight": Profile(
+        "a batch in flight",
+        world(2, 2, 2, 2, max_in_flight=1, num_letters=1, without=("fork", "reset_prefix_cache")),
+        5966,
+        18844,
+        not_shown=NEVER_REFUSED | NEVER_HIT | {"goal sharing": "nobody forks, and there is no hit"},
+    ),
+    "flight-hits": Profile(
+        "a batch in flight, blocks of one token that are hit",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "reset_prefix_cache"),
+        ),
+        7532,
+        24434,
+    ),
+    "flight-fork": Profile(
+        "a batch in flight, forks",
+        world(
+            *(2, 2, 3, 2),
+            max_in_flight=1,
+            num_letters=1,
+            without=("remove_request", "reset_prefix_cache"),
+        ),
+        9912,
+        27690,
+    ),
+    "flight-two": Profile(
+        "two batches in flight",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=2,
+            num_letters=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        20616,
+        81184,
+    ),
+    "flight-completed": Profile(
+        "a batch in flight, blocks published at its end",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            publish="completed",
+            without=("fork", "reset_prefix_cache"),
+        ),
+        9528,
+        31308,
+    ),
+    "flight-two-completed": Profile(
+        "two batches in flight, blocks published at their end",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            max_in_flight=2,
+            num_letters=1,
+            publish="completed",
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        15494,
+        61669,
+    ),
+    "flight-loads": Profile(
+        "loads and stores in flight, that fail",
+        world(
+            *(2, 2, 2, 2, "load", "store"),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        24229,
+        89590,
+    ),
+    "flight-swap": Profile(
+        "a batch in flight with a host tier",
+        world(
+            *(2, 2, 2, 2, *SWAPS),
+            groups=(SLOT,),
+            num_host_blocks=2,
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "reset_prefix_cache"),
+        ),
+        19968,
+        65509,
+    ),
+    "flight-window": Profile(
+        "a batch in flight behind a window",
+        world(
+            *(2, 2, 3, 2),
+            groups=(WINDOW,),
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "remove_request", "reset_prefix_cache"),
+        ),
+        7573,
+        21219,
+    ),
+    "flight-drafts": Profile(
+        "drafts and cuts in flight",
+        world(
+            *(2, 2, 3, 2, "truncate"),
+            groups=(SLOT,),
+            max_in_flight=1,
+            num_letters=1,
+            num_drafts=1,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        14244,
+        49598,
+    ),
+    "flight-merge": Profile(
+        "duplicates that merge when their batch is completed",
+        world(
+            *(2, 2, 2, 2),
+            groups=(SLOT,),
+            duplicates="merge",
+            publish="completed",
+            max_in_flight=1,
+            num_letters=1,
+            without=("fork", "append", "reset_prefix_cache"),
+        ),
+        7896,
+        25852,
+    ),
+    **LOADS_FAIL,
+    **FEATURES,
+}

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making calls under judgement: what each must be, and what is noted of it.
+
+Rules: a property that does not hold raises `Broken` with the steps so far. Where only some
+properties count, a step that breaks another one is left out, and an error that is no property's
+name is NOCRASH. What a state's properties read is found out once for each state that was met
+lately, and once for each pool or request where they read nothing else; what reads the open batch is
+judged at every call. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from kvcore.check.names.canonical import Names
+from kvcore.check.names.digest import Digest, Digests, Lately
+from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
+from kvcore.check.properties.registry import BrokenProperty, Property, first_found, select
+from kvcore.check.properties.transitions import OF_HITS, hit_of
+from kvcore.check.world.model import Broken, Step
+from kvcore.check.world.world import World
+from kvcore.invariants.pool_and_state import OF_POOLS
+from kvcore.invariants.requests import OF_REQUESTS
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call, Misuse, perform
+from kvcore.transitions.prefix_lookup import aligned
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.commands import SetTable, segments
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Appended, Hit, Outcome, Refused
+
+T = TypeVar("T")
+Notes = Counter[tuple[str, str]]
+Judges = tuple[tuple[str, Callable[..., Iterable[str]]], ...]
+Watch = Callable[[State, Call, Outcome[State, Any]], None]
+
+READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
+"""State properties that a digest, which leaves the open batch out, says nothing of."""
+MET_LATELY = 15_000
+
+
+class Judge:
+    """Hears all properties that count, and keeps the notes.
+
+    properties: names of those that count, or some of one's own; all unless given. watch: sees each
+    call, to compare another implementation.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        prefixes: Prefixes,
+        names: Names,
+        properties: Iterable[str | Property] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.world = world
+        self.prefixes = prefixes
+        self.notes: Notes = Counter()
+        self._names = names
+        self._remembers = world.config.tracks_batches
+        self._watch = watch
+        known = _chosen(world, properties)
+        if watch is not None and properties is None:
+            known |= select(frozenset({"REFINE"}), world.calls)
+        self._known = frozenset(known)
+        self._of_hits = _of_scope(known, "transition")
+        self._of_calls = tuple(each for each in self._of_hits if each[1] not in OF_HITS)
+        self._of_batches = _of_scope(known, "batch")
+        self._of_runs = _of_scope(known, "run")
+        reading = {name: each for name, each in known.items() if each.reads_prefixes}
+        self._of_prefixes = _of_scope(reading, "state")
+        alone = {name: each for name, each in known.items() if not each.reads_prefixes}
+        states = _of_scope(alone, "state")
+        self._of_open = tuple(each for each in states if each[0] in READ_THE_BATCH)
+        self._of_states = _without_known(
+            tuple(each for each in states if each[0] not in READ_THE_BATCH)
+        )
+        self._checked: Lately[bool] = Lately(MET_LATELY)
+        self._checked_pools: Lately[bool] = Lately(MET_LATELY)
+        self._checked_requests: Lately[bool] = Lately(MET_LATELY)
+        self._digests = Digests()
+        self._last: tuple[State | None, Digest] = (None, Digest(b"", b"", ()))
+        self._judged: Step | None = None
+        self._hit: tuple[State | None, str] = (None, "")
+
+    def counts(self, name: str) -> bool:
+        """Whether a property counts."""
+        return name in self._known
+
+    def heard(self, steps: Sequence[Step], make: Callable[[], T]) -> T | None:
+        """What `make` gives; None where it breaks a property that does not count. Raises Broken."""
+        try:
+            return make()
+        except Broken:
+            raise
+        except Exception as error:
+            self._judge(error, tuple(steps))
+            return None
+
+    def _judge(self, error: Exception, steps: tuple[Step, ...]) -> None:
+        """Raise Broken for an error that counts; the call that is judged ends its steps."""
+        last, self._judged = self._judged, None
+        found = broken(error, steps if last is None else (*steps, last))
+        if isinstance(error, BrokenProperty) or self.counts(found.name):
+            raise found from error
+
+    def ask(self, judge: Callable[..., None], *args: Any) -> None:
+        """Hear a judge; what counts is raised."""
+        try:
+            judge(*args)
+        except InvariantViolation as error:
+            if self.counts(error.name):
+                raise
+
+    def digest(self, state: State) -> Digest:
+        """The digest of a state; that of the last one is known."""
+        if self._last[0] is not state:
+            self._last = (state, self._digests.of(state))
+        return self._last[1]
+
+    def name(self, state: State) -> bytes:
+        """The name of a state, whatever its open batch holds."""
+        return self._names.of(self.digest(state).whole, state)
+
+    def check(self, state: State) -> None:
+        """Hear the properties of a state, once for each digest: a name leaves out much of what may
+        be wrong, owners among it.
+        """
+        batch = state.batch
+        if len(batch.records) or len(batch.merges) or len(state.operations) or self._remembers:
+            hear(self._of_open, state)
+        met = self.digest(state)
+        if self._checked.get(met.whole) is not None:
+            return
+        pools = self._checked_pools.get(met.pools) is not None
+        new = [each for each in met.requests if self._checked_requests.get(each) is None]
+        hear(self._of_states[pools, not new], state)
+        if not pools:
+            hear(self._of_prefixes, state, self.prefixes)
+            self._checked_pools.put(met.pools, True)
+        for each in new:
+            self._checked_requests.put(each, True)
+        self._checked.put(met.whole, True)
+
+    def check_runs(self, state: State) -> None:
+        """Hear what must still be possible from a state."""
+        hear(self._of_runs, self.world, state)
+
+    def check_batch(self, start: State, opened: State) -> None:
+        """Hear what a batch must be, from the state in which it was empty to that before it is
+        taken.
+        """
+        if opened.config.enable_events:
+            self.ask(check_events, start.device.index, opened.events, opened)
+        commands = list(opened.batch.commands)
+        if commands:
+            hear(self._of_batches, start, commands, segments(commands))
+
+    def step(self, path: tuple[Step, ...], state: State, call: Call) -> Step | None:
+        """A step behind a path; None where it breaks a property that does not count."""
+        try:
+            return self.perform(state, call)
+        except Exception as error:
+            self._judge(error, path)
+            return None
+
+    def perform(self, state: State, call: Call) -> Step:
+        """Make a call, judge its outcome and note it. Raises InvariantViolation."""
+        self._judged = Step(state, call, Outcome(state, (), None))
+        if call.name == "allocate_slots":
+            self._check_hit(state, call.args[0])
+        outcome = perform(state, call)
+        step = self._judged = Step(state, call, outcome)
+        if self._watch is not None:
+            self._watch(state, call, outcome)
+        self.ask(check_outcome, state, call, outcome)
+        if not isinstance(outcome.value, Misuse):
+            hear(self._of_calls if hit_of(call) is None else self._of_hits, state, call, outcome)
+        if call.name != "take_batch":
+            hashed = _newly_hashed(state, outcome.state)
+            if hashed:
+                self.ask(self.prefixes.learn_from, hashed)
+            self.check(outcome.state)
+        note(self.notes, call, outcome)
+        self._judged = None
+        return step
+
+    def _check_hit(self, state: State, request_id: str) -> None:
+        """Judge the longest hit of a request, once in a state."""
+        if self._hit[0] is not state or self._hit[1] != request_id:
+            hit = get_computed_blocks(state, request_id)
+            self.ask(check_hit, state, state.requests[request_id], hit)
+            self._hit = (state, request_id)
+
+
+def hear(judges: Judges, *args: Any) -> None:
+    """Hear properties by their judges. Raises InvariantViolation, BrokenProperty."""
+    for name, holds in judges:
+        try:
+            for _ in holds(*args):
+                break
+            else:
+                continue
+        except Exception:  # asked again, for the words
+            pass
+        found = first_found(name, holds, args)
+        if found is not None:
+            raise InvariantViolation(name, found)
+
+
+def broken(error: Exception, steps: tuple[Step, ...]) -> Broken:
+    """What an error that a judge or a call raised says."""
+    if isinstance(error, InvariantViolation):
+        return Broken(error.name, error.detail, steps)
+    if isinstance(error, BrokenProperty):
+        return Broken(error.name, f"the property itself is wrong: {error}", steps)
+    return Broken("NOCRASH", repr(error), steps)
+
+
+def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
+    """Count what must not be missing from an exploration that is to show anything."""
+    notes["call", f"{call.name}: {said(outcome.value)}"] += 1
+    if outcome.commands:
+        for kind in set(map(type, outcome.commands)):
+            notes["command", kind.__name__] += 1
+        first = outcome.state.device.first_block
+        if first:
+            sets = (each for each in outcome.commands if isinstance(each, SetTable))
+            notes["goal", "trim"] += any(each.block < first for each in sets)
+    hit = hit_of(call)
+    if hit is not None and not isinstance(outcome.value, Misuse):
+        tokens = outcome.state.requests[call.args[0]].tokens
+        notes["goal", "full hit"] += is_full(outcome.state.config, hit, len(tokens))
+
+
+def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
+    """Whether a hit is all of so many tokens but what must be computed."""
+    ends = [
+        ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
+        for index, group in enumerate(config.groups)
+    ]
+    return 0 < hit.num_tokens == aligned(config, min(ends))
+
+
+def said(value: object) -> str:
+    """What a call gave, in a word or two: done, refused and why, or the error's name."""
+    if isinstance(value, Misuse):
+        return value.error
+    refused = value.refused if isinstance(value, Appended) else value
+    if isinstance(refused, Refused):
+        return f"refused {refused.reason.value}"
+    return "done"
+
+
+def note_state(notes: Notes, state: State) -> None:
+    """Count what a new state shows."""
+    device = state.device
+    notes["goal", "sharing"] += any(count > 1 for count in device.ref_counts)
+    notes["goal", "duplicates"] += len(device.index.following) > 0
+
+
+def _chosen(world: World, properties: Iterable[str | Property] | None) -> dict[str, Property]:
+    """The properties that count, by name."""
+    if properties is None:
+        return select(None, world.calls)
+    given = list(properties)
+    named = select(frozenset(each for each in given if isinstance(each, str)), world.calls)
+    return named | {each.name: each for each in given if isinstance(each, Property)}
+
+
+def _of_scope(known: dict[str, Property], scope: str) -> Judges:
+    """The judges of a scope, by name."""
+    return tuple(
+        (name, each.holds)
+        for name, each in known.items()
+        if each.scope == scope and each.holds is not None
+    )
+
+
+def _without_known(judges: Judges) -> dict[tuple[bool, bool], Judges]:
+    """Those that are left to hear, by whether the pools, and all requests, are known already."""
+    return {
+        (pools, requests): tuple(
+            (name, holds)
+            for name, holds in judges
+            if not (pools and holds in OF_POOLS) and not (requests and holds in OF_REQUESTS)
+        )
+        for pools in (False, True)
+        for requests in (False, True)
+    }
+
+
+def _newly_hashed(before: State, after: State) -> list[RequestState]:
+    """The requests that have block hashes that they did not have."""
+    known, found = before.requests, []
+    for name, request in after.requests.items():
+        old = known.get(name)
+        if old is not request and (old is None or old.block_hashes is not request.block_hashes):
+            found.append(request)
+    return found

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What eviction leaves: a block that can be hit has its parents.
+
+Rules: nothing here is called by a transition. A hit is a run of blocks from the first token on, so
+a cached block whose parent is gone costs memory and is never found. Both hold for groups with full
+attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
+(`KEEPS_CLOSURE`). Source: bug catalogue, rows 52, 53. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.oracle.prefixes import Letter, Prefixes
+from kvcore.state.state import State
+
+ClosureJudge = Callable[[State, Prefixes], Iterator[str]]
+Found = dict[tuple[Letter, ...], list[int]]
+
+BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "cancel"})
+"""Calls behind which a child may be cached without its parent."""
+
+
+def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:
+    """PREFIX-CLOSED: a cached block's parent is cached, too."""
+    for group, found in _full_groups(state, prefixes):
+        size = state.config.groups[group].block_size
+        for letters, blocks in found.items():
+            if len(letters) > size and letters[:-size] not in found:
+                yield f"block {blocks[0]} is cached, the block before its prefix is not"
+
+
+def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
+    """EVICT-ORDER: a free cached block leaves before some copy of its parent."""
+    places = {block: place for place, block in enumerate(state.device.queue)}
+    for group, found in _full_groups(state, prefixes):
+        size = state.config.groups[group].block_size
+        for letters, blocks in found.items():
+            if len(letters) <= size:
+                continue
+            parents = found.get(letters[:-size], ())
+            last = max((places.get(each, len(places)) for each in parents), default=-1)
+            for block in blocks:
+                if places.get(block, -1) > last:
+                    yield f"block {block} stays longer than the block before its prefix"
+
+
+def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:
+    """The cached prefixes of each group that keeps all, with their blocks."""
+    groups: dict[int, Found] = {}
+    for key, blocks in state.device.index.items():
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        if not state.config.groups[group].is_windowed:
+            groups.setdefault(group, {})[prefixes.chain(key)] = list(blocks)
+    yield from groups.items()
+
+
+CLOSURE_JUDGES: dict[str, ClosureJudge] = {
+    "PREFIX-CLOSED": prefix_closed,
+    "EVICT-ORDER": evict_order,
+}

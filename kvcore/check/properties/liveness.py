@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must still be possible: properties of the runs that start in a state.
+
+Rules: nothing here is called by a transition. A judge makes calls of the core on a state, as an
+engine could, and throws the result away. What an exploration shows by itself is not run again: a
+world that tries `free` and `remove_request` in every state proves DRAIN step by step, so only its
+states without requests are judged. Most states show progress with their first call; only where
+none does are requests preempted, one of them kept at a time. Source: bug catalogue, rows 66 to 70.
+Twin: rust/src/check/properties/liveness.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvcore.check.world.world import World
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call, Misuse, perform
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.config import Config
+from kvcore.types.values import Appended, Hit, Outcome, Reason, Refused, Status
+
+RunJudge = Callable[[World, State], Iterator[str]]
+
+LEAVING = frozenset({"free", "remove_request"})
+
+
+class Unexpected(Exception):
+    """A call that an engine may make there was misuse."""
+
+
+def drain(world: World, state: State) -> Iterator[str]:
+    """DRAIN: when everything unfinished is done and everyone has left, each block is free; a reset
+    then leaves what was there at the start.
+    """
+    proved = world.calls >= LEAVING and not (state.config.max_in_flight or callable(world.moves))
+    if proved and len(state.requests):
+        return
+    try:
+        state = without_pins(settle(state))
+        for name in _ids(state):
+            if state.requests[name].status is not Status.WAITING:
+                state = made(state, "free", name)
+            state = made(state, "remove_request", name)
+        state = settle(state)
+        reset = _call(state, "reset_prefix_cache")
+    except Unexpected as error:
+        yield str(error)
+        return
+    for tier, pool in _pools(state):
+        if pool.num_free != pool.num_usable:
+            yield f"{pool.num_free} of {pool.num_usable} {tier} blocks are free when all have left"
+    if reset.value is not True:
+        yield f"the reset gives {reset.value} when all have left"
+        return
+    for tier, pool in _pools(reset.state):
+        left = [block for block, key in enumerate(pool.keys) if key is not None]
+        if left or len(pool.index):
+            yield f"{tier} blocks {left} have a key after the reset"
+    if len(state.operations) or state.unfinished:
+        yield f"{len(state.operations)} operations and {len(state.unfinished)} batches are left"
+
+
+def deadlock_free(world: World, state: State) -> Iterator[str]:
+    """DEADLOCK-FREE: while a request is unfinished that the pool can hold, some call makes token
+    progress, perhaps after others were preempted.
+    """
+    unfinished = [each for each in state.requests.values() if _can_go_on(world, each, state)]
+    if not unfinished or _progresses(world, state, unfinished):
+        return
+    try:
+        settled = without_pins(settle(state))
+        names = [each.request_id for each in unfinished if each.request_id in settled.requests]
+        if _progresses(world, settled, [settled.requests[name] for name in names]):
+            return
+        for name in names:
+            alone = settle(_preempted(settled, keep=name))
+            if _progresses(world, alone, [alone.requests[name]]):
+                return
+    except Unexpected as error:
+        yield str(error)
+        return
+    yield f"no call brings requests {names} a token further, whoever else is preempted"
+
+
+def preempt_gain(_: World, state: State) -> Iterator[str]:
+    """PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, now or when a batch
+    or operation that is named ends.
+    """
+    if len(state.batch.commands):
+        return
+    for name in _ids(state):
+        request = state.requests[name]
+        alone = {
+            block
+            for table in request.tables
+            for block in table
+            if block >= state.device.first_block and state.device.ref_counts[block] == 1
+        }
+        if not alone:
+            continue
+        outcome = perform(state, Call("free", (name,)))
+        pool = outcome.state.device
+        back = {*pool.queue, *(() if pool.quarantine is None else pool.quarantine)}
+        if isinstance(outcome.value, Misuse) or alone - back:
+            yield f"preempting request {name!r} leaves its blocks {sorted(alone - back)} held"
+
+
+def swap_return(_: World, state: State) -> Iterator[str]:
+    """SWAP-RETURN: a swapped request can come back to the device when others make room."""
+    swapped = [each for each in state.requests.values() if each.status is Status.SWAPPED]
+    for request in swapped:
+        name = request.request_id
+        try:
+            outcome = _call(state, "swap_in", [name])
+            if isinstance(outcome.value, Refused):
+                outcome = _call(
+                    without_pins(_preempted(settle(state), keep=name)), "swap_in", [name]
+                )
+        except Unexpected as error:
+            yield str(error)
+            continue
+        value, most = outcome.value, state.device.num_usable - state.config.watermark_blocks
+        if isinstance(value, Refused) and value.needed <= most:
+            yield f"request {name!r} is swapped out and refused an empty pool: {value}"
+
+
+def admit_never(_: World, state: State) -> Iterator[str]:
+    """ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and
+    no other call is.
+    """
+    for request in state.requests.values():
+        if request.status is not Status.WAITING:
+            continue
+        needed = call_need(state.config, len(request.tokens))
+        never = not fits(state, len(request.tokens))
+        if not never and needed + state.config.watermark_blocks <= state.device.num_free:
+            continue
+        call = Call("allocate_slots", (request.request_id, len(request.tokens)))
+        value = perform(state, call).value
+        refused = isinstance(value, Refused)
+        if (never and not refused) or (refused and (value.reason is Reason.NEVER) != never):
+            yield f"request {request.request_id!r} needs {needed} blocks and is told {value}"
+
+
+def admit_fitting(_: World, state: State) -> Iterator[str]:
+    """L-ADMIT: where nobody holds a block, any request that fits is admitted."""
+    if any(pool.num_free != pool.num_usable for _, pool in _pools(state)):
+        return
+    for request in state.requests.values():
+        done = request.num_computed >= len(request.tokens) + len(request.drafts)
+        if done or request.num_loading or not fits(state, len(request.tokens)):
+            continue
+        value = perform(state, schedule_all(state, request)).value
+        if isinstance(value, Refused | Misuse):
+            yield f"request {request.request_id!r} is refused an empty pool: {value}"
+
+
+def settle(state: State) -> State:
+    """The state when everything that is unfinished is done. Raises Unexpected."""
+    most = 4 + len(state.unfinished) + len(state.operations)
+    for _ in range(most):
+        for batch in state.unfinished:
+            state = made(state, "complete", batch.number)
+        if len(state.batch.commands) or len(state.batch.records):
+            state = made(state, "take_batch")
+            continue
+        for number in sorted(state.operations):
+            state = made(state, "complete_operation", number, True)
+        if not (len(state.batch.commands) or state.unfinished):
+            return state
+    raise Unexpected(f"{most} rounds of completing leave something unfinished")
+
+
+def schedule_all(state: State, request: RequestState) -> Call:
+    """The call that schedules all tokens that a request has left, behind its longest hit."""
+    hit: Hit | None = None
+    first = request.num_computed
+    if not any(request.tables):
+        found = get_computed_blocks(state, request.request_id)
+        hit, first = (found, found.num_tokens) if found.num_tokens else (None, 0)
+    left = len(request.tokens) + len(request.drafts) - first
+    args = (request.request_id, left)
+    return Call("allocate_slots", args if hit is None else (*args, hit))
+
+
+def _progresses(world: World, state: State, requests: list[RequestState]) -> bool:
+    """Whether some call brings one of these requests a token further now."""
+    for request in requests:
+        name, value = request.request_id, None
+        if request.num_loading or request.num_computed > len(request.tokens):
+            return True
+        if request.status is Status.SWAPPED:
+            value = perform(state, Call("swap_in", ([name],))).value
+            if value is None:
+                return True
+            continue
+        if request.num_computed < len(request.tokens) + len(request.drafts):
+            value = perform(state, schedule_all(state, request)).value
+            if not isinstance(value, Refused | Misuse):
+                return True
+        if request.num_computed == len(request.tokens) < world.num_tokens:
+            without = perform(state, Call("add_drafts", (name, []))).state
+            value = perform(without, Call("append", ([name], [0]))).value
+            if isinstance(value, Appended) and value.done:
+                return True
+    return False
+
+
+def _can_go_on(world: World, request: RequestState, state: State) -> bool:
+    """Whether a request has tokens to come that an empty pool could hold."""
+    num_tokens = len(request.tokens)
+    done = request.num_computed >= num_tokens == world.num_tokens
+    return not done and fits(state, min(world.num_tokens, num_tokens + 1), world.num_encoder)
+
+
+def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
+    """Whether an empty pool can give one call so many tokens, and keep what must stay free."""
+    config = state.config
+    most = config.num_usable_blocks - config.watermark_blocks
+    return call_need(config, num_tokens, num_encoder) <= most
+
+
+def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
+    """Blocks that one call takes for so many tokens of a request that holds and hits nothing."""
+    return sum(
+        -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
+        for group in config.groups
+    )
+
+
+def _preempted(state: State, *, keep: str) -> State:
+    """The state with every other request freed; a child goes before what it hit."""
+    for name in reversed(_ids(state)):
+        if name != keep and state.requests[name].status is not Status.WAITING:
+            state = made(state, "free", name)
+    return state
+
+
+def without_pins(state: State) -> State:
+    """The state without pins but those of operations."""
+    held = [block for block, count in sorted(state.device.pins.items()) for _ in range(count)]
+    return made(state, "unpin", held) if held else state
+
+
+def _ids(state: State) -> list[str]:
+    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    return [request.request_id for request in requests]
+
+
+def _pools(state: State) -> list[tuple[str, BlockPool]]:
+    pools = [("device", state.device)]
+    return pools if state.host is None else [*pools, ("host", state.host)]
+
+
+def made(state: State, name: str, *args: Any) -> State:
+    """The state behind a call. Raises Unexpected for misuse."""
+    return _call(state, name, *args).state
+
+
+def _call(state: State, name: str, *args: Any) -> Outcome[State, Any]:
+    """Make a call. Raises Unexpected for misuse."""
+    call = Call(name, args)
+    outcome = perform(state, call)
+    if isinstance(outcome.value, Misuse):
+        raise Unexpected(f"{call} is misuse: {outcome.value.error} {outcome.value.fields}")
+    return outcome
+
+
+RUN_JUDGES: dict[str, RunJudge] = {
+    "DRAIN": drain,
+    "DEADLOCK-FREE": deadlock_free,
+    "PREEMPT-GAIN": preempt_gain,
+    "SWAP-RETURN": swap_return,
+    "ADMIT-NEVER": admit_never,
+    "L-ADMIT": admit_fitting,
+}

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the outcome of one call must be, judged from the states before and after it.
+
+Rules: nothing here is called by a transition. A misused call changes nothing; a refused one keeps
+the trim of its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a
+call schedules to be written has one owner. The longest hit is looked for by trying every length.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvcore.codec.encode import encode
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.oracle.schedule import read_ids
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.transitions.window import remove_skipped_blocks
+from kvcore.types.commands import Allocate, Free, SetTable, Touch
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.events import BlockStored, Event, replay
+from kvcore.types.groups import skipped_tokens
+from kvcore.types.values import Appended, Hit, Outcome, Refused
+
+OUTCOME_PROPERTIES = {
+    "ATOMIC-FAIL": "misuse leaves the state as it was, a refusal too but for the window trim",
+    "ADMIT-EXACT": "what takes blocks leaves free what must stay free, what is refused lacks some",
+    "RESET": "a reset happens exactly if nothing is held, and then no key is left",
+    "WRITE-EXCL": "what a call schedules to be written has one owner and no key but its own",
+    "HIT-LONGEST": "a look-up finds the longest prefix that every group can resume behind",
+    "EVT-COPY": "events replayed from nothing give the keys of the index",
+}
+
+
+TAKING = ("allocate_slots", "load", "swap_out", "swap_in")
+
+
+def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
+    """Raise InvariantViolation for what a call must not give (ATOMIC-FAIL, ADMIT-EXACT, RESET,
+    WRITE-EXCL).
+    """
+    _check_admission(before, call, outcome)
+    if isinstance(outcome.value, Misuse):
+        if outcome.commands or not _same(before, outcome.state):
+            raise InvariantViolation("ATOMIC-FAIL", f"{call} raised and changed the state")
+    elif isinstance(outcome.value, Refused):
+        _check_refused(before, call, outcome)
+    elif call.name in ("allocate_slots", "append"):
+        for request_id, first, last in written(before, call, outcome.value):
+            _check_exclusive(outcome.state, outcome.state.requests[request_id], first, last)
+    elif call.name == "reset_prefix_cache":
+        tiers = [pool for pool in (before.device, before.host) if pool is not None]
+        unused = all(pool.num_free == pool.num_usable for pool in tiers)
+        if outcome.value is not unused or (unused and len(outcome.state.device.index)):
+            raise InvariantViolation("RESET", f"gives {outcome.value} with {len(tiers)} tiers")
+
+
+def check_events(start: Iterable[bytes], events: Iterable[Event], state: State) -> None:
+    """Raise InvariantViolation (EVT-COPY) unless keys and the events since give the index now."""
+    held = [
+        BlockStored((key[:HASH_SIZE],), None, (), 0, int.from_bytes(key[HASH_SIZE:], "big"))
+        for key in start
+    ]
+    try:
+        keys = replay([*held, *events])
+    except KeyError as error:
+        raise InvariantViolation("EVT-COPY", f"{error} is removed and not held") from error
+    if keys != set(state.device.index):
+        raise InvariantViolation("EVT-COPY", f"{len(keys)} keys by the events")
+
+
+def check_hit(state: State, request: RequestState, hit: Hit) -> None:
+    """Raise InvariantViolation (HIT-LONGEST) unless a hit is the longest, in every group."""
+    longest = longest_hit(state, request)
+    if hit.num_tokens != longest:
+        detail = f"{hit.num_tokens} tokens hit, {longest} are findable in every group"
+        raise InvariantViolation("HIT-LONGEST", detail)
+    for index, blocks in enumerate(hit.blocks.blocks):
+        group = state.config.groups[index]
+        num_blocks = 0 if group.is_cross else longest // group.block_size
+        for position, block in enumerate(blocks):
+            seen = (position + 1) * group.block_size > skipped_tokens(group, longest)
+            null = block < state.device.first_block
+            key = None if null else state.device.keys[block]
+            if null == seen or (seen and key != request.key(state.config, index, position)):
+                raise InvariantViolation("HIT-LONGEST", f"{block} at {position} of group {index}")
+        if len(blocks) != num_blocks:
+            raise InvariantViolation("HIT-LONGEST", f"{len(blocks)} blocks of group {index}")
+
+
+def longest_hit(state: State, request: RequestState) -> int:
+    """The longest length to resume at, by trying all."""
+    config = state.config
+    if not config.enable_caching or request.skip_reading:
+        return 0
+    step = config.hit_alignment
+    most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+    for length in range(most // step * step, 0, -step):
+        if all(_resumes(state, request, group, length) for group in range(len(config.groups))):
+            return length
+    return 0
+
+
+def _resumes(state: State, request: RequestState, index: int, length: int) -> bool:
+    """Whether a group finds what the query at a length sees, and the block behind if it drops."""
+    config, group = state.config, state.config.groups[index]
+    end = length // group.block_size
+    needed = [
+        position
+        for position in range(end)
+        if (position + 1) * group.block_size > skipped_tokens(group, length)
+    ]
+    if group.kind == "sliding_window" and not needed:
+        needed = [end - 1]
+    if config.drops_last_hit(index):
+        needed.append(end)
+        if length + group.block_size >= len(request.tokens):
+            return False
+    num_hashed = request.num_hashed(config, index)
+    return all(
+        position < num_hashed
+        and state.device.index.get(request.key(config, index, position)) is not None
+        for position in needed
+    )
+
+
+def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int, int]]:
+    """The slots [first, last) that a successful call schedules, lookahead included, by request."""
+    limit = before.config.length_limit
+    if isinstance(value, Appended):
+        counts = {name: request.num_computed for name, request in before.requests.items()}
+        for request_id in read_ids(before, call.args[0])[: value.done]:
+            yield request_id, counts[request_id], counts[request_id] + 1
+            counts[request_id] += 1
+        return
+    request_id, num_new = call.args[:2]
+    hit: Hit | None = call.args[2] if len(call.args) > 2 else call.options.get("hit")
+    first = before.requests[request_id].num_computed + (0 if hit is None else hit.num_tokens)
+    last = min(first + call.options.get("num_external_computed_tokens", 0), limit) + num_new
+    yield request_id, first, min(last + call.options.get("num_lookahead_tokens", 0), limit)
+
+
+def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
+    """What must stay free, in the tier that a call takes blocks of, is left or is missing."""
+    if isinstance(outcome.value, Misuse) or call.name not in TAKING:
+        return
+    pool, reserve = outcome.state.device, call.options.get("reserved_blocks", 0)
+    if call.name == "swap_out":
+        assert outcome.state.host is not None
+        pool = outcome.state.host
+    elif call.name == "swap_in" or not any(before.requests[call.args[0]].tables):
+        reserve += before.config.watermark_blocks
+    if isinstance(outcome.value, Refused):
+        wrong = outcome.value.needed <= outcome.value.available
+    else:
+        wrong = pool.num_free < reserve and _takes(before, outcome)
+    if wrong:
+        detail = f"{call} gives {outcome.value}, {pool.num_free} are free, {reserve} must stay"
+        raise InvariantViolation("ADMIT-EXACT", detail)
+
+
+def _takes(before: State, outcome: Outcome[State, Any]) -> bool:
+    """Whether a call took a block out of the device's free queue."""
+    return any(
+        isinstance(each, Allocate)
+        or (isinstance(each, Touch) and each.block in before.device.queue)
+        for each in outcome.commands
+    )
+
+
+def _check_refused(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
+    if _same(before, outcome.state) and not outcome.commands:
+        return
+    if call.name in ("allocate_slots", "load") and all(
+        isinstance(each, Free | SetTable) for each in outcome.commands
+    ):
+        request = before.requests[call.args[0]]
+        trimmed = remove_skipped_blocks(before, request.request_id, request.num_accepted)
+        if _same(trimmed.state, outcome.state) and trimmed.commands == outcome.commands:
+            return
+    raise InvariantViolation("ATOMIC-FAIL", f"{call} was refused and changed the state")
+
+
+def _same(one: State, other: State) -> bool:
+    return one is other or one == other or encode(one) == encode(other)
+
+
+def _check_exclusive(state: State, request: RequestState, first: int, last: int) -> None:
+    for index, group in enumerate(state.config.groups):
+        if group.is_cross:
+            continue
+        table = request.tables[index]
+        for position in range(first // group.block_size, -(-last // group.block_size)):
+            if position >= len(table) or table[position] < state.device.first_block:
+                continue
+            block = table[position]
+            key = state.device.keys[block]
+            own = position < request.num_hashed(state.config, index) and key == request.key(
+                state.config, index, position
+            )
+            if state.device.ref_counts[block] != 1 or not (key is None or own):
+                detail = f"request {request.request_id!r} writes block {block} of group {index}"
+                raise InvariantViolation("WRITE-EXCL", detail)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what a call fills is findable behind it.
+
+Rules: nothing here is called by a transition. Judged are the calls that publish: those that
+schedule tokens where that publishes, else the completion of a batch; from the first block on that
+still needs it. A call that delays publication is not judged. Twin:
+rust/src/check/properties/published.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvcore.oracle.schedule import read_ids
+from kvcore.state.state import State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.values import Outcome, Refused, Status
+
+
+def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
+    with one that is.
+    """
+    state = outcome.state
+    for name, num_tokens in _publishing(before, call, outcome):
+        request, num_cached = state.requests[name], before.requests[name].num_cached
+        waiting = {(x.group, x.position) for x in state.batch.merges if x.request_id == name}
+        for index, group in enumerate(state.config.groups):
+            num_full = min(num_tokens // group.block_size, request.num_hashed(state.config, index))
+            blocks = () if group.is_cross else request.tables[index][num_cached[index] : num_full]
+            for position, block in enumerate(blocks, num_cached[index]):
+                key = state.device.keys[block]
+                null = block < state.device.first_block
+                if key is None and not null and (index, position) not in waiting:
+                    yield f"block {block} is full at {position} of group {index} and has no key"
+
+
+def _publishing(
+    before: State, call: Call, outcome: Outcome[State, Any]
+) -> Iterator[tuple[str, int]]:
+    """The requests of which a call publishes blocks, each with the tokens up to which it does."""
+    state, value = outcome.state, outcome.value
+    config = state.config
+    late = config.publish == "completed"
+    if not config.enable_caching or isinstance(value, Misuse | Refused):
+        return
+    match call.name:
+        case "allocate_slots" if not late and not call.options.get("delay_cache_blocks", False):
+            yield call.args[0], state.requests[call.args[0]].num_accepted
+        case "append" if not late:
+            for name in read_ids(before, call.args[0])[: value.done]:
+                yield name, state.requests[name].num_accepted
+        case "cache_blocks":
+            name = call.args[0]
+            count = _num_finished(state, name) if late else state.requests[name].num_accepted
+            yield name, min(count, call.args[1])
+        case "complete" | "take_batch" if late:
+            taken = call.name == "take_batch"
+            if taken and config.max_in_flight:
+                return
+            for name, mark in (before.batch if taken else before.unfinished[0]).marks.items():
+                request = state.requests[name]
+                if mark.publishes and request.status is Status.RUNNING and not request.num_loading:
+                    yield name, _num_finished(state, name)
+
+
+def _num_finished(state: State, name: str) -> int:
+    """Tokens of a request that no unfinished batch computes, nor the open one."""
+    marks = [*(each.marks for each in state.unfinished), state.batch.marks]
+    counts = [each[name].before for each in marks if name in each]
+    return min([state.requests[name].num_accepted, *counts])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one call may do to the free queue, to keys and to the blocks that it hits.
+
+Rules: nothing here is called by a transition. A judge gets the state before a call, the call and
+its outcome; it yields what is wrong. The queue is followed by the commands of the call, a second
+time and by itself. Judges of refusals, resets and writes are in outcomes.py. Source: bug catalogue,
+rows 6, 18 to 20, 39, 44, 53. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvcore.check.properties.published import published
+from kvcore.codec.encode import encode
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import State
+from kvcore.trace.calls import Call, Misuse, perform
+from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.types.values import Hit, Outcome, Refused
+
+TransitionJudge = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
+
+
+def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """LRU: the front of the free queue is taken, freed blocks join where the policy says, the order
+    of the others stays.
+    """
+    same = outcome.state.device is before.device and not outcome.commands
+    if same or call.name == "cancel":
+        return
+    pool, waits = outcome.state.device, quarantined(outcome.state.device)
+    queue = list(before.device.queue)
+    touched = {each.block for each in outcome.commands if isinstance(each, Touch)}
+    for block in quarantined(before.device):
+        if block not in waits and block not in touched:
+            _join(queue, pool, block, cached=before.device.keys[block] is not None)
+    for command in outcome.commands:
+        match command:
+            case Allocate(block):
+                if queue[:1] != [block]:
+                    yield f"{call.name} takes block {block}, the front of the queue is {queue[:1]}"
+                    return
+                queue.pop(0)
+            case Touch(block) if block in queue:
+                queue.remove(block)
+            case Free(block, cached) if block not in waits:
+                _join(queue, pool, block, cached=cached)
+    if queue != list(pool.queue):
+        yield f"{call.name} leaves the queue {list(pool.queue)}, by its commands {queue}"
+
+
+def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were."""
+    for block in hit_blocks(before, call, outcome):
+        key, after = before.device.keys[block], outcome.state.device
+        if after.keys[block] != key:
+            yield f"block {block} was hit and lost its key"
+        elif key is not None and block not in list(after.index.get(key) or ()):
+            yield f"block {block} was hit and is not found any more"
+
+
+def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it."""
+    hit = hit_of(call)
+    hits = set(hit_blocks(before, call, outcome))
+    if hit is None or not hits:
+        return
+    tables = outcome.state.requests[call.args[0]].tables
+    for group, blocks in enumerate(hit.blocks.blocks):
+        for position, block in enumerate(blocks):
+            if block in hits and list(tables[group][position : position + 1]) != [block]:
+                yield f"block {block} was hit at {position} of group {group} and is not there"
+    for command in outcome.commands:
+        if isinstance(command, Evict | Allocate) and command.block in hits:
+            yield f"{command} of a block that the call hits"
+
+
+def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """HIT-FRESH: a hit is used only where its blocks still have the request's keys."""
+    hit = hit_of(call)
+    if hit is None or isinstance(outcome.value, Misuse | Refused):
+        return
+    request = before.requests[call.args[0]]
+    for group, blocks in enumerate(hit.blocks.blocks):
+        for position, block in enumerate(blocks):
+            if block < before.device.first_block:
+                continue
+            known = position < request.num_hashed(before.config, group)
+            wanted = request.key(before.config, group, position) if known else None
+            if wanted is None or before.device.keys[block] != wanted:
+                yield f"block {block} at {position} of group {group} has another key by now"
+
+
+def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """FULLHIT: a hit leaves a token to compute, and what is computed goes into no hit block."""
+    hit = hit_of(call)
+    hits = set(hit_blocks(before, call, outcome))
+    if hit is None or not hits:
+        return
+    request = outcome.state.requests[call.args[0]]
+    if hit.num_tokens >= len(request.tokens):
+        yield f"{hit.num_tokens} tokens of {len(request.tokens)} are hit"
+    for index, group in enumerate(before.config.groups):
+        first = hit.num_tokens // group.block_size
+        for block in () if group.is_cross else request.tables[index][first:]:
+            if block in hits and hit.num_tokens < request.num_computed:
+                yield f"block {block} of group {index} is hit and written"
+
+
+def hash_mono(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """HASH-MONO: a block's key only comes and goes: no other one without an eviction between."""
+    keys, gone = outcome.state.device.keys, set[tuple[int, bytes]]()
+    if keys is before.device.keys:
+        return
+    for command in outcome.commands:
+        if isinstance(command, EvictAll):
+            return
+        if isinstance(command, Evict):
+            gone.add((command.block, command.key))
+    for block, key in enumerate(before.device.keys):
+        if key is not None and keys[block] != key and (block, key) not in gone:
+            yield f"{call.name} changes the key of block {block}, which was not evicted"
+
+
+def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """DETERMINISM: the same call on the same state gives the same outcome."""
+    again = perform(before, call)
+    if again.commands != outcome.commands or again.value != outcome.value:
+        yield f"{call.name} gives {again.value!r}, and gave {outcome.value!r}"
+    elif again.state != outcome.state and encode(again.state) != encode(outcome.state):
+        yield f"{call.name} gives another state"
+
+
+def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
+    """The blocks that a call was made with as a hit, where it was done.
+
+    Where external tokens follow, a window may be past a hit block: the null block stands for it.
+    """
+    hit, null = hit_of(call), before.device.first_block
+    if hit is None or isinstance(outcome.value, Misuse | Refused):
+        return
+    tables = outcome.state.requests[call.args[0]].tables
+    for group, blocks in enumerate(hit.blocks.blocks):
+        for position, block in enumerate(blocks):
+            there = list(tables[group][position : position + 1])
+            if block >= null and not (there and there[0] < null):
+                yield block
+
+
+def quarantined(pool: BlockPool) -> list[int]:
+    """The blocks without owner that an unfinished batch uses, in the order of their release."""
+    return [] if pool.quarantine is None else list(pool.quarantine)
+
+
+def hit_of(call: Call) -> Hit | None:
+    """The hit that a call is made with."""
+    if call.name not in ("allocate_slots", "load"):
+        return None
+    found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
+    return found if isinstance(found, Hit) else None
+
+
+def _join(queue: list[int], pool: BlockPool, block: int, *, cached: bool) -> None:
+    if pool.eviction == "uncached_first" and not cached:
+        queue.insert(0, block)
+    else:
+        queue.append(block)
+
+
+OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
+"""Judges of calls that are made with a hit: of others they have nothing to say."""
+
+TRANSITION_JUDGES: dict[str, TransitionJudge] = {
+    "LRU": lru,
+    "HIT-PRESERVE": hit_preserve,
+    "HIT-PINNED": hit_pinned,
+    "HIT-FRESH": hit_fresh,
+    "FULLHIT": full_hit,
+    "HASH-MONO": hash_mono,
+    "PUBLISHED": published,
+    "DETERMINISM": determinism,
+}

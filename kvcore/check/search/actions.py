@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls an exploration tries in a state of a world, one at a time or as an engine's moves.
+
+Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
+prefix that a request or a key still knows, or leaves it by one fresh token: below that nothing is
+known, so one continuation stands for all (`canonical.py` renames tokens). What an engine must not
+do is left out: it calls nothing on a request whose scheduled drafts were not judged but what ends
+them. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from kvcore.check.world.world import BASIC_CALLS, World
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.state.state import RequestState, State
+from kvcore.trace.calls import Call
+from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.values import Hit, Request, Status
+
+__all__ = ["BASIC_CALLS", "World", "actions"]
+
+Children = dict[tuple[int, ...], set[int]]
+
+
+def actions(
+    world: World, state: State, prefixes: Prefixes, *, every_letter: bool = False
+) -> Iterator[Call]:
+    """Every call that makes sense in a state of a world, in a fixed order.
+
+    every_letter: prompts and tokens of each letter, where tokens are not renamed.
+    """
+    children = None if every_letter else known_children(state, prefixes)
+    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    fresh = fresh_name(world, state)
+    room = len(requests) < world.num_requests
+    if room and "add_request" in world.calls:
+        for prompt in prompts(world, children, ()):
+            for kind in world.kinds_of_requests:
+                yield Call("add_request", (Request(fresh, list(prompt), **kind),))
+    for request in requests:
+        yield from _actions_of(world, state, request, children)
+        if room and "fork" in world.calls and request.status is Status.RUNNING:
+            yield Call("fork", (request.request_id, fresh))
+    yield from swaps(world, requests)
+    yield from block_calls(world, state)
+    if "reset_prefix_cache" in world.calls:
+        yield Call("reset_prefix_cache")
+
+
+def fresh_name(world: World, state: State) -> str:
+    """The first name that no request has."""
+    names = map(str, range(world.num_requests + 1))
+    return next(name for name in names if name not in state.requests)
+
+
+def block_calls(world: World, state: State) -> Iterator[Call]:
+    """What can be done to blocks by themselves."""
+    pool = state.device
+    full = world.config.max_in_flight and len(state.operations) >= world.num_pins
+    for call in ("evict_blocks", "store"):
+        for block, key in enumerate(pool.keys):
+            if key is not None and call in world.calls and not (full and call == "store"):
+                yield Call(call, ([block],))
+    if "pin" in world.calls and sum(pool.pins.values()) < world.num_pins:
+        for block in range(pool.first_block, pool.num_blocks):
+            if pool.ref_counts[block] or pool.keys[block] is not None:
+                yield Call("pin", ([block],))
+    if "unpin" in world.calls:
+        for block in sorted(pool.pins):
+            yield Call("unpin", ([block],))
+
+
+def known_children(state: State, prefixes: Prefixes) -> Children:
+    """The tokens that follow each prefix of a request or key of a state."""
+    children: Children = {}
+    known = [(*request.tokens, *request.drafts) for request in state.requests.values()]
+    known += [prefixes.tokens(key) for key in state.device.index]
+    for tokens in known:
+        for position, token in enumerate(tokens):
+            children.setdefault(tokens[:position], set()).add(token)
+    return children
+
+
+def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]) -> list[int]:
+    """The tokens that are known to follow a prefix, and a fresh one where letters are left."""
+    if children is None:
+        return list(range(world.num_letters))
+    known = sorted(children.get(prefix, ()))
+    return known + [each for each in range(world.num_letters) if each not in known][:1]
+
+
+def prompts(
+    world: World, children: Children | None, prefix: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    """The continuations of a prefix up to num_prompt tokens, one for each way to meet the tree."""
+    yield from continuations(world, children, prefix, world.num_prompt)
+
+
+def continuations(
+    world: World, children: Children | None, prefix: tuple[int, ...], most: int
+) -> Iterator[tuple[int, ...]]:
+    """Longer prefixes up to so many tokens, one for each way to meet the tree."""
+    if len(prefix) >= most:
+        return
+    for token in next_tokens(world, children, prefix):
+        longer = (*prefix, token)
+        yield longer
+        yield from continuations(world, children, longer, most)
+
+
+def _actions_of(
+    world: World, state: State, request: RequestState, children: Children | None
+) -> Iterator[Call]:
+    tried, name = world.calls, request.request_id
+    running, swapped = request.status is Status.RUNNING, request.status is Status.SWAPPED
+    num_tokens, computed = len(request.tokens), request.num_computed
+    judged = computed <= num_tokens
+    if "allocate_slots" in tried and not swapped and judged:
+        yield from _allocations(world, state, request)
+    if "append" in tried and running and computed == num_tokens < world.num_tokens:
+        for token in next_tokens(world, children, tuple(request.tokens)):
+            yield Call("append", ([name], [token]))
+    if running:
+        yield from draft_calls(world, request, children)
+        yield from cuts(world, state, request)
+    if "free" in tried and (running or swapped):
+        yield Call("free", (name,))
+    if "remove_request" in tried and not running and not swapped:
+        yield Call("remove_request", (name,))
+
+
+def _allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    name = request.request_id
+    hits: list[Hit | None] = [None]
+    if not any(request.tables):
+        hit = get_computed_blocks(state, name)
+        hits += [hit] if hit.num_tokens else []
+        yield from loads(world, state, request, hits)
+    for each in hits:
+        left = len(request.tokens) - request.num_computed - (0 if each is None else each.num_tokens)
+        for external in range(min(world.num_external, left) + 1):
+            most = left - external + len(request.drafts)
+            for count in range(0 if external else 1, most + 1):
+                for lookahead in range(world.num_lookahead + 1):
+                    for delay in world.delays:
+                        options = {
+                            "num_external_computed_tokens": external,
+                            "num_lookahead_tokens": lookahead,
+                            "delay_cache_blocks": delay,
+                            "num_encoder_tokens": 0 if request.num_computed else world.num_encoder,
+                        }
+                        said = {key: value for key, value in options.items() if value}
+                        args = (name, count) if each is None else (name, count, each)
+                        yield Call("allocate_slots", args, said)
+
+
+def loads(
+    world: World, state: State, request: RequestState, hits: list[Hit | None]
+) -> Iterator[Call]:
+    """Loads of whole blocks behind each of some hits, one token at least is left to compute."""
+    name, step = request.request_id, state.config.hit_alignment
+    for each in hits if "load" in world.calls else ():
+        first = 0 if each is None else each.num_tokens
+        for count in range(step, len(request.tokens) - first, step):
+            yield Call("load", (name, count) if each is None else (name, count, each))
+
+
+def draft_calls(world: World, request: RequestState, children: Children | None) -> Iterator[Call]:
+    """New drafts where all tokens are scheduled and none are, or their verdict."""
+    tokens, name = tuple(request.tokens), request.request_id
+    scheduled = request.num_computed - len(tokens)
+    if scheduled > 0:
+        for count in range(scheduled + 1):
+            yield Call("accept", (name, count))
+    elif scheduled == 0 and world.num_drafts:
+        most = min(len(tokens) + world.num_drafts, world.num_tokens)
+        for longer in continuations(world, children, tokens, most):
+            if longer[len(tokens) :] != tuple(request.drafts):
+                yield Call("add_drafts", (name, list(longer[len(tokens) :])))
+
+
+def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    """What shortens a running request, and what is done to its blocks meanwhile."""
+    name = request.request_id
+    if "truncate" in world.calls:
+        for count in range(1, len(request.tokens)):
+            yield Call("truncate", (name, count))
+    if "rewind" in world.calls:
+        for count in range(request.num_computed):
+            yield Call("rewind", ([name], count))
+    if "remove_skipped_blocks" in world.calls:
+        yield Call("remove_skipped_blocks", (name, request.num_accepted))
+    if "cache_blocks" in world.calls:
+        full = [
+            request.num_accepted // group.block_size > cached
+            for group, cached in zip(state.config.groups, request.num_cached, strict=True)
+        ]
+        if any(full):
+            yield Call("cache_blocks", (name, request.num_computed))
+
+
+def swaps(world: World, requests: list[RequestState]) -> Iterator[Call]:
+    """Every set of requests that can be swapped, out and in."""
+    for name, status in (("swap_out", Status.RUNNING), ("swap_in", Status.SWAPPED)):
+        if name in world.calls:
+            ids = [each.request_id for each in requests if each.status is status]
+            for size in range(1, len(ids) + 1):
+                for chosen in combinations(ids, size):
+                    yield Call(name, (list(chosen),))

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core as a model: every edge of a world in which a taken batch counts as executed.
+
+Rules: the calls are the core's own, there is no second model. An edge is one step of an engine: one
+move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every edge
+the invariants are checked at each call, and the contents: from blocks that hold just what a state
+counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
+adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
+failure at once, or after any one move, while the load is unconfirmed. If the loader is gone, a
+request that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore.check.names import packed
+from kvcore.check.names.canonical import Names
+from kvcore.check.names.digest import Lately
+from kvcore.check.properties.checker import Judge, Watch, note_state
+from kvcore.check.properties.registry import Property
+from kvcore.check.search.moves import moves
+from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.world import Move, Symmetry, World
+from kvcore.oracle.contents import Counted, Ghost, Write
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.schedule import Schedule
+from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.trace.calls import Call, Misuse
+from kvcore.transitions.batches import take_batch
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import PrefixCacheStats
+
+COUNTED_KEPT = 1_500
+TAKE_BATCH = Call("take_batch")
+Failing = tuple[str, int] | None
+"""A request whose load fails, and the first token that it does not bring."""
+Steps = tuple[Step, ...]
+Path = tuple[str, Steps]
+"""The names of some moves, and the steps that they took."""
+
+
+class CoreModel:
+    """The states of a world without batches in flight.
+
+    properties: those that count, all unless given; a step that breaks another one is left out.
+    watch: sees each call, to compare another implementation.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        symmetry: Symmetry | None = None,
+        properties: Iterable[str | Property] | None = None,
+        watch: Watch | None = None,
+        full_keys: bool = False,
+    ) -> None:
+        self.world = world
+        self.symmetry = symmetry or Symmetry()
+        self.prefixes = Prefixes(world.config)
+        names = Names(self.prefixes, self.symmetry, full=full_keys)
+        self.judge = Judge(world, self.prefixes, names, properties, watch)
+        self.notes = self.judge.notes
+        self._ghost = Ghost(world.config, self.judge.counts, self.prefixes)
+        self._schedule = Schedule()
+        self._full_keys = full_keys
+        self._start: tuple[State | None, Counted | None] = (None, None)
+        self._counted: Lately[Counted] = Lately(COUNTED_KEPT)
+        self._encodes = any(group.is_cross for group in world.config.groups)
+
+    def start(self) -> State:
+        """The empty state."""
+        return make_state(self.world.config)
+
+    def edges(self, node: State) -> Iterator[Edge]:
+        """Every path, with every way in which its loads can end."""
+        for name, steps in self._paths(node):
+            for failing in (None, *(failures(steps) if self.world.loads_fail else ())):
+                for late in (None, *self._late(steps, failing)):
+                    edge = self._close(name, steps, failing, late)
+                    if edge is not None:
+                        yield edge
+
+    def name(self, node: State) -> bytes:
+        """The canonical name of a state, or 128 bits of it."""
+        return self.judge.name(node)
+
+    def check(self, node: State) -> None:
+        """Judge a state that is new, and note what it shows."""
+        self.judge.check(node)
+        self.judge.check_runs(node)
+        note_state(self.notes, node)
+
+    def pack(self, node: State) -> bytes:
+        """A state as bytes."""
+        return packed.pack(node)
+
+    def unpack(self, data: bytes) -> State:
+        """The state of these bytes."""
+        return packed.unpack(self.world.config, data)
+
+    def _paths(self, state: State) -> Iterator[Path]:
+        """Every way to make one to so many moves, the shorter ones first."""
+        paths: list[Path] = [("", ())]
+        for _ in range(self.world.calls_per_batch):
+            longer: list[Path] = []
+            for names, path in paths:
+                before = path[-1].outcome.state if path else state
+                for name, steps in self._moves(before, path):
+                    longer.append((f"{names}, {name}" if names else name, steps))
+                    yield longer[-1]
+            paths = longer
+
+    def _moves(self, state: State, path: Steps) -> Iterator[Path]:
+        """Every move in a state that was reached by a path: its name, the path with it."""
+        judge, letters = self.judge, not self.symmetry.tokens
+        possible = judge.heard(
+            path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
+        )
+        for move in possible or ():
+            if isinstance(move, Call):
+                step = judge.step(path, state, move)
+                if step is not None:
+                    yield move.name, (*path, step)
+                continue
+            steps = self._scripted(move, state, path)
+            if steps is not None:
+                yield move.name, steps
+
+    def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
+        """The path with the calls of a move; None where a step breaks what is not judged."""
+        script = move.script()
+        call = self.judge.heard(path, lambda: next(script, None))
+        while call is not None:
+            step = self.judge.step(path, state, call)
+            if step is None:
+                return None
+            path, state = (*path, step), step.outcome.state
+            call = self.judge.heard(path, partial(proceed, script, step))
+        return path
+
+    def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
+        """The moves that an engine can make before external tokens are reported as failed."""
+        opened = steps[-1].outcome.state
+        if failing is None or opened.requests[failing[0]].num_loading:
+            return []
+        taken, letters = take_batch(opened).state, not self.symmetry.tokens
+        found = self.judge.heard(
+            steps, lambda: list(moves(self.world, taken, self.prefixes, every_letter=letters))
+        )
+        return found or []
+
+    def _close(
+        self, name: str, steps: Steps, failing: Failing, late: Call | Move | None
+    ) -> Edge | None:
+        """Take the batch that the calls filled, judge it, and settle what it leaves."""
+        start, opened = steps[0].before, steps[-1].outcome.state
+        if opened is start:
+            return Edge(name, steps, start)
+        closing = list(steps)
+        settled = self.judge.heard(
+            closing, lambda: self._settle(start, opened, closing, failing, late)
+        )
+        return None if settled is None else Edge(name, tuple(closing), settled)
+
+    def _settle(
+        self,
+        start: State,
+        opened: State,
+        closing: list[Step],
+        failing: Failing,
+        late: Call | Move | None,
+    ) -> State | None:
+        judge, schedule, ghost = self.judge, self._schedule, self._ghost
+        schedule.assume(start)
+        ghost.assume(self._counted_at(start))
+        ghost.loading = schedule.loading
+        for step in closing:
+            follow(schedule, step)
+        judge.ask(schedule.check, opened)
+        judge.ask(schedule.check_caps, opened)
+        ghost.execute(opened.batch.commands)
+        writes = [failed(write, failing) for write in schedule.take()]
+        judge.ask(ghost.forward, opened.requests, writes, schedule.encoders)
+        judge.check_batch(start, opened)
+        loaded = failing is None or failing[0] in schedule.loading
+        if loaded:
+            ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
+        settled = self._call(opened, TAKE_BATCH, closing)
+        merged = len(opened.batch.merges) > 0 and len(settled.batch.commands) > 0
+        self.notes["goal", "merge"] += merged
+        if failing is None or loaded:
+            return self._drain(self._complete(settled, failing, closing), closing)
+        reported = self._report(self._make(late, settled, closing), failing, closing)
+        return None if reported is None else self._drain(reported, closing)
+
+    def _drain(self, state: State, closing: list[Step]) -> State:
+        """Take batches until nothing is left to run and no load is unconfirmed."""
+        ghost, schedule = self._ghost, self._schedule
+        while len(state.batch.commands) or len(state.batch.records) or state.loads:
+            ghost.execute(state.batch.commands)
+            self.judge.ask(ghost.forward, state.requests, schedule.take(), schedule.encoders)
+            ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
+            state = self._call(state, TAKE_BATCH, closing)
+        return closed(state)
+
+    def _counted_at(self, start: State) -> Counted:
+        """What the state counts on whose edges are tried."""
+        known, counted = self._start
+        if known is not start or counted is None:
+            self._schedule.assume(start)
+            counted = self._what_counts(start, self._schedule)
+            self._start = (start, counted)
+        return counted
+
+    def _what_counts(self, state: State, schedule: Schedule) -> Counted:
+        """What a state counts on; found out once where it depends on nothing else."""
+        ghost = self._ghost
+        if self._encodes or schedule.loading:
+            return ghost.counted(state, schedule.encoders)
+        met = self.judge.digest(state).whole
+        counted = self._counted.get(met)
+        if counted is None:
+            counted = ghost.counted(state, schedule.encoders)
+            self._counted.put(met, counted)
+        return counted
+
+    def _call(self, state: State, call: Call, closing: list[Step]) -> State:
+        """Make a call that closes an edge; the state after it."""
+        step = self.judge.perform(state, call)
+        closing.append(step)
+        after: State = step.outcome.state
+        return after
+
+    def _complete(self, state: State, failing: Failing, closing: list[Step]) -> State:
+        """Finish every operation, in the order of their numbers."""
+        for number, operation in sorted(state.operations.items()):
+            done = failing is None or operation.first_token < failing[1]
+            state = self._call(state, Call("complete_operation", (number, done)), closing)
+            follow(self._schedule, closing[-1])
+            self._ghost.complete(number, done)
+            self.judge.ask(self._schedule.check, state)
+        return state
+
+    def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
+        """Make one move in the next batch."""
+        script = None if late is None or isinstance(late, Call) else late.script()
+        call = late if isinstance(late, Call) else next(script, None) if script else None
+        while call is not None:
+            state = self._call(state, call, closing)
+            follow(self._schedule, closing[-1])
+            call = None if script is None else proceed(script, closing[-1])
+        return state
+
+    def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State | None:
+        """Report that a load failed; None if no request is left that can.
+
+        Raises InvariantViolation (LOAD-FAILED) if the report is refused.
+        """
+        name, count = failing
+        reporters = [name] if name in state.requests else []
+        for load in state.loads:
+            reporters += [each for each, end in load.requests if end > count]
+        if not reporters:
+            return None
+        reached = self._call(state, Call("rewind", (reporters[:1], count)), closing)
+        value = closing[-1].outcome.value
+        if isinstance(value, Misuse):
+            raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
+        self.notes["goal", "reached"] += len(value) > 1
+        follow(self._schedule, closing[-1])
+        self.judge.ask(self._schedule.check, reached)
+        return reached
+
+
+def closed(state: State) -> State:
+    """A state whose batch is taken and empty, its events and statistics drained."""
+    return State(
+        state.config,
+        state.device,
+        state.host,
+        state.requests,
+        state.rows,
+        state.free_rows,
+        OpenBatch(0),
+        pvector(),
+        PrefixCacheStats(),
+        (pvector(),) * len(state.new_blocks),
+        state.operations,
+        state.next_operation,
+        state.unfinished,
+    )
+
+
+def proceed(script: object, step: Step) -> Call | None:
+    """The next call of a script that hears of the last one; None at its end."""
+    try:
+        call: Call = script.send(step.outcome)  # type: ignore[attr-defined] # a generator
+    except StopIteration:
+        return None
+    return call
+
+
+def failures(steps: Steps) -> Iterator[tuple[str, int]]:
+    """Each request whose external tokens a path loads, with each token that may be the first to be
+    missing: of the call itself, or of a block that an operation loads.
+    """
+    schedule = Schedule()
+    schedule.assume(steps[0].before)
+    for step in steps:
+        follow(schedule, step)
+    for operation in steps[-1].outcome.state.operations.values():
+        if operation.request_id is not None:
+            yield operation.request_id, operation.first_token
+    for write in schedule.loads():
+        yield from ((write.request_id, first) for first in range(write.start, write.loaded))
+
+
+def follow(schedule: Schedule, step: Step) -> None:
+    """Tell a schedule of a call, unless it was misuse."""
+    call, value = step.call, step.outcome.value
+    if not isinstance(value, Misuse):
+        schedule.follow(step.before, call.name, call.args, call.options, value)
+
+
+def failed(write: Write, failing: Failing) -> Write:
+    """The write with its load failing, where it is the one that fails."""
+    if failing is None or write.request_id != failing[0]:
+        return write
+    return evolve(write, failed=failing[1])

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a world could show and an exploration never saw: else a property may hold of nothing.
+
+Rules: told of calls with their outcomes, of kinds of commands and of goals; what a world cannot
+reach by its options is not asked for. Where something is left, the world is too small for it, or a
+guard is never taken. A named world must show all of it, or say why it cannot. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kvcore.check.profiles.profile import Profile
+from kvcore.check.world.world import World
+from kvcore.types.config import Config
+
+REFUSED = ("allocate_slots", "append", "load", "swap_in")
+
+
+def never(world: World, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    """What was never seen, in words."""
+    return tuple(f"{kind} {name}" for kind, name in expected(world) if not notes[kind, name])
+
+
+def missed(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    """What a named world must show and did not, in the words of `never`."""
+    asked = [f"{kind} {name}" for kind, name in expected(profile.world)]
+    asked = [each for each in asked if each not in profile.not_shown]
+    return tuple(each for each in (*asked, *profile.shows) if not notes[_note(each)])
+
+
+def needless(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    """What a named world says that it cannot show, and shows or is not asked for."""
+    asked = {f"{kind} {name}" for kind, name in expected(profile.world)}
+    return tuple(each for each in profile.not_shown if each not in asked or notes[_note(each)])
+
+
+def _note(words: str) -> tuple[str, str]:
+    kind, _, name = words.partition(" ")
+    return kind, name
+
+
+def expected(world: World) -> Iterator[tuple[str, str]]:
+    """What a world of these options can show."""
+    yield from (("call", name) for name in _calls(world))
+    yield from (("command", name) for name in _commands(world))
+    yield from (("goal", name) for name in _goals(world))
+
+
+def _calls(world: World) -> Iterator[str]:
+    config = world.config
+    for name in sorted(world.calls):
+        yield f"{name}: done"
+        if name in REFUSED:
+            yield f"{name}: refused later"
+    yield "take_batch: done"
+    if world.num_drafts:
+        yield from ("add_drafts: done", "accept: done")
+    if {"store", "load"} & world.calls:
+        yield "complete_operation: done"
+    if config.max_in_flight:
+        yield from ("complete: done", "cancel: done")
+
+
+def _commands(world: World) -> Iterator[str]:
+    config, calls = world.config, world.calls
+    yield from ("Allocate", "Free", "SetTable", "CutTable")
+    if config.enable_caching:
+        yield from ("Touch", "Evict")
+    if config.enable_caching and "reset_prefix_cache" in calls:
+        yield "EvictAll"
+    if "fork" in calls and any(group.block_size > 1 for group in config.groups):
+        yield "CopyOnWrite"
+    named = {"swap_out": "SwapOut", "swap_in": "SwapIn", "store": "Store", "load": "Load"}
+    yield from (kind for call, kind in named.items() if call in calls)
+    if any(group.zero_new_blocks for group in config.groups):
+        yield "Zero"
+
+
+def _goals(world: World) -> Iterator[str]:
+    config, several = world.config, world.num_requests > 1
+    if several and ("fork" in world.calls or config.enable_caching):
+        yield "sharing"
+    if several and config.enable_caching:
+        yield "duplicates" if config.duplicates == "keep" else "merge"
+    if config.enable_caching and world.num_tokens > hit_least(config):
+        yield "full hit"
+    if any(group.is_windowed for group in config.groups):
+        yield "trim"
+    if config.max_in_flight:
+        yield from ("quarantine", "cancel", "abort in flight")
+
+
+def hit_least(config: Config) -> int:
+    """The tokens of the shortest hit, those included that a look-up leaves out."""
+    sizes = enumerate(config.groups)
+    dropped = [group.block_size for index, group in sizes if config.drops_last_hit(index)]
+    return config.hit_alignment + max(dropped, default=0)

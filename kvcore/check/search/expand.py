@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trying the edges of nodes: what a search does in its own process, or in several.
+
+Rules: nodes come packed and go packed. An expander gives each node once, judged; whoever merges
+what several of them found keeps the first in the order of the nodes. So the counts of states and
+edges do not depend on how many processes there are. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from kvcore.check.names.canonical import FINGERPRINT_BYTES, fingerprint
+from kvcore.check.names.fingerprints import Fingerprints
+from kvcore.check.properties.checker import broken
+from kvcore.check.search.frontier import Squeezer
+from kvcore.check.world.model import Broken, Edge, Model, Step, Violation
+
+Found = tuple[bytes, int, bytes]
+"""A new node's name, the number of the edge that leads there, and the node as bytes."""
+
+
+@attrs.define
+class Expansion:
+    """What the edges of one node lead to; broken: what the first wrong edge breaks."""
+
+    num_edges: int = 0
+    found: list[Found] = attrs.field(factory=list)
+    broken: Broken | Violation | None = None
+
+
+class Expander:
+    """Tries edges, and remembers which nodes it gave."""
+
+    def __init__(self, model: Model[Any], *, full_keys: bool = False) -> None:
+        self.model = model
+        self.seen = Fingerprints()
+        self.squeezer = Squeezer()
+        self.full_keys = full_keys
+
+    def first(self) -> tuple[Found | None, Broken | None]:
+        """The start, judged."""
+        start = self.model.start()
+        name, wrong = self._take_in(start, ())
+        return (None if name is None else (name, 0, self._pack(start))), wrong
+
+    def expand(self, packed: bytes) -> Expansion:
+        """Try all edges of a node, or all up to the first that is wrong."""
+        model, result = self.model, Expansion()
+        try:
+            for place, edge in enumerate(model.edges(self._unpack(packed))):
+                result.num_edges += 1
+                model.notes["move", edge.name] += 1
+                name, result.broken = self._take_in(edge.node, edge.steps)
+                if result.broken is not None:
+                    return result
+                if name is not None:
+                    result.found.append((name, place, self._pack(edge.node)))
+        except Broken as wrong:
+            result.broken = wrong
+        except Exception as error:
+            result.broken = broken(error, ())
+        return result
+
+    def story(self, places: Iterable[int]) -> tuple[tuple[Step, ...], bytes]:
+        """The steps along the edges of these numbers, made again, and the node at their end."""
+        notes = self.model.notes.copy()
+        node = self.model.start()
+        steps: list[Step] = []
+        for place in places:
+            edge = nth(self.model.edges(node), place)
+            node = self.model.unpack(self.model.pack(edge.node))
+            steps += edge.steps
+        self.model.notes.clear()
+        self.model.notes.update(notes)
+        return tuple(steps), self._pack(node)
+
+    def _pack(self, node: Any) -> bytes:
+        packed: bytes = self.squeezer.squeeze(self.model.pack(node))
+        return packed
+
+    def _unpack(self, packed: bytes) -> Any:
+        return self.model.unpack(self.squeezer.open(packed))
+
+    def _take_in(self, node: Any, steps: tuple[Step, ...]) -> tuple[bytes | None, Broken | None]:
+        """The name of a node that is new and right, or what it breaks."""
+        try:
+            name = self.model.name(node)
+            if not self.full_keys and len(name) > FINGERPRINT_BYTES:
+                name = fingerprint(name)
+            if name in self.seen:
+                return None, None
+            self.model.check(node)
+        except Exception as error:
+            return None, broken(error, steps)
+        self.seen.add(name)
+        return name, None
+
+
+def nth(edges: Iterable[Edge], place: int) -> Edge:
+    """The edge at a place."""
+    for at, edge in enumerate(edges):
+        if at == place:
+            return edge
+    raise AssertionError(f"no edge {place}: the model gives others the second time")
+
+
+def taken_notes(model: Model[Any]) -> Counter[tuple[str, str]]:
+    """What a model noted since it was asked the last time."""
+    notes = model.notes.copy()
+    model.notes.clear()
+    return notes

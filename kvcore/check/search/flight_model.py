@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core as a model where batches are in flight: taking and executing are edges of their own.
+
+Rules: an edge is a batch that is filled by some moves and taken, or moves that schedule nothing;
+the execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
+of any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
+executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
+all that was taken is executed on a copy, all that the state counts on must be there; and what an
+unfinished batch uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
+executed, so nothing is concluded from those that say who owns what. An external load can fail when
+its batch is executed; it is reported at any moment before the batch completes, and until then the
+state may count on what it spoilt (LOAD-FAILED). Twin: none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore.check.names.canonical import canonical, fingerprint
+from kvcore.check.names.in_flight import (
+    OF_OWNERS,
+    Node,
+    Pending,
+    Unreported,
+    live,
+    name_of,
+    taken,
+    unused_wait,
+)
+from kvcore.check.properties.checker import note_state
+from kvcore.check.properties.outcomes import check_events
+from kvcore.check.search.core_model import (
+    TAKE_BATCH,
+    CoreModel,
+    Failing,
+    Steps,
+    failed,
+    follow,
+)
+from kvcore.check.world.model import Edge, Step
+from kvcore.oracle.contents import Ghost
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.commands import Command, Load, Store
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Outcome, PrefixCacheStats
+
+LEAVING = ("free", "remove_request")
+
+
+class FlightModel(CoreModel):
+    """The nodes of a world with batches in flight."""
+
+    def start(self) -> Any:
+        """The empty state, with nothing in flight."""
+        return Node(make_state(self.world.config))
+
+    def edges(self, node: Any) -> Iterator[Edge]:
+        """Everything that can happen next."""
+        state = node.state
+        full = len(state.unfinished) >= self.world.config.max_in_flight
+        if node.filled and not full:
+            yield from self._heard("take", (), partial(self._fill, node, (), full))
+        if not node.filled:
+            for name, steps in self._paths(state):
+                if not all(reporters(steps[-1].outcome.state, *each) for each in node.unreported):
+                    continue  # an engine reports what failed before it removes who can
+                yield from self._heard(name, steps, partial(self._fill, node, steps, full))
+        for failing in self._ends(node) if node.waiting else ():
+            yield from self._heard("execute", (), partial(self._execute, node, failing))
+        for each in node.unreported:
+            yield from self._heard("report", (), partial(self._report_load, node, each))
+        first = node.pending[0].number if node.pending and node.pending[0].executed else None
+        if first is not None and all(number > first for number, _, _ in node.unreported):
+            yield from self._heard("complete", (), partial(self._complete_batch, node))
+        for batch in node.pending:
+            yield from self._heard("cancel", (), partial(self._cancel, node, batch.number))
+        waiting = {batch.number for batch in node.waiting}
+        for number, operation in sorted(state.operations.items()):
+            if operation.batch in waiting or operation.batch == state.batch.number:
+                continue
+            for done in (True, False) if number in node.started else (False,):
+                end = partial(self._end_operation, node, number, done)
+                yield from self._heard("done" if done else "failed", (), end)
+
+    def name(self, node: Any) -> bytes:
+        """The canonical name of a node, or 128 bits of it."""
+        more = partial(name_of, node)
+        name = canonical(node.state, self.prefixes, self.symmetry, more)
+        return name if self._full_keys else fingerprint(name)
+
+    def check(self, node: Any) -> None:
+        """Judge a node that is new: its state, what is free, and memory when all is executed."""
+        state = node.state
+        self.judge.check(state)
+        self.judge.check_runs(state)
+        note_state(self.notes, state)
+        self.notes["goal", "quarantine"] += state.device.num_quarantined > 0
+        if self.judge.counts("CMD-INFLIGHT"):
+            for detail in unused_wait(node):
+                raise InvariantViolation("CMD-INFLIGHT", detail)
+        ghost = self._ghost
+        node.recall(ghost)
+        for batch in node.waiting:
+            ghost.execute(in_flight(batch.commands))
+            self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
+        ghost.execute(in_flight(state.batch.commands))
+        self.judge.ask(ghost.forward, state.requests, node.writes, {})
+        counted = ghost.counted(state, {})
+        ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
+        if not node.unreported:
+            ghost.check(state, {}, counted)
+
+    def pack(self, node: Any) -> bytes:
+        """The node as bytes; contents by what their prefixes are."""
+        path = self.prefixes.path
+        contents = {
+            place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
+            for place, slots in node.contents.items()
+        }
+        return pickle.dumps((contents, evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
+
+    def unpack(self, data: bytes) -> Any:
+        """The node of these bytes."""
+        contents, node = pickle.loads(data)
+        number = self.prefixes.number
+        numbered = {
+            place: tuple(
+                (number(each[0])[-1], each[1]) if each and isinstance(each[0], tuple) else each
+                for each in slots
+            )
+            for place, slots in contents.items()
+        }
+        return evolve(node, contents=numbered)
+
+    def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
+        """The edge that `make` gives; none where it breaks a property that does not count."""
+        closing = list(steps)
+        after = self.judge.heard(closing, lambda: make(closing))
+        if after is not None:
+            yield Edge(name, tuple(closing), after)
+
+    def _fill(self, node: Node, steps: Steps, full: bool, closing: list[Step]) -> Node:
+        """Let some moves fill the open batch, and take it if there is something in it and room."""
+        start = node.state
+        opened = steps[-1].outcome.state if steps else start
+        schedule = self._schedule_at(node)
+        for step in steps:
+            follow(schedule, step)
+            node = self._without(node, step)
+        self.judge.ask(schedule.check, opened)
+        self.judge.ask(schedule.check_caps, opened)
+        if steps:
+            self.judge.check_batch(start, opened)
+        filled = evolve(
+            node,
+            before=schedule.scheduled(),
+            writes=schedule.writes(),
+            loading=dict(schedule.loading),
+            failed=dict(schedule.failed),
+            filled=steps == () or fills(start, opened),
+        )
+        if full or not filled.filled:
+            return self._closed(filled, opened, start)
+        batch = taken(opened, schedule)
+        settled = self._call(opened, TAKE_BATCH, closing)
+        self.notes["goal", "merge"] += len(settled.batch.commands) > 0
+        waiting = evolve(
+            filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
+        )
+        return self._closed(waiting, settled, start)
+
+    def _ends(self, node: Node) -> Iterator[Failing]:
+        """The ways in which the loads of the oldest batch that waits can end."""
+        yield None
+        batch = node.waiting[0]
+        for write in batch.writes if self.world.loads_fail else ():
+            for first in range(write.start, write.loaded):
+                if reporters(node.state, batch.number, write.request_id, first):
+                    yield write.request_id, first
+
+    def _execute(self, node: Node, failing: Failing, closing: list[Step]) -> Node:
+        """Run the oldest batch that waits: its commands, then its forward pass."""
+        batch, ghost = node.waiting[0], self._ghost
+        closing.append(executed(node.state, batch.number))
+        node.recall(ghost)
+        ghost.execute(in_flight(batch.commands))
+        writes = [failed(write, failing) for write in batch.writes]
+        self.judge.ask(ghost.forward, batch.requests, writes, {})
+        unreported = () if failing is None else ((batch.number, *failing),)
+        pending = tuple(
+            evolve(each, executed=True, commands=(), writes=(), requests={})
+            if each.number == batch.number
+            else each
+            for each in node.pending
+        )
+        started = node.started | {
+            command.operation for command in batch.commands if isinstance(command, Load | Store)
+        }
+        after = evolve(in_memory(node, ghost), pending=pending, started=started)
+        after = evolve(after, unreported=node.unreported + unreported)
+        return self._closed(after, node.state)
+
+    def _report_load(self, node: Node, failure: Unreported, closing: list[Step]) -> Node:
+        """Report that an external load failed. Raises InvariantViolation (LOAD-FAILED)."""
+        start, schedule = node.state, self._schedule_at(node)
+        names = reporters(start, *failure)[:1]
+        after = self._call(start, Call("rewind", (names, failure[2])), closing)
+        value = closing[-1].outcome.value
+        if isinstance(value, Misuse):
+            raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
+        self.notes["goal", "reached"] += len(value) > 1
+        follow(schedule, closing[-1])
+        self.judge.ask(schedule.check, after)
+        told = evolve(
+            node,
+            before=schedule.scheduled(),
+            writes=schedule.writes(),
+            filled=node.filled or fills(start, after),
+            unreported=tuple(each for each in node.unreported if each != failure),
+        )
+        return self._closed(told, after, start)
+
+    def _complete_batch(self, node: Node, closing: list[Step]) -> Node:
+        """Complete the oldest batch."""
+        start, schedule = node.state, self._schedule_at(node)
+        after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
+        self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
+        self.judge.ask(schedule.check, after)
+        return self._closed(evolve(node, pending=node.pending[1:]), after, start)
+
+    def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
+        """Take back a batch and all later ones; what was not executed never is."""
+        start = node.state
+        after = self._call(start, Call("cancel", (number,)), closing)
+        gone = [batch for batch in node.pending if batch.number >= number]
+        for counts in (*(batch.before for batch in gone), node.before):
+            for name, before in counts.items():
+                request = after.requests.get(name)
+                if request is not None and request.num_computed > before:
+                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
+                    self.judge.ask(_raise, "COMPUTED-RULE", detail)
+        self.notes["goal", "cancel"] += 1
+        kept = evolve(
+            node,
+            pending=tuple(batch for batch in node.pending if batch.number < number),
+            before={},
+            writes=(),
+            filled=False,
+            unreported=tuple(each for each in node.unreported if each[0] < number),
+            loading=_still_loading(node.loading, after),
+            failed=_still_loading(node.failed, after),
+        )
+        return self._closed(kept, after, start)
+
+    def _end_operation(self, node: Node, number: int, done: bool, closing: list[Step]) -> Node:
+        """Complete an operation, or let it fail."""
+        start, ghost, schedule = node.state, self._ghost, self._schedule_at(node)
+        after = self._call(start, Call("complete_operation", (number, done)), closing)
+        follow(schedule, closing[-1])
+        self.judge.ask(schedule.check, after)
+        node.recall(ghost)
+        ghost.complete(number, done)
+        settled = evolve(
+            in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
+        )
+        return self._closed(settled, after, start)
+
+    def _schedule_at(self, node: Node) -> Any:
+        """What is known of the schedule in a node."""
+        schedule = self._schedule
+        schedule.assume(node.state)
+        schedule.loading, schedule.failed = dict(node.loading), dict(node.failed)
+        schedule.resume(node.before, node.writes)
+        return schedule
+
+    def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
+        """The node with a state whose events are drained, without what nobody reads any more."""
+        if start is not None and state.config.enable_events:
+            self.judge.ask(check_events, start.device.index, state.events, state)
+        drained = evolve(
+            state,
+            events=pvector(),
+            stats=PrefixCacheStats(),
+            new_blocks=(pvector(),) * len(state.new_blocks),
+        )
+        ghost = self._ghost
+        ghost.loading = dict(node.loading)
+        reached = evolve(node, state=drained)
+        counted = ghost.counted(drained, {})
+        return evolve(reached, contents=live(reached, counted.contents))
+
+    def _without(self, node: Node, step: Step) -> Node:
+        """The node behind a step: what is in flight forgets a request that goes."""
+        if step.call.name not in LEAVING or isinstance(step.outcome.value, Misuse):
+            return node
+        name = step.call.args[0]
+        known = any(name in batch.before for batch in node.pending)
+        self.notes["goal", "abort in flight"] += known
+        if not known or step.call.name != "remove_request":
+            return node
+        return evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+
+
+def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
+    """The requests that can report the failed load of a batch, the one that loads first."""
+    found = []
+    for load in state.loads:
+        if load.batch == number and load.first <= first < load.end:
+            found += [request_id] if load.loader == request_id else []
+            found += [name for name, end in load.requests if end > first]
+    return found
+
+
+def forgotten(batch: Pending, request_id: str) -> Pending:
+    """A batch without what it knows of a request."""
+    before = {name: count for name, count in batch.before.items() if name != request_id}
+    return evolve(batch, before=before)
+
+
+def in_flight(commands: Iterable[Command]) -> list[Command]:
+    """Commands without those that say who owns what."""
+    return [command for command in commands if not isinstance(command, OF_OWNERS)]
+
+
+def in_memory(node: Node, ghost: Ghost) -> Node:
+    """The node with what a ghost holds."""
+    tables = {place: table for place, table in ghost.tables.items() if table}
+    return evolve(
+        node,
+        contents=dict(ghost.contents),
+        tables=tables,
+        loads=dict(ghost.loads),
+    )
+
+
+def executed(state: State, number: int) -> Step:
+    """The step in which the runtime executes a batch: it changes no state."""
+    return Step(state, Call("execute", (number,)), Outcome(state, (), None))
+
+
+def fills(start: State, opened: State) -> bool:
+    """Whether moves put something into the open batch."""
+    batch = opened.batch
+    more = len(batch.commands) > len(start.batch.commands)
+    return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.marks) > 0
+
+
+def _still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
+    return {
+        name: start
+        for name, start in known.items()
+        if name in state.requests and state.requests[name].num_loading
+    }
+
+
+def _raise(name: str, detail: str) -> None:
+    raise InvariantViolation(name, detail)

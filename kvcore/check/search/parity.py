@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each call on the compiled twin, too: from the same bytes to the same everything (REFINE).
+
+Rules: the bytes hold the open batch with its commands, the events and the statistics. Where a call
+starts from the state that the last one reached, nothing is restored. Twin: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore import _twin
+from kvcore.check.names.digest import PARTS_KEPT
+from kvcore.codec.encode import Write, Writer, encode
+from kvcore.state.state import State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.values import Outcome
+
+LOAD_DEFAULTS: dict[str, Any] = {"full_sequence_must_fit": False, "reserved_blocks": 0}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "load": LOAD_DEFAULTS,
+    "allocate_slots": {
+        "num_lookahead_tokens": 0,
+        "num_external_computed_tokens": 0,
+        "delay_cache_blocks": False,
+        "num_encoder_tokens": 0,
+        **LOAD_DEFAULTS,
+    },
+}
+"""What the twin's methods want to be told."""
+
+
+class Parity:
+    """Compares each call that it sees. Raises BackendMissing, and InvariantViolation (REFINE)."""
+
+    def __init__(self, config: Config) -> None:
+        self.num_calls = 0
+        self._twin = _twin.make_backend(config)
+        self._parts: dict[int, tuple[object, bytes]] = {}
+        self._start: tuple[State, bytes] | None = None
+        self._reached: State | None = None
+
+    def __call__(self, state: State, call: Call, outcome: Outcome[State, Any]) -> None:
+        self.num_calls += 1
+        if self._reached is not state:
+            self._twin.restore(self._bytes(state))
+        self._reached = None
+        value = self._make(call)
+        if value != outcome.value:
+            detail = f"{call}: Rust gives {value!r}, Python {outcome.value!r}"
+            raise InvariantViolation("REFINE", detail)
+        if self._twin.encode() != encode(outcome.state, self._part):
+            raise InvariantViolation("REFINE", f"{call}: the states differ")
+        self._reached = outcome.state
+
+    def _bytes(self, state: State) -> bytes:
+        if self._start is None or self._start[0] is not state:
+            self._start = (state, encode(state, self._part))
+        return self._start[1]
+
+    def _part(self, write: Write, value: Any) -> bytes:
+        """The bytes of a pool or a request; most calls leave most of them as they are."""
+        known = self._parts.get(id(value))
+        if known is None:
+            if len(self._parts) > PARTS_KEPT:
+                self._parts.clear()
+            out = Writer(b"")
+            write(out, value)
+            known = self._parts[id(value)] = (value, bytes(out.data))
+        return known[1]
+
+    def _make(self, call: Call) -> Any:
+        args, options = call.args, call.options
+        if call.name in DEFAULTS:
+            args = (*args, None)[:3]
+            options = DEFAULTS[call.name] | options
+        try:
+            return getattr(self._twin, call.name)(*args, **options)
+        except KvcoreError as error:
+            return Misuse(type(error).__name__, error.fields)

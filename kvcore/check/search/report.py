@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exploration found, and what it never saw.
+
+Rules: a verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a
+violation. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from kvcore.check.properties.registry import PROPERTIES, Property
+from kvcore.check.search.scope import plain_property, plain_world
+from kvcore.check.world.model import Violation
+from kvcore.check.world.world import Symmetry, World
+
+COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
+
+
+def kept(full_keys: bool) -> str:
+    """What stands for a state, in a report's words."""
+    return "full keys" if full_keys else "fingerprints of 128 bits"
+
+
+@attrs.define
+class Report:
+    """The figures of one exploration.
+
+    verdict: "complete", "bounded by depth", "bounded by states", "bounded by time", "interrupted"
+    or "violation". keys: "fingerprints of 128 bits" or "full keys", what stands for a state.
+    depths: new states at each distance from the start. notes: how often each thing happened, by
+    kind ("move", "call", "command", "goal") and name. never: what the world could show and never
+    did. missed: what a named world must show and did not. num_waiting: states whose edges were not
+    all tried and kept. memory_bytes: the most that was kept of states at a time, in all processes:
+    names, links, waiting states. grown_bytes: what the processes grew by, with all that they load
+    and remember. world: what was explored. symmetry: what was renamed. judged: the properties that
+    counted, by name; left_out: those that could have counted and did not.
+    """
+
+    backend: str = "python"
+    verdict: str = COMPLETE
+    keys: str = kept(full_keys=False)
+    num_states: int = 0
+    num_edges: int = 0
+    num_waiting: int = 0
+    depths: list[int] = attrs.field(factory=list)
+    notes: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    never: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    grown_bytes: int = 0
+    violation: Violation | None = None
+    world: Any = None
+    symmetry: Symmetry = attrs.field(factory=Symmetry)
+    judged: Mapping[str, Property] = attrs.field(factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """The largest distance from the start at which there is a state."""
+        return max(0, len(self.depths) - 1)
+
+    @property
+    def goals(self) -> Counter[str]:
+        """How often each thing that must happen somewhere did."""
+        found: Counter[str] = Counter()
+        for (kind, name), count in self.notes.items():
+            if kind == "call":
+                call, _, outcome = name.partition(": ")
+                found[call if outcome == "done" else outcome] += count
+            elif kind in ("command", "goal"):
+                found[name] += count
+        return found
+
+    @property
+    def enabled(self) -> dict[str, int]:
+        """How often each call of the world was enabled, and so was tried: the rarest last."""
+        known = self.world.calls if isinstance(self.world, World) else ()
+        found: Counter[str] = Counter(dict.fromkeys(sorted(known), 0))
+        for name, count in self.of_kind("call").items():
+            found[name.partition(": ")[0]] += count
+        return dict(found.most_common())
+
+    def of_kind(self, kind: str) -> dict[str, int]:
+        """The notes of one kind, most frequent first."""
+        chosen = {name: count for (each, name), count in self.notes.items() if each == kind}
+        return dict(sorted(chosen.items(), key=lambda item: (-item[1], item[0])))
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {
+            "backend": self.backend,
+            "verdict": self.verdict,
+            "world": plain_world(self.world),
+            "symmetry": attrs.asdict(self.symmetry),
+            "properties": [plain_property(each) for each in self.judged.values()],
+            "left_out": list(self.left_out),
+            "keys": self.keys,
+            "states": self.num_states,
+            "edges": self.num_edges,
+            "waiting": self.num_waiting,
+            "depth": self.depth,
+            "depths": self.depths,
+            "moves": self.of_kind("move"),
+            "calls": self.of_kind("call"),
+            "commands": self.of_kind("command"),
+            "goals": self.of_kind("goal"),
+            "enabled": self.enabled,
+            "never": list(self.never),
+            "missed": list(self.missed),
+            "seconds": round(self.seconds, 3),
+            "memory_bytes": self.memory_bytes,
+            "grown_bytes": self.grown_bytes,
+            "violation": None if self.violation is None else self._violation(self.violation),
+        }
+
+    def _violation(self, violation: Violation) -> dict[str, Any]:
+        known = self.judged.get(violation.name) or PROPERTIES.get(violation.name)
+        return {
+            "property": violation.name,
+            "severity": None if known is None else known.severity,
+            "sentence": None if known is None else known.sentence,
+            "detail": violation.detail,
+            "calls": [str(step.call) for step in violation.steps],
+        }

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that try the edges of one level together.
+
+Rules: nodes go out in chunks, in order, to whoever is idle, and what was found is merged in that
+order: the counts are those of one process. What the hashes in a node stand for goes along, since
+the process that gets it may never have met the request that carried them. A process that dies is an
+error, not a result. Twin: none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import attrs
+
+from kvcore.check.search.expand import Expander, Expansion, taken_notes
+from kvcore.check.search.frontier import Squeezer
+from kvcore.check.search.process_memory import memory_bytes
+from kvcore.check.world.model import Broken, Violation
+from kvcore.oracle.prefixes import Learnt
+
+CHUNK = 16
+"""Nodes that a process tries at a time."""
+
+
+@attrs.frozen
+class Result:
+    """What became of a chunk: each node's edges, new hashes, notes.
+
+    grown_bytes: what the process has grown by. kept_bytes: of its names.
+    """
+
+    expansions: list[Expansion]
+    learnt: list[Learnt]
+    notes: Any
+    grown_bytes: int
+    kept_bytes: int
+
+
+class Workers:
+    """Processes that wait for nodes; make: makes an expander in each of them, squeezer: opens the
+    nodes.
+    """
+
+    def __init__(self, make: Callable[[], Expander], squeezer: Squeezer, num_workers: int) -> None:
+        context = get_context("spawn")
+        self._ends: list[Connection] = []
+        self._processes = []
+        for _ in range(num_workers):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, make, squeezer), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(mine)
+            self._processes.append(process)
+        self._grown = [0] * num_workers
+        self._kept = [0] * num_workers
+        self._learnt: list[Learnt] = []
+        self._told = [0] * num_workers
+
+    def learn(self, expander: Expander) -> None:
+        """Tell all of them what another expander has learnt so far."""
+        prefixes = getattr(expander.model, "prefixes", None)
+        self._learnt += [] if prefixes is None else prefixes.news()
+
+    def expand(self, level: Sequence[bytes]) -> Iterator[Result]:
+        """What the nodes of a level lead to, chunk by chunk in their order."""
+        chunks = [level[at : at + CHUNK] for at in range(0, len(level), CHUNK)]
+        idle, busy = list(range(len(self._ends))), dict[int, int]()
+        done: dict[int, Result] = {}
+        sent = given = 0
+        while given < len(chunks):
+            while idle and sent < len(chunks):
+                worker = idle.pop(0)
+                news = self._learnt[self._told[worker] :]
+                self._told[worker] = len(self._learnt)
+                self._ends[worker].send((news, list(chunks[sent])))
+                busy[worker] = sent
+                sent += 1
+            for end in wait([self._ends[worker] for worker in busy]):
+                worker = self._ends.index(end)  # type: ignore[arg-type] # one of ours
+                result: Result = self._ends[worker].recv()
+                done[busy.pop(worker)] = result
+                idle.append(worker)
+                self._learnt += result.learnt
+                self._grown[worker] = result.grown_bytes
+                self._kept[worker] = result.kept_bytes
+            while given in done:
+                yield done.pop(given)
+                given += 1
+
+    @property
+    def grown_bytes(self) -> int:
+        """What all processes have grown by."""
+        return sum(self._grown)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the names that they keep take."""
+        return sum(self._kept)
+
+    def close(self) -> None:
+        """End all processes."""
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(end: Connection, make: Callable[[], Expander], squeezer: Squeezer) -> None:
+    """Try the edges of what comes, until the other end is closed."""
+    begun = memory_bytes()
+    expander = make()
+    expander.squeezer = squeezer
+    prefixes = getattr(expander.model, "prefixes", None)
+    try:
+        while True:
+            news, nodes = end.recv()
+            if prefixes is not None:
+                prefixes.take_in(news)
+            expansions = [expander.expand(node) for node in nodes]
+            for each in expansions:
+                if each.broken is not None:
+                    each.broken = plain(each.broken)
+            learnt = [] if prefixes is None else prefixes.news()
+            notes, grown = taken_notes(expander.model), max(0, memory_bytes() - begun)
+            end.send(Result(expansions, learnt, notes, grown, expander.seen.num_bytes))
+    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        os._exit(0)
+
+
+def plain(found: Broken | Violation) -> Violation:
+    """A violation without its steps: whoever hears of it makes them again."""
+    return Violation(found.name, found.detail, ())

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a run in the words of text traces: the call, and everything that it gave.
+
+Rules: as in `trace_calls.py`, so that a story reads like a trace and a trace can be made of it. A
+hit is shown as the look-up before the call that uses it. A request that an exploration named by a
+number is called r and that number. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore.check.world.model import Step
+from kvcore.hashing.extra_keys import LoRA
+from kvcore.state.state import State
+from kvcore.trace.calls import Call, Misuse
+from kvcore.trace.runner import FLAGS, OPTIONS
+from kvcore.trace.text import (
+    Names,
+    write_commands,
+    write_events,
+    write_field,
+    write_ids,
+    write_tokens,
+    write_value,
+)
+from kvcore.types.commands import Batch, segments
+from kvcore.types.config import Config
+from kvcore.types.groups import Group
+from kvcore.types.values import Hit, Request
+
+OPTION_WORDS = {option: word for word, option in OPTIONS.items()}
+FLAG_WORDS = {option: word for word, option in FLAGS.items()}
+ON_IDS = ("swap_out", "swap_in")
+ON_BLOCKS = ("pin", "unpin", "evict_blocks", "store")
+WITHOUT_LINES = ("take_events", "take_stats")
+CONFIG_WORDS = (
+    *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
+    *("null_block", "eviction", "duplicates", "num_preallocate_tokens", "watermark_blocks"),
+    *("use_eagle", "enable_events", "record_new_blocks", "hashing", "max_in_flight", "publish"),
+    "hide_salts",
+)
+
+
+@attrs.frozen
+class Told:
+    """One call as a trace has it: what was looked up for it, its words, what it gave, and what it
+    emitted.
+    """
+
+    lookup: tuple[str, ...]
+    words: str
+    value: tuple[str, ...]
+    emitted: tuple[str, ...]
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it counts as a call: closing a batch and executing it do not."""
+        return self.words != "take_batch" and not self.words.startswith(("(", "execute "))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a batch without commands."""
+        said = "".join((*self.value, *self.emitted))
+        return self.words == "take_batch" and (not said or " 0 commands" in said)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The lines of a trace."""
+        yield from self.lookup
+        yield self.words
+        yield from (f"  {line}" for line in (*self.value, *self.emitted))
+
+
+@attrs.frozen
+class Raised:
+    """What stands for the value of a call that raised what no call may raise."""
+
+    error: str
+
+
+class Teller:
+    """Puts the steps of one run into words; knows the prefixes of keys that it has met."""
+
+    def __init__(self) -> None:
+        self.names = SafeNames()
+        self._batch = 0
+
+    def tell(self, step: Step) -> Told:
+        """A step in words."""
+        call, outcome = step.call, step.outcome
+        commands: Sequence[Any] = outcome.commands
+        events: Sequence[Any] = ()
+        if isinstance(step.before, State):
+            self.names.learn(step.before)
+            self.names.learn(outcome.state)
+            events = list(outcome.state.events)[len(step.before.events) :]
+        emitted = (*write_commands(commands, self.names), *write_events(events, self.names))
+        return Told(_lookup(call), words_of(call), tuple(self._value(step)), emitted)
+
+    def _value(self, step: Step) -> list[str]:
+        call, value = step.call, step.outcome.value
+        if isinstance(value, Misuse):
+            fields = (f" {name}={write_field(each)}" for name, each in value.fields.items())
+            return [f"= error {value.error}{''.join(fields)}"]
+        if isinstance(value, Raised):
+            return [f"= raises {value.error}"]
+        if isinstance(value, Batch):
+            commands = list(value)
+            number = self._batch = max(self._batch, value.number)
+            self._batch += 1
+            count = len(set(segments(commands)))
+            return [f"= batch {number}: {len(commands)} commands, {count} segments"]
+        if isinstance(value, tuple) and call.name in ("store", "load"):
+            return [f"= operations {write_ids(value)}"]
+        if call.name in ("add_request", "fork") and isinstance(value, int):
+            return [f"= row {value}"]
+        return write_value(value)
+
+
+class SafeNames(Names):
+    """Names that give the first digits of a hash that no request was seen with."""
+
+    def block_hash(self, block_hash: bytes) -> str:
+        """The prefix of a block hash."""
+        try:
+            return super().block_hash(block_hash)
+        except KeyError:
+            return f"(hash {block_hash.hex()[:8]})"
+
+
+def name_of(request_id: str) -> str:
+    """What a story calls a request."""
+    return f"r{request_id}" if request_id.isdigit() else request_id
+
+
+def words_of(call: Call) -> str:
+    """A call as a line of a trace."""
+    return " ".join((call.name, *_words(call)))
+
+
+def _words(call: Call) -> list[str]:
+    name, args = call.name, call.args
+    match name:
+        case "add_request":
+            return _request_words(args[0])
+        case "allocate_slots" | "load":
+            words = [name_of(args[0]), str(args[1])]
+            return words + ["hit"] * (_hit(call) is not None) + _option_words(call)
+        case "append":
+            return [f"{name_of(each)}={token}" for each, token in zip(*args, strict=True)]
+        case "rewind":
+            return [str(args[1]), *map(name_of, args[0])]
+        case "complete_operation":
+            return [str(args[0]), "done" if args[1] else "failed"]
+        case "add_drafts" | "add_tokens":
+            return [name_of(args[0]), write_tokens(list(args[1]))]
+        case "add_block_hashes":
+            return [name_of(args[0]), _letters(args[1])]
+        case "fork":
+            return [name_of(each) for each in args]
+        case _ if name in ON_IDS:
+            return [name_of(each) for each in args[0]]
+        case _ if name in ON_BLOCKS:
+            return [str(block) for block in args[0]]
+    return [name_of(each) if isinstance(each, str) else str(each) for each in args]
+
+
+def _request_words(request: Request) -> list[str]:
+    words = [name_of(request.request_id), write_tokens(list(request.tokens))]
+    if isinstance(request.lora, LoRA):
+        words.append(f"lora={request.lora.name}")
+    items = (f"{each.identifier}@{each.offset}+{each.length}" for each in request.media)
+    words += [f"media={','.join(items)}"] if request.media else []
+    words += [f"salt={request.cache_salt}"] if request.cache_salt is not None else []
+    hashes = request.block_hashes
+    words += [f"own={_letters(hashes)}"] if hashes is not None else []
+    return words + ["skip"] * request.skip_reading_prefix_cache
+
+
+def _letters(hashes: Sequence[bytes]) -> str:
+    """Hashes that are one letter over and over, as those of an engine's own are in traces."""
+    return "".join(chr(each[0]) for each in hashes)
+
+
+def _option_words(call: Call) -> list[str]:
+    words = []
+    for option, value in call.options.items():
+        if option in OPTION_WORDS:
+            words.append(f"{OPTION_WORDS[option]}={value}")
+        elif option in FLAG_WORDS and value:
+            words.append(FLAG_WORDS[option])
+    return words
+
+
+def _hit(call: Call) -> Hit | None:
+    found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
+    return found if isinstance(found, Hit) else None
+
+
+def _lookup(call: Call) -> tuple[str, ...]:
+    """The look-up whose hit a call uses."""
+    hit = _hit(call) if call.name in ("allocate_slots", "load") else None
+    if hit is None:
+        return ()
+    return (f"get_computed_blocks {name_of(call.args[0])}", f"  {write_value(hit)[0]}")
+
+
+def config_words(config: Config) -> str:
+    """A config as a trace has it; the hash seed is left out, since keys read as their prefixes."""
+    defaults = {field.name: field.default for field in attrs.fields(Config)}
+    words = [f"config num_blocks={config.num_blocks}"]
+    if config.groups == (Group(config.block_size),):
+        words.append(f"block_size={config.block_size}")
+    else:
+        words.append(f"groups={','.join(map(group_words, config.groups))}")
+    for name in CONFIG_WORDS:
+        value = getattr(config, name)
+        if value != defaults[name]:
+            said = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+            words.append(f"{name}={said}")
+    return " ".join(words)
+
+
+def group_words(group: Group) -> str:
+    """A group as a trace has it."""
+    window = f":{group.window}" if group.window is not None else ""
+    flags = "+eagle" * group.eagle + "+zero" * group.zero_new_blocks
+    return f"{group.kind}:{group.block_size}{window}{flags}"

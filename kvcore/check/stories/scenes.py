@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a story shows of a state: its requests, and each block with what its slots really hold.
+
+Rules: contents are followed by the ghost from the first step on, as a runtime would change them: by
+the commands and the forward pass of a batch when it is executed, not when it is planned. A slot
+reads as the tokens of the prefix that it holds: `0-2` is "token 2 behind 0 and 1". `?` is content
+that nothing defines, `~` rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+from msgspec.structs import replace as evolve
+
+from kvcore.check.names.in_flight import copied
+from kvcore.check.stories.calls import name_of
+from kvcore.check.world.model import Step
+from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content, Ghost, Place, Write
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.schedule import Schedule
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.trace.calls import Misuse
+from kvcore.trace.text import Names, write_tokens
+from kvcore.types.commands import Batch, Tier
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+
+Row = tuple[str, ...]
+REQUEST_HEADS: Row = ("request", "tokens", "computed", "blocks")
+BLOCK_HEADS: Row = ("block", "held by", "key", "queue", "slots hold")
+CONTENT = re.compile(r"\((-?\d+), (\d+)\)")
+NO_CONTENT = re.compile(r"holds None")
+SIGNS = {RUBBISH: "~", ZEROS: "zeros", SPOILT: "!"}
+
+
+@attrs.frozen
+class Scene:
+    """The tables of one moment: the rows of each begin with a name."""
+
+    requests: tuple[Row, ...] = ()
+    blocks: tuple[Row, ...] = ()
+    request_heads: Row = REQUEST_HEADS
+    block_heads: Row = BLOCK_HEADS
+
+
+@attrs.frozen
+class Taken:
+    """A batch that was taken: the state that it was taken from, its writes, the places that its
+    copies and its forward pass use, and the counts of its requests before it.
+    """
+
+    number: int
+    state: State
+    writes: tuple[Write, ...]
+    used: frozenset[Place] = frozenset()
+    before: Mapping[str, int] = attrs.field(factory=dict)
+
+
+class Follower:
+    """Follows contents along the steps of a run, and gives the scene behind each.
+
+    wrong: what the ghost found that is not right, newest last.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.ghost = Ghost(config)
+        self._schedule = Schedule()
+        self._taken: list[Taken] = []
+        self._unfinished: list[Taken] = []
+        self.wrong: list[InvariantViolation] = []
+
+    def follow(self, step: Step, following: Step | None) -> None:
+        """Take in a step. following: the next one, which tells of a load that failed."""
+        call, value = step.call, step.outcome.value
+        if isinstance(value, Misuse):
+            return
+        if call.name == "execute":
+            self._execute(call.args[0], None)
+            return
+        if call.name in ("complete", "cancel"):
+            self._finish(call.name, call.args[0])
+        self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
+        if call.name == "cancel":
+            self._hear(self._check_fall, step)
+            self._schedule.assume(step.outcome.state)
+            for name in [each for each in self._schedule.loading if not self._loads(step, each)]:
+                del self._schedule.loading[name]
+        self._hear(self.ghost.prefixes.learn, step.outcome.state)
+        if call.name != "take_batch":
+            self._hear(self._schedule.check, step.outcome.state)
+            self._hear(self._schedule.check_caps, step.outcome.state)
+        self.ghost.loading = self._schedule.loading
+        numbers = {each.number for each in step.outcome.state.unfinished}
+        self._unfinished = [each for each in self._unfinished if each.number in numbers]
+        self._hear(self._check_in_flight, step.outcome.state)
+        if call.name == "complete_operation":
+            self.ghost.complete(*call.args)
+        if call.name == "take_batch":
+            number = value.number if isinstance(value, Batch) else 0
+            self._taken.append(self._take(number, step.before))
+            self._unfinished.append(self._taken[-1])
+            if not self._config.max_in_flight:
+                self._execute(number, _failing(following))
+
+    def finish(self, state: State) -> None:
+        """Execute what the run left open: its batch is not taken, but what it does shows."""
+        self._finish("complete", state.batch.number)
+        commands = state.batch.commands
+        if len(commands) or len(state.batch.records):
+            self._hear(self.ghost.prefixes.learn, state)
+            self._taken.append(self._take(state.batch.number, state))
+            self._execute(state.batch.number, None)
+        if self._config.max_in_flight:
+            self._hear(self._check_contents, state)
+
+    def scene(self, state: State) -> Scene:
+        """What a state looks like now."""
+        names = SceneNames(self.ghost.prefixes)
+        names.learn(state)
+        return scene_of(state, self.ghost, names)
+
+    def _take(self, number: int, state: State) -> Taken:
+        """The batch of a state as it is taken."""
+        scheduled = self._schedule.scheduled()
+        used = set(copied(state.batch.commands))
+        for table in (each for name in scheduled for each in state.requests[name].tables):
+            used.update(("device", block) for block in table if block >= state.device.first_block)
+        return Taken(number, state, tuple(self._schedule.take()), frozenset(used), scheduled)
+
+    def _check_in_flight(self, state: State) -> None:
+        """Raise InvariantViolation (CMD-INFLIGHT) where a block that an unfinished batch uses is
+        free.
+        """
+        used = {place for each in self._unfinished for place in each.used}
+        for tier, pool in (("device", state.device), ("host", state.host)):
+            for block in () if pool is None else pool.queue:
+                if (tier, block) in used:
+                    detail = f"{tier} block {block} is free, and an unfinished batch uses it"
+                    raise InvariantViolation("CMD-INFLIGHT", detail)
+
+    def _check_fall(self, step: Step) -> None:
+        """Raise InvariantViolation (COMPUTED-RULE) where a cancel leaves a request more than it
+        counted before.
+        """
+        gone = [each.before for each in self._unfinished if each.number >= step.call.args[0]]
+        for counts in (*gone, self._schedule.scheduled()):
+            for name, before in counts.items():
+                request = step.outcome.state.requests.get(name)
+                if request is not None and request.num_computed > before:
+                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
+                    raise InvariantViolation("COMPUTED-RULE", detail)
+
+    def _loads(self, step: Step, name: str) -> bool:
+        request = step.outcome.state.requests.get(name)
+        return request is not None and request.num_loading > 0
+
+    def _check_contents(self, state: State) -> None:
+        """Check what a state counts on when everything was executed. Owners are not judged: a
+        cancel drops commands that told of them.
+        """
+        self.ghost.owned, self.ghost.cached = owners(state)
+        self.ghost.check(state, self._schedule.encoders)
+
+    def _finish(self, name: str, number: int) -> None:
+        for batch in [each.number for each in self._taken]:
+            if name == "complete" and batch <= number:
+                self._execute(batch, None)
+        if name == "cancel":
+            self._taken = [each for each in self._taken if each.number < number]
+
+    def _execute(self, number: int, failing: tuple[str, int] | None) -> None:
+        for batch in [each for each in self._taken if each.number <= number]:
+            self._taken.remove(batch)
+            writes = [_failed(write, failing) for write in batch.writes]
+            self._hear(self.ghost.execute, batch.state.batch.commands)
+            requests = batch.state.requests
+            self._hear(self.ghost.forward, requests, writes, self._schedule.encoders)
+            if failing is None and not self._config.max_in_flight:
+                self._hear(self.ghost.check, batch.state, self._schedule.encoders)
+
+    def _hear(self, made: object, *args: object) -> None:
+        """Make a call that may find something wrong: the story goes on behind it."""
+        try:
+            made(*args)  # type: ignore[operator] # one of the ghost's methods
+        except InvariantViolation as error:
+            self.wrong.append(error)
+        except (KeyError, IndexError, AttributeError):
+            pass  # a state so broken that it cannot be followed: the story shows what is there
+
+
+class SceneNames(Names):
+    """The prefixes of keys and of contents, in tokens."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        super().__init__()
+        self._tokens = prefixes.tokens_of_nodes()
+        self._prefixes_of = prefixes
+
+    def key(self, key: bytes) -> str:
+        """The prefix of a key, whoever was seen with it."""
+        try:
+            return super().key(key)
+        except KeyError:
+            return self._known(key)
+
+    def _known(self, key: bytes) -> str:
+        try:
+            group = int.from_bytes(key[-4:], "big")
+            tokens = write_tokens(self._prefixes_of.tokens(key))
+        except KeyError:
+            return f"(hash {key.hex()[:8]})"
+        return f"({tokens})" + (f"@{group}" if group else "")
+
+    def content(self, content: Content) -> str:
+        """What a slot holds."""
+        if content is None:
+            return "?"
+        if content in SIGNS:
+            return SIGNS[content]
+        node, group = content
+        tokens = self._tokens.get(node)
+        said = write_tokens(tokens) if tokens is not None else ("encoder" if node < 0 else "?")
+        return said + (f"@{group}" if group else "")
+
+    def detail(self, text: str) -> str:
+        """What a property says is wrong, contents in tokens."""
+        text = NO_CONTENT.sub("holds nothing that is defined", text)
+        return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
+
+
+def owners(state: State) -> tuple[set[int], set[int]]:
+    """The device blocks with an owner, and those without that can be hit."""
+    counts = list(enumerate(state.device.ref_counts))
+    owned = {block for block, count in counts if count}
+    return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
+
+
+def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:
+    """The tables of a state with the contents that a ghost followed."""
+    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    blocks = list(_pool("device", state.device, requests, ghost, names))
+    if state.host is not None:
+        blocks += _pool("host", state.host, requests, ghost, names)
+    return Scene(tuple(map(_request, requests)), tuple(blocks))
+
+
+def _request(request: RequestState) -> Row:
+    tokens = write_tokens(list(request.tokens))
+    if len(request.drafts):
+        tokens += f" drafts {write_tokens(list(request.drafts))}"
+    tables = request.host_tables or request.tables
+    blocks = " | ".join(" ".join(map(str, table)) or "-" for table in tables)
+    said = f"host {blocks}" if request.host_tables else blocks
+    return (name_of(request.request_id), tokens, str(request.num_computed), said)
+
+
+def _pool(
+    tier: Tier, pool: BlockPool, requests: Sequence[RequestState], ghost: Ghost, names: SceneNames
+) -> Iterator[Row]:
+    places = {block: f"free {place}" for place, block in enumerate(pool.queue, 1)}
+    if pool.quarantine is not None:
+        for block in pool.quarantine:
+            batches = ",".join(map(str, sorted(pool.quarantine.busy.get(block, ()))))
+            places[block] = f"waits for {batches}"
+    mark = "h" if tier == "host" else ""
+    for block in range(pool.num_blocks):
+        key = pool.keys[block]
+        if block < pool.first_block and not (key or pool.ref_counts[block] or block in places):
+            continue
+        held = " ".join(_holders(tier, block, requests, pool)) or "-"
+        slots: Sequence[Content] = ghost.contents.get((tier, block), [])
+        contents = " | ".join(map(names.content, slots)) if any(slots) else "-"
+        said = "-" if key is None else names.key(key)
+        yield (f"{mark}{block}", held, said, places.get(block, "-"), contents)
+
+
+def _holders(
+    tier: Tier, block: int, requests: Iterable[RequestState], pool: BlockPool
+) -> Iterator[str]:
+    """Who holds a block: request[position], behind it the group, or a pin."""
+    for request in requests:
+        for group, table in enumerate(request.host_tables if tier == "host" else request.tables):
+            for position, each in enumerate(table):
+                if each == block and each != NO_HOST_BLOCK:
+                    behind = f"@{group}" if group else ""
+                    yield f"{name_of(request.request_id)}[{position}]{behind}"
+    if block in pool.pins:
+        yield "pinned" if pool.pins[block] == 1 else f"{pool.pins[block]} pins"
+
+
+def _failing(following: Step | None) -> tuple[str, int] | None:
+    """The load that failed, where the engine takes it back next."""
+    if following is None or following.call.name != "rewind":
+        return None
+    names, count = following.call.args
+    return (names[0], count)
+
+
+def _failed(write: Write, failing: tuple[str, int] | None) -> Write:
+    if failing is None or write.request_id != failing[0]:
+        return write
+    return evolve(write, failed=failing[1])

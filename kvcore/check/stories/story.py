@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A violation told step by step: each call, what it gave, and what it did to every block.
+
+Rules: a story is plain text of at most `width` columns, with colour only where it is asked for. A
+cell that a step changes is shown as `before > after` behind a `*` at the start of its row; a table
+that would be too wide shows a changed row twice, `-` before and `+` after. Each table begins with
+what the run begins with, so nothing is to be remembered but the last one. Twin: none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+from msgspec.structs import replace as evolve
+
+from kvcore.check.properties.registry import PROPERTIES, Property
+from kvcore.check.stories.calls import Raised, Teller, Told, config_words
+from kvcore.check.stories.scenes import Follower, Row, Scene, SceneNames
+from kvcore.check.world.model import Step, Violation
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import TRANSITIONS, perform
+from kvcore.types.config import Config
+
+WIDTH = 100
+MARK, DIM, BOLD, PLAIN = "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+LEGEND = (
+    "a slot reads as the tokens of the prefix that it holds; ? undefined, ~ rubbish, ! a load"
+    " that failed; held by request[place in its table]"
+)
+
+
+@attrs.frozen
+class Chapter:
+    """One step of a story: its words, and what was before and behind it."""
+
+    told: Told
+    before: Scene
+    after: Scene
+
+
+@attrs.frozen
+class Story:
+    """A violation, ready to be shown: the property, what is wrong, the chapters, the config."""
+
+    name: str
+    severity: str
+    sentence: str
+    detail: str
+    start: Scene
+    chapters: tuple[Chapter, ...]
+    config: Config | None = None
+
+
+def render(
+    violation: Violation, world: Any, *, colour: bool | None = None, width: int = WIDTH
+) -> str:
+    """The whole story of a violation as text.
+
+    world: the one that was explored, or a model with `known`, properties of its own by name.
+    colour: None for where a terminal reads it.
+    """
+    if colour is None:
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return "\n".join(_lines(tell(violation, world), colour=colour, width=width)) + "\n"
+
+
+def tell(violation: Violation, world: Any) -> Story:
+    """The story of a violation."""
+    config = getattr(world, "config", None)
+    steps = with_last_outcome(violation.steps)
+    if config is None or not all(isinstance(step.before, State) for step in steps):
+        return _from_scenes(violation, world)
+    follower, teller = Follower(config), Teller()
+    start = follower.scene(steps[0].before if steps else make_state(config))
+    chapters: list[Chapter] = []
+    last = start
+    for step, following in zip(steps, (*steps[1:], None), strict=False):
+        follower.follow(step, following)
+        after = follower.scene(step.outcome.state)
+        chapters.append(Chapter(teller.tell(step), last, after))
+        last = after
+    if steps and steps[-1].call.name != "take_batch":
+        state = steps[-1].outcome.state
+        follower.finish(state)
+        after = follower.scene(state)
+        if after != last:
+            told = Told((), "(the open batch is executed)", (), ())
+            chapters.append(Chapter(told, last, after))
+    detail = _detail(violation, follower)
+    return _story(violation, world, detail, start, chapters, config)
+
+
+def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps, the last one made again where it broke something before its outcome was kept."""
+    last = steps[-1] if steps else None
+    if last is None or not isinstance(last.before, State) or last.call.name not in TRANSITIONS:
+        return steps
+    outcome = last.outcome
+    if outcome.commands or outcome.value is not None or outcome.state is not last.before:
+        return steps
+    try:
+        again = perform(last.before, last.call)
+    except Exception as error:
+        again = evolve(outcome, value=Raised(repr(error)))
+    return (*steps[:-1], evolve(last, outcome=again))
+
+
+def _story(
+    violation: Violation,
+    world: Any,
+    detail: str,
+    start: Scene,
+    chapters: Sequence[Chapter],
+    config: Config | None,
+) -> Story:
+    known: dict[str, Property] = {**PROPERTIES, **getattr(world, "known", {})}
+    found: Property | None = violation.own or known.get(violation.name)
+    return Story(
+        name=violation.name,
+        severity="" if found is None else found.severity,
+        sentence="" if found is None else found.sentence,
+        detail=detail,
+        start=start,
+        chapters=tuple(chapters),
+        config=config,
+    )
+
+
+def _from_scenes(violation: Violation, world: Any) -> Story:
+    """The story of a model whose steps bring their own scenes: a step's `before` and its outcome's
+    state have `scene`.
+    """
+    teller = Teller()
+    chapters = [
+        Chapter(teller.tell(step), step.before.scene, step.outcome.state.scene)
+        for step in violation.steps
+    ]
+    start = chapters[0].before if chapters else Scene()
+    return _story(violation, world, violation.detail, start, chapters, world.config)
+
+
+def _detail(violation: Violation, follower: Follower) -> str:
+    """What is wrong, in tokens: as the ghost that the story followed found it, where it did."""
+    names = SceneNames(follower.ghost.prefixes)
+    for error in follower.wrong:
+        if error.name == violation.name:
+            return with_names(names.detail(error.detail))
+    return with_names(plain_detail(violation))
+
+
+def with_names(detail: str) -> str:
+    """A detail with the story's names of requests."""
+    return re.sub(r"request '(\d+)'", r"request r\1", detail)
+
+
+def plain_detail(violation: Violation) -> str:
+    """A violation's detail without the words of the exception that carried it."""
+    text = violation.detail
+    for quote in "'\"":
+        head, tail = f"InvariantViolation({quote}{violation.name}: ", f"{quote})"
+        if text.startswith(head) and text.endswith(tail):
+            return text.removeprefix(head).removesuffix(tail)
+    return text
+
+
+def _lines(story: Story, *, colour: bool, width: int) -> Iterator[str]:
+    kind = f" ({story.severity})" if story.severity else ""
+    calls = sum(chapter.told.is_numbered for chapter in story.chapters)
+    head = f"{story.name}{kind} does not hold after {calls} {'call' if calls == 1 else 'calls'}"
+    yield f"{BOLD}{head}{PLAIN}" if colour else head
+    for text in (story.sentence, story.detail):
+        yield from _wrapped(text, "  ", width)
+    yield ""
+    if story.config is not None:
+        yield from _wrapped(config_words(story.config), "", width)
+    yield from _wrapped(LEGEND, "", width)
+    start = story.start
+    yield from _table(start.request_heads, (), start.requests, colour=colour, width=width)
+    yield from _table(start.block_heads, (), start.blocks, colour=colour, width=width)
+    number = 0
+    for chapter in story.chapters:
+        number += chapter.told.is_numbered
+        yield from _chapter(number, chapter, colour=colour, width=width)
+
+
+def _chapter(number: int, chapter: Chapter, *, colour: bool, width: int) -> Iterator[str]:
+    told, before, after = chapter.told, chapter.before, chapter.after
+    if told.is_empty and before == after:
+        return
+    yield ""
+    for line in told.lookup:
+        yield f"   {line}"
+    words = f"{number if told.is_numbered else '':>2} {told.words}"
+    yield f"{BOLD}{words}{PLAIN}" if colour else words
+    for line in (*told.value, *told.emitted):
+        yield from _wrapped(line, "     ", width)
+    if before == after:
+        yield "     (no block and no request changes)"
+        return
+    if before.requests != after.requests:
+        yield from _table(
+            after.request_heads, before.requests, after.requests, colour=colour, width=width
+        )
+    if before.blocks != after.blocks:
+        yield from _table(
+            after.block_heads, before.blocks, after.blocks, colour=colour, width=width
+        )
+    else:
+        yield "     (no block changes)"
+
+
+def _table(
+    heads: Row, before: Iterable[Row], after: Iterable[Row], *, colour: bool, width: int
+) -> Iterator[str]:
+    """The rows behind a step; without rows before it nothing counts as changed."""
+    known = {row[0]: row for row in before}
+    rows = {row[0]: row for row in after}
+    if not rows and not known:
+        return
+    gone = [name for name in known if name not in rows]
+    arrows = [
+        _arrows(known.get(name, rows[name] if not known else None), rows[name], heads)
+        for name in rows
+    ]
+    arrows += [("*", (name, "(gone)", *("" for _ in heads[2:])), ()) for name in gone]
+    sizes = [
+        max(len(each[1][at]) for each in (*arrows, ("", heads, ()))) for at in range(len(heads))
+    ]
+    if sum(sizes) + 2 * len(sizes) + 5 > width:
+        yield from _pairs(heads, known, rows, width)
+        return
+    yield _row("  ", heads, sizes, (), DIM if colour else "")
+    for mark, cells, changed in arrows:
+        yield _row(f"{mark} ", cells, sizes, changed, MARK if colour else "")
+
+
+def _arrows(before: Row | None, after: Row, heads: Row) -> tuple[str, Row, tuple[int, ...]]:
+    """A row with its changed cells as `before > after`: its mark, its cells, which changed."""
+    if before is None:
+        return "*", after, tuple(range(len(heads)))
+    changed = tuple(at for at in range(len(heads)) if before[at] != after[at])
+    cells = tuple(
+        f"{before[at]} > {after[at]}" if at in changed else after[at] for at in range(len(heads))
+    )
+    return "*" if changed else " ", cells, changed
+
+
+def _pairs(heads: Row, before: dict[str, Row], after: dict[str, Row], width: int) -> Iterator[str]:
+    """The rows one by one, a changed one twice, each cell cut to what fits."""
+    everything = [heads, *before.values(), *after.values()]
+    sizes = [max(len(row[at]) for row in everything) for at in range(len(heads))]
+    room = width - 5 - 2 * len(heads) - sum(sizes[:-1])
+    sizes[-1] = max(8, min(sizes[-1], room))
+    yield _row("  ", heads, sizes, (), "")[:width]
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        if old == new or not before:
+            yield _row("  ", after[name], sizes, (), "")[:width]
+            continue
+        for sign, row in (("- ", old), ("+ ", new)):
+            if row is not None:
+                yield _row(sign, row, sizes, (), "")[:width]
+
+
+def _row(mark: str, cells: Row, sizes: Sequence[int], changed: tuple[int, ...], paint: str) -> str:
+    padded = []
+    for at, (cell, size) in enumerate(zip(cells, sizes, strict=True)):
+        text = cell.ljust(size) if at + 1 < len(cells) else cell
+        painted = paint and (at in changed or paint == DIM)
+        padded.append(f"{paint}{text}{PLAIN}" if painted else text)
+    return f"   {mark}{'  '.join(padded)}".rstrip()
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )

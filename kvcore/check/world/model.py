@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be explored: a start, the edges of a node, a name for each class of nodes, a judge.
+
+Rules: a search (`search.py`) knows nothing else of what it explores. Edges come in a fixed order
+that depends on the node alone, so that a run can be found again by the numbers of its edges. Twin:
+none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import attrs
+from msgspec import Struct
+
+from kvcore.trace.calls import Call
+from kvcore.types.values import Outcome
+
+Node = TypeVar("Node")
+
+
+class Step(Struct, frozen=True, gc=False):
+    """A call that was made: on which state, with which outcome."""
+
+    before: Any
+    call: Call
+    outcome: Outcome[Any, Any]
+
+
+class Edge(Struct, frozen=True, gc=False):
+    """The steps that lead from one node to the next; name: what an engine calls them."""
+
+    name: str
+    steps: tuple[Step, ...]
+    node: Any
+
+
+class Model(Protocol[Node]):
+    """Something to explore.
+
+    notes: how often each thing happened, by kind ("move", "call", "goal", "command") and name.
+    """
+
+    notes: Counter[tuple[str, str]]
+
+    def start(self) -> Node:
+        """The first node."""
+
+    def edges(self, node: Node) -> Iterator[Edge]:
+        """The edges of a node. Raises Broken, with the steps of the edge, where one is wrong."""
+
+    def name(self, node: Node) -> bytes:
+        """The same bytes for all nodes of a class, and for no other."""
+
+    def check(self, node: Node) -> None:
+        """Judge a node that is new. Raises InvariantViolation."""
+
+    def pack(self, node: Node) -> bytes:
+        """The node as bytes, to wait in memory and to travel between processes."""
+
+    def unpack(self, data: bytes) -> Node:
+        """The node that was packed."""
+
+
+@attrs.frozen
+class Violation:
+    """A property that does not hold, and the shortest steps that show it.
+
+    own: the property, where it is the user's own. policy: the user's own that was installed.
+    """
+
+    name: str
+    detail: str
+    steps: tuple[Step, ...]
+    own: Any = None
+    policy: Any = None
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of the steps, `take_batch` left out."""
+        return tuple(step.call for step in self.steps if step.call.name != "take_batch")
+
+
+class Broken(AssertionError):
+    """A violation, raised where it is found; its steps begin at the node that was explored."""
+
+    def __init__(self, name: str, detail: str, steps: tuple[Step, ...]) -> None:
+        self.name = name
+        self.detail = detail
+        self.steps = steps
+        super().__init__(f"{name}: {detail}" + "".join(f"\n  {call}" for call in self.story))
+
+    @property
+    def story(self) -> tuple[Call, ...]:
+        """The calls of the steps, `take_batch` left out."""
+        return tuple(step.call for step in self.steps if step.call.name != "take_batch")

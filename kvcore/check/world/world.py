@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world: how far an exploration goes, by which moves, and which names it folds together.
+
+Rules: a world is plain data, so that one and the same world is explored in both languages. A move
+is what an engine does at once: one call, or a few that belong together. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from kvcore.state.state import State
+from kvcore.trace.calls import Call
+from kvcore.types.config import Config
+from kvcore.types.values import Outcome
+
+BASIC_CALLS = frozenset(
+    {"add_request", "allocate_slots", "append", "fork", "free", "remove_request"}
+    | {"reset_prefix_cache"}
+)
+Script = Generator[Call, Outcome[State, Any], None]
+"""The calls of a move: each is yielded, and its outcome sent back."""
+
+
+@attrs.frozen
+class Symmetry:
+    """Which names are renamed to fold states: those of requests, blocks and tokens."""
+
+    requests: bool = True
+    blocks: bool = True
+    tokens: bool = True
+
+
+@attrs.frozen
+class Move:
+    """Calls that an engine makes at once, in one batch, and what it calls that."""
+
+    name: str
+    script: Callable[[], Script]
+
+
+Moves = Callable[["World", State], Iterable[Call | Move]]
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """How far an exploration goes, and by which moves.
+
+    num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
+    of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
+    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for; an
+    engine's moves ask for all lookahead slots, and for no external tokens.
+    num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
+    time; no store begins where so many operations are in flight.
+    delays: whether calls delay the caching of their blocks, or not, each in turn.
+    kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
+    moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
+    of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
+    itself; "engine" what an engine does at once: admit, resume, decode, fork, finish, preempt,
+    abort; or a function that gives the moves of a state.
+    """
+
+    config: Config
+    num_requests: int
+    num_tokens: int
+    num_prompt: int
+    num_letters: int = 2
+    num_drafts: int = 0
+    num_lookahead: int = 0
+    num_external: int = 0
+    num_encoder: int = 0
+    num_pins: int = 1
+    delays: tuple[bool, ...] = (False,)
+    kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
+    calls_per_batch: int = 1
+    loads_fail: bool = False
+    calls: frozenset[str] = BASIC_CALLS
+    moves: Literal["calls", "engine"] | Moves = "calls"

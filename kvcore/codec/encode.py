@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+
+Rules: little-endian; a count stands before what it counts; requests in row order, everything else
+in the order that the state gives it. The index is written through each block's key and its rank
+among the blocks of that key. Newer fields follow in sections (`sections.py`). Twin:
+rust/src/codec/encode.rs. `decode.py` is the inverse.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvcore.codec.sections import write_sections
+from kvcore.hashing.block_hash import HASHINGS
+from kvcore.hashing.extra_keys import ExtraKeys
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.batch_records import Given, Mark, Unfinished, in_order
+from kvcore.state.state import NO_HOST_BLOCK, OpenBatch, RequestState, State
+from kvcore.types.commands import close
+from kvcore.types.config import Config, Duplicates, Eviction, Publish
+from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.groups import KINDS
+
+MAGIC = b"kvcore state 4\n"
+EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
+DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
+PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
+STORED, REMOVED, CLEARED = 0, 1, 2
+NO_BLOCK = 2**32 - 1
+"""Stands for the null block in host tables."""
+OWNERS_END = 2**31
+"""What the count of a block's owners is below."""
+BATCHES_END = 2**63
+"""What the number of the open batch is below."""
+
+
+Write = Callable[["Writer", Any], None]
+Part = Callable[[Write, Any], bytes]
+
+
+class Writer:
+    """Bytes that are being written."""
+
+    def __init__(self, start: bytes = MAGIC) -> None:
+        self.data = bytearray(start)
+
+    def u8(self, value: int) -> None:
+        """One byte."""
+        self.data.append(value)
+
+    def u32(self, value: int) -> None:
+        """Four bytes."""
+        self.data += value.to_bytes(4, "little")
+
+    def u64(self, value: int) -> None:
+        """Eight bytes."""
+        self.data += value.to_bytes(8, "little")
+
+    def text(self, value: str | None) -> None:
+        """A flag, and the text where there is one."""
+        self.u8(value is not None)
+        if value is not None:
+            self.sized(value.encode())
+
+    def numbers(self, values: Iterable[int]) -> None:
+        """A count and so many u32."""
+        listed = list(values)
+        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
+
+    def sized(self, value: bytes | bytearray) -> None:
+        """A count and so many bytes."""
+        self.u32(len(value))
+        self.data += value
+
+
+def encode(state: State, part: Part | None = None) -> bytes:
+    """The canonical bytes of a state.
+
+    part: gives the bytes of a config, pool or request, for callers that remember them.
+    """
+    part, out = part or _part_bytes, Writer()
+    out.data += part(_write_config, state.config)
+    for pool in (state.device, state.host):
+        if pool is not None:
+            out.data += part(_write_pool, pool)
+    out.u32(len(state.rows))
+    for request_id in state.rows:
+        out.u8(request_id is not None)
+        if request_id is not None:
+            out.data += part(_write_request, state.requests[request_id])
+    out.numbers(state.free_rows)
+    _write_batch(out, state, state.batch)
+    out.u32(len(state.unfinished))
+    for batch in state.unfinished:
+        _write_unfinished(out, state, batch)
+    out.u32(len(state.events))
+    for event in state.events:
+        write_event(out, event)
+    stats = state.stats
+    for value in (stats.requests, stats.queries, stats.hits):
+        out.u64(value)
+    for value in (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits):
+        out.u64(value)
+    out.u8(stats.reset)
+    for blocks in state.new_blocks:
+        out.numbers(blocks)
+    _write_operations(out, state)
+    write_sections(out, state)
+    return bytes(out.data)
+
+
+def _part_bytes(write: Write, value: Any) -> bytes:
+    """The bytes of one part of a state."""
+    out = Writer(b"")
+    write(out, value)
+    return bytes(out.data)
+
+
+def _write_config(out: Writer, config: Config) -> None:
+    out.u32(config.num_blocks)
+    out.u32(len(config.groups))
+    for group in config.groups:
+        out.u32(group.block_size)
+        out.u8(KINDS.index(group.kind))
+        out.u32(group.window or 0)
+        out.u8(group.eagle)
+        out.u8(group.zero_new_blocks)
+        out.u64(group.page_bytes or 0)
+    out.u32(config.num_host_blocks)
+    out.u32(config.max_model_len or 0)
+    out.u32(config.max_num_batched_tokens or 0)
+    out.u8(config.enable_caching)
+    out.u8(config.null_block)
+    out.u8(EVICTIONS.index(config.eviction))
+    out.u8(DUPLICATES.index(config.duplicates))
+    out.u8(HASHINGS.index(config.hashing))
+    out.u32(config.num_preallocate_tokens)
+    out.u32(config.watermark_blocks)
+    out.u8(config.use_eagle)
+    out.u8(config.enable_events)
+    out.u8(config.record_new_blocks)
+    out.sized(config.hash_seed)
+    out.u32(config.max_in_flight)
+    out.u8(PUBLISH.index(config.publish))
+
+
+def _write_pool(out: Writer, pool: BlockPool) -> None:
+    ranks = pool.index.ranks()
+    for block, (ref_count, key) in enumerate(zip(pool.ref_counts, pool.keys, strict=True)):
+        out.u32(ref_count)
+        out.u8(key is not None)
+        if key is not None:
+            out.sized(key)
+            out.u32(ranks[block])
+    out.numbers(pool.queue)
+    pins = sorted(pool.pins.items())
+    out.numbers(block for block, _ in pins)
+    out.numbers(count for _, count in pins)
+    quarantine = pool.quarantine
+    out.numbers(() if quarantine is None else quarantine)
+    busy = [] if quarantine is None else sorted(quarantine.busy.items())
+    out.u32(len(busy))
+    for block, numbers in busy:
+        out.u32(block)
+        out.u32(len(numbers))
+        for number in sorted(numbers):
+            out.u64(number)
+
+
+def _write_request(out: Writer, request: RequestState) -> None:
+    out.sized(request.request_id.encode())
+    out.numbers(request.tokens)
+    out.numbers(request.drafts)
+    out.u32(len(request.block_hashes))
+    out.data += b"".join(request.block_hashes)
+    out.u8(request.own_hashes)
+    out.u8(request.skip_reading)
+    _write_extra_keys(out, request.extra_keys)
+    out.u32(request.num_computed)
+    for table, num_cached in zip(request.tables, request.num_cached, strict=True):
+        out.numbers(table)
+        out.u32(num_cached)
+    out.u8(bool(request.host_tables))
+    for table in request.host_tables:
+        out.numbers(NO_BLOCK if block == NO_HOST_BLOCK else block for block in table)
+    out.u8(request.preempted)
+    out.u32(request.num_loading)
+    out.u32(request.load_end)
+
+
+def _write_extra_keys(out: Writer, extra_keys: ExtraKeys) -> None:
+    out.u8(extra_keys.lora is not None)
+    if extra_keys.lora is not None:
+        out.sized(extra_keys.lora.name.encode())
+        out.sized(extra_keys.lora.path.encode())
+    out.u32(len(extra_keys.media))
+    for item in extra_keys.media:
+        out.sized(item.identifier.encode())
+        out.u32(item.offset)
+        out.u32(item.length)
+    out.text(extra_keys.cache_salt)
+    out.u32(len(extra_keys.embeds))
+    out.data += b"".join(extra_keys.embeds)
+
+
+def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
+    closed = close(batch.number, batch.commands)
+    out.u64(batch.number)
+    out.sized(closed.buffer)
+    out.sized(closed.keys)
+    rows = sorted(state.requests[request_id].row for request_id in batch.records)
+    out.numbers(rows)
+    for row in rows:
+        record = batch.records[str(state.rows[row])]
+        out.u32(record.num_computed_before)
+        out.u32(len(record.published))
+        for item in record.published:
+            for value in (item.group, item.position, item.block):
+                out.u32(value)
+            out.sized(item.key)
+    out.u32(len(batch.merges))
+    for merge in batch.merges:
+        out.sized(merge.request_id.encode())
+        for value in (merge.group, merge.position, merge.block):
+            out.u32(value)
+        out.sized(merge.key)
+    marks = in_order(batch.marks)
+    out.u32(len(marks))
+    for request_id, mark in marks:
+        _write_mark(out, state, request_id, mark)
+    _write_given(out, batch.given)
+
+
+def _write_mark(out: Writer, state: State, request_id: str, mark: Mark) -> None:
+    for value in (state.requests[request_id].row, mark.before, mark.restore):
+        out.u32(value)
+    out.u8(mark.publishes)
+
+
+def _write_given(out: Writer, given: Sequence[Given]) -> None:
+    out.u32(len(given))
+    for block, key in given:
+        out.u32(block)
+        out.sized(key)
+
+
+def _write_unfinished(out: Writer, state: State, batch: Unfinished) -> None:
+    out.u64(batch.number)
+    marks = in_order(batch.marks)
+    out.u32(len(marks))
+    for request_id, mark in marks:
+        _write_mark(out, state, request_id, mark)
+        out.numbers(mark.held)
+        out.u32(len(mark.replaced))
+        for place in sorted(mark.replaced):
+            for value in place:
+                out.u32(value)
+    _write_given(out, batch.given)
+    out.numbers(batch.rows)
+
+
+def _write_operations(out: Writer, state: State) -> None:
+    out.u32(len(state.operations))
+    for number, operation in sorted(state.operations.items()):
+        out.u32(number)
+        out.u32(operation.block)
+        out.sized(operation.key)
+        out.u64(operation.batch)
+        out.text(operation.request_id)
+        out.u32(operation.first_token)
+    out.u32(state.next_operation)
+
+
+def write_event(out: Writer, event: Event) -> None:
+    """The bytes of one event."""
+    match event:
+        case BlockStored():
+            out.u8(STORED)
+            out.u32(len(event.block_hashes))
+            out.data += b"".join(event.block_hashes)
+            out.sized(event.parent_hash or b"")
+            out.numbers(event.tokens)
+            out.u32(event.block_size)
+            out.u32(event.group)
+            out.text(event.lora_name)
+            out.u8(bool(event.extra_keys))
+            for keys in event.extra_keys:
+                out.u32(len(keys))
+                for tag, value in keys:
+                    out.u8(tag)
+                    out.sized(value)
+        case BlockRemoved():
+            out.u8(REMOVED)
+            out.data += event.block_hash
+            out.u32(event.group)
+        case AllBlocksCleared():
+            out.u8(CLEARED)

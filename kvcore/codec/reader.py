@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading canonical bytes, part by part.
+
+Rules: little-endian; what no writer gives raises DamagedState with the offset. Twin: none,
+the twin's is in decode.rs.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from kvcore.hashing.block_hash import HASH_SIZE, KEY_SIZE
+from kvcore.types.errors import DamagedState
+
+
+class Reader:
+    """Bytes that are being read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.offset = 0
+
+    def take(self, size: int) -> bytes:
+        """The next so many bytes. Raises DamagedState at the end."""
+        end = self.offset + size
+        if end > len(self.data):
+            raise self.damaged(f"{size} bytes are missing")
+        part = self.data[self.offset : end]
+        self.offset = end
+        return part
+
+    def damaged(self, reason: str) -> DamagedState:
+        """The error at this place."""
+        return DamagedState(reason=reason, offset=self.offset)
+
+    def u8(self) -> int:
+        """One byte."""
+        return self.take(1)[0]
+
+    def flag(self) -> bool:
+        """One byte, 0 or 1."""
+        return bool(self.choice(2))
+
+    def choice(self, count: int) -> int:
+        """One byte below a count. Raises DamagedState."""
+        value = self.u8()
+        if value >= count:
+            raise self.damaged(f"{value} is not below {count}")
+        return value
+
+    def u32(self) -> int:
+        """Four bytes."""
+        return int.from_bytes(self.take(4), "little")
+
+    def below(self, end: int) -> int:
+        """Four bytes, a number below end. Raises DamagedState."""
+        value = self.u32()
+        if value >= end:
+            raise self.damaged(f"{value} is not below {end}")
+        return value
+
+    def u64(self) -> int:
+        """Eight bytes."""
+        return int.from_bytes(self.take(8), "little")
+
+    def numbers(self) -> list[int]:
+        """A count and so many u32."""
+        count = self.u32()
+        return list(struct.unpack(f"<{count}I", self.take(4 * count)))
+
+    def ids(self, end: int) -> list[int]:
+        """The same, each below end. Raises DamagedState."""
+        values = self.numbers()
+        if any(value >= end for value in values):
+            raise self.damaged(f"an id is not below {end}")
+        return values
+
+    def sized(self) -> bytes:
+        """A count and so many bytes."""
+        return self.take(self.u32())
+
+    def key(self) -> bytes:
+        """A key with its size. Raises DamagedState."""
+        value = self.sized()
+        if len(value) != KEY_SIZE:
+            raise self.damaged(f"a key has {KEY_SIZE} bytes, not {len(value)}")
+        return value
+
+    def name(self) -> str:
+        """A count and so many bytes of UTF-8. Raises DamagedState."""
+        try:
+            return self.sized().decode()
+        except UnicodeDecodeError:
+            raise self.damaged("a name is not UTF-8") from None
+
+    def text(self) -> str | None:
+        """A flag, and the text where there is one. Raises DamagedState."""
+        return self.name() if self.flag() else None
+
+    def hashes(self) -> list[bytes]:
+        """A count and so many block hashes."""
+        joined = self.take(self.u32() * HASH_SIZE)
+        return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections at the end of canonical bytes: fields that most states do not use.
+
+Rules: a section is a tag, a size, and bytes of that size; the tags rise. A section that would hold
+defaults only is absent, so a feature that is off adds no byte. Twin: rust/src/codec/sections.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+from msgspec.structs import replace as evolve
+
+from kvcore.codec.reader import Reader
+from kvcore.state.unconfirmed_loads import UnconfirmedLoad
+
+if TYPE_CHECKING:
+    from kvcore.codec.encode import Writer
+    from kvcore.state.state import RequestState, State
+
+LOADS, EXTRA_KEYS, OPTIONS = 1, 2, 3
+"""The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config."""
+MEDIA_CUT, ROWS_CUT = 1, 2
+HIDE_SALTS = 1
+
+
+def write_sections(out: Writer, state: State) -> None:
+    """Write the sections that hold more than defaults."""
+    sections = (
+        (LOADS, state.loads, write_loads),
+        (EXTRA_KEYS, any(_with_ends(state)), write_ends),
+        (OPTIONS, state.config.hide_salts, write_options),
+    )
+    for tag, is_there, write in sections:
+        if is_there:
+            part = type(out)(b"")
+            write(part, state)
+            out.u8(tag)
+            out.sized(part.data)
+
+
+def write_loads(out: Writer, state: State) -> None:
+    """Write the unconfirmed loads, in the order of their calls."""
+    out.u32(len(state.loads))
+    for load in state.loads:
+        out.u64(load.batch)
+        out.u32(load.first)
+        out.u32(load.end)
+        out.numbers(() if load.loader is None else [state.requests[load.loader].row])
+        resting = [(state.requests[name].row, end) for name, end in load.requests]
+        for pairs in (resting, load.blocks):
+            out.u32(len(pairs))
+            for number, end in pairs:
+                out.u32(number)
+                out.u32(end)
+
+
+def write_ends(out: Writer, state: State) -> None:
+    """Write where the extra keys of requests end, in row order."""
+    requests = list(_with_ends(state))
+    out.u32(len(requests))
+    for request in requests:
+        keys = request.extra_keys
+        out.u32(request.row)
+        out.u32(keys.num_rows)
+        out.u8(MEDIA_CUT * keys.media_cut | ROWS_CUT * keys.rows_cut)
+
+
+def write_options(out: Writer, _: State) -> None:
+    """Write the options of the config that are set."""
+    out.u8(HIDE_SALTS)
+
+
+def read_sections(source: Reader, state: State) -> State:
+    """The state with what the sections up to the end say. Raises DamagedState."""
+    readers = {LOADS: read_loads, EXTRA_KEYS: read_ends, OPTIONS: read_options}
+    last = -1
+    while source.offset < len(source.data):
+        tag, size = source.u8(), source.u32()
+        if tag not in readers or tag <= last:
+            raise source.damaged(f"section {tag} is not known, or not in its place")
+        end, last = source.offset + size, tag
+        state = readers[tag](source, state)
+        if source.offset != end:
+            raise source.damaged(f"section {tag} has another size")
+    for request in state.requests.values():
+        if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
+            raise source.damaged("embeddings without a number of rows")
+    return state
+
+
+def read_loads(source: Reader, state: State) -> State:
+    """The state with the unconfirmed loads of the next bytes, one at least. Raises DamagedState."""
+    loads, device, rows = [], state.device, state.rows
+    for _ in range(source.u32()):
+        batch, first, end = source.u64(), source.u32(), source.u32()
+        loaders = [rows[row] for row in source.ids(len(rows))]
+        resting = [(source.u32(), source.u32()) for _ in range(source.u32())]
+        blocks = [(source.u32(), source.u32()) for _ in range(source.u32())]
+        names = [rows[row] if row < len(rows) else None for row, _ in resting]
+        if None in (*loaders, *names) or len(loaders) > 1 or len(set(names)) < len(names):
+            raise source.damaged("a load is not of requests")
+        held = {block for block, _ in blocks}
+        if not all(block < len(device.keys) and device.keys[block] for block in held):
+            raise source.damaged("a block without a key rests on a load")
+        if len(held) < len(blocks) or first >= end:
+            raise source.damaged("a load is not in its canonical form")
+        requests = tuple((str(name), at) for name, (_, at) in zip(names, resting, strict=True))
+        loader = loaders[0] if loaders else None
+        loads.append(UnconfirmedLoad(batch, first, end, loader, requests, tuple(blocks)))
+    if not loads:
+        raise source.damaged("a section holds nothing")
+    return evolve(state, loads=tuple(loads))
+
+
+def read_ends(source: Reader, state: State) -> State:
+    """The state with the ends of extra keys of the next bytes. Raises DamagedState."""
+    size, requests, last = state.config.hash_block_size, state.requests, -1
+    for _ in range(source.u32()):
+        row, num_rows, flags = source.u32(), source.u32(), source.u8()
+        name = state.rows[row] if last < row < len(state.rows) else None
+        if name is None or not (num_rows or flags):
+            raise source.damaged("no request has extra keys that end so")
+        last, request = row, requests[name]
+        media_cut, rows_cut = bool(flags & MEDIA_CUT), bool(flags & ROWS_CUT)
+        keys = evolve(request.extra_keys, num_rows=num_rows, media_cut=media_cut, rows_cut=rows_cut)
+        fits = len(keys.embeds) == -(-num_rows // size) and flags <= MEDIA_CUT | ROWS_CUT
+        fits = fits and not (rows_cut and num_rows % size == 0)
+        if not fits or (media_cut and not (keys.media and keys.media[-1].end % size)):
+            raise source.damaged("extra keys end elsewhere")
+        requests = requests.set(name, evolve(request, extra_keys=keys))
+    if last < 0:
+        raise source.damaged("a section holds nothing")
+    return evolve(state, requests=requests)
+
+
+def read_options(source: Reader, state: State) -> State:
+    """The state with the options of the config of the next bytes. Raises DamagedState."""
+    if source.u8() != HIDE_SALTS:
+        raise source.damaged("no options are written so")
+    return evolve(state, config=attrs.evolve(state.config, hide_salts=True))
+
+
+def _with_ends(state: State) -> Iterator[RequestState]:
+    """The requests whose extra keys have an end to write, in row order."""
+    for name in state.rows:
+        keys = None if name is None else state.requests[name].extra_keys
+        if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
+            yield state.requests[name]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where along a request an allocation begins and ends, when engine and core count differently.
+
+Rules: the engine's count decides what is computed, the core's what has slots. The engine counts
+more where its tokens were placeholders when they were scheduled: those get slots anew. It counts
+less where a load failed: what it computes again it computes in place, in the blocks that the
+request holds, since an engine's own table only grows. No key of such a block is findable from then
+on; what is complete again is published when the step is over. External tokens that fill a request
+leave it one to compute (X-06), though its slot is there for the load. Twin: none.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcore.compat.engine_request import Seen
+from kvcore.compat.errors import BehindWindow
+from kvcore.compat.request_registry import Known
+from kvcore.compat.steps import Steps
+from kvcore.manager import KVCacheManager as Core
+from kvcore.types.errors import BeyondComputed, InvalidCount
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import KVCacheBlocks as CoreBlocks
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """The tokens of a call: new, hit, external and looked ahead."""
+
+    num_new: int
+    num_hit: int
+    num_external: int
+    num_lookahead: int
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """The tokens that the core is asked for.
+
+    start: first position that the engine computes. end: behind the last. again: it has slots
+    already and is computed again. whole: external tokens fill the request.
+    """
+
+    num_new: int
+    num_external: int
+    num_lookahead: int
+    start: int
+    end: int
+    again: bool
+    whole: bool
+
+
+def find_place(core: Core, steps: Steps, known: Known, seen: Seen, asked: Asked) -> Place:
+    """The place of an allocation; withdraws the keys of what is computed again.
+
+    Raises InvalidCount where nothing is asked, BeyondComputed where the engine counts what was
+    never scheduled, BehindWindow.
+    """
+    if asked.num_new == 0 and asked.num_external == 0:
+        raise InvalidCount(name="num_new_tokens", value=0, least=1)
+    counted = core.num_computed_tokens(seen.name)
+    if seen.num_computed > max(counted, known.end):
+        raise BeyondComputed(request=repr(seen.name), num_computed=counted, asked=seen.num_computed)
+    again = seen.num_computed < counted
+    if again and seen.name in steps:
+        # The engine's count stays until the schedule is made.
+        again = seen.num_computed < steps.count_before(seen.name)
+    if again:
+        check_windows(core, seen, counted)
+        steps.close()
+        withdraw(core, steps, seen)
+    local = max(counted, seen.num_computed) + asked.num_hit
+    start = seen.num_computed + asked.num_hit + asked.num_external
+    start = min(start, core.config.length_limit)
+    external = max(0, start - local)
+    whole = asked.num_new == 0 and start == seen.num_tokens and external > 1
+    return Place(
+        num_new=max(0, start + asked.num_new - counted - asked.num_hit - external),
+        num_external=external - int(whole),
+        num_lookahead=asked.num_lookahead + int(whole),
+        start=start,
+        end=start + asked.num_new,
+        again=again,
+        whole=whole,
+    )
+
+
+def check_windows(core: Core, seen: Seen, counted: int) -> None:
+    """Raise BehindWindow where computing from the engine's count on reads what was given back."""
+    for index, group in enumerate(core.config.groups):
+        kept_from = skipped_blocks(group, counted)
+        if skipped_blocks(group, seen.num_computed) < kept_from:
+            raise BehindWindow(
+                request=repr(seen.name),
+                asked=seen.num_computed,
+                group=index,
+                first=kept_from * group.block_size,
+            )
+
+
+def withdraw(core: Core, steps: Steps, seen: Seen) -> None:
+    """Make the blocks that hold a token from the engine's count on unfindable."""
+    tables = core.get_block_ids(seen.name)
+    blocks = [
+        block
+        for group, table in zip(core.config.groups, tables, strict=True)
+        for block in table[seen.num_computed // group.block_size :]
+        if block or not core.config.null_block
+    ]
+    core.evict_blocks(blocks)
+    steps.change()
+
+
+def new_blocks(core: Core, place: Place, grown: CoreBlocks) -> tuple[tuple[int, ...], ...]:
+    """What an allocation gave, without the block of a last token that is external."""
+    if not place.whole:
+        return grown.blocks
+    return tuple(
+        blocks if group.is_cross or (place.start - 1) % group.block_size else blocks[1:]
+        for group, blocks in zip(core.config.groups, grown.blocks, strict=True)
+    )

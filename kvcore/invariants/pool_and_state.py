@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named properties of every reachable state; `check` asserts them all.
+
+Rules: each property is one function that yields what is wrong, in words with numbers; its name is
+that of the list in docs/invariants.md. Nothing here is called by a transition: these are the second
+opinion. Those of requests and their tables are in request_invariants.py. Cost: O(pool + tokens).
+Twin: none, the twin's state is checked through its canonical bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from kvcore.invariants import requests
+from kvcore.invariants.requests import Property
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import Operation, State
+from kvcore.state.unconfirmed_loads import UnconfirmedLoad
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.values import Status
+
+
+class Pools(Protocol):
+    """What has the pools of one or two tiers: a state, and `kvcore.legacy.blocks.tiers.Tiers`."""
+
+    @property
+    def device(self) -> BlockPool:
+        """The blocks of the device."""
+        ...
+
+    @property
+    def host(self) -> BlockPool | None:
+        """Those of the host, where it has any."""
+        ...
+
+
+def check(state: State) -> None:
+    """Raise InvariantViolation with the first property that does not hold."""
+    for name, holds in PROPERTIES.items():
+        for detail in holds(state):
+            raise InvariantViolation(name, detail)
+
+
+def pools(state: Pools) -> list[tuple[str, BlockPool]]:
+    """Each tier with its pool."""
+    tiers = [("device", state.device)]
+    return tiers if state.host is None else [*tiers, ("host", state.host)]
+
+
+def ref(state: State) -> Iterator[str]:
+    """REF: a block's count is the number of tables that hold it, and its pins."""
+    for tier, pool in pools(state):
+        held = _owners(state, pool, tier)
+        for block, (count, expected) in enumerate(zip(pool.ref_counts, held, strict=True)):
+            if count != expected:
+                yield f"{tier} block {block} counts {count} owners, {expected} hold it"
+
+
+def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
+    """How many tables hold each block of a tier, and pins."""
+    held = [0] * pool.num_blocks
+    for block, count in pool.pins.items():
+        held[block] = count
+    for request in state.requests.values():
+        for table in request.tables if tier == "device" else request.host_tables:
+            for block in table:
+                if block >= pool.first_block:
+                    held[block] += 1
+    return held
+
+
+def partition(state: Pools) -> Iterator[str]:
+    """PARTITION: a usable block is free or quarantined exactly if it has no owner."""
+    for tier, pool in pools(state):
+        free = {*pool.queue, *(pool.quarantine or ())}
+        for block in range(pool.first_block, pool.num_blocks):
+            if (pool.ref_counts[block] == 0) != (block in free):
+                owners = pool.ref_counts[block]
+                yield f"{tier} block {block} has {owners} owners, in a queue: {block in free}"
+
+
+def queue_unique(state: Pools) -> Iterator[str]:
+    """FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters."""
+    for tier, pool in pools(state):
+        seen: set[int] = set()
+        queues = [pool.queue]
+        queues += [] if pool.quarantine is None else [pool.quarantine.queue]
+        for queue in queues:
+            order: list[int] = []
+            block = queue.following[queue.sentinel]
+            while block != queue.sentinel and len(order) <= pool.num_blocks:
+                order.append(block)
+                if queue.following[queue.preceding[block]] != block:
+                    yield f"{tier} links around block {block} disagree"
+                block = queue.following[block]
+            if len(order) != len({*order} - seen) or len(order) != queue.length:
+                yield f"{tier} free queue {order} counts {queue.length}"
+            seen.update(order)
+
+
+def null_block(state: Pools) -> Iterator[str]:
+    """NULL: the null block is not free, and has no key, no owner and no pin."""
+    pool = state.device
+    for block in range(pool.first_block):
+        if block in {*pool.queue, *(pool.quarantine or ())}:
+            yield "the null block is in the free queue"
+        if pool.keys[block] is not None:
+            yield "the null block has a key"
+        if pool.ref_counts[block] or block in pool.pins:
+            yield "the null block has an owner"
+
+
+def index_sound(state: Pools) -> Iterator[str]:
+    """IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle."""
+    for tier, pool in pools(state):
+        index, num_linked = pool.index, 0
+        for key, blocks in index.items():
+            num_linked += len(blocks) if len(blocks) > 1 else 0
+            for block in blocks:
+                if pool.keys[block] != key:
+                    yield f"{tier} block {block} is found under {key.hex()}, which it does not have"
+        for block, after in index.following.items():
+            if index.preceding.get(after) != block:
+                yield f"{tier} index links from block {block} to {after}, and not back"
+        if len(index.following) != num_linked or len(index.preceding) != num_linked:
+            yield f"{tier} index links {len(index.following)} blocks, {num_linked} share a key"
+
+
+def index_complete(state: Pools) -> Iterator[str]:
+    """IDX-COMPLETE: a block with a key is found under it, once."""
+    for tier, pool in pools(state):
+        found = Counter((key, block) for key, blocks in pool.index.items() for block in blocks)
+        for block, key in enumerate(pool.keys):
+            if key is not None and found[key, block] != 1:
+                yield f"{tier} block {block} is not found under its key {key.hex()}"
+
+
+def leak(state: State) -> Iterator[str]:
+    """LEAK: without requests, pins and unfinished batches every usable block is free."""
+    if len(state.requests):
+        return
+    for tier, pool in pools(state):
+        waits = pool.pins or state.unfinished or _used_by(pool, state.batch.number)
+        if not waits and pool.num_free != pool.num_usable:
+            yield f"{tier} tier has {pool.num_free} of {pool.num_usable} blocks free"
+
+
+def _used_by(pool: BlockPool, number: int) -> bool:
+    """Whether a batch uses a quarantined block."""
+    waiting = pool.quarantine
+    return waiting is not None and any(number in waiting.busy.get(b, ()) for b in waiting)
+
+
+def quarantine(state: State) -> Iterator[str]:
+    """QUARANTINE: a block waits without owner exactly while an unfinished batch uses it."""
+    numbers = {batch.number for batch in state.unfinished} | {state.batch.number}
+    for tier, pool in pools(state):
+        if pool.quarantine is None:
+            continue
+        waiting, busy = set(pool.quarantine), pool.quarantine.busy
+        for block, users in busy.items():
+            if not users or users - numbers:
+                yield f"{tier} block {block} is used by batches {sorted(users)}, not {numbers}"
+            if pool.ref_counts[block] == 0 and block not in waiting:
+                yield f"{tier} block {block} is free and used by batches {sorted(users)}"
+        for block in waiting - set(busy):
+            yield f"{tier} block {block} waits for no batch"
+
+
+def in_flight(state: State) -> Iterator[str]:
+    """IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each
+    in a place of its own, and lost places among those that their forward pass uses.
+    """
+    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
+        yield f"batches {numbers} are unfinished or open, {state.config.max_in_flight} may be"
+    for batch in state.unfinished:
+        for request_id, mark in batch.marks.items():
+            name = f"batch {batch.number} remembers request {request_id!r}"
+            request = state.requests.get(request_id)
+            if request is None:
+                yield f"{name}, which is not known"
+            elif any(h > len(t) for h, t in zip(mark.held, request.tables, strict=True)):
+                yield f"{name} with {mark.held} blocks, its tables are shorter"
+            if mark.restore > mark.before:
+                yield f"{name}: restores {mark.restore} of {mark.before} tokens"
+            if any(position >= mark.held[group] for group, position in mark.replaced):
+                yield f"{name} with {mark.held} blocks, and lost {sorted(mark.replaced)}"
+    for marks in (*(batch.marks for batch in state.unfinished), state.batch.marks):
+        orders = sorted(mark.order for mark in marks.values())
+        if orders != list(range(len(orders))):
+            yield f"a batch remembers requests in the order {orders}"
+    for request_id in state.batch.marks:
+        if request_id not in state.requests:
+            yield f"the open batch remembers request {request_id!r}, which is not known"
+
+
+def unconfirmed(state: State) -> Iterator[str]:
+    """UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it
+    names count its tokens, its blocks have keys, and unless duplicates merge it names each request
+    that holds such a block behind its start.
+    """
+    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    if not state.config.max_in_flight:
+        numbers.insert(0, state.batch.number - 1)
+    batches = [load.batch for load in state.loads]
+    if batches != sorted(batches) or not set(batches) <= set(numbers):
+        yield f"loads of batches {batches} are unconfirmed, those of {numbers} may be"
+    for load in state.loads:
+        for detail in _wrong_in_load(state, load):
+            yield f"load {load.first}-{load.end} of batch {load.batch}: {detail}"
+
+
+def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
+    """What is wrong in what an unconfirmed load names."""
+    if not load.first < load.end <= state.config.length_limit:
+        yield f"a request has at most {state.config.length_limit} tokens"
+    if load.loader is not None and load.loader not in state.requests:
+        yield f"request {load.loader!r}, which asked for it, is not known"
+    if load.batch == state.batch.number and not load.requests:
+        yield "no request counts it, and its batch is open"
+    for request_id, end in load.requests:
+        request = state.requests.get(request_id)
+        counted = 0 if request is None else request.num_accepted
+        if not load.first < end <= min(load.end, counted):
+            yield f"request {request_id!r} rests on it up to {end}, and counts {counted} tokens"
+    groups, keys = state.config.groups, state.device.keys
+    for block, end in load.blocks:
+        if keys[block] is None:
+            yield f"block {block} rests on it and has no key"
+        if end <= load.first or all(end % group.block_size for group in groups):
+            yield f"block {block} rests on it and ends at {end}"
+    if state.config.duplicates == "merge":
+        return
+    known, blocks = dict(load.requests), {block for block, _ in load.blocks}
+    for request_id, request in state.requests.items():
+        for group, table in zip(groups, request.tables, strict=True):
+            held = blocks.intersection(table[-(-load.first // group.block_size) :])
+            if held and request_id not in known:
+                yield f"request {request_id!r} holds blocks {sorted(held)} and is not named"
+
+
+def rows(state: State) -> Iterator[str]:
+    """ROWS: each request has a row of its own; free rows are those without a request."""
+    taken = {row: name for row, name in enumerate(state.rows) if name is not None}
+    if taken != {request.row: request_id for request_id, request in state.requests.items()}:
+        yield f"rows {taken} are not those of the requests"
+    if sorted(state.free_rows) != [row for row, name in enumerate(state.rows) if name is None]:
+        yield f"free rows {list(state.free_rows)} are not those without a request"
+
+
+def records(state: State) -> Iterator[str]:
+    """OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base."""
+    for request_id, record in state.batch.records.items():
+        request = state.requests.get(request_id)
+        name = f"request {request_id!r}"
+        if request is None or request.status is not Status.RUNNING:
+            yield f"{name} is in the open batch and does not run"
+            continue
+        if record.num_computed_before > request.num_computed:
+            yield f"{name} counts less than before the open batch"
+        for item in record.published:
+            if item.group >= len(state.config.groups):
+                yield f"{name} published in group {item.group} of {len(state.config.groups)}"
+                continue
+            size = state.config.groups[item.group].block_size
+            if (item.position + 1) * size <= record.num_computed_before:
+                yield f"block {item.block} was written before the open batch"
+            if list(request.tables[item.group][item.position :])[:1] != [item.block]:
+                yield f"{name} published block {item.block}, which it does not hold"
+    for merge in state.batch.merges:
+        if merge.group >= len(state.config.groups):
+            yield f"a merge names group {merge.group} of {len(state.config.groups)}"
+
+
+def operations(state: State) -> Iterator[str]:
+    """OPERATIONS: each unfinished one holds its block; a request waits for those that name it."""
+    pool = state.device
+    held = Counter(operation.block for operation in state.operations.values())
+    for block, count in held.items():
+        if block < pool.first_block or pool.pins.get(block, 0) < count:
+            yield f"{count} operations on block {block}, which has {pool.pins.get(block, 0)} pins"
+    loads = Counter(operation.request_id for operation in state.operations.values())
+    for request_id, request in state.requests.items():
+        if request.num_loading != loads[request_id]:
+            waits, named = request.num_loading, loads[request_id]
+            yield f"request {request_id!r} waits for {waits} loads, {named} name it"
+        most = request.num_computed if request.num_loading else 0
+        if request.load_end > most:
+            yield f"request {request_id!r} has loaded up to token {request.load_end} of {most}"
+    for number, operation in state.operations.items():
+        if operation.batch > state.batch.number:
+            yield f"operation {number} is of batch {operation.batch}, which was not opened yet"
+        if operation.request_id is not None and not _is_target(state, operation):
+            yield f"operation {number} fills block {operation.block}, which its request has not"
+
+
+def _is_target(state: State, operation: Operation) -> bool:
+    """Whether the block that a load fills stands where its key says."""
+    request = state.requests[str(operation.request_id)]
+    for index, group in enumerate(state.config.groups):
+        position = operation.first_token // group.block_size
+        known = position < min(len(request.tables[index]), request.num_hashed(state.config, index))
+        if known and request.tables[index][position] == operation.block:
+            return request.key(state.config, index, position) == operation.key
+    return False
+
+
+OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_complete})
+"""Properties that read the pools alone."""
+
+PROPERTIES: dict[str, Property] = {
+    "REF": ref,
+    "PARTITION": partition,
+    "FQ-UNIQ": queue_unique,
+    "NULL": null_block,
+    "QUARANTINE": quarantine,
+    "IN-FLIGHT": in_flight,
+    "UNCONFIRMED": unconfirmed,
+    "IDX-SOUND": index_sound,
+    "IDX-COMPLETE": index_complete,
+    "LEAK": leak,
+    "ROWS": rows,
+    "OPEN-BATCH": records,
+    "OPERATIONS": operations,
+    **requests.PROPERTIES,
+}

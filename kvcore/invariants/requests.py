@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named properties of requests, their tables, hashes and drafts; `invariants.py` asserts them.
+
+Rules: as in invariants.py. Every group is judged at its own block size and by its own kind. Twin:
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvcore.hashing.block_hash import hash_blocks, root_hash
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State, Table
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Status
+
+Property = Callable[[State], Iterator[str]]
+
+
+def held_tables(request: RequestState) -> tuple[Table, ...]:
+    """A request's tables in the tier that it is in."""
+    return request.host_tables or request.tables
+
+
+def is_null(state: State, request: RequestState, block: int) -> bool:
+    """Whether an entry of a request's tables stands for no block."""
+    return block == NO_HOST_BLOCK if request.host_tables else block < state.device.first_block
+
+
+def table_length(state: State) -> Iterator[str]:
+    """TABLEN: each group's table, in one tier at a time, holds a request's computed tokens."""
+    for request in state.requests.values():
+        for group, table in zip(state.config.groups, held_tables(request), strict=True):
+            needed = 0 if group.is_cross else -(-request.num_computed // group.block_size)
+            if len(table) < needed:
+                yield f"{_name(request)} has {len(table)} blocks for {request.num_computed} tokens"
+        if request.host_tables and any(request.tables):
+            yield f"{_name(request)} holds blocks of both tiers"
+
+
+def wait_empty(state: State) -> Iterator[str]:
+    """WAIT-EMPTY: a waiting request has computed nothing."""
+    for request in state.requests.values():
+        if request.status is Status.WAITING and (request.num_computed or any(request.num_cached)):
+            yield f"{_name(request)} waits with {request.num_computed} computed tokens"
+
+
+def null_prefix(state: State) -> Iterator[str]:
+    """NULL-PREFIX: the null block stands only at the start of tables of windowed groups, for blocks
+    that no next query sees.
+    """
+    for request in state.requests.values():
+        for index, table in enumerate(held_tables(request)):
+            group = state.config.groups[index]
+            nulls = [at for at, block in enumerate(table) if is_null(state, request, block)]
+            if nulls != list(range(len(nulls))):
+                yield f"{_name(request)} has null blocks at {nulls} in group {index}"
+            skipped = skipped_blocks(group, request.num_accepted)
+            if len(nulls) > skipped:
+                yield f"{_name(request)} gave back {len(nulls)} blocks of group {index}: {skipped}"
+
+
+def group_agree(state: State) -> Iterator[str]:
+    """GROUP-AGREE: every group has the blocks that a request's next query sees, up to one token."""
+    for request in state.requests.values():
+        count = request.num_accepted
+        for index, table in enumerate(held_tables(request)):
+            group = state.config.groups[index]
+            last = 0 if group.is_cross else -(-count // group.block_size)
+            for position in range(skipped_blocks(group, count), last):
+                if position >= len(table) or is_null(state, request, table[position]):
+                    yield f"{_name(request)} lacks block {position} of group {index} at {count}"
+
+
+def cross(state: State) -> Iterator[str]:
+    """CROSS: a table of the encoder's tokens goes with the last computed token of its request."""
+    for request in state.requests.values():
+        for group, table in zip(state.config.groups, held_tables(request), strict=True):
+            if group.is_cross and len(table) and not request.num_computed:
+                yield f"{_name(request)} holds {len(table)} encoder blocks and computed nothing"
+
+
+def no_alias(state: State) -> Iterator[str]:
+    """NO-ALIAS: a block is held at one position of one group, once a table, by requests of one
+    prefix up to what they count of it.
+    """
+    for tier in ("tables", "host_tables"):
+        owner: dict[int, tuple[int, int, RequestState]] = {}
+        for request in state.requests.values():
+            for group, table in enumerate(getattr(request, tier)):
+                for position, block in enumerate(table):
+                    if block == NO_HOST_BLOCK or (
+                        tier == "tables" and block < state.device.first_block
+                    ):
+                        continue
+                    first = owner.setdefault(block, (group, position, request))
+                    if first[:2] != (group, position):
+                        yield f"block {block} is held at positions {first[1]} and {position}"
+                    elif not _same_prefix(state, first[2], request, group, position):
+                        yield f"block {block} is shared by {_name(first[2])} and {_name(request)}"
+
+
+def cached_count(state: State) -> Iterator[str]:
+    """CACHED-COUNT: blocks that need no publication are full of computed, accepted tokens."""
+    for request in state.requests.values():
+        accepted = 0 if request.host_tables else request.num_accepted
+        for group, cached in zip(state.config.groups, request.num_cached, strict=True):
+            if cached > accepted // group.block_size:
+                yield f"{_name(request)}: {cached} cached blocks, {accepted} computed on the device"
+
+
+def request_hashes(state: State) -> Iterator[str]:
+    """REQ-HASH: a request's hashes are those of its full blocks; its own are at most so many."""
+    config = state.config
+    for request in state.requests.values():
+        if request.own_hashes:
+            if len(request.block_hashes) > len(request.tokens) // config.hash_block_size:
+                yield f"{_name(request)}: {len(request.block_hashes)} hashes of its own"
+            continue
+        expected = hash_blocks(
+            root_hash(config.hash_seed, config.hashing),
+            list(request.tokens) if config.enable_caching else [],
+            config.hash_block_size,
+            extra_keys=request.extra_keys,
+            hashing=config.hashing,
+        )
+        if list(request.block_hashes) != list(expected):
+            yield f"{_name(request)}: {len(request.block_hashes)} hashes are not its tokens'"
+
+
+def published_content(state: State) -> Iterator[str]:
+    """CACHE-KEY: a full, computed block of a request has no key, or that of its position."""
+    for request in state.requests.values():
+        for index, table in enumerate(request.tables):
+            num_full = request.num_accepted // state.config.groups[index].block_size
+            num_full = min(num_full, request.num_hashed(state.config, index), len(table))
+            for position in range(num_full):
+                key = state.device.keys[table[position]]
+                if key is not None and key != request.key(state.config, index, position):
+                    yield f"{_name(request)}: block {table[position]} has another content's key"
+
+
+def drafts(state: State) -> Iterator[str]:
+    """DRAFT: no block that holds scheduled drafts has a key."""
+    for request in state.requests.values():
+        for group, table in zip(state.config.groups, request.tables, strict=True):
+            if group.is_cross or request.num_computed <= len(request.tokens):
+                continue
+            for block in table[len(request.tokens) // group.block_size :]:
+                if state.device.keys[block] is not None:
+                    yield f"{_name(request)}: block {block} holds drafts and has a key"
+
+
+def computed_bound(state: State) -> Iterator[str]:
+    """COMPUTED: no request has computed more than its tokens and drafts, or the model's length."""
+    for request in state.requests.values():
+        most = min(len(request.tokens) + len(request.drafts), state.config.length_limit)
+        if request.num_computed > most:
+            yield f"{_name(request)} computed {request.num_computed} of {most} tokens"
+
+
+def _same_prefix(
+    state: State, one: RequestState, other: RequestState, group: int, position: int
+) -> bool:
+    """Whether two requests have one prefix up to what both count of a block."""
+    if state.config.groups[group].is_cross:
+        return True
+    end = (position + 1) * state.config.groups[group].block_size
+    end = min(end, one.num_accepted, other.num_accepted)
+    if one.tokens[:end] != other.tokens[:end]:
+        return False
+    size = state.config.hash_block_size
+    return one.extra_keys == other.extra_keys or (
+        one.extra_keys.cut(end, size) == other.extra_keys.cut(end, size)
+    )
+
+
+def _name(request: RequestState) -> str:
+    return f"request {request.request_id!r}"
+
+
+OF_REQUESTS = frozenset(
+    {table_length, wait_empty, null_prefix, group_agree, cross, cached_count}
+    | {request_hashes, computed_bound}
+)
+"""Properties that judge each request by itself, and read nothing else but what never changes."""
+
+PROPERTIES: dict[str, Property] = {
+    "TABLEN": table_length,
+    "WAIT-EMPTY": wait_empty,
+    "NULL-PREFIX": null_prefix,
+    "GROUP-AGREE": group_agree,
+    "CROSS": cross,
+    "NO-ALIAS": no_alias,
+    "CACHED-COUNT": cached_count,
+    "REQ-HASH": request_hashes,
+    "CACHE-KEY": published_content,
+    "DRAFT": drafts,
+    "COMPUTED": computed_bound,
+}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers by tables: what a sequence that owns blocks in order asks of them, in one call each.
+
+Rules: as those of `tiers.py`, which these functions go on. A block that others own, or that can be
+found by its key, is never written. Source: S003-17, 19 to 21, 26, 28. Twin:
+rust/src/legacy/blocks/by_table.rs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec.structs import replace as evolve
+
+from kvcore.legacy.blocks.tiers import Tiers, copy, release, take, touch
+from kvcore.types.arguments import read_count, read_int, read_ints
+from kvcore.types.commands import SwapIn, SwapOut, Tier
+from kvcore.types.values import Outcome, Refused
+
+
+def append(
+    tiers: Tiers, blocks: Sequence[int], num_blocks: int
+) -> Outcome[Tiers, int | Refused | None]:
+    """Let the owner of device blocks write behind what is in them, in so many blocks.
+
+    Value: None where that is the last block, as it is. Else another block: a new one, to stand
+    behind the last where the blocks were fewer, or else to stand in its place, as `own` gives it.
+    Raises InvalidCount, UnknownBlock, NoOwner.
+    """
+    if len(blocks) < read_count("num_blocks", num_blocks):
+        taken = take(tiers, 1)
+        fresh = taken.value if isinstance(taken.value, Refused) else taken.value[0]
+        return Outcome(taken.state, taken.commands, fresh)
+    if not blocks:
+        return Outcome(tiers, (), None)
+    owned = own(tiers, blocks[-1])
+    value = None if owned.value == read_int(blocks[-1]) else owned.value
+    return Outcome(owned.state, owned.commands, value)
+
+
+def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
+    """Let one of a device block's owners write; value: where: there if it is the only one and
+    nobody can find the block, else to a copy, to which it moves.
+
+    Raises UnknownBlock, NoOwner.
+    """
+    pool, known = tiers.device, tiers.known(block, "device")
+    if pool.ref_counts[known] == 1 and pool.keys[known] is None:
+        return Outcome(tiers, (), known)
+    return copy(tiers, known)
+
+
+def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
+    """Move one owner of each device block to the host; refused as a whole.
+
+    A block that is named again moves once, with an owner more. Value: each block with its copy.
+    Raises NoHostTier, UnknownBlock, DoubleFree.
+    """
+    return _move(tiers, blocks, "device", "host")
+
+
+def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
+    """Move one owner of each host block to the device, likewise.
+
+    Raises NoHostTier, UnknownBlock, DoubleFree.
+    """
+    return _move(tiers, host_blocks, "host", "device")
+
+
+def _move(
+    tiers: Tiers, blocks: Sequence[int], source: Tier, target: Tier
+) -> Outcome[Tiers, dict[int, int] | Refused]:
+    """Let owners leave the blocks of one tier for new ones of the other, which are copies."""
+    ids = read_ints(blocks)
+    left = release(tiers, ids, source)
+    times = Counter(ids)
+    taken = take(tiers, len(times), target)
+    if isinstance(taken.value, Refused):
+        return Outcome(tiers, (), taken.value)
+    moved = dict(zip(times, taken.value, strict=True))
+    more = [moved[block] for block, count in times.items() for _ in range(1, count)]
+    arrived = touch(taken.state, more, target)
+    copied = SwapOut if source == "device" else SwapIn
+    copies = [copied(*pair) for pair in moved.items()]
+    on_device, on_host = (left, arrived) if source == "device" else (arrived, left)
+    commands = (*taken.commands, *copies, *left.commands)
+    changed = evolve(
+        tiers,
+        device=on_device.state.device,
+        host=on_host.state.host,
+        commands=tiers.commands.extend(commands),
+    )
+    return Outcome(changed, commands, moved)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin's blocks as the value that Python's backend has.
+
+Rules: the twin gives its columns (`rust/src/bindings/tiers.rs`); how the index links blocks of one
+key follows from their places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from immutables import Map
+from pyrsistent import pvector
+
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.pool.block_pool import BlockPool, PoolEviction
+from kvcore.pool.free_queue import make_free_queue
+from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.types.commands import Batch
+
+Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any], int | None]
+"""Owners, keys, free queue from its front, place of each block under its key, ranks, and which
+block was ranked into its place last.
+"""
+
+
+def from_columns(
+    device: Columns, host: Columns | None, batch: Batch, *, first_block: int, eviction: PoolEviction
+) -> Tiers:
+    """The value of which these are the columns."""
+    return Tiers(
+        _pool(device, first_block, eviction),
+        None if host is None else _pool(host, 0, eviction),
+        batch.number,
+        pvector(batch),
+    )
+
+
+def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPool:
+    ref_counts, keys, queue, places, ranks, last_placed = columns
+    index = HashIndexDraft(HashIndex())
+    for block in sorted(range(len(keys)), key=places.__getitem__):
+        key = keys[block]
+        if key is not None:
+            index.insert(key, block)
+    return BlockPool(
+        first_block,
+        eviction,
+        pvector(ref_counts),
+        pvector(keys),
+        make_free_queue(len(ref_counts), queue),
+        index.freeze(),
+        Map(),
+        None,
+        Map(ranks),
+        last_placed,
+    )

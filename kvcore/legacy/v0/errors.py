@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a call, in the kinds of errors that the V0 block manager has.
+
+Rules: each is a `KvcoreError`, so a ValueError with `fields`, and the kind that the original raises
+as well. The message names block, sequence and counts; nothing has changed. Source: S002-07, 12, 15,
+21, 25, 32, 38, 43, 52, 56, 62, 64, 71, 73, X-14.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.types.errors import KvcoreError
+
+
+class WrongCall(KvcoreError, AssertionError):
+    """What the original asserts does not hold."""
+
+    message = "{reason}"
+
+
+class WrongValue(KvcoreError):
+    """A value that the original refuses with a ValueError."""
+
+    message = "{reason}"
+
+
+class NotSupported(KvcoreError, NotImplementedError):
+    """A call that this kind of block or allocator has not."""
+
+    message = "{reason}"
+
+
+class UnknownName(KvcoreError, KeyError):
+    """An id of a block or a sequence that nobody has."""
+
+    message = "{name} {value} is not known: {known}"
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownDevice(WrongValue, KeyError, AssertionError):
+    """No device of an allocator."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoneWaits(WrongCall, IndexError):
+    """A group without waiting sequence where one is asked for."""
+
+
+class NoFreeBlocksError(KvcoreError):
+    """Fewer blocks are free than a call needs."""
+
+    message = "{who}: {needed} blocks are needed, {free} of {total} are free"
+
+
+def require(holds: bool, reason: str, **fields: Any) -> None:
+    """Raise WrongCall, with these fields in its text, unless something holds."""
+    if not holds:
+        raise WrongCall(reason=reason.format(**fields), **fields)
+
+
+def for_sequence(error: NoFreeBlocksError, sequence: object) -> NoFreeBlocksError:
+    """The same shortage, told of the sequence that it hit."""
+    who = f"sequence {sequence}"
+    return NoFreeBlocksError(**{**error.fields, "who": who, "sequence": sequence})

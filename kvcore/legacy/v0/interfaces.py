@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of V0's block managers, blocks and allocators, for those who ask by type.
+
+Rules: this file defines nothing. It has the names of both modules that are called so in vLLM.
+Source: S002-08, 14, 15, 28, 51, 65.
+"""
+
+from __future__ import annotations
+
+from kvcore.legacy.v0.block_interfaces import (
+    Block,
+    BlockAllocator,
+    BlockId,
+    Device,
+    PooledBlock,
+    chain,
+)
+from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.manager_interfaces import BlockSpaceManager
+from kvcore.legacy.v0.sequences import AllocStatus
+
+__all__ = [
+    "AllocStatus",
+    "Block",
+    "BlockAllocator",
+    "BlockId",
+    "BlockSpaceManager",
+    "Device",
+    "DeviceAwareBlockAllocator",
+    "PooledBlock",
+    "chain",
+]

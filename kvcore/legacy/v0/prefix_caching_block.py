@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of V0's prefix caching, as engines import them.
+
+Rules: this file defines nothing. Source: S002-01 to 64.
+"""
+
+from __future__ import annotations
+
+from kvcore.legacy.v0.block_interfaces import Block, BlockAllocator, BlockId, Device
+from kvcore.legacy.v0.block_interfaces import chain as get_all_blocks_recursively
+from kvcore.legacy.v0.block_objects import BlockPool
+from kvcore.legacy.v0.block_tracker import (
+    BlockTracker,
+    CacheMetricData,
+    CopyOnWriteTracker,
+    ReadOnlyRefCounter,
+    RefCounter,
+)
+from kvcore.legacy.v0.content_block import PrefixCachingBlock
+from kvcore.legacy.v0.content_block import (
+    check_previous as assert_prefix_caching_block_or_none,
+)
+from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.errors import NoFreeBlocksError
+from kvcore.legacy.v0.evictor import EvictionPolicy, Evictor, LRUEvictor, make_evictor
+from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
+from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
+from kvcore.legacy.v0.sequence_trackers import (
+    ComputedBlocksTracker,
+    LastAccessBlocksTracker,
+)
+
+PrefixHash = int
+
+__all__ = [
+    "Block",
+    "BlockAllocator",
+    "BlockId",
+    "BlockPool",
+    "BlockTracker",
+    "CacheMetricData",
+    "ComputedBlocksTracker",
+    "CopyOnWriteTracker",
+    "Device",
+    "DeviceAwareBlockAllocator",
+    "EvictionPolicy",
+    "Evictor",
+    "LRUEvictor",
+    "LastAccessBlocksTracker",
+    "NaiveBlock",
+    "NaiveBlockAllocator",
+    "NoFreeBlocksError",
+    "PrefixCachingBlock",
+    "PrefixCachingBlockAllocator",
+    "PrefixHash",
+    "ReadOnlyRefCounter",
+    "RefCounter",
+    "assert_prefix_caching_block_or_none",
+    "get_all_blocks_recursively",
+    "make_evictor",
+]

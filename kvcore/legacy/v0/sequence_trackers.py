@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What V0 remembers of sequences for prefix caching: their hashes, their last access.
+
+Rules: hashes are an allocator's, and grow with a sequence; a list that was handed out grows too.
+Source: S002-59 to 64.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvcore.legacy.v0.content_block import NONE_HASH, hash_chain
+from kvcore.legacy.v0.errors import require
+from kvcore.legacy.v0.interfaces import BlockId
+from kvcore.legacy.v0.sequences import SequenceLike
+from kvcore.legacy.v0.tier_blocks import keep_key
+
+
+class Finding(Protocol):
+    """An allocator in which hashes are looked up."""
+
+    def find_cached_blocks_prefix(self, block_hashes: list[int]) -> list[int]:
+        """The hashes up to the first that is not cached."""
+
+
+class Accessing(Protocol):
+    """An allocator that is told of accesses."""
+
+    def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
+        """Say when blocks were used."""
+
+
+class ComputedBlocksTracker:
+    """How many tokens of each sequence are cached."""
+
+    _none_hash = NONE_HASH
+
+    def __init__(self, allocator: Finding, block_size: int, enable_caching: bool) -> None:
+        self._allocator = allocator
+        self._block_size = block_size
+        self._enable_caching = enable_caching
+        self._seq_id_to_blocks_hashes: dict[int, list[int]] = {}
+        self._seq_id_to_num_tokens_computed: dict[int, int] = {}
+
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
+        """Tokens in the leading blocks that are cached; in prefill what was said first.
+
+        Raises WrongCall where the sequence lost tokens.
+        """
+        if not self._enable_caching:
+            return 0
+        hashes = self._update_seq_hashes(seq)
+        said = self._seq_id_to_num_tokens_computed.get(seq.seq_id)
+        if said is not None and seq.is_prefill():
+            return said
+        num_cached = len(self._allocator.find_cached_blocks_prefix(hashes)) * self._block_size
+        self._seq_id_to_num_tokens_computed[seq.seq_id] = num_cached
+        return num_cached
+
+    def remove_seq(self, seq_id: int) -> None:
+        """Stop to track a sequence. Raises WrongCall unless it was asked for before."""
+        if not self._enable_caching:
+            return
+        reason = "sequence {sequence} is not tracked, {num} are"
+        num = len(self._seq_id_to_blocks_hashes)
+        require(self.tracks(seq_id), reason, sequence=seq_id, num=num)
+        del self._seq_id_to_blocks_hashes[seq_id]
+        del self._seq_id_to_num_tokens_computed[seq_id]
+
+    def tracks(self, seq_id: int) -> bool:
+        """Whether a sequence was asked for."""
+        hashes, computed = self._seq_id_to_blocks_hashes, self._seq_id_to_num_tokens_computed
+        return seq_id in hashes and seq_id in computed
+
+    def _update_seq_hashes(self, seq: SequenceLike) -> list[int]:
+        """Hash the full blocks that came since the last call; all hashes, as a live list."""
+        hashes = self._seq_id_to_blocks_hashes.get(seq.seq_id, [])
+        token_ids, size, num_hashed = seq.get_token_ids(), self._block_size, len(hashes)
+        num_tokens, hashed = len(token_ids), num_hashed * size
+        if num_tokens < hashed:
+            reason = "sequence {sequence} has {num_tokens} tokens, {num_hashed} were hashed"
+            fields = {"num_tokens": num_tokens, "num_hashed": hashed}
+            require(False, reason, sequence=seq.seq_id, **fields)
+        if num_tokens >= hashed + size:
+            parent, extra_hash = hashes[-1] if hashes else None, seq.extra_hash()
+            fresh = hash_chain(token_ids[hashed:], size, parent, extra_hash)
+            hashes += map(keep_key, fresh)
+        self._seq_id_to_blocks_hashes[seq.seq_id] = hashes
+        return hashes
+
+
+class LastAccessBlocksTracker:
+    """When each sequence was last used, for its blocks to be told so once."""
+
+    def __init__(self, allocator: Accessing) -> None:
+        self._allocator = allocator
+        self._seq_last_access: dict[int, float | None] = {}
+
+    def add_seq(self, seq_id: int) -> None:
+        """Track a sequence. Raises WrongCall where it is tracked."""
+        reason = "sequence {sequence} is tracked already, as {num} are"
+        num = len(self._seq_last_access)
+        require(seq_id not in self._seq_last_access, reason, sequence=seq_id, num=num)
+        self._seq_last_access[seq_id] = None
+
+    def remove_seq(self, seq_id: int) -> None:
+        """Stop to track a sequence. Raises WrongCall where it is not tracked."""
+        self._check_tracked(seq_id)
+        del self._seq_last_access[seq_id]
+
+    def update_last_access(self, seq_id: int, time: float) -> None:
+        """Note when a sequence was used. Raises WrongCall where it is not tracked."""
+        self._check_tracked(seq_id)
+        self._seq_last_access[seq_id] = time
+
+    def update_seq_blocks_last_access(self, seq_id: int, block_ids: list[BlockId]) -> None:
+        """Tell the allocator of a sequence's blocks, if a time was noted. Raises WrongCall."""
+        self._check_tracked(seq_id)
+        time = self._seq_last_access[seq_id]
+        if time is not None:
+            self._allocator.mark_blocks_as_accessed(block_ids, time)
+
+    def _check_tracked(self, seq_id: int) -> None:
+        reason = "sequence {sequence} is not tracked, {num} are"
+        num = len(self._seq_last_access)
+        require(seq_id in self._seq_last_access, reason, sequence=seq_id, num=num)

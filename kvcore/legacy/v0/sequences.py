@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences as the V0 block manager asks for them, and plain ones for who has no engine.
+
+Rules: a manager takes whatever has these methods. A sequence's statuses are ints with the
+original's numbers, answers compare by name, so an engine's own enumerations compare equal. Source:
+S002-59, 61, 69, 72.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as List
+from typing import Protocol
+
+from kvcore.legacy.blocks.named_enum import NamedEnum
+
+
+class SequenceStatus(enum.IntEnum):
+    """Where a sequence stands."""
+
+    WAITING = 0
+    RUNNING = 1
+    SWAPPED = 2
+    FINISHED_STOPPED = 3
+
+
+class AllocStatus(NamedEnum):
+    """Whether a group of sequences can be given blocks: now, later, or never."""
+
+    OK = enum.auto()
+    LATER = enum.auto()
+    NEVER = enum.auto()
+
+
+class DataLike(Protocol):
+    """What is counted of a sequence."""
+
+    def get_num_computed_tokens(self) -> int:
+        """Tokens that were computed."""
+
+
+class SequenceLike(Protocol):
+    """A sequence of tokens."""
+
+    @property
+    def seq_id(self) -> int:
+        """Its number."""
+
+    @property
+    def data(self) -> DataLike:
+        """Its counts."""
+
+    def get_token_ids(self) -> list[int]:
+        """All its tokens."""
+
+    def extra_hash(self) -> int | None:
+        """What else its content hangs on."""
+
+    def is_prefill(self) -> bool:
+        """Whether its prompt is not computed yet."""
+
+
+class GroupLike(Protocol):
+    """Sequences of one prompt."""
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+
+    def get_seqs(self, status: SequenceStatus | None = None) -> List[SequenceLike]:
+        """Its sequences that stand so."""
+
+
+class SequenceData:
+    """What was computed of a sequence."""
+
+    def __init__(self) -> None:
+        self.num_computed_tokens = 0
+
+    def get_num_computed_tokens(self) -> int:
+        """Tokens that were computed."""
+        return self.num_computed_tokens
+
+
+class Sequence:
+    """A plain sequence."""
+
+    def __init__(
+        self,
+        seq_id: int,
+        token_ids: List[int],
+        *,
+        extra_hash: int | None = None,
+        status: SequenceStatus = SequenceStatus.WAITING,
+    ) -> None:
+        self.seq_id = seq_id
+        self.status = status
+        self.data = SequenceData()
+        self._token_ids = list(token_ids)
+        self._prompt_length = len(self._token_ids)
+        self._extra_hash = extra_hash
+
+    def get_token_ids(self) -> list[int]:
+        """All its tokens, as a live list."""
+        return self._token_ids
+
+    def append_token_id(self, token_id: int) -> None:
+        """Add a token."""
+        self._token_ids.append(token_id)
+
+    def extra_hash(self) -> int | None:
+        """What else its content hangs on."""
+        return self._extra_hash
+
+    def is_prefill(self) -> bool:
+        """Whether its prompt is not computed yet."""
+        return self.data.num_computed_tokens < self._prompt_length
+
+    def fork(self, seq_id: int) -> Sequence:
+        """Another one that goes on from here."""
+        child = Sequence(seq_id, self._token_ids, extra_hash=self._extra_hash, status=self.status)
+        child.data.num_computed_tokens = self.data.num_computed_tokens
+        child._prompt_length = self._prompt_length
+        return child
+
+
+class SequenceGroup:
+    """Plain sequences of one prompt."""
+
+    def __init__(
+        self, request_id: str, seqs: List[Sequence], encoder_seq: Sequence | None = None
+    ) -> None:
+        self.request_id = request_id
+        self.seqs = list(seqs)
+        self.encoder_seq = encoder_seq
+
+    def get_seqs(self, status: SequenceStatus | None = None) -> List[Sequence]:
+        """Its sequences that stand so, all if not said."""
+        return [each for each in self.seqs if status is None or each.status == status]
+
+    def is_encoder_decoder(self) -> bool:
+        """Whether there is an encoder sequence."""
+        return self.encoder_seq is not None
+
+    def get_encoder_seq(self) -> Sequence | None:
+        """The encoder sequence."""
+        return self.encoder_seq

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of encoder-decoder models, as V0's managers see them.
+
+Rules: a group without `is_encoder_decoder` is a decoder's alone. Neither a sliding window nor
+prefix caching goes with an encoder. Source: S002-72.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.legacy.v0.errors import NotSupported, require
+from kvcore.legacy.v0.sequences import GroupLike, SequenceLike
+
+
+def encoder_of(seq_group: GroupLike) -> SequenceLike | None:
+    """A group's encoder sequence; None where it has no encoder. Raises WrongCall."""
+    group: Any = seq_group
+    asked = getattr(group, "is_encoder_decoder", None)
+    if asked is None or not asked():
+        return None
+    encoder: SequenceLike | None = group.get_encoder_seq()
+    if encoder is None:
+        require(False, "request {name!r} has no encoder sequence", name=group.request_id)
+    return encoder
+
+
+def check_no_caching_or_swa_for_blockmgr_encdec(block_mgr: Any, seq_group: GroupLike) -> None:
+    """Raise NotSupported where a manager has a window or caching, and a group an encoder."""
+    if block_mgr.max_block_sliding_window is None and not block_mgr.enable_caching:
+        return
+    group: Any = seq_group
+    asked = getattr(group, "is_encoder_decoder", None)
+    if asked is None or not asked():
+        return
+    window, name = block_mgr.sliding_window, group.request_id
+    what = f"sliding window ({window})" if window is not None else "prefix cache"
+    raise NotSupported(reason=f"request {name!r} has an encoder, which no {what} goes with yet")

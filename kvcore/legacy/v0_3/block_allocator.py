@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The early manager's blocks: an allocator for one device, and live views of its blocks.
+
+Rules: free blocks are a stack: the highest number is taken first, and what was freed last is taken
+next. A block's owners and the stack are the core's pool's; a `PhysicalTokenBlock` asks for them.
+Source: S003-01 to S003-03. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from kvcore.legacy.blocks.blocks import BackendName, Backing
+from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.v0_3.errors import AlreadyFreed, ForeignBlock, OutOfMemory
+from kvcore.types.arguments import read_count
+from kvcore.types.commands import Batch, Tier
+from kvcore.types.values import Refused
+
+
+class PhysicalTokenBlock:
+    """One block: its number, and its owners at the time of the question."""
+
+    __slots__ = ("_allocator", "block_number", "block_size", "device")
+
+    def __init__(
+        self,
+        device: Device,
+        block_number: int,
+        block_size: int,
+        allocator: BlockAllocator | None = None,
+    ) -> None:
+        self.device = device
+        self.block_number = block_number
+        self.block_size = block_size
+        self._allocator = allocator
+
+    @property
+    def ref_count(self) -> int:
+        """Owners; none of a block that no allocator has."""
+        return 0 if self._allocator is None else self._allocator.ref_count(self.block_number)
+
+    def __repr__(self) -> str:
+        return (
+            f"PhysicalTokenBlock(device={self.device}, block_number={self.block_number}, "
+            f"ref_count={self.ref_count})"
+        )
+
+
+class BlockTable(Sequence[PhysicalTokenBlock]):
+    """The blocks of a sequence by position, all on one device; it reads as a list of them.
+
+    numbers: of the blocks. num_prefix: how many of the first are no part of a window's ring.
+    is_ring: whether blocks have more than one place.
+    """
+
+    __slots__ = ("allocator", "is_ring", "num_prefix", "numbers")
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        numbers: list[int],
+        num_prefix: int = 0,
+        is_ring: bool = False,
+    ) -> None:
+        self.allocator = allocator
+        self.numbers = numbers
+        self.num_prefix = num_prefix
+        self.is_ring = is_ring
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> PhysicalTokenBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PhysicalTokenBlock]: ...
+    def __getitem__(self, index: int | slice) -> PhysicalTokenBlock | list[PhysicalTokenBlock]:
+        if isinstance(index, slice):
+            return [self.allocator.block(number) for number in self.numbers[index]]
+        return self.allocator.block(self.numbers[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockTable | list) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment] # as a list
+
+    def __repr__(self) -> str:
+        return f"BlockTable({self.allocator.device.name}, {self.numbers}, {self.num_prefix})"
+
+    def copy(self) -> BlockTable:
+        """The same blocks in another table."""
+        return BlockTable(self.allocator, self.numbers.copy(), self.num_prefix, self.is_ring)
+
+    def distinct(self) -> list[int]:
+        """The number of each block once, by its first position; not to be changed."""
+        return list(dict.fromkeys(self.numbers)) if self.is_ring else self.numbers
+
+    def next_of_ring(self, window: int) -> int:
+        """The block that a window of so many blocks, all here, uses again behind the last one."""
+        return self.numbers[self.num_prefix + (len(self.numbers) - self.num_prefix) % window]
+
+    def reuse(self, window: int) -> None:
+        """Put that block behind the last one."""
+        self.numbers.append(self.next_of_ring(window))
+        self.is_ring = True
+
+    def replace(self, number: int, target: int) -> tuple[int, int]:
+        """Put another block in all places of a block; one of the prefix becomes the ring's.
+
+        Returns both.
+        """
+        numbers = self.numbers
+        if self.is_ring:
+            self.numbers = [target if each == number else each for each in numbers]
+        else:
+            place = numbers.index(number, 0 if numbers[-1] != number else len(numbers) - 1)
+            numbers[place] = target
+            if self.num_prefix > place:
+                self.num_prefix = place
+        return number, target
+
+
+class BlockAllocator:
+    """The blocks of one device.
+
+    backing: of a manager that has another device's blocks beside these; without it, the allocator
+    makes its own. Raises InvalidCount, InvalidConfig, BackendMissing.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        block_size: int,
+        num_blocks: int,
+        *,
+        backend: BackendName = "python",
+        backing: Backing | None = None,
+    ) -> None:
+        self.device = device
+        self.block_size = read_count("block_size", block_size, 1)
+        self.num_blocks = read_count("num_blocks", num_blocks)
+        self.tier: Tier = "device" if device == Device.GPU else "host"
+        self.backing = backing or make_backing(
+            *((0, num_blocks) if device == Device.CPU else (num_blocks, 0)), backend=backend
+        )
+        self._blocks = tuple(
+            PhysicalTokenBlock(device, number, block_size, self) for number in range(num_blocks)
+        )
+
+    def __repr__(self) -> str:
+        free = self.get_num_free_blocks()
+        return f"<BlockAllocator {self.device.name}: {free} of {self.num_blocks} blocks free>"
+
+    def allocate(self) -> PhysicalTokenBlock:
+        """A block with one owner. Raises OutOfMemory."""
+        return self._blocks[self.take(1, "the call", None)[0]]
+
+    def take(self, count: int, kind: str, name: object) -> tuple[int, ...]:
+        """The numbers of so many blocks with one owner each. kind, name: who asks.
+
+        Raises OutOfMemory, with none taken.
+        """
+        if not count:
+            return ()
+        taken = self.backing.blocks.take(count, self.tier) if self.num_blocks else None
+        if taken is None or type(taken) is Refused:
+            raise self.out_of_memory(count, kind, name)
+        return taken
+
+    def bring(self, numbers: Sequence[int], kind: str, name: object) -> dict[int, int]:
+        """Move an owner of each block of the other device here; gives each with its copy.
+
+        kind, name: whose they are. Raises OutOfMemory, with none moved.
+        """
+        if not numbers:
+            return {}
+        blocks = self.backing.blocks
+        move = blocks.move_out if self.tier == "host" else blocks.move_in
+        moved = move(numbers) if self.num_blocks else None
+        if moved is None or type(moved) is Refused:
+            raise self.out_of_memory(len(set(numbers)), kind, name)
+        return moved
+
+    def out_of_memory(self, count: int, kind: str, name: object) -> OutOfMemory:
+        """The error of who needs so many blocks."""
+        return OutOfMemory(
+            who=kind if name is None else f"{kind} {name!r}",
+            needed=count,
+            available=self.get_num_free_blocks(),
+            num_blocks=self.num_blocks,
+            device=self.device.name,
+        )
+
+    def free(self, block: PhysicalTokenBlock) -> None:
+        """Take one owner from a block. Raises AlreadyFreed, ForeignBlock."""
+        self.check_own(block)
+        if block.ref_count == 0:
+            raise AlreadyFreed(block=repr(block), ref_count=0, asked=1)
+        self.release([block.block_number])
+
+    def hold(self, numbers: Sequence[int]) -> None:
+        """Add one owner to each block, as often as it is named."""
+        if numbers:
+            self.backing.blocks.touch(numbers, self.tier)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Take one owner from each block, in order, as often as it is named."""
+        if numbers:
+            self.backing.blocks.release(numbers, self.tier)
+
+    def check_own(self, block: PhysicalTokenBlock) -> None:
+        """Raise ForeignBlock unless a block is one of these."""
+        number = getattr(block, "block_number", None)
+        own = isinstance(number, int) and 0 <= number < self.num_blocks and self._blocks[number]
+        if own is not block:
+            raise ForeignBlock(
+                block=repr(block), num_blocks=self.num_blocks, device=self.device.name
+            )
+
+    def block(self, number: int) -> PhysicalTokenBlock:
+        """The view of a block."""
+        return self._blocks[number]
+
+    def ref_count(self, number: int) -> int:
+        """Owners of a block."""
+        return self.backing.ref_count(number, self.tier)
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks without owner."""
+        return self.backing.blocks.num_free(self.tier) if self.num_blocks else 0
+
+    @property
+    def free_blocks(self) -> list[PhysicalTokenBlock]:
+        """The blocks without owner, the next to be taken last. Cost: O(free blocks)."""
+        numbers = self.backing.free_blocks(self.tier) if self.num_blocks else ()
+        return [self._blocks[number] for number in reversed(numbers)]
+
+    def take_batch(self) -> Batch:
+        """The commands since the last call."""
+        return self.backing.take_batch()
+
+
+def make_backing(
+    num_gpu_blocks: int, num_cpu_blocks: int, *, backend: BackendName = "python"
+) -> Backing:
+    """Blocks of a stack each, for the GPU and the CPU: the highest number is taken first."""
+    return Backing(
+        num_gpu_blocks,
+        num_cpu_blocks,
+        eviction="uncached_first",
+        order="descending",
+        backend=backend,
+    )

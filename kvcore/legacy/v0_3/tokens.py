@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokens of a sequence of the first block manager, by count and by block.
+
+Rules: a logical block has a slot for each of its tokens, and no more. Source: S003-06. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcore.legacy.v0_3.errors import BlockTooFull, NoLastToken
+
+_BLANK_TOKEN_ID = -1
+"""What the original's blocks have where no token is yet."""
+
+
+class LogicalTokenBlock:
+    """Some tokens of a sequence that lie in one block.
+
+    token_ids: a slot each, -1 where no token is yet.
+    """
+
+    def __init__(self, block_number: int, block_size: int) -> None:
+        self.block_number = block_number
+        self.block_size = block_size
+        self.token_ids = [_BLANK_TOKEN_ID] * block_size
+        self.num_tokens = 0
+
+    def is_empty(self) -> bool:
+        """Whether it has no token."""
+        return self.num_tokens == 0
+
+    def is_full(self) -> bool:
+        """Whether it has no slot left."""
+        return self.num_tokens == self.block_size
+
+    def get_num_empty_slots(self) -> int:
+        """How many slots it has left."""
+        return self.block_size - self.num_tokens
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Fill the next slots. Raises BlockTooFull."""
+        end = self.num_tokens + len(token_ids)
+        if end > self.block_size:
+            room = self.get_num_empty_slots()
+            raise BlockTooFull(block=self.block_number, given=len(token_ids), num_slots=room)
+        self.token_ids[self.num_tokens : end] = token_ids
+        self.num_tokens = end
+
+    def get_token_ids(self) -> list[int]:
+        """Its tokens."""
+        return self.token_ids[: self.num_tokens]
+
+    def get_last_token_id(self) -> int:
+        """Its newest token. Raises NoLastToken."""
+        if not self.num_tokens:
+            raise NoLastToken(block=self.block_number)
+        return self.token_ids[self.num_tokens - 1]
+
+
+class SequenceData:
+    """The tokens of a sequence, and the sum of its log-probabilities."""
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.cumulative_logprob = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"SequenceData(prompt_token_ids={self.prompt_token_ids}, "
+            f"output_token_ids={self.output_token_ids}, "
+            f"cumulative_logprob={self.cumulative_logprob})"
+        )
+
+    def append_token_id(self, token_id: int, logprob: float) -> None:
+        """Add a token of the answer."""
+        self.output_token_ids.append(token_id)
+        self.cumulative_logprob += logprob
+
+    def get_len(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def get_prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    def get_output_len(self) -> int:
+        """Tokens of the answer."""
+        return len(self.output_token_ids)
+
+    def get_token_ids(self) -> list[int]:
+        """Tokens of prompt and answer."""
+        return self.prompt_token_ids + self.output_token_ids
+
+    def get_last_token_id(self) -> int:
+        """The newest token."""
+        return (self.output_token_ids or self.prompt_token_ids)[-1]

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of block hashes and their extra keys, as seed 001 makes them.
+
+Rules: a record is hash number, tokens and extra keys, and all three are the key; the chain goes by
+the number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
+alone, and one that ends where a block starts counts still: so engines of that release that share a
+hash seed share their keys. The core knows a record by `content_key`, the SHA-256 of a canonical
+form in which equal records of ints, strings and bytes, and no others, are the same bytes; where
+equal values of other kinds differ in it, as 1.0 and 1 do, a block is not found. Source: S001-01 to
+05, 27 to 44. Twin: none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import pickle
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from kvcore import _twin
+from kvcore.hashing import block_hash
+from kvcore.hashing.block_hash import HASH_SIZE, make_key
+from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing
+from kvcore.types.arguments import read_count
+from kvcore.types.errors import CountMismatch, WrongArgument
+
+HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
+
+_ABOVE, _BELOW, _OTHER = (make_key(b"", group) for group in range(3))
+"""Ends of keys: of numbers from 0 on, of those below, and of what is no number and tokens alone."""
+
+
+class _Record(NamedTuple):
+    hash_value: int
+    token_ids: tuple[int, ...]
+    extra_keys: Any = None
+
+
+class BlockHashType(_Record):
+    """What a full block is found by.
+
+    hash_value: of its tokens and all before. token_ids: its own. extra_keys: what its content hangs
+    on besides.
+    """
+
+    _key = b""
+
+    @property
+    def core_key(self) -> bytes:
+        """The key by which the core knows it. Raises WrongArgument where it is of other kinds."""
+        return self._key or keys_of((self,))[0]
+
+
+def sha256(value: object) -> int:
+    """The SHA-256 of a value's pickle, as a big-endian number."""
+    pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return int.from_bytes(hashlib.sha256(pickled).digest(), "big")
+
+
+def make_none_hash(seed: str | None) -> int:
+    """The parent of first blocks: of a seed, or random."""
+    return int.from_bytes(os.urandom(32), "big") if seed is None else sha256(seed)
+
+
+NONE_HASH = make_none_hash(os.environ.get("PYTHONHASHSEED"))
+
+
+def need_extra_keys(request: Any) -> bool:
+    """Whether a request's blocks hang on more than their tokens: on media, or on an adapter."""
+    return bool(request.mm_positions) or request.lora_request is not None
+
+
+def _gen_mm_extra_hash_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[list[Any], int]:
+    """The hashes of the media in the block of these tokens, and the index to go on from.
+
+    start_mm_idx: the first item to look at, from the end where it is negative. Items are sorted by
+    position. Raises CountMismatch, BeyondMedia, NoMediaHash.
+    """
+    positions, hashes = request.mm_positions, request.mm_hashes
+    if not positions:
+        return [], start_mm_idx
+    count = len(positions)
+    if len(hashes or ()) != count:
+        raise CountMismatch(
+            request=repr(getattr(request, "request_id", None)),
+            given=len(hashes or ()),
+            name="multi-modal hashes",
+            expected=f"{count}, one for each position (is their cache switched off?)",
+        )
+    if _span(positions[-1])[1] < start_token_idx:
+        return [], start_mm_idx
+    if start_mm_idx < -count:
+        raise BeyondMedia(index=start_mm_idx, num_items=count)
+    index = start_mm_idx if start_mm_idx >= 0 else count + start_mm_idx
+    keys: list[Any] = []
+    while index < count:
+        if hashes[index] is None:
+            raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
+        first, end = _span(positions[index])
+        if first >= end_token_idx:
+            break
+        if end >= start_token_idx:
+            keys.append(hashes[index])
+            if end > end_token_idx:
+                break
+        index += 1
+    return keys, index
+
+
+def _gen_lora_extra_hash_keys(request: Any) -> list[int]:
+    """The number of a request's adapter, if it has one."""
+    return [request.lora_request.lora_int_id] if request.lora_request else []
+
+
+def generate_block_hash_extra_keys(
+    request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """The extra keys of the block of these tokens, None without any, and the next media index.
+
+    Adapter first, then media. Raises what `_gen_mm_extra_hash_keys` raises.
+    """
+    media, next_mm_idx = _gen_mm_extra_hash_keys(
+        request, start_token_idx, end_token_idx, start_mm_idx
+    )
+    keys = (*_gen_lora_extra_hash_keys(request), *media)
+    return keys or None, next_mm_idx
+
+
+def hash_block_tokens(
+    hash_function: HashFunction,
+    parent_block_hash: int | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: tuple[Any, ...] | None = None,
+) -> BlockHashType:
+    """The record of one full block. parent_block_hash: None where it is the first."""
+    parent = NONE_HASH if parent_block_hash is None else parent_block_hash
+    tokens = tuple(curr_block_token_ids)
+    return BlockHashType(hash_function((parent, tokens, extra_keys)), tokens, extra_keys)
+
+
+def hash_request_tokens(
+    hash_function: HashFunction, block_size: int, request: Any
+) -> list[BlockHashType]:
+    """The records of a request's full blocks, over prompt and generated tokens.
+
+    Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
+    """
+    size = read_count("block_size", block_size, 1)
+    num_full = len(request.all_token_ids) // size
+    return _hash_chain(hash_function, size, request, None, 0, num_full, last_item=False)
+
+
+def hash_more_tokens(
+    hash_function: HashFunction,
+    block_size: int,
+    request: Any,
+    known: Sequence[BlockHashType],
+    num_full: int,
+) -> list[BlockHashType]:
+    """The records of a request's first num_full blocks behind those that are known.
+
+    Where some are known, the rest is taken for generated tokens, of which the last media item alone
+    is asked, also where it ends at the block's start: so the original makes these keys. Raises
+    TokensMissing, and what `generate_block_hash_extra_keys` raises.
+    """
+    num_known, asked = len(known), num_full * block_size
+    if num_full <= num_known:
+        return []
+    if len(request.all_token_ids) < asked:
+        name, num_tokens = repr(request.request_id), len(request.all_token_ids)
+        raise TokensMissing(request=name, num_tokens=num_tokens, asked=asked)
+    parent = read_record(known[-1]).hash_value if known else None
+    chain = (parent, num_known, num_full)
+    return _hash_chain(hash_function, block_size, request, *chain, last_item=num_known > 0)
+
+
+def _hash_chain(
+    hash_function: HashFunction,
+    size: int,
+    request: Any,
+    parent: int | None,
+    first: int,
+    behind: int,
+    *,
+    last_item: bool,
+) -> list[BlockHashType]:
+    """The records of blocks behind a parent. last_item: whether the last of the media is asked."""
+    number = NONE_HASH if parent is None else parent
+    tokens, marked = request.all_token_ids, need_extra_keys(request)
+    records: list[BlockHashType] = []
+    keys: tuple[Any, ...] | None = None
+    next_mm_idx = 0
+    for start in range(first * size, behind * size, size):
+        end = start + size
+        own = tuple(tokens[start:end])
+        if marked:
+            asked = -1 if last_item else next_mm_idx
+            keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, asked)
+        number = hash_function((number, own, keys))
+        # The class's own `__new__`, which Python makes, takes three times as long.
+        records.append(tuple.__new__(BlockHashType, (number, own, keys)))
+    return records
+
+
+def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[bytes]:
+    """The keys by which the core knows records, also of plain tuples; made once a record.
+
+    backend: whose hashing makes them; they are the same. Raises WrongArgument.
+    """
+    try:
+        keys = [record._key for record in records]
+    except AttributeError:
+        return keys_of([read_record(record) for record in records], backend)
+    if all(keys):
+        return keys
+    hash_block = _twin.hash_block if backend == "rust" else block_hash.hash_block
+    for place, record in enumerate(records):
+        if not keys[place]:
+            keys[place] = record._key = _plain_key(record, hash_block) or content_key(record)
+    return keys
+
+
+def read_record(record: Any) -> BlockHashType:
+    """A record, also of a plain tuple. Raises WrongArgument for what is none."""
+    if isinstance(record, BlockHashType):
+        return record
+    if isinstance(record, tuple) and len(record) in (2, 3):
+        return BlockHashType(*record)
+    raise WrongArgument(name="block_hash", expected="a BlockHashType", value=repr(record))
+
+
+def content_key(record: _Record) -> bytes:
+    """The key by which the core knows a record. Raises WrongArgument."""
+    number, tokens, extra = record
+    with suppress(TypeError):
+        number = operator.index(number)
+    key = _plain_key((number, tokens, extra), block_hash.hash_block)
+    if key:
+        return key
+    try:
+        form = b"".join((_encode(number), _encode(tuple(tokens)), _encode(extra)))
+    except (TypeError, ValueError, AttributeError, pickle.PickleError):
+        expected = "a number, tokens and extra keys"
+        raise WrongArgument(name="a block hash", expected=expected, value=repr(record)) from None
+    return hashlib.sha256(form).digest() + _OTHER
+
+
+def _plain_key(record: tuple[Any, ...], hash_block: Callable[..., bytes]) -> bytes:
+    """The key of a number and tokens without extra keys; empty of anything else."""
+    number, tokens, extra = record
+    if extra is not None:
+        return b""
+    try:
+        if number < 0:
+            return hash_block((~number).to_bytes(HASH_SIZE, "big"), tokens) + _BELOW
+        return hash_block(number.to_bytes(HASH_SIZE, "big"), tokens) + _ABOVE
+    except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
+        return b""
+
+
+def _span(position: Any) -> tuple[int, int]:
+    """First token of a media item and the one behind its last, of an object or a mapping."""
+    if isinstance(position, Mapping):
+        return position["offset"], position["offset"] + position["length"]
+    return position.offset, position.offset + position.length
+
+
+def _encode(value: Any) -> bytes:
+    """Kind, size and content; equal values have equal kinds where they are ints in any form."""
+    if value is None:
+        return b"n"
+    if isinstance(value, tuple):
+        parts = [_encode(each) for each in value]
+        return _sized(b"t", b"".join(parts))
+    if isinstance(value, str):
+        return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _sized(b"b", value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return _sized(b"p", pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    return _sized(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+
+
+def _sized(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<Q", len(content)) + content

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What seed 001's sizing takes and gives: layers, groups and configurations, changed in place.
+
+Rules: a spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all
+sizes. Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype:
+a name, or what prints as one (`torch.float16`). These are dataclasses, as engines copy them with
+`dataclasses.replace`. Source: S001-45 to 47, 59. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcore.legacy.v1_0_8.errors import WindowWithMla
+from kvcore.sizing import FullAttentionSpec as CoreFull
+from kvcore.sizing import LayerSpec, Limits
+from kvcore.sizing import SlidingWindowSpec as CoreWindow
+from kvcore.sizing.errors import WindowOnLatent
+from kvcore.types.arguments import read_count
+from kvcore.types.errors import WrongArgument
+
+
+@dataclass
+class KVCacheSpec:
+    """How a layer keeps its cache. block_size: tokens a block."""
+
+    block_size: int
+
+    @property
+    def type_id(self) -> str:
+        """Text that is equal where blocks of two layers are alike."""
+        return type_id_of(self)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block."""
+        return read_spec(self).page_bytes
+
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
+        """Bytes of one request of the longest length."""
+        return read_spec(self).max_bytes(read_limits(vllm_config))
+
+
+@dataclass
+class AttentionSpec(KVCacheSpec):
+    """A layer of attention: its heads and their size, number format, and whether it is MLA."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype: Any
+    use_mla: bool = False
+
+
+@dataclass
+class FullAttentionSpec(AttentionSpec):
+    """Every query sees all tokens before it."""
+
+
+@dataclass
+class SlidingWindowSpec(AttentionSpec):
+    """A query sees so many tokens, itself included. Raises WindowWithMla, InvalidCount."""
+
+    sliding_window: int = 0
+
+    def __post_init__(self) -> None:
+        read_count("sliding_window", self.sliding_window, 1)
+        if self.use_mla:
+            raise WindowWithMla(kind="sliding_window", window=self.sliding_window)
+
+
+@dataclass
+class KVCacheTensor:
+    """The tensor of one layer. size: in bytes."""
+
+    size: int
+
+
+@dataclass
+class KVCacheGroupSpec:
+    """Layers that share one block table."""
+
+    layer_names: list[str]
+    kv_cache_spec: Any
+
+
+@dataclass
+class KVCacheConfig:
+    """What a worker allocates: blocks, a tensor for each layer, and the groups of layers."""
+
+    num_blocks: int
+    tensors: dict[str, KVCacheTensor]
+    kv_cache_groups: list[KVCacheGroupSpec]
+
+
+@dataclass
+class ModelConfig:
+    """max_model_len: longest request in tokens."""
+
+    max_model_len: int
+
+
+@dataclass
+class SchedulerConfig:
+    """max_num_batched_tokens: most tokens of one step."""
+
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass
+class CacheConfig:
+    """num_gpu_blocks_override: blocks of the pool, whatever the memory would give."""
+
+    num_gpu_blocks_override: int | None = None
+
+
+@dataclass
+class VllmConfig:
+    """The parts of an engine's configuration that sizing reads."""
+
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+
+
+def type_id_of(spec: Any) -> str:
+    """The type id of any spec as seed 001 has it: MLA is full attention of another page size."""
+    read = read_spec(spec)
+    if isinstance(read, CoreFull):
+        return f"full_attention_{read.block_size}_{read.page_bytes}"
+    return read.type_id
+
+
+def is_windowed(spec: Any) -> bool:
+    """Whether a spec is that of a sliding window."""
+    return getattr(spec, "sliding_window", None) is not None
+
+
+def read_spec(spec: Any) -> LayerSpec:
+    """The spec of `kvcore.sizing` that one stands for.
+
+    Raises WrongArgument, InvalidCount, UnknownDtype, WindowWithMla.
+    """
+    if isinstance(spec, LayerSpec):
+        return spec
+    try:
+        shape: dict[str, Any] = {
+            "block_size": spec.block_size,
+            "num_kv_heads": spec.num_kv_heads,
+            "head_size": spec.head_size,
+            "dtype": str(spec.dtype).removeprefix("torch."),
+            "use_mla": bool(getattr(spec, "use_mla", False)),
+        }
+    except AttributeError as error:
+        expected = "an object with block_size, num_kv_heads, head_size and dtype"
+        value = f"{spec!r} ({error})"
+        raise WrongArgument(name="a spec", expected=expected, value=value) from None
+    if not is_windowed(spec):
+        return CoreFull(**shape)
+    try:
+        return CoreWindow(window=spec.sliding_window, **shape)
+    except WindowOnLatent as error:
+        raise WindowWithMla(**error.fields) from None
+
+
+def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
+    """The layers of a model as `kvcore.sizing` has them."""
+    return {name: read_spec(spec) for name, spec in kv_cache_spec.items()}
+
+
+def read_limits(vllm_config: Any) -> Limits:
+    """What a configuration bounds a request by. Raises WrongArgument, InvalidCount."""
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    cache = getattr(vllm_config, "cache_config", None)
+    try:
+        longest = vllm_config.model_config.max_model_len
+    except AttributeError:
+        expected = "an object with model_config.max_model_len"
+        raise WrongArgument(
+            name="vllm_config", expected=expected, value=repr(vllm_config)
+        ) from None
+    return Limits(
+        max_model_len=longest,
+        max_num_batched_tokens=getattr(scheduler, "max_num_batched_tokens", None),
+        num_blocks=getattr(cache, "num_gpu_blocks_override", None),
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers' kind decides in vLLM 0.8.5's V1 manager: hits, and what a window skips.
+
+Rules: full attention hits from the left up to the first miss, and keeps everything. A sliding
+window looks from the right for as many blocks in a row as its next query sees before itself; the
+null block stands for what is left of them; fewer count only from block 0 on. What is skipped is the
+core's rule (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81. Twin: none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of
+from kvcore.legacy.v1_0_8.block_pool import BlockPool
+from kvcore.legacy.v1_0_8.kv_cache_interface import read_spec
+from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
+from kvcore.types.errors import WrongArgument
+from kvcore.types.groups import Group, skipped_blocks
+
+
+class SpecializedManager(ABC):
+    """Hits and trims of layers of one kind. group: as the core has them."""
+
+    def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
+        spec = read_spec(kv_cache_spec)
+        self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
+        self.block_size = spec.block_size
+        self.has_window = self.group.window is not None
+        self.kv_cache_spec = kv_cache_spec
+        self.block_pool = block_pool
+
+    @abstractmethod
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """The blocks of the longest hit of a chain. num_dropped: last ones that are not used."""
+
+    def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
+        """Places whose blocks no later query sees, highest first, down to the first null."""
+        end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
+        places: list[int] = []
+        for place in range(end - 1, -1, -1):
+            if blocks[place] is self.block_pool.null_block:
+                break
+            places.append(place)
+        return places
+
+    def remove_skipped_blocks(
+        self, blocks: list[KVCacheBlock], num_computed_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Put the null block in the places of what no later query sees; in place.
+
+        Returns what stood there, highest first. They keep their owners.
+        """
+        places = self.skipped_places(blocks, num_computed_tokens)
+        removed = [blocks[place] for place in places]
+        for place in places:
+            blocks[place] = self.block_pool.null_block
+        return removed
+
+
+class FullAttentionManager(SpecializedManager):
+    """Every query sees all tokens before it."""
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """From the left up to the first miss, less what is dropped."""
+        ask, backend = self.block_pool.backing.blocks, self.block_pool.backend
+        first = keys_of(block_hashes[:1], backend)
+        if not first or ask.lookup(first[0], "device") is None:
+            return []  # before the other keys are read
+        keys = keys_of(block_hashes, backend)
+        hit = self.block_pool.blocks_at(ask.lookup_prefix(keys, "device"))
+        return hit[: max(0, len(hit) - num_dropped)] if num_dropped else hit
+
+    def skipped_places(
+        self,
+        blocks: Sequence[KVCacheBlock],  # noqa: ARG002 - every query sees all
+        num_computed_tokens: int,  # noqa: ARG002
+    ) -> list[int]:
+        """None."""
+        return []
+
+
+class SlidingWindowManager(SpecializedManager):
+    """A query sees a window of tokens."""
+
+    def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
+        super().__init__(kv_cache_spec, block_pool)
+        self.sliding_window = self.group.window or 1
+        self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
+    ) -> list[KVCacheBlock]:
+        """The last run of enough blocks, less what is dropped behind it; null before it."""
+        needed = self.sliding_window_contiguous_blocks + num_dropped
+        run: list[KVCacheBlock] = []
+        lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
+        keys = keys_of(block_hashes, self.block_pool.backend)
+        for place in range(len(keys) - 1, -1, -1):
+            found = lookup(keys[place])
+            if found is None:
+                run.clear()
+                continue
+            run.append(blocks[found])
+            if len(run) >= needed:
+                nulls = [self.block_pool.null_block] * place
+                return (nulls + run[::-1])[: place + len(run) - num_dropped]
+        return run[::-1][: max(0, len(run) - num_dropped)]
+
+
+def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:
+    """The manager of such layers. Raises WrongArgument unless they are full or have a window."""
+    kind = read_spec(kv_cache_spec).kind
+    if kind not in MANAGERS:
+        expected = f"a layer of {' or '.join(MANAGERS)}"
+        raise WrongArgument(name="kv_cache_spec", expected=expected, value=repr(kv_cache_spec))
+    return MANAGERS[kind](kv_cache_spec, block_pool)
+
+
+MANAGERS: dict[str, type[SpecializedManager]] = {
+    "full_attention": FullAttentionManager,
+    "mla": FullAttentionManager,
+    "sliding_window": SlidingWindowManager,
+}

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misuse of the first manager with prefix caching, each error also of the original's kind.
+
+Rules: as in `kvcore.types.errors`: messages name request, block and counts, and nothing has
+changed.
+Source: S004-05, 10, 16; X-14. Twin: none.
+"""
+
+from __future__ import annotations
+
+from kvcore.types.errors import KvcoreError
+
+
+class UnallocatedRequest(KvcoreError, KeyError):
+    """Slots are appended to a request that `allocate_slots` gave none."""
+
+    message = "request {request} has no blocks: {num_requests} requests have some"
+
+    def __str__(self) -> str:
+        return ValueError.__str__(self)
+
+
+class AlreadyAllocated(KvcoreError):
+    """A request has one table; another would lose the first one's blocks."""
+
+    message = "request {request} has {num_blocks} blocks: append to them, or free them first"
+
+
+class BlockInUse(KvcoreError):
+    """A block forgets its tokens while requests have it in their table."""
+
+    message = "block {block} has {num_owners} owners: free their requests first"
+
+
+class NoTokensLeft(KvcoreError, RuntimeError):
+    """Slots are asked for tokens that the request does not have."""
+
+    message = "request {request} has {num_tokens} tokens, none behind the {num_computed} computed"
+
+
+class TooFewTokens(KvcoreError, AssertionError):
+    """Slots are appended for tokens that the request does not have."""
+
+    message = "request {request} has {num_tokens} tokens, slots are asked up to token {asked}"
+
+
+class HitsWithoutCaching(KvcoreError, AssertionError):
+    """Computed blocks where nothing is cached."""
+
+    message = "request {request} brings {num_blocks} computed blocks, caching is off"

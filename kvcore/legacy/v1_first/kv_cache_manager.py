@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first manager with prefix caching over one queue, as PR 9972 brought it (seed 004).
+
+Rules: a request gets blocks with `allocate_slots`, once, and more with `append_slots`. Both may add
+empty blocks ahead, for which nobody is refused. There is no null block and no window; tables only
+grow, so two blocks may hold the same, and the older answers. A full block is findable at once; a
+look-up changes nothing and may find a prompt whole, which the engine then shortens. A call that
+raises or gives None has changed nothing. It stands on the pool and not on the core's requests,
+since these leave a token to compute, keep rows, and show no owners (docs/decisions.md). Source:
+S004-03 to S004-19; X-04, 12, 14. Twin: none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from kvcore import _twin
+from kvcore.hashing.block_hash import (
+    HASH_SIZE,
+    HASHINGS,
+    Hashing,
+    hash_blocks,
+    make_key,
+    root_hash,
+)
+from kvcore.legacy.blocks.blocks import BackendName, Backing
+from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.v1_first.blocks import (
+    CachedBlocks,
+    FreeBlockQueue,
+    KVCacheBlock,
+    Pool,
+    Text,
+)
+from kvcore.legacy.v1_first.errors import (
+    AlreadyAllocated,
+    HitsWithoutCaching,
+    NoTokensLeft,
+    TooFewTokens,
+    UnallocatedRequest,
+)
+from kvcore.legacy.v1_first.hashes import (
+    BlockHashType,
+    hash_any_blocks,
+    hash_block_tokens,
+    hash_request_tokens,
+)
+from kvcore.types.arguments import read_count
+from kvcore.types.commands import Batch
+from kvcore.types.errors import (
+    InvalidConfig,
+    InvalidToken,
+    StaleHits,
+    UnknownBlock,
+    WrongKey,
+)
+from kvcore.types.tokens import read_tokens
+from kvcore.types.values import Refused
+
+__all__ = [
+    "BlockHashType",
+    "EngineRequest",
+    "FreeBlockQueue",
+    "KVCacheBlock",
+    "KVCacheManager",
+    "Request",
+    "hash_block_tokens",
+    "hash_request_tokens",
+]
+
+NO_KEYS: Sequence[bytes] = ()
+_PROCESS_SEED = os.urandom(32).hex().encode()
+
+
+class EngineRequest(Protocol):
+    """What this manager reads of an engine's request.
+
+    all_token_ids: of prompt and answer. num_computed_tokens: of `append_slots`: the tokens before
+    those that get slots.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Tokens of prompt and answer."""
+        ...
+
+
+class Request:
+    """A request, for who has no class of their own."""
+
+    def __init__(self, request_id: str, prompt_token_ids: Sequence[int]) -> None:
+        self.request_id = request_id
+        self.num_computed_tokens = 0
+        self._token_ids = list(prompt_token_ids)
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Tokens of prompt and answer."""
+        return self._token_ids
+
+    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
+        """Add tokens of the answer."""
+        self._token_ids += [token_ids] if isinstance(token_ids, int) else token_ids
+
+
+class KVCacheManager:
+    """Which block holds which tokens of a request; touches no tensor.
+
+    sliding_window: read by nobody, as in the original: what leaves a window stays. enable_caching:
+    whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
+    far as blocks are free. max_model_len: where that room ends, as a later release has it.
+    hashing, hash_seed: how keys are made, and of which root, random per process unless given. Who
+    says one of them sees the core's keys as hashes of blocks; who says neither sees hashes as the
+    original makes them, of any ints. Blocks are found by keys in either case. Raises InvalidCount,
+    InvalidConfig, BackendMissing.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        sliding_window: int | None = None,
+        enable_caching: bool = True,
+        num_preallocate_tokens: int = 64,
+        *,
+        max_model_len: int | None = None,
+        hashing: Hashing | None = None,
+        hash_seed: bytes | None = None,
+        backend: BackendName = "python",
+    ) -> None:
+        self.block_size = read_count("block_size", block_size, 1)
+        self.num_gpu_blocks = read_count("num_gpu_blocks", num_gpu_blocks)
+        self.sliding_window = sliding_window
+        self.enable_caching = enable_caching
+        self.num_preallocate_tokens = read_count("num_preallocate_tokens", num_preallocate_tokens)
+        self.num_preallocate_blocks = -(-num_preallocate_tokens // block_size)
+        self.max_model_len = max_model_len
+        if max_model_len is not None:
+            read_count("max_model_len", max_model_len, 1)
+        shows_keys = hashing is not None or hash_seed is not None
+        hashing = "sha256" if hashing is None else hashing
+        if hashing not in HASHINGS:
+            raise InvalidConfig(field="hashing", value=repr(hashing), reason=f"one of {HASHINGS}")
+        if not isinstance(hash_seed, bytes | None):
+            raise InvalidConfig(field="hash_seed", value=repr(hash_seed), reason="must be bytes")
+        self._backend = backend
+        self._shows_keys = shows_keys
+        self._hashing: Hashing = hashing
+        self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
+        self._backing = Backing(num_gpu_blocks, backend=backend)
+        pool = Pool(num_gpu_blocks, self._backing, shows_keys=shows_keys)
+        self.block_pool = list(pool.blocks)
+        self.free_block_queue = pool.free_block_queue
+        self.cached_block_hash_to_block = CachedBlocks(pool)
+        self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
+
+    def __repr__(self) -> str:
+        free = self.free_block_queue.num_free_blocks
+        return f"<early KVCacheManager: {free} of {self.num_gpu_blocks} blocks free>"
+
+    def get_computed_blocks(self, request: EngineRequest) -> list[KVCacheBlock]:
+        """The longest cached prefix of a request, its last block included; changes nothing.
+
+        A prompt that is found whole leaves nothing to compute: take the last block away then.
+        Raises InvalidToken.
+        """
+        if not self.enable_caching:
+            return []
+        keys, pool = self._keys(self._root, request.all_token_ids), self.block_pool
+        return [pool[number] for number in self._backing.blocks.lookup_prefix(keys, "device")]
+
+    def get_computed_block_ids(self, request: EngineRequest) -> list[int]:
+        """The ids of these blocks, by which `allocate_slots` knows them as well."""
+        return [block.block_id for block in self.get_computed_blocks(request)]
+
+    def allocate_slots(
+        self, request: EngineRequest, num_tokens: int, computed_blocks: Sequence[KVCacheBlock | int]
+    ) -> list[KVCacheBlock] | None:
+        """Give a request its first blocks: the computed ones, and new ones for so many tokens.
+
+        computed_blocks: of `get_computed_blocks`, or their ids. Returns the new blocks, room ahead
+        included, or None where they do not fit. Raises InvalidCount, AlreadyAllocated,
+        HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken.
+        """
+        num_tokens = read_count("num_tokens", num_tokens, 1)
+        name = request.request_id
+        if name in self.req_to_blocks:
+            raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
+        hits = [self._as_block(hit) for hit in computed_blocks]
+        keys = self._keys_of_prompt(request, hits, num_tokens)
+        taken = self._admit(request, hits, keys[: len(hits)], -(-num_tokens // self.block_size))
+        if taken is None:
+            return None
+        fresh = [self.block_pool[number] for number in taken]
+        if self.enable_caching:
+            first = len(hits) * self.block_size
+            tokens = list(request.all_token_ids[first : first + num_tokens])
+            Text(self.block_size, first, hits[-1].place if hits else None, tokens).hold(fresh)
+            self._publish(fresh, keys[len(hits) :])
+        self.req_to_blocks[name] = hits + fresh
+        return list(fresh)
+
+    def append_slots(self, request: EngineRequest, num_tokens: int) -> list[KVCacheBlock] | None:
+        """Give a request slots for more tokens, behind those that it counts as computed.
+
+        Blocks that these fill are cached, unless a token before them got no slot. Returns the new
+        blocks, room ahead included; none where the present ones have room, and None where they do
+        not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens, InvalidToken.
+        """
+        num_tokens = read_count("num_tokens", num_tokens)
+        blocks = self.req_to_blocks.get(request.request_id)
+        if blocks is None:
+            name = repr(request.request_id)
+            raise UnallocatedRequest(request=name, num_requests=len(self.req_to_blocks))
+        size = self.block_size
+        start = read_count("num_computed_tokens", request.num_computed_tokens)
+        end = start + num_tokens
+        needed = -(-end // size) - len(blocks)
+        num_free = self._backing.blocks.num_free("device") if needed > 0 else 0
+        first, keys, text = 0, NO_KEYS, None
+        if self.enable_caching:
+            tokens, text = request.all_token_ids, blocks[-1].text
+            if end > len(tokens):
+                name = repr(request.request_id)
+                raise TooFewTokens(request=name, num_tokens=len(tokens), asked=end)
+            if end // size > start // size and (text is None or text.reaches(start)):
+                first, keys = self._keys_of_filled(tokens, blocks, end // size)
+        if needed > 0 and needed > num_free:
+            return None
+        if text is not None:
+            text.grow(tokens, start, end)
+        if needed <= 0:
+            self._publish(blocks[first:] if keys else [], keys)
+            return []
+        taken = self._backing.blocks.take(self._count(needed, num_free, len(blocks)), "device")
+        assert not isinstance(taken, Refused)
+        fresh = [self.block_pool[number] for number in taken]
+        if text is not None:
+            text.hold(fresh, len(blocks))
+        blocks += fresh
+        self._publish(blocks[first:], keys)
+        return fresh
+
+    def free(self, request: EngineRequest) -> None:
+        """Give back a request's blocks, tail first; one without blocks is left as it is."""
+        blocks = self.req_to_blocks.pop(request.request_id, [])
+        self._backing.blocks.release([block.block_id for block in reversed(blocks)], "device")
+
+    def take_batch(self) -> Batch:
+        """Close the open batch: the commands of the calls since the last one, for a runtime."""
+        return self._backing.take_batch()
+
+    def state(self) -> Tiers:
+        """The blocks as a value. Cost: O(pool) with the twin."""
+        return self._backing.state()
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless each block has as many owners as tables name it."""
+        tables = self.req_to_blocks.values()
+        self._backing.check(block.block_id for table in tables for block in table)
+
+    def _keys(self, parent: bytes, tokens: Sequence[int]) -> list[bytes]:
+        """The keys of the full blocks of tokens behind a parent. Raises InvalidToken."""
+        size, hashing = self.block_size, self._hashing
+        hashes: Iterable[bytes]
+        try:
+            if self._backend == "rust":
+                hashes = _twin.hash_blocks(tokens, parent, size, hashing)
+            else:
+                hashes = hash_blocks(parent, read_tokens(tokens), size, hashing=hashing)
+        except InvalidToken:
+            if self._shows_keys or not all(isinstance(each, int) for each in tokens):
+                raise
+            hashes = hash_any_blocks(parent, tokens, size)
+        return [make_key(each, 0) for each in hashes]
+
+    def _keys_of_prompt(
+        self, request: EngineRequest, hits: list[KVCacheBlock], num_tokens: int
+    ) -> list[bytes]:
+        """The keys of the blocks that so many tokens behind the hits fill, behind the hits' own."""
+        name = repr(request.request_id)
+        if not self.enable_caching:
+            if hits:
+                raise HitsWithoutCaching(request=name, num_blocks=len(hits))
+            return []
+        tokens, num_computed = request.all_token_ids, len(hits) * self.block_size
+        if len(tokens) <= num_computed:
+            raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
+        return self._keys(self._root, tokens[: num_computed + num_tokens])
+
+    def _admit(
+        self, request: EngineRequest, hits: list[KVCacheBlock], keys: list[bytes], needed: int
+    ) -> tuple[int, ...] | None:
+        """Own the hits, which must have these keys, and take so many blocks and room ahead."""
+        backing = self._backing.blocks
+        numbers = [block.block_id if self._is_own(block) else -1 for block in hits]
+        num_free = backing.num_free("device")
+        if hits and min(numbers) >= 0:
+            num_free -= backing.ref_counts(numbers, "device").count(0)
+        count = max(needed, self._count(needed, num_free, len(hits)))
+        try:
+            taken = backing.admit(numbers, count, keys, "device")
+        except (UnknownBlock, WrongKey) as error:
+            place: Any = error.fields.get("position")
+            place = numbers.index(-1) if place is None else place
+            number = getattr(hits[place], "block_id", repr(hits[place]))
+            name = repr(request.request_id)
+            raise StaleHits(request=name, block=number, position=place) from None
+        return None if type(taken) is Refused else taken
+
+    def _keys_of_filled(
+        self, tokens: Sequence[int], blocks: list[KVCacheBlock], full: int
+    ) -> tuple[int, list[bytes]]:
+        """The first block without key, and the keys from there on of so many full blocks."""
+        first, key = min(full, len(blocks)), None
+        key_of = self._backing.blocks.key_of
+        while first and (key := key_of(blocks[first - 1].block_id, "device")) is None:
+            first -= 1
+        filled = tokens[first * self.block_size : full * self.block_size]
+        return first, self._keys(self._root if key is None else key[:HASH_SIZE], filled)
+
+    def _as_block(self, hit: KVCacheBlock | int) -> KVCacheBlock:
+        """The block of an id; what is none is left as it is, to be refused."""
+        known = isinstance(hit, int) and 0 <= hit < self.num_gpu_blocks
+        return self.block_pool[hit] if known else hit  # type: ignore[index, return-value] # known
+
+    def _is_own(self, block: KVCacheBlock) -> bool:
+        number = getattr(block, "block_id", None)
+        known = isinstance(number, int) and 0 <= number < self.num_gpu_blocks
+        return known and self.block_pool[block.block_id] is block
+
+    def _count(self, needed: int, num_free: int, num_held: int) -> int:
+        """So many blocks and room ahead, of those that are free."""
+        ahead = self.num_preallocate_blocks
+        if self.max_model_len is not None:
+            most = -(-self.max_model_len // self.block_size) - num_held - needed
+            ahead = min(ahead, max(0, most))
+        return min(needed + ahead, num_free)
+
+    def _publish(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
+        """Make the first blocks findable under as many keys."""
+        if keys:
+            numbers = [block.block_id for block in blocks[: len(keys)]]
+            self._backing.blocks.publish_all(numbers, keys, "device")

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a batch must be: judged from its commands alone, by what each reads and writes.
+
+Rules: nothing here is called by a transition. A judge gets the state in which the batch was empty,
+its commands in order and the segment of each; it yields what is wrong. The sets are the first
+opinion (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place
+begins with a content of its own, so that two orders agree only if every copy copies the same.
+Source: bug catalogue, rows 8, 57, 58, 62, 63. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
+
+from kvcore.state.state import State
+from kvcore.types.commands import COPIES, Allocate, Command, Evict, EvictAll, Load, Tier
+
+BatchJudge = Callable[[State, Sequence[Command], Sequence[int]], Iterator[str]]
+Place = tuple[Tier, int]
+Copies = list[Command]
+
+ORDERS_MAX = 4
+"""So many copies in a segment are tried in every order; of more, each pair is swapped."""
+
+
+def hazards(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+    """CMD-HAZARD: in a segment no place is written twice, or read and written."""
+    if list(numbers) != sorted(numbers) or len(numbers) != len(commands):
+        yield f"segments {list(numbers)} of {len(commands)} commands"
+    for number, copies in segments_of(commands, numbers):
+        read, written = _places(copies)
+        for place in set(written):
+            if written.count(place) > 1:
+                yield f"segment {number} writes {_said(place)} {written.count(place)} times"
+            if place in read:
+                yield f"segment {number} reads and writes {_said(place)}"
+
+
+def copy_set(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+    """CMD-COPYSET: in a segment each target is copied to from one source, and is no source."""
+    for number, copies in segments_of(commands, numbers):
+        sources: dict[Place, Place] = {}
+        for command in copies:
+            source, target = command.reads(), command.writes()
+            if source is None or target is None:
+                continue
+            if sources.setdefault(target, source) != source:
+                yield f"segment {number} copies {_said(sources[target])} and {_said(source)} there"
+        for target in set(sources) & set(sources.values()):
+            yield f"segment {number} copies from and to {_said(target)}"
+
+
+def evict_first(before: State, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
+    """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew."""
+    keys = {block for block, key in enumerate(before.device.keys) if key is not None}
+    for command in commands:
+        match command:
+            case Evict(block):
+                keys.discard(block)
+            case EvictAll():
+                keys.clear()
+            case Allocate(block) if block in keys:
+                yield f"block {block} is handed out with its key"
+            case _:
+                target = command.writes()
+                if target is not None and target[0] == "device" and target[1] in keys:
+                    yield f"block {target[1]} is written by {type(command).__name__} and has a key"
+
+
+def copy_source(_: State, commands: Sequence[Command], __: Sequence[int]) -> Iterator[str]:
+    """CMD-COW-SRC: the source of a copy still has its content when the copy runs."""
+    if COPIES.isdisjoint(map(type, commands)):
+        return
+    empty: set[Place] = set()
+    for command in commands:
+        source, target = command.reads(), command.writes()
+        if source in empty and source is not None:
+            yield f"{type(command).__name__} reads {_said(source)}, handed out anew before it"
+        if isinstance(command, Allocate):
+            empty.add(("device", command.block))
+        elif target is not None:
+            empty.discard(target)
+
+
+def orders(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+    """CMD-ORDER: program order, any order inside segments, and all reads of a segment before all
+    its writes give the same contents.
+    """
+    contents: dict[Place, Place] = {}
+    for number, copies in segments_of(commands, numbers):
+        if len(copies) > 1:
+            wanted = _run(contents, copies)
+            for order in _orders(copies):
+                if _run(contents, order) != wanted:
+                    yield f"segment {number} depends on the order of its {len(copies)} copies"
+                    return
+            if _run_at_once(contents, copies) != wanted:
+                yield f"segment {number} depends on what is read before it writes"
+        contents = _run(contents, copies)
+
+
+def segments_of(
+    commands: Sequence[Command], numbers: Sequence[int]
+) -> Iterator[tuple[int, Copies]]:
+    """Each segment with its commands that read or write a place, in order."""
+    if COPIES.isdisjoint(map(type, commands)):
+        return
+    found: dict[int, Copies] = {}
+    for command, number in zip(commands, numbers, strict=False):
+        if command.reads() is not None or command.writes() is not None:
+            found.setdefault(number, []).append(command)
+    yield from sorted(found.items())
+
+
+def _places(copies: Copies) -> tuple[list[Place], list[Place]]:
+    read = [place for each in copies if (place := each.reads()) is not None]
+    return read, [place for each in copies if (place := each.writes()) is not None]
+
+
+def _orders(copies: Copies) -> Iterator[Copies]:
+    if len(copies) <= ORDERS_MAX:
+        yield from (list(order) for order in permutations(copies))
+        return
+    yield copies[::-1]
+    for first in range(len(copies)):
+        for second in range(first):
+            order = list(copies)
+            order[first], order[second] = order[second], order[first]
+            yield order
+
+
+def _run(contents: dict[Place, Place], copies: Copies) -> dict[Place, Place]:
+    """Contents after copies, one after the other; a place holds itself at first."""
+    after = dict(contents)
+    for command in copies:
+        _copy(after, after, command)
+    return after
+
+
+def _run_at_once(contents: dict[Place, Place], copies: Copies) -> dict[Place, Place]:
+    after = dict(contents)
+    for command in copies:
+        _copy(after, contents, command)
+    return after
+
+
+def _copy(after: dict[Place, Place], source: dict[Place, Place], command: Command) -> None:
+    """Put into `after` what a command writes that reads `source`; other than copies write a
+    content of their own.
+    """
+    read, target = command.reads(), command.writes()
+    if target is None:
+        return
+    if read is None:
+        after[target] = ("device", -3 - command.operation if isinstance(command, Load) else -2)
+    else:
+        after[target] = source.get(read, read)
+
+
+def _said(place: Place) -> str:
+    return f"{place[0]} block {place[1]}"
+
+
+BATCH_JUDGES: dict[str, BatchJudge] = {
+    "CMD-HAZARD": hazards,
+    "CMD-COPYSET": copy_set,
+    "CMD-EVICT-FIRST": evict_first,
+    "CMD-COW-SRC": copy_source,
+    "CMD-ORDER": orders,
+}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
+
+Rules: nothing here is called by a transition. What a position's keys and values depend on is the
+tokens up to it, the adapter, the media item or embedding in its place; the salt says who may share
+them. All that is a prefix's identity. A hash stands for one identity, learnt from the request that
+carries it; hashes are made at one granularity, and a block of a group ends where one of them does.
+Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.hashing.extra_keys import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.state.state import RequestState, State
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+
+Letter = tuple[object, ...]
+"""What one position adds to a prefix: its token, and what stands in the token's place."""
+
+NOTHING = (None,) * 4
+"""What stands in the place of a plain token."""
+
+PREFIX_PROPERTIES = {
+    "HASH-INJ": "a block hash stands for one run of tokens",
+    "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
+    "KEY-GRAN": "a key ends where a block of its group ends",
+}
+
+
+@attrs.frozen
+class Chain:
+    """What a hash stands for: the first `end` tokens of a request, and their letters."""
+
+    tokens: tuple[int, ...]
+    letters: tuple[Letter, ...]
+    nodes: tuple[int, ...]
+    end: int
+
+
+Learnt = tuple[bytes, tuple[int, ...], tuple[Letter, ...], int]
+"""A hash, and the tokens, letters and length of what it stands for."""
+
+
+class Prefixes:
+    """The tree of all prefixes that were seen, and what each hash stands for."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._children: dict[tuple[int, Letter], int] = {}
+        self._paths: dict[int, tuple[Letter, ...]] = {}
+        self._nodes: dict[tuple[Letter, ...], tuple[int, ...]] = {}
+        self._letters: dict[tuple[tuple[int, ...], ExtraKeys], tuple[Letter, ...]] = {}
+        self._chains: dict[bytes, Chain] = {}
+        self._num_told = 0
+
+    def nodes(self, request: RequestState) -> tuple[int, ...]:
+        """The number of the prefix that ends with each token and draft of a request."""
+        return self.number(self.letters(request))
+
+    def letters(self, request: RequestState) -> tuple[Letter, ...]:
+        """What each token and draft of a request adds to its prefix."""
+        tokens = (*request.tokens, *request.drafts)
+        known = self._letters.get((tokens, request.extra_keys))
+        if known is None:
+            known = tuple(_letters(tokens, request.extra_keys, self._config.hash_block_size))
+            self._letters[tokens, request.extra_keys] = known
+        return known
+
+    def news(self) -> list[Learnt]:
+        """What was learnt of hashes since this was asked the last time."""
+        new = list(self._chains.items())[self._num_told :]
+        self._num_told = len(self._chains)
+        return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]
+
+    def take_in(self, news: Iterable[Learnt]) -> None:
+        """Take in what another process learnt."""
+        for block_hash, tokens, letters, end in news:
+            if block_hash not in self._chains:
+                chain = Chain(tokens, letters, self.number(letters), end)
+                self._chains[block_hash] = chain
+        self._num_told = len(self._chains)
+
+    def learn(self, state: State) -> None:
+        """Take in what the requests' hashes stand for. Raises as `learn_from` does."""
+        self.learn_from(state.requests.values())
+
+    def learn_from(self, requests: Iterable[RequestState]) -> None:
+        """Take in what these requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
+        KEY-SEP) when all is taken in; the first request to carry a hash says what it stands for.
+        """
+        size, wrong = self._config.hash_block_size, None
+        for request in requests:
+            if not request.block_hashes:
+                continue
+            letters = self.letters(request)
+            nodes = self.number(letters)
+            tokens = tuple(request.tokens)
+            for position, block_hash in enumerate(request.block_hashes):
+                end = (position + 1) * size
+                known = self._chains.get(block_hash)
+                if known is None:
+                    self._chains[block_hash] = Chain(tokens, letters, nodes, end)
+                elif known.end != end or known.nodes[end - 1] != nodes[end - 1]:
+                    wrong = _collision(block_hash, known, Chain(tokens, letters, nodes, end))
+        if wrong is not None:
+            raise wrong
+
+    def chain(self, key: bytes) -> tuple[Letter, ...]:
+        """The letters of the prefix that a block under a key ends."""
+        chain = self._chains[key[:HASH_SIZE]]
+        return chain.letters[: chain.end]
+
+    def tokens(self, key: bytes) -> tuple[int, ...]:
+        """The tokens of the prefix that a block under a key ends."""
+        chain = self._chains[key[:HASH_SIZE]]
+        return chain.tokens[: chain.end]
+
+    def block(self, key: bytes) -> tuple[int, ...]:
+        """The prefixes that a block under a key holds. Raises InvariantViolation (KEY-GRAN)."""
+        group = int.from_bytes(key[HASH_SIZE:], "big")
+        size = self._config.groups[group].block_size
+        chain = self._chains[key[:HASH_SIZE]]
+        if chain.end % size:
+            detail = f"a key of group {group} ends at token {chain.end}, blocks hold {size}"
+            raise InvariantViolation("KEY-GRAN", detail)
+        return chain.nodes[chain.end - size : chain.end]
+
+    def path(self, node: int) -> tuple[Letter, ...]:
+        """The letters of the prefix that has a number."""
+        return self._paths[node]
+
+    def tokens_of_nodes(self) -> dict[int, tuple[int, ...]]:
+        """The tokens of each prefix that has a number."""
+        found: dict[int, tuple[int, ...]] = {0: ()}
+        for (parent, letter), node in self._children.items():
+            token = letter[0]
+            found[node] = (*found[parent], token if isinstance(token, int) else -1)
+        return found
+
+    def number(self, letters: tuple[Letter, ...]) -> tuple[int, ...]:
+        """The number of the prefix that ends with each letter."""
+        known = self._nodes.get(letters)
+        if known is None:
+            node, found = 0, []
+            for letter in letters:
+                node = self._children.setdefault((node, letter), len(self._children) + 1)
+                found.append(node)
+                self._paths.setdefault(node, letters[: len(found)])
+            known = self._nodes[letters] = tuple(found)
+        return known
+
+
+def _letters(
+    tokens: tuple[int, ...], extra_keys: ExtraKeys, hash_block_size: int
+) -> Iterator[Letter]:
+    if extra_keys == NO_EXTRA_KEYS:
+        yield from ((token,) for token in tokens)
+        return
+    places = {
+        position: (item.identifier, position - item.offset)
+        for item in extra_keys.media
+        for position in range(item.offset, item.end)
+    }
+    lora, salt, embeds = extra_keys.lora, extra_keys.cache_salt, extra_keys.embeds
+    for position, token in enumerate(tokens):
+        row = embeds[position // hash_block_size] if position < extra_keys.num_rows else None
+        extra = (lora, salt if position == 0 else None, places.get(position), row)
+        yield (token,) if extra == NOTHING else (token, *extra)
+
+
+def _collision(block_hash: bytes, known: Chain, other: Chain) -> InvariantViolation:
+    same = known.tokens[: known.end] == other.tokens[: other.end]
+    detail = f"hash {block_hash.hex()[:8]} stands for {_said(known)} and for {_said(other)}"
+    return InvariantViolation("KEY-SEP" if same else "HASH-INJ", detail)
+
+
+def _said(chain: Chain) -> str:
+    """What a hash stands for: tokens, and what else is part of the prefix."""
+    letters = chain.letters[: chain.end]
+    others = [repr(each) for letter in letters for each in letter[1:] if each is not None]
+    behind = f" with {', '.join(dict.fromkeys(others))}" if others else ""
+    return f"tokens {', '.join(map(str, chain.tokens[: chain.end]))}{behind}"

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine knows of the open batch: which positions its forward pass will write.
+
+Rules: written from the design's sentences on computed counts, drafts and leaving the open batch,
+not from the code: it is the second opinion on both. A request's count before the batch is the one
+before its first slots in it, and before its hits. A cut to a count whose window was given back
+starts anew. Encoder tokens are written by the step that brings them. Twin: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcore.oracle.contents import Encoder, Write
+from kvcore.state.state import State
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Appended, Hit, Refused
+
+FIRST_ENCODER = -10
+
+
+class Schedule:
+    """The writes of the open batch, and the computed count that each request must have.
+
+    encoders: what the cross-attention tables of a request hold. loading: where the unfinished load
+    of a request begins, and failed: where its first failed block does.
+    """
+
+    def __init__(self) -> None:
+        self.computed: dict[str, int] = {}
+        self.encoders: dict[str, Encoder] = {}
+        self.loading: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self._num_encoders = 0
+        self._before: dict[str, int] = {}
+        self._writes: list[Write] = []
+
+    def assume(self, state: State) -> None:
+        """Start with a state whose open batch schedules nothing."""
+        self.computed = {name: each.num_computed for name, each in state.requests.items()}
+        self.encoders = encoders_of(state)
+        self._before = {}
+        self._writes = []
+
+    def resume(self, before: Mapping[str, int], writes: Sequence[Write]) -> None:
+        """Go on with an open batch that schedules something already."""
+        self._before = dict(before)
+        self._writes = list(writes)
+
+    def writes(self) -> tuple[Write, ...]:
+        """The writes of the open batch, in the order of the calls."""
+        return tuple(self._writes)
+
+    def follow(
+        self, state: State, name: str, args: tuple[Any, ...], options: dict[str, Any], value: object
+    ) -> None:
+        """Take in a call that was made and what it gave; state is the one before it."""
+        if isinstance(value, Refused):
+            return
+        match name:
+            case "add_request":
+                self.computed[args[0].request_id] = 0
+            case "remove_request":
+                del self.computed[args[0]]
+            case "fork":
+                self._fork(state, *args)
+            case "allocate_slots":
+                self._allocated(state, args, options)
+            case "append" if isinstance(value, Appended):
+                for request_id in read_ids(state, args[0])[: value.done]:
+                    self._schedule(next_token(request_id, self.computed[request_id]))
+            case "load":
+                self._loads(*args)
+            case "complete_operation":
+                self._completed(state, *args)
+            case "accept":
+                request_id, num_accepted = args
+                most = len(state.requests[request_id].tokens) + num_accepted
+                self.computed[request_id] = min(self.computed[request_id], most)
+            case "free":
+                self._cut(state, args[0], 0)
+            case "truncate":
+                self._cut(state, *args)
+            case "rewind":
+                fell = value if isinstance(value, tuple) else ()
+                for request_id in dict.fromkeys((*args[0], *fell)):
+                    self._cut(state, request_id, args[1])
+            case "swap_out":
+                for request_id in args[0]:
+                    self._cut(state, request_id, self.computed[request_id])
+
+    def loads(self) -> list[Write]:
+        """The writes of the open batch that load external tokens, in the order of the calls."""
+        return [write for write in self._writes if write.loaded > write.start]
+
+    def scheduled(self) -> dict[str, int]:
+        """The requests that the open batch gives slots to, with their counts before it."""
+        return dict(self._before)
+
+    def take(self) -> list[Write]:
+        """The writes of the batch, in the order of the calls; it is taken now."""
+        writes, self._writes, self._before = self._writes, [], {}
+        return writes
+
+    def check(self, state: State) -> None:
+        """Raise InvariantViolation (COMPUTED-RULE) unless the state counts as the engine does."""
+        counts = {name: request.num_computed for name, request in state.requests.items()}
+        if counts != self.computed:
+            detail = f"computed counts {counts}, by the rules {self.computed}"
+            raise InvariantViolation("COMPUTED-RULE", detail)
+
+    def check_caps(self, state: State) -> None:
+        """Raise InvariantViolation (CAP) where a request that the open batch schedules, by at most
+        as many slots as the cap is made for, holds more of a windowed group than its cap.
+        """
+        for write in self._writes:
+            name = write.request_id
+            if len([each for each in self._writes if each.request_id == name]) > 1:
+                continue
+            for index, table in enumerate(state.requests[name].tables):
+                group, cap = state.config.groups[index], state.config.cap(index)
+                most = state.config.max_num_batched_tokens or state.config.length_limit
+                blocks = -(-write.num_slots // group.block_size)
+                if cap is None or len(table) > blocks or write.num_slots - write.loaded > most:
+                    continue
+                held = sum(block >= state.device.first_block for block in table)
+                if held > cap:
+                    detail = f"request {name!r} holds {held} blocks of group {index}, cap {cap}"
+                    raise InvariantViolation("CAP", detail)
+
+    def _fork(self, state: State, parent: str, child: str) -> None:
+        settled = min(self.computed[parent], len(state.requests[parent].tokens))
+        settled = self._before.get(parent, settled)
+        self.computed[child] = settled if resumes(state, parent, settled) else 0
+        if self.computed[child] and parent in self.encoders:
+            self.encoders[child] = self.encoders[parent]
+
+    def _allocated(self, state: State, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        request_id, num_new = args[:2]
+        hit: Hit | None = args[2] if len(args) > 2 else options.get("hit")
+        start = self.computed[request_id] + (0 if hit is None else hit.num_tokens)
+        limit = state.config.length_limit
+        total = min(start + options.get("num_external_computed_tokens", 0), limit)
+        end = total + num_new
+        num_slots = min(end + options.get("num_lookahead_tokens", 0), limit)
+        encoder = None
+        num_encoder = options.get("num_encoder_tokens", 0)
+        if num_encoder and request_id not in self.encoders:
+            self._num_encoders += 1
+            encoder = Encoder(FIRST_ENCODER - self._num_encoders, num_encoder)
+            self.encoders[request_id] = encoder
+        self._schedule(
+            Write(
+                request_id=request_id,
+                start=start,
+                loaded=total,
+                end=end,
+                num_slots=num_slots,
+                encoder=encoder,
+            )
+        )
+
+    def _loads(self, request_id: str, num_tokens: int, hit: Hit | None = None) -> None:
+        before = self.computed[request_id]
+        start = before + (0 if hit is None else hit.num_tokens)
+        self._before.setdefault(request_id, before)
+        self.computed[request_id] = start + num_tokens
+        self.loading[request_id] = start
+
+    def _completed(self, state: State, number: int, done: bool) -> None:
+        """The last operation of a load settles it: what is before the first failed block stays."""
+        operation = state.operations[number]
+        request_id = operation.request_id
+        if request_id is None:
+            return
+        if not done:
+            failed = self.failed.get(request_id, operation.first_token)
+            self.failed[request_id] = min(failed, operation.first_token)
+        others = (op for n, op in state.operations.items() if n != number)
+        if all(other.request_id != request_id for other in others):
+            count = self.failed.get(request_id, self.computed[request_id])
+            self._cut(state, request_id, count)
+
+    def _schedule(self, write: Write) -> None:
+        self._before.setdefault(write.request_id, self.computed[write.request_id])
+        self._writes.append(write)
+        self.computed[write.request_id] = write.end
+
+    def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
+        """A request leaves the open batch and falls to so many tokens, its drafts dropped."""
+        self._writes = [each for each in self._writes if each.request_id != request_id]
+        self.loading.pop(request_id, None)
+        self.failed.pop(request_id, None)
+        if state.requests[request_id].host_tables:
+            num_tokens = 0
+        count = min(self.computed[request_id], len(state.requests[request_id].tokens))
+        count = self._before.pop(request_id, count)
+        count = count if resumes(state, request_id, count) else 0
+        count = min(count, num_tokens)
+        self.computed[request_id] = count if resumes(state, request_id, count) else 0
+        if not self.computed[request_id]:
+            self.encoders.pop(request_id, None)
+
+
+def next_token(request_id: str, start: int) -> Write:
+    """The write of one token."""
+    end = start + 1
+    return Write(request_id=request_id, start=start, loaded=start, end=end, num_slots=end)
+
+
+def encoders_of(state: State) -> dict[str, Encoder]:
+    """What the cross-attention tables of a state's requests hold, full to the last slot: two that
+    share their first block hold the same.
+    """
+    found = {}
+    for request in state.requests.values():
+        tables = request.host_tables or request.tables
+        for group, table in zip(state.config.groups, tables, strict=True):
+            if group.is_cross and table:
+                number = 2 * FIRST_ENCODER * (1 + table[0])
+                found[request.request_id] = Encoder(number, len(table) * group.block_size)
+    return found
+
+
+def resumes(state: State, request_id: str, num_tokens: int) -> bool:
+    """Whether a request still has, in every group, the blocks that the query behind so many tokens
+    sees or shares.
+    """
+    tables = state.requests[request_id].tables
+    for group, table in zip(state.config.groups, tables, strict=True):
+        if not group.is_windowed:
+            continue
+        needed = table[skipped_blocks(group, num_tokens) : -(-num_tokens // group.block_size)]
+        if any(block < state.device.first_block for block in needed):
+            return False
+    return True
+
+
+def read_ids(state: State, requests: Any) -> list[str]:
+    """Request ids from ids or from a buffer of rows."""
+    if isinstance(requests, list | tuple):
+        return list(requests)
+    return [str(state.rows[row]) for row in requests]

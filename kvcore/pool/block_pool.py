@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block pool: owners, keys and the free queue of all blocks of one tier.
+
+Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
+owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
+given, at the side that the eviction policy names, or by rank (`ranked.py`). The pool layer's
+transitions are in pool_layer.py; the request layer works on a `PoolDraft`. Source: S000-34, 35, 38,
+41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from immutables import Map
+from msgspec import Struct
+from pyrsistent import PVector, pvector
+
+from kvcore.pool.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
+from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.pool.quarantine import Quarantine, QuarantineDraft, make_quarantine
+from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.types.effects import Effects
+from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
+
+PoolEviction = Literal["lru", "uncached_first", "ranked"]
+"""The policies of a `Config`, and by rank: for managers of the pool layer that say when a block was
+used.
+"""
+
+
+class BlockPool(Struct, frozen=True, gc=False):
+    """All blocks of one tier as a value.
+
+    first_block: 1 where block 0 is the null block, else 0. ref_counts: owners of each block, pins
+    included. keys: the key of each block. pins: block to its number of pins. quarantine:
+    None where no batch is ever unfinished. ranks: block to what was said of its use.
+    last_placed: the block that was put into its place by rank last.
+    """
+
+    first_block: int
+    eviction: PoolEviction
+    ref_counts: PVector[int]
+    keys: PVector[bytes | None]
+    queue: FreeQueue
+    index: HashIndex
+    pins: Map[int, int]
+    quarantine: Quarantine | None = None
+    ranks: Map[int, tuple[float, int]] = Map()
+    last_placed: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return len(self.ref_counts)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can have an owner."""
+        return self.num_blocks - self.first_block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self.queue.length
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks without owner that come back when batches finish."""
+        return 0 if self.quarantine is None else len(self.quarantine)
+
+
+def make_pool(
+    num_blocks: int,
+    *,
+    null_block: bool = False,
+    eviction: PoolEviction = "lru",
+    order: Sequence[int] | None = None,
+    quarantine: bool = False,
+) -> BlockPool:
+    """An empty pool.
+
+    order: ids in the order in which they are first taken, lowest first unless given. quarantine:
+    whether blocks can be released while a batch uses them.
+    """
+    first = int(null_block)
+    ids = list(range(first, num_blocks)) if order is None else list(order)
+    return BlockPool(
+        first,
+        eviction,
+        pvector([0] * num_blocks),
+        pvector([None] * num_blocks),
+        make_free_queue(num_blocks, ids),
+        HashIndex(),
+        Map(),
+        make_quarantine(num_blocks) if quarantine else None,
+    )
+
+
+class PoolDraft:
+    """A pool inside a transition: changed in place, unchecked, frozen at the end.
+
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = (
+        *("effects", "eviction", "first_block", "index", "keys", "pins"),
+        *("pool", "quarantine", "queue", "ref_counts"),
+    )
+
+    def __init__(self, pool: BlockPool, effects: Effects) -> None:
+        self.pool = pool
+        self.first_block = pool.first_block
+        self.eviction = pool.eviction
+        self.ref_counts = pool.ref_counts.evolver()
+        self.keys = pool.keys.evolver()
+        self.queue = FreeQueueDraft(pool.queue)
+        self.index = HashIndexDraft(pool.index)
+        self.pins = pool.pins
+        self.quarantine = None if pool.quarantine is None else QuarantineDraft(pool.quarantine)
+        self.effects = effects
+
+    def freeze(self) -> BlockPool:
+        """The pool as a value."""
+        old, quarantine = self.pool, None if self.quarantine is None else self.quarantine.freeze()
+        ref_counts, keys = self.ref_counts.persistent(), self.keys.persistent()
+        queue, index = self.queue.freeze(), self.index.freeze()
+        if (
+            (ref_counts is old.ref_counts and keys is old.keys)
+            and (queue is old.queue and index is old.index)
+            and (self.pins is old.pins and quarantine is old.quarantine)
+        ):
+            return old
+        return BlockPool(
+            self.first_block, self.eviction, ref_counts, keys, queue, index, self.pins, quarantine
+        )
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can have an owner."""
+        return len(self.ref_counts) - self.first_block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self.queue.length
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks without owner that come back when batches finish."""
+        return 0 if self.quarantine is None else self.quarantine.queue.length
+
+    def is_queued(self, block: int) -> bool:
+        """Whether a block is in the free queue."""
+        waits = self.quarantine is not None and block in self.quarantine.queue
+        return not self.ref_counts[block] and not waits
+
+    def is_busy(self, block: int) -> bool:
+        """Whether a block would be quarantined on its release."""
+        return self.quarantine is not None and block in self.quarantine.busy
+
+    def take(self, count: int) -> list[int]:
+        """Give so many blocks from the front one owner each; evicts those that have a key."""
+        blocks = []
+        for _ in range(count):
+            block = self.queue.front()
+            self.queue.remove(block)
+            if self.keys[block] is not None:
+                self.unpublish(block)
+            self.ref_counts[block] = 1
+            self.effects.emit(Allocate(block))
+            blocks.append(block)
+        return blocks
+
+    def touch(self, block: int) -> None:
+        """Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
+        content.
+        """
+        if self.ref_counts[block] == 0:
+            if self.quarantine is not None and block in self.quarantine.queue:
+                self.quarantine.queue.remove(block)
+            else:
+                self.queue.remove(block)
+            self.effects.emit(Touch(block))
+        self.ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one owner from each; those left without join the free queue in the order given, or
+        the quarantine while a batch uses them.
+        """
+        freed = []
+        for block in blocks:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                freed.append(block)
+        for block in freed:
+            if self.quarantine is not None and block in self.quarantine.busy:
+                self.quarantine.queue.append(block)
+            else:
+                self._enqueue(block)
+            self.effects.emit(Free(block, self.keys[block] is not None))
+
+    def _enqueue(self, block: int) -> None:
+        """Put a block without owner at the side of the free queue that the policy names."""
+        if self.eviction == "uncached_first" and self.keys[block] is None:
+            self.queue.prepend(block)
+        else:
+            self.queue.append(block)
+
+    def use(self, block: int, number: int) -> None:
+        """Note that a batch uses a block, though it may lose its owners."""
+        if self.quarantine is not None:
+            self.quarantine.use(block, number)
+
+    def end_use(self, ended: Callable[[int], bool]) -> None:
+        """Note that the batches of these numbers use nothing any more; no block moves yet."""
+        if self.quarantine is not None:
+            self.quarantine.end_use(ended)
+
+    def end_quarantine(self) -> None:
+        """Let blocks that no batch uses join the free queue, in the order of their release."""
+        if self.quarantine is not None:
+            for block in self.quarantine.end():
+                self._enqueue(block)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a block findable under a key."""
+        self.keys[block] = key
+        self.index.insert(key, block)
+
+    def unpublish(self, block: int) -> None:
+        """Forget the key of a block, if it has one; its place in the free queue stays."""
+        key = self.keys[block]
+        if key is None:
+            return
+        self.keys[block] = None
+        self.effects.emit(Evict(block, key))
+        if self.index.remove(key, block):
+            self.effects.announce_removed(key)
+
+    def clear_index(self) -> None:
+        """Forget every key."""
+        for block in range(len(self.keys)):
+            if self.keys[block] is not None:
+                self.keys[block] = None
+        self.index.clear()
+        self.effects.emit(EvictAll())
+
+    def pin(self, block: int) -> None:
+        """Add an owner that is no request."""
+        self.touch(block)
+        self.pins = self.pins.set(block, self.pins.get(block, 0) + 1)
+
+    def unpin(self, block: int) -> None:
+        """Remove an owner that `pin` added."""
+        left = self.pins[block] - 1
+        self.pins = self.pins.set(block, left) if left else self.pins.delete(block)
+        self.release([block])
+
+    def check_block(self, block: int) -> None:
+        """Raise UnknownBlock unless the pool has this block and it is not the null block."""
+        last = len(self.ref_counts) - 1
+        if not isinstance(block, int) or not self.first_block <= block <= last:
+            raise UnknownBlock(block=block, first=self.first_block, last=last)
+
+    def check_pins(self, blocks: Iterable[int]) -> None:
+        """Raise UnknownBlock or UnusedBlock unless each block can be pinned."""
+        for block in blocks:
+            self.check_block(block)
+            if self.ref_counts[block] == 0 and self.keys[block] is None:
+                raise UnusedBlock(block=block)
+
+    def check_unpins(self, blocks: Sequence[int], held: Mapping[int, int]) -> None:
+        """Raise UnknownBlock or NotPinned unless each block has the pins that the call removes.
+
+        held: pins a block that are not the caller's to remove.
+        """
+        for block, asked in self.count_blocks(blocks):
+            num_pins = self.pins.get(block, 0) - held.get(block, 0)
+            if num_pins < asked:
+                raise NotPinned(block=block, num_pins=num_pins, asked=asked)
+
+    def count_blocks(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Each block with how often it is named. Raises UnknownBlock at the first that is none."""
+        times = Counter(block for block in blocks if isinstance(block, int))
+        for block in blocks:
+            self.check_block(block)
+            yield block, times[block]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hash index: key to the ordered blocks that hold that content.
+
+Rules: the block that was published first answers a look-up; when it loses the key the next one
+answers (S001-82). A key without blocks has no entry. Keys are opaque bytes. The blocks of a key
+that has several are a ring of links, so that each step is O(1) however many there are; a block that
+is alone under its key has no links, so equal contents are equal values. Twin:
+rust/src/pool/hash_index.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+from immutables import Map
+
+from kvcore.pool.key_map import KeyMap
+
+
+@attrs.frozen
+class HashIndex(Mapping[bytes, tuple[int, ...]]):
+    """The index as a value: each key with its blocks, first published first.
+
+    To ask for all blocks of a key walks them; `in` and `firsts` do not.
+
+    firsts: key to the block that answers. following, preceding: the ring of the blocks of each key
+    that has several, in order of publication; the first one follows the last.
+    """
+
+    firsts: KeyMap = attrs.field(factory=KeyMap)
+    following: Map[int, int] = attrs.field(factory=Map)
+    preceding: Map[int, int] = attrs.field(factory=Map)
+
+    def __getitem__(self, key: bytes) -> tuple[int, ...]:
+        first = self.firsts[key]
+        blocks = [first]
+        block = self.following.get(first, first)
+        while block != first and len(blocks) < len(self.following):
+            blocks.append(block)
+            block = self.following[block]
+        return tuple(blocks)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.firsts
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.firsts)
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def ranks(self) -> dict[int, int]:
+        """The place of each block among those of its key, 0 for the one that answers. O(blocks)."""
+        return {block: rank for blocks in self.values() for rank, block in enumerate(blocks)}
+
+
+class HashIndexDraft:
+    """A hash index inside a transition: changed in place, frozen at the end.
+
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = ("firsts", "following", "index", "is_touched", "preceding")
+
+    def __init__(self, index: HashIndex) -> None:
+        self.index = index
+        self.is_touched = False
+        self.firsts = index.firsts.mutate()
+        self.following = index.following.mutate()
+        self.preceding = index.preceding.mutate()
+
+    def freeze(self) -> HashIndex:
+        """The index as a value."""
+        if not self.is_touched:
+            return self.index
+        return HashIndex(self.firsts.finish(), self.following.finish(), self.preceding.finish())
+
+    def first(self, key: bytes) -> int | None:
+        """The block that answers for a key."""
+        return self.firsts.get(key)
+
+    def insert(self, key: bytes, block: int) -> None:
+        """Add a block behind those that hold the same content."""
+        self.is_touched = True
+        first = self.firsts.get(key)
+        if first is None:
+            self.firsts[key] = block
+            return
+        self._link(self.preceding.get(first, first), block)
+        self._link(block, first)
+
+    def remove(self, key: bytes, block: int) -> bool:
+        """Take a block from under its key. True: it was the last one."""
+        self.is_touched = True
+        if block not in self.following:
+            del self.firsts[key]
+            return True
+        before, after = self.preceding.pop(block), self.following.pop(block)
+        if before == after:
+            del self.following[after]
+            del self.preceding[after]
+        else:
+            self._link(before, after)
+        if self.firsts[key] == block:
+            self.firsts[key] = after
+        return False
+
+    def clear(self) -> None:
+        """Forget every key."""
+        self.is_touched = True
+        empty = HashIndexDraft(HashIndex())
+        self.firsts, self.following, self.preceding = empty.firsts, empty.following, empty.preceding
+
+    def _link(self, before: int, after: int) -> None:
+        self.following[before] = after
+        self.preceding[after] = before

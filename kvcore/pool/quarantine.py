@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quarantine: blocks without owner that an unfinished batch still reads or writes.
+
+Rules: they keep their content and can be hit, and are not available. busy names the batches that
+use a block although a table let it go, or that copy from or to it; each release judges anew. In the
+order of their release they join the free queue, when no such batch is left. Source: design, 7.3.
+Twin: rust/src/pool/quarantine.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from immutables import Map
+from msgspec import Struct
+
+from kvcore.pool.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
+
+
+class Quarantine(Struct, frozen=True, gc=False):
+    """The quarantine of one pool as a value.
+
+    queue: its blocks, in the order of their release. busy: block to the batches that use it.
+    """
+
+    queue: FreeQueue
+    busy: Map[int, frozenset[int]] = Map()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.queue)
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+
+def make_quarantine(num_blocks: int) -> Quarantine:
+    """An empty quarantine for blocks 0 to num_blocks - 1."""
+    return Quarantine(make_free_queue(num_blocks, []))
+
+
+class QuarantineDraft:
+    """A quarantine inside a transition: changed in place, frozen at the end.
+
+    An untouched one freezes to the value that it came from.
+    """
+
+    __slots__ = ("busy", "quarantine", "queue")
+
+    def __init__(self, quarantine: Quarantine) -> None:
+        self.quarantine = quarantine
+        self.queue = FreeQueueDraft(quarantine.queue)
+        self.busy = quarantine.busy
+
+    def freeze(self) -> Quarantine:
+        """The quarantine as a value."""
+        old, queue = self.quarantine, self.queue.freeze()
+        if queue is old.queue and self.busy is old.busy:
+            return old
+        return Quarantine(queue, self.busy)
+
+    def use(self, block: int, number: int) -> None:
+        """Note that a batch uses a block."""
+        self.busy = self.busy.set(block, self.busy.get(block, frozenset()) | {number})
+
+    def end_use(self, ended: Callable[[int], bool]) -> None:
+        """Note that the batches of these numbers use nothing any more; no block leaves yet."""
+        if not self.busy:
+            return
+        busy = self.busy.mutate()
+        for block, numbers in self.busy.items():
+            left = frozenset(number for number in numbers if not ended(number))
+            if left:
+                busy[block] = left
+            else:
+                del busy[block]
+        self.busy = busy.finish()
+
+    def end(self) -> Iterator[int]:
+        """Take out the blocks that no batch uses, in the order of their release."""
+        for block in list(self.queue):
+            if block not in self.busy:
+                self.queue.remove(block)
+                yield block

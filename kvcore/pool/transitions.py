@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+
+Rules: what is asked is checked first, so that a call which raises or is refused leaves the pool as
+it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
+rust/src/pool/transitions.rs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.pool.block_pool import BlockPool, PoolDraft, make_pool
+from kvcore.pool.priority_eviction import RankedDraft, make_draft
+from kvcore.types.arguments import read_count, read_int, read_ints
+from kvcore.types.config import NO_LIMIT
+from kvcore.types.effects import Effects
+from kvcore.types.errors import (
+    AlreadyPublished,
+    DoubleFree,
+    InvalidConfig,
+    InvalidKey,
+    UnusedBlock,
+    WrongArgument,
+    WrongKey,
+)
+from kvcore.types.values import Outcome, Reason, Refused
+
+__all__ = [
+    "BlockPool",
+    "admit",
+    "clear_index",
+    "lookup",
+    "lookup_prefix",
+    "make_pool",
+    "pin",
+    "publish",
+    "publish_all",
+    "rank",
+    "release",
+    "take",
+    "touch",
+    "unpin",
+    "unpublish",
+]
+
+T = TypeVar("T")
+
+
+def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
+    """Give so many blocks from the front of the free queue one owner each; refused as a whole.
+
+    Raises InvalidCount.
+    """
+    count = read_count("count", count)
+    if count > pool.num_free:
+        reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
+        return Outcome(pool, (), Refused(reason, count, pool.num_free))
+    return _change(pool, lambda draft: tuple(draft.take(count)))
+
+
+def admit(
+    pool: BlockPool, blocks: Sequence[int], count: int, keys: Sequence[bytes] | None = None
+) -> Outcome[BlockPool, tuple[int, ...] | Refused]:
+    """Touch blocks and take so many others; refused as a whole; value: those that were taken.
+
+    keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+    InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
+    """
+    count, ids = read_count("count", count), read_ints(blocks)
+    if keys is not None:
+        _check_keys(keys, len(ids))
+
+    def change(draft: PoolDraft) -> tuple[int, ...] | Refused:
+        for position, key in enumerate(keys or ()):
+            draft.check_block(ids[position])
+            if draft.keys[ids[position]] != key:
+                raise WrongKey(block=ids[position], position=position)
+        draft.check_pins(ids)
+        touched = set(ids)
+        needed = count + sum(not draft.ref_counts[block] for block in touched)
+        if needed > draft.num_free:
+            never = count + len(touched) > draft.num_usable
+            return Refused(Reason.NEVER if never else Reason.LATER, needed, draft.num_free)
+        for block in ids:
+            draft.touch(block)
+        return tuple(draft.take(count))
+
+    return _change(pool, change)
+
+
+def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(ids)
+        for block in ids:
+            draft.touch(block)
+
+    return _change(pool, change)
+
+
+def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        for block, asked in draft.count_blocks(ids):
+            owners = draft.ref_counts[block] - draft.pins.get(block, 0)
+            if owners < asked:
+                raise DoubleFree(block=block, ref_count=owners, asked=asked)
+        draft.release(ids)
+
+    return _change(pool, change)
+
+
+def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]:
+    """Make a block with an owner findable.
+
+    Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    _check_key(key)
+    block = read_int(block)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        if draft.keys[block] is not None:
+            raise AlreadyPublished(block=block)
+        if draft.ref_counts[block] == 0:
+            raise UnusedBlock(block=block)
+        draft.publish(block, key)
+
+    return _change(pool, change)
+
+
+def publish_all(
+    pool: BlockPool, blocks: Sequence[int], keys: Sequence[bytes]
+) -> Outcome[BlockPool, None]:
+    """Make blocks with owners findable, in order, by a key each; all of them or none.
+
+    Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
+    """
+    ids = read_ints(blocks)
+    _check_keys(keys, len(ids))
+
+    def change(draft: PoolDraft) -> None:
+        seen: set[int] = set()
+        for block in ids:
+            draft.check_block(block)
+            if draft.keys[block] is not None or block in seen:
+                raise AlreadyPublished(block=block)
+            if draft.ref_counts[block] == 0:
+                raise UnusedBlock(block=block)
+            seen.add(block)
+        for block, key in zip(ids, keys, strict=True):
+            draft.publish(block, key)
+
+    return _change(pool, change)
+
+
+def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
+    """Forget a block's key, if it has one. Raises UnknownBlock."""
+    block = read_int(block)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_block(block)
+        draft.unpublish(block)
+
+    return _change(pool, change)
+
+
+def rank(
+    pool: BlockPool,
+    blocks: Sequence[int],
+    time: float | None = None,
+    length: int | None = None,
+) -> Outcome[BlockPool, None]:
+    """Say when blocks were used, and how many tokens their chain has; None leaves it as it was.
+
+    Raises WrongArgument, UnknownBlock, and InvalidConfig unless the pool is ranked.
+    """
+    said, tokens = _read_time(time), _read_length(length)
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        if not isinstance(draft, RankedDraft):
+            reason = "blocks have ranks where it is 'ranked'"
+            raise InvalidConfig(field="eviction", value=repr(draft.eviction), reason=reason)
+        for block in ids:
+            draft.check_block(block)
+        draft.rank(ids, said, tokens)
+
+    return _change(pool, change)
+
+
+def clear_index(pool: BlockPool) -> Outcome[BlockPool, None]:
+    """Forget every key."""
+    return _change(pool, lambda draft: draft.clear_index())
+
+
+def lookup(pool: BlockPool, key: bytes) -> int | None:
+    """The block that answers for a key. Does not modify the pool. Raises InvalidKey."""
+    _check_key(key)
+    return pool.index.firsts.get(key)
+
+
+def lookup_prefix(pool: BlockPool, keys: Sequence[bytes]) -> tuple[int, ...]:
+    """The blocks that answer for keys, up to the first for which none does.
+
+    Does not modify the pool. Raises InvalidKey.
+    """
+    for key in keys:
+        _check_key(key)
+    found: list[int] = []
+    for key in keys:
+        block = pool.index.firsts.get(key)
+        if block is None:
+            break
+        found.append(block)
+    return tuple(found)
+
+
+def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_pins(ids)
+        for block in ids:
+            draft.pin(block)
+
+    return _change(pool, change)
+
+
+def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
+    """Undo `pin`. Raises UnknownBlock, NotPinned."""
+    ids = read_ints(blocks)
+
+    def change(draft: PoolDraft) -> None:
+        draft.check_unpins(ids, {})
+        for block in ids:
+            draft.unpin(block)
+
+    return _change(pool, change)
+
+
+def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
+    effects = Effects()
+    draft = make_draft(pool, effects)
+    value = change(draft)
+    return Outcome(draft.freeze(), tuple(effects.commands), value)
+
+
+def _read_time(time: Any) -> float | None:
+    if time is None:
+        return None
+    try:
+        finite = math.isfinite(time)
+    except (TypeError, ValueError, OverflowError):
+        finite = False
+    if not finite:
+        raise WrongArgument(name="time", expected="a finite number", value=repr(time))
+    return float(time)
+
+
+def _read_length(length: Any) -> int | None:
+    if length is None:
+        return None
+    number = read_int(length)
+    if not isinstance(number, int) or not 0 <= number <= NO_LIMIT:
+        expected = f"an integer from 0 to {NO_LIMIT}"
+        raise WrongArgument(name="length", expected=expected, value=repr(length))
+    return number
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != KEY_SIZE:
+        raise InvalidKey(size=len(key), expected=KEY_SIZE)
+
+
+def _check_keys(keys: Sequence[bytes], num_blocks: int) -> None:
+    """Raise WrongArgument or InvalidKey unless there is a key for each of so many blocks."""
+    if len(keys) != num_blocks:
+        expected = f"{num_blocks} of them, one for each block"
+        raise WrongArgument(name="keys", expected=expected, value=repr(len(keys)))
+    for key in keys:
+        _check_key(key)

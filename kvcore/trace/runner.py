@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of text traces, made on a manager.
+
+Rules: a verb is the method's name, its words are the arguments in the method's order. A hit is the
+one that the request's last `get_computed_blocks` gave. After each call every invariant is checked.
+What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
+that. Twin: rust/src/trace/runner.rs.
+
+    add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
+                               a letter for the row of each token
+    add_tokens r0 15-18        remove_request r0          append r0=15 r1=7
+    add_block_hashes r0 cd     a letter for each hash of the engine's own
+    add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
+    get_computed_blocks r0     cache_blocks r0 8          remove_skipped_blocks r0 8
+    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [whole]
+    can_allocate               with the same words
+    free r0                    fork r0 r1                 truncate r0 5
+    swap_out r0 r1             swap_in r0 r1              pin 3 4
+    unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
+    store 3 4                  load r0 8 [hit] [whole]    complete_operation 0 done|failed
+    take_batch                 complete 3                 cancel 3
+    take_events                take_stats                 in_flight
+    take_new_block_ids         new_step_starts            restore: go on from the state's bytes
+    queue, host_queue          free queues, front first
+    waiting, host_waiting      quarantined blocks, in the order of their release
+    owners, keys               blocks that have any, by id
+    table r0                   host_table r0              computed r0
+    status r0                  row r0                     common r0
+    drafts r0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
+from typing import Any, Literal, TypeVar
+
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.manager import KVCacheManager
+from kvcore.pool.block_pool import BlockPool
+from kvcore.state.state import State
+from kvcore.trace.text import (
+    BadWord,
+    Names,
+    read_number,
+    read_tokens,
+    read_u32,
+    write_commands,
+    write_error,
+    write_events,
+    write_ids,
+    write_value,
+)
+from kvcore.transitions.queries import find_request
+from kvcore.types.config import Config
+from kvcore.types.errors import InvalidExtraKey, KvcoreError
+from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
+
+OPTIONS = {
+    "lookahead": "num_lookahead_tokens",
+    "external": "num_external_computed_tokens",
+    "encoder": "num_encoder_tokens",
+    "reserved": "reserved_blocks",
+}
+FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
+T = TypeVar("T")
+
+
+class BadCall(BadWord):
+    """A call whose verb or words cannot be read."""
+
+
+class Runner:
+    """A manager that takes calls as words and gives outcomes as lines."""
+
+    def __init__(self, config: Config, backend: Literal["rust", "python"]) -> None:
+        self.manager = KVCacheManager(config, backend=backend)
+        self._names = Names()
+        self._hits: dict[str, Hit] = {}
+
+    def call(self, verb: str, words: tuple[str, ...]) -> list[str]:
+        """Make one call; the lines of its whole outcome. Raises BadCall, InvariantViolation."""
+        before = self.manager.state()
+        method = CALLS.get(verb)
+        if method is None:
+            raise BadCall(f"there is no call {verb!r}")
+        try:
+            given = signature(method).bind(self, *words)
+        except TypeError as error:
+            raise _bad_call(verb, words, error) from None
+        try:
+            lines = write_value(method(*given.args))
+        except KvcoreError as error:
+            lines = write_error(error)
+        except BadWord as error:
+            raise _bad_call(verb, words, error) from None
+        after = self.manager.state()
+        self.manager.check()
+        self._names.learn(after)
+        return lines + self._effects(before, after)
+
+    def _effects(self, before: State, after: State) -> list[str]:
+        same = before.batch.number == after.batch.number
+        commands = after.batch.commands[len(before.batch.commands) if same else 0 :]
+        events = after.events[len(before.events) :]
+        return write_commands(commands, self._names) + write_events(events, self._names)
+
+    def add_request(self, request_id: str, tokens: str, *words: str) -> str:
+        options: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name == "lora":
+                options["lora"] = _made(LoRA, value)
+            elif name == "media":
+                options["media"] = [_read_media(item) for item in value.split(",")]
+            elif name == "salt":
+                options["cache_salt"] = value
+            elif name == "embeds":
+                options["prompt_embeds"] = PromptEmbeds(value.encode(), 1)
+            elif name == "own":
+                options["block_hashes"] = _read_hashes(value)
+            elif (name, value) == ("skip", ""):
+                options["skip_reading_prefix_cache"] = True
+            else:
+                raise BadWord(f"no request has {word!r}")
+        request = Request(request_id, read_tokens(tokens), **options)
+        return f"row {self.manager.add_request(request)}"
+
+    def add_tokens(self, request_id: str, tokens: str) -> None:
+        self.manager.add_tokens(request_id, read_tokens(tokens))
+
+    def add_block_hashes(self, request_id: str, letters: str) -> None:
+        self.manager.add_block_hashes(request_id, _read_hashes(letters))
+
+    def remove_request(self, request_id: str) -> None:
+        self.manager.remove_request(request_id)
+
+    def add_drafts(self, request_id: str, tokens: str) -> None:
+        self.manager.add_drafts(request_id, read_tokens(tokens))
+
+    def accept(self, request_id: str, count: str) -> None:
+        self.manager.accept(request_id, read_number(count))
+
+    def rewind(self, count: str, *request_ids: str) -> str:
+        return " ".join(("fell", *self.manager.rewind(request_ids, read_number(count))))
+
+    def remove_skipped_blocks(self, request_id: str, count: str) -> None:
+        self.manager.remove_skipped_blocks(request_id, read_number(count))
+
+    def get_computed_blocks(self, request_id: str) -> Hit:
+        self._hits[request_id] = self.manager.get_computed_blocks(request_id)
+        return self._hits[request_id]
+
+    def allocate_slots(self, request_id: str, count: str, *words: str) -> object:
+        return self.manager.allocate_slots(
+            request_id, read_number(count), **self._options(request_id, words)
+        )
+
+    def can_allocate(self, request_id: str, count: str, *words: str) -> str:
+        options = self._options(request_id, words)
+        return self.manager.can_allocate(request_id, read_number(count), **options).value
+
+    def _options(self, request_id: str, words: tuple[str, ...]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name in OPTIONS:
+                options[OPTIONS[name]] = read_number(value)
+            elif (name, value) == ("hit", "") and request_id in self._hits:
+                options["hit"] = self._hits[request_id]
+            elif name in FLAGS and not value:
+                options[FLAGS[name]] = True
+            else:
+                raise BadWord(f"no call has {word!r}")
+        return options
+
+    def append(self, *pairs: str) -> object:
+        split = [pair.partition("=") for pair in pairs]
+        ids = [request_id for request_id, _, _ in split]
+        return self.manager.append(ids, [read_number(token) for _, _, token in split])
+
+    def cache_blocks(self, request_id: str, count: str) -> None:
+        self.manager.cache_blocks(request_id, read_number(count))
+
+    def free(self, request_id: str) -> None:
+        self.manager.free(request_id)
+
+    def fork(self, parent_id: str, child_id: str) -> str:
+        return f"row {self.manager.fork(parent_id, child_id)}"
+
+    def truncate(self, request_id: str, count: str) -> None:
+        self.manager.truncate(request_id, read_number(count))
+
+    def swap_out(self, *request_ids: str) -> object:
+        return self.manager.swap_out(request_ids)
+
+    def swap_in(self, *request_ids: str) -> object:
+        return self.manager.swap_in(request_ids)
+
+    def pin(self, *blocks: str) -> None:
+        self.manager.pin(_numbers(blocks))
+
+    def unpin(self, *blocks: str) -> None:
+        self.manager.unpin(_numbers(blocks))
+
+    def evict_blocks(self, *blocks: str) -> None:
+        self.manager.evict_blocks(_numbers(blocks))
+
+    def store(self, *blocks: str) -> str:
+        return _write_operations(self.manager.store(_numbers(blocks)))
+
+    def load(self, request_id: str, count: str, *words: str) -> object:
+        options = self._options(request_id, words)
+        loads = self.manager.load(request_id, read_number(count), **options)
+        return loads if isinstance(loads, Refused) else _write_operations(loads)
+
+    def complete_operation(self, operation: str, result: str) -> None:
+        if result not in ("done", "failed"):
+            raise BadWord(f"an operation is done or failed, not {result!r}")
+        self.manager.complete_operation(read_number(operation), result == "done")
+
+    def reset_prefix_cache(self) -> bool:
+        return self.manager.reset_prefix_cache()
+
+    def take_batch(self) -> str:
+        emitted = tuple(self.manager.state().batch.commands)
+        batch = self.manager.take_batch()
+        if tuple(batch) != emitted:
+            raise AssertionError(f"batch {batch.number} is not what its calls emitted")
+        num_segments = len(set(batch.column("segment")))
+        return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
+
+    def complete(self, batch: str) -> None:
+        self.manager.complete(read_number(batch))
+
+    def cancel(self, batch: str) -> None:
+        self.manager.cancel(read_number(batch))
+
+    def in_flight(self) -> str:
+        return write_ids(self.manager.in_flight)
+
+    def take_events(self) -> str:
+        return f"{len(self.manager.take_events())} events"
+
+    def take_stats(self) -> object:
+        return self.manager.take_stats()
+
+    def take_new_block_ids(self) -> str:
+        return write_ids(self.manager.take_new_block_ids())
+
+    def new_step_starts(self) -> None:
+        self.manager.new_step_starts()
+
+    def restore(self) -> None:
+        self.manager.restore(self.manager.encode())
+
+    def queue(self) -> str:
+        return write_ids(self.manager.state().device.queue)
+
+    def host_queue(self) -> str:
+        host = self.manager.state().host
+        return write_ids(() if host is None else host.queue)
+
+    def waiting(self) -> str:
+        return write_ids(self.manager.state().device.quarantine or ())
+
+    def host_waiting(self) -> str:
+        host = self.manager.state().host
+        return write_ids(() if host is None else host.quarantine or ())
+
+    def owners(self) -> str:
+        counts = enumerate(self.manager.state().device.ref_counts)
+        return " ".join(f"{block}:{count}" for block, count in counts if count) or "none"
+
+    def keys(self) -> str:
+        pool = self.manager.state().device
+        return " ".join(self._keys(pool)) or "none"
+
+    def _keys(self, pool: BlockPool) -> Iterator[str]:
+        for block, key in enumerate(pool.keys):
+            if key is not None:
+                yield f"{block}{self._names.key(key)}"
+
+    def table(self, request_id: str) -> KVCacheBlocks:
+        return self.manager.get_blocks(request_id)
+
+    def host_table(self, request_id: str) -> KVCacheBlocks:
+        tables = find_request(self.manager.state(), request_id).host_tables
+        return KVCacheBlocks(tuple(tuple(table) for table in tables))
+
+    def computed(self, request_id: str) -> int:
+        return self.manager.num_computed_tokens(request_id)
+
+    def drafts(self, request_id: str) -> int:
+        return self.manager.num_draft_tokens(request_id)
+
+    def status(self, request_id: str) -> str:
+        return self.manager.status(request_id).value
+
+    def row(self, request_id: str) -> int:
+        return self.manager.get_row(request_id)
+
+    def common(self, request_id: str) -> str:
+        return write_ids(self.manager.get_num_common_prefix_blocks(request_id))
+
+
+def _write_operations(operations: Iterable[int]) -> str:
+    return f"operations {write_ids(operations)}"
+
+
+def _read_hashes(letters: str) -> list[bytes]:
+    return [letter * HASH_SIZE for letter in (bytes([code]) for code in letters.encode())]
+
+
+def _read_media(word: str) -> MediaItem:
+    identifier, _, place = word.partition("@")
+    offset, _, length = place.partition("+")
+    return _made(MediaItem, identifier, read_u32(offset), read_u32(length))
+
+
+def _numbers(words: Iterable[str]) -> list[int]:
+    return [read_number(word) for word in words]
+
+
+def _made(kind: Callable[..., T], *parts: object) -> T:
+    """An extra key of a request. Raises BadWord for what is none."""
+    try:
+        return kind(*parts)
+    except InvalidExtraKey as error:
+        raise BadWord(str(error)) from None
+
+
+def _bad_call(verb: str, words: Sequence[str], error: Exception) -> BadCall:
+    return BadCall(f"{verb} cannot take {' '.join(words) or 'nothing'}: {error}")
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    name: method
+    for name, method in vars(Runner).items()
+    if callable(method) and not name.startswith("_") and name != "call"
+}

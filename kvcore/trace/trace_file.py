@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text traces: readable stories of calls, each with everything that it must give.
+
+Rules: a line at the margin is a call, the indented lines under it are its whole outcome: one line
+less or more is a mismatch. Comments stand on lines of their own, before the call whose outcome they
+explain, and survive `rewrite`. Nothing of an expected line is parsed: the outcome is written as
+text and the texts are compared, so that the format is as easy to read in another language. Twin:
+rust/src/trace/trace_file.rs.
+
+    # The tail of a request leaves the pool before its head.
+    config num_blocks=10 block_size=4 null_block=no
+    add_request r0 0-9,100          tokens 0 to 9, then 100
+      = row 0
+    allocate_slots r0 11
+      = blocks 0 1 2
+      ! Allocate 0 1 2              commands, consecutive ones of a kind on one line
+      ! SetTable row 0: 0=0 1=1 2=2
+    queue
+      = 3 4 5 6 7 8 9
+
+(The explanations on the right are not part of the format.) A key reads as the tokens of its whole
+prefix, so `Evict 1(0-7)` needs no hash. Several groups read
+`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
+calls are listed in `trace_calls.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import attrs
+
+from kvcore.hashing.block_hash import HASHINGS
+from kvcore.trace.runner import BadCall, Runner
+from kvcore.trace.text import BadWord, read_u32
+from kvcore.types.config import Config, Duplicates, Eviction, Publish
+from kvcore.types.errors import KvcoreError, TraceError
+from kvcore.types.groups import KINDS, Group
+
+GAPS = " \t\r"
+"""What stands between words; lines end with a line feed."""
+BLOCKS_MAX = 2**16
+"""Most blocks of a tier: what a trace asks for is held in memory."""
+COUNTS = (
+    *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
+    *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
+)
+FLAGS = (
+    *("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks"),
+    "hide_salts",
+)
+NAMES = {
+    "eviction": get_args(Eviction),
+    "duplicates": get_args(Duplicates),
+    "publish": get_args(Publish),
+    "hashing": HASHINGS,
+}
+YES_NO = {"yes": True, "no": False}
+_WORD = re.compile(f"[^{GAPS}]+")
+
+
+@attrs.frozen
+class Call:
+    """One call of a trace and the outcome lines that it must have, without their indent."""
+
+    line: int
+    verb: str
+    words: tuple[str, ...]
+    expected: tuple[str, ...]
+
+
+@attrs.frozen
+class Trace:
+    """A parsed trace. source: what errors name, the file as a rule."""
+
+    source: str
+    config: Config
+    calls: tuple[Call, ...]
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace of a file. Raises TraceError."""
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(source=path.name, line=0, reason=str(error)) from None
+    return parse_trace(text, source=path.name)
+
+
+def parse_trace(text: str, *, source: str) -> Trace:
+    """The trace of a text. Raises TraceError with the line."""
+    config: Config | None = None
+    calls: list[Call] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip(GAPS)
+        if not stripped or stripped.startswith("#"):
+            continue
+        if line[0] in GAPS:
+            if not calls:
+                raise TraceError(source=source, line=number, reason="an outcome without a call")
+            last = calls[-1]
+            calls[-1] = attrs.evolve(last, expected=(*last.expected, stripped))
+            continue
+        verb, *words = _WORD.findall(stripped)
+        if verb == "config":
+            if config is not None:
+                raise TraceError(source=source, line=number, reason="a second config")
+            config = _parse_config(words, source, number)
+        elif config is None:
+            raise TraceError(source=source, line=number, reason="a call before the config")
+        else:
+            calls.append(Call(number, verb, tuple(words), ()))
+    if config is None:
+        raise TraceError(source=source, line=1, reason="there is no config")
+    return Trace(source, config, tuple(calls))
+
+
+def replay(trace: Trace, backend: Literal["rust", "python"]) -> None:
+    """Make the calls of a trace. Raises TraceError at the first outcome that is not expected."""
+    for call, actual in zip(trace.calls, outcomes(trace, backend), strict=True):
+        if actual != call.expected:
+            raise TraceError(source=trace.source, line=call.line, reason=_difference(call, actual))
+
+
+def outcomes(trace: Trace, backend: Literal["rust", "python"]) -> list[tuple[str, ...]]:
+    """The outcome lines that the calls of a trace really have. Raises TraceError."""
+    runner = Runner(trace.config, backend)
+    actual = []
+    for call in trace.calls:
+        try:
+            actual.append(tuple(runner.call(call.verb, call.words)))
+        except BadCall as error:
+            raise TraceError(source=trace.source, line=call.line, reason=str(error)) from error
+    return actual
+
+
+def rewrite(text: str, *, source: str, backend: Literal["rust", "python"]) -> str:
+    """The text with real outcomes in the place of the expected ones; calls and comments stay."""
+    trace = parse_trace(text, source=source)
+    actual = dict(zip((call.line for call in trace.calls), outcomes(trace, backend), strict=True))
+    lines = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        stripped = line.strip(GAPS)
+        is_outcome = bool(stripped) and line[0] in GAPS and stripped[0] != "#"
+        if not is_outcome:
+            lines.append(line)
+        lines.extend(f"  {outcome}" for outcome in actual.get(number, ()))
+    return "\n".join(lines) + "\n"
+
+
+def _parse_config(words: list[str], source: str, line: int) -> Config:
+    options: dict[str, Any] = {"num_blocks": 0, "groups": (Group(16),)}
+    try:
+        for word in words:
+            _parse_option(options, word)
+        return Config(**options)
+    except (KvcoreError, BadWord) as error:
+        raise TraceError(source=source, line=line, reason=str(error)) from None
+
+
+def _parse_option(options: dict[str, Any], word: str) -> None:
+    """Take in one `name=value`. Raises BadWord, InvalidConfig."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise BadWord(f"{word!r} is not name=value")
+    if name in COUNTS:
+        options[name] = read_u32(value)
+        if name.endswith("blocks") and options[name] > BLOCKS_MAX:
+            raise BadWord(f"{name} is {value}: a trace has at most {BLOCKS_MAX} blocks")
+    elif name in FLAGS and value in YES_NO:
+        options[name] = YES_NO[value]
+    elif value in NAMES.get(name, ()):
+        options[name] = value
+    elif name == "block_size":
+        options["groups"] = (Group(read_u32(value)),)
+    elif name == "groups":
+        options["groups"] = tuple(_parse_group(word) for word in value.split(","))
+    else:
+        raise BadWord(f"the config takes no {word!r}")
+
+
+def _parse_group(word: str) -> Group:
+    text, *flags = word.split("+")
+    kind, *sizes = text.split(":")
+    if kind not in KINDS or not 1 <= len(sizes) <= 2 or set(flags) - {"eagle", "zero"}:
+        raise BadWord(f"{word!r} is not kind:block_size[:window][+eagle][+zero]")
+    return Group(
+        read_u32(sizes[0]),
+        kind=kind,
+        window=read_u32(sizes[1]) if len(sizes) > 1 else None,
+        eagle="eagle" in flags,
+        zero_new_blocks="zero" in flags,
+    )
+
+
+def _difference(call: Call, actual: tuple[str, ...]) -> str:
+    wanted = "".join(f"\n  {line}" for line in call.expected) or "\n  (nothing)"
+    given = "".join(f"\n  {line}" for line in actual) or "\n  (nothing)"
+    name = " ".join((call.verb, *call.words))
+    return f"{name}\nmust give{wanted}\nbut gives{given}"

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
+
+Rules: plan first (`plan.py`), then change; a refusal changes nothing but the window's trim. All
+groups' hits are touched before any group allocates, so that no allocation evicts a hit; external
+blocks of all groups come before new ones. The computed count advances by hits, external and new
+tokens. Full blocks are published by the call that schedules their last token, unless delayed.
+Source: S000-21 to S000-35, S004-05 to S004-10. Twin: rust/src/transitions/allocate.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace as evolve
+
+from kvcore.state.batch_records import let_go, mark, note_given, replace
+from kvcore.state.state import (
+    NULL_BLOCK,
+    BatchRecord,
+    Draft,
+    RequestState,
+    State,
+    Table,
+    transition,
+)
+from kvcore.state.unconfirmed_loads import note_load, note_rewritten, rest
+from kvcore.transitions.drain import forget_new
+from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
+from kvcore.transitions.publish import publish_blocks
+from kvcore.transitions.requests import check_no_drafts, extend
+from kvcore.transitions.slot_request import FLAGS, Asked
+from kvcore.transitions.window import apply_trims
+from kvcore.types.arguments import read_flag
+from kvcore.types.commands import CopyOnWrite, SetTable, Zero
+from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRequest
+from kvcore.types.tokens import read_tokens
+from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
+
+
+def allocate_slots(
+    state: State,
+    request_id: str,
+    num_new_tokens: int,
+    hit: Hit | None = None,
+    *,
+    num_lookahead_tokens: int = 0,
+    num_external_computed_tokens: int = 0,
+    delay_cache_blocks: bool = False,
+    num_encoder_tokens: int = 0,
+    full_sequence_must_fit: bool = False,
+    reserved_blocks: int = 0,
+) -> Outcome[State, KVCacheBlocks | Refused]:
+    """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
+    refusal.
+
+    hit: of `get_computed_blocks`, for a request that holds nothing. External tokens get blocks that
+    are held and not returned. delay_cache_blocks: publish nothing, `cache_blocks` does it later.
+    num_encoder_tokens: of the cross-attention groups. full_sequence_must_fit: refuse unless all the
+    request's tokens would fit now. reserved_blocks: leave so many free. A refusal keeps the window
+    trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, TooManyTokens,
+    BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
+    HitsOnRunningRequest, CachingDisabled.
+    """
+    asked = Asked(
+        request_id=request_id,
+        num_new_tokens=num_new_tokens,
+        hit=hit,
+        num_lookahead_tokens=num_lookahead_tokens,
+        num_external_computed_tokens=num_external_computed_tokens,
+        delay_cache_blocks=read_flag("delay_cache_blocks", delay_cache_blocks),
+        num_encoder_tokens=num_encoder_tokens,
+        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
+        reserved_blocks=reserved_blocks,
+    )
+
+    def change(draft: Draft) -> KVCacheBlocks | Refused:
+        plan = plan_allocation(draft, asked)
+        if isinstance(plan, Refusal):
+            draft.store(apply_trims(draft, plan.request, plan.trims))
+            return plan.refused
+        return commit(draft, plan)
+
+    return transition(state, change)
+
+
+def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: Any) -> Verdict:
+    """What `allocate_slots` would say to the same arguments. Does not modify the state."""
+    draft = Draft(state)
+    options |= {name: read_flag(name, options[name]) for name in FLAGS if name in options}
+    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
+    plan = plan_allocation(draft, asked)
+    return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
+
+
+def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
+    """Add one token to each request and schedule one slot for each, in order.
+
+    request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
+    untouched, but for the refused one's window trim. Raises UnknownRequest, SwappedOut,
+    LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
+    """
+
+    def change(draft: Draft) -> Appended:
+        ids = read_request_ids(draft, request_ids)
+        values = read_tokens(tokens)
+        check_append(draft, ids, values)
+        for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
+            before = draft.request(request_id)
+            draft.store(extend(draft, before, [token]))
+            asked = Asked(request_id=request_id, num_new_tokens=1)
+            plan = plan_allocation(draft, asked)
+            if isinstance(plan, Refusal):
+                draft.store(apply_trims(draft, before, plan.trims))
+                return Appended(done, plan.refused)
+            commit(draft, plan)
+        return Appended(len(ids))
+
+    return transition(state, change)
+
+
+def read_request_ids(draft: Draft, request_ids: Any) -> list[str]:
+    """The ids of a sequence of ids, or of a buffer of rows. Raises UnknownRequest."""
+    if isinstance(request_ids, list | tuple):
+        return list(request_ids)
+    ids = []
+    for row in read_tokens(request_ids):
+        request_id = draft.rows[row] if row < len(draft.rows) else None
+        if request_id is None:
+            raise UnknownRequest(request=f"in row {row}")
+        ids.append(request_id)
+    return ids
+
+
+def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> None:
+    """Raise what any call of the append would raise, before the first one changes anything."""
+    if len(request_ids) != len(tokens):
+        raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
+    times: dict[str, int] = {}
+    for request_id in request_ids:
+        request = draft.idle(request_id)
+        check_no_drafts(request)
+        times[request_id] = times.get(request_id, 0) + 1
+        asked = request.num_computed + times[request_id]
+        if asked > draft.config.length_limit:
+            raise BeyondModelLength(
+                request=repr(request_id), asked=asked, max_model_len=draft.config.length_limit
+            )
+
+
+def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
+    """Do what a plan says; returns the blocks that the tables grew by."""
+    asked, request = plan.asked, plan.request
+    if asked.hit is not None and not any(request.tables):
+        queries = 0 if request.skip_reading else len(request.tokens)
+        draft.stats = draft.stats.observe(
+            queries, asked.hit.num_tokens, preempted=request.preempted
+        )
+    if request.request_id not in draft.records:
+        record = BatchRecord(request.num_computed)
+        draft.records = draft.records.set(request.request_id, record)
+    publishes = draft.config.enable_caching and not asked.delay_cache_blocks
+    before = request.num_computed
+    written = draft.config.enable_caching and (publishes or asked.loads)
+    mark(draft, request.request_id, before, before, publishes=written)
+    request = apply_trims(draft, request, plan.trims)
+    tables, num_cached = list(request.tables), list(request.num_cached)
+    for group, hits in enumerate(plan.hits):
+        if hits:
+            tables[group] = attach_hits(draft, request, group, hits)
+            num_cached[group] = len(hits)
+            if draft.loads:
+                rest(draft, request.request_id, hits)
+    if plan.num_loaded > plan.num_local and not asked.loads:
+        note_load(draft, request.request_id, plan.num_local, plan.num_loaded)
+    num_fresh = 0
+    for rewrite in plan.rewrites:
+        num_fresh += rewrite.shared
+    for growth in plan.growth:
+        num_fresh += growth.external + growth.grown
+    taken = draft.device.take(num_fresh)
+    forget_new(draft, taken)
+    fresh = iter(taken)
+    for rewrite in plan.rewrites:
+        table = tables[rewrite.group]
+        tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
+    for group, growth in enumerate(plan.growth):
+        if growth.nulls or growth.external:
+            blocks = [NULL_BLOCK] * growth.nulls + list(islice(fresh, growth.external))
+            num_filled = len(blocks) if asked.loads else growth.nulls
+            tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
+    grown: list[tuple[int, ...]] = [()] * len(tables)
+    for group, growth in enumerate(plan.growth):
+        if growth.grown:
+            blocks = list(islice(fresh, growth.grown))
+            tables[group] = grow(draft, request, group, tables[group], blocks, 0)
+            grown[group] = tuple(blocks)
+    request = evolve(
+        request,
+        tables=tuple(tables),
+        num_computed=plan.num_scheduled,
+        num_cached=tuple(num_cached),
+    )
+    draft.store(request)
+    if publishes and draft.config.publish == "scheduled":
+        publish_blocks(draft, request, request.num_accepted)
+    return KVCacheBlocks(tuple(grown))
+
+
+def attach_hits(draft: Draft, request: RequestState, group: int, hits: tuple[int, ...]) -> Table:
+    """Add the request as an owner of its hits, at the start of its table."""
+    table = request.tables[group]
+    for position, block in enumerate(hits):
+        if not draft.is_null(block):
+            draft.device.touch(block)
+        draft.effects.emit(SetTable(request.row, group, position, block))
+    return table.extend(hits)
+
+
+def apply_rewrite(
+    draft: Draft, request: RequestState, table: Table, rewrite: Rewrite, fresh: Iterator[int]
+) -> Table:
+    """Make one block of a table fit to be written."""
+    block = table[rewrite.position]
+    if rewrite.same:
+        note_given(draft, block, request.key(draft.config, rewrite.group, rewrite.position))
+        end = (rewrite.position + 1) * draft.config.groups[rewrite.group].block_size
+        note_rewritten(draft, request.request_id, block, end)
+        return table
+    if not rewrite.shared:
+        draft.device.unpublish(block)
+        return table
+    target = next(fresh)
+    at, size = (rewrite.group, rewrite.position), draft.config.groups[rewrite.group].block_size
+    mark(draft, request.request_id, request.num_computed, rewrite.position * size)
+    let_go(draft, request, rewrite.group, [rewrite.position])
+    replace(draft, request.request_id, *at)
+    if rewrite.copied:
+        draft.effects.emit(CopyOnWrite(block, target))
+        draft.device.use(block, draft.batch.number)
+        draft.device.use(target, draft.batch.number)
+    else:
+        use_fresh(draft, rewrite.group, target)
+    draft.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
+    draft.device.release([block])
+    return table.set(rewrite.position, target)
+
+
+def grow(
+    draft: Draft,
+    request: RequestState,
+    group: int,
+    table: Table,
+    blocks: list[int],
+    num_filled: int,
+) -> Table:
+    """Put blocks at the end of a table; the first num_filled are null or get their content."""
+    for offset, block in enumerate(blocks):
+        if offset >= num_filled:
+            use_fresh(draft, group, block)
+        draft.effects.emit(SetTable(request.row, group, len(table) + offset, block))
+    return table.extend(blocks)
+
+
+def use_fresh(draft: Draft, group: int, block: int) -> None:
+    """Zero a block that nothing fills, where its group asks for it, and record it as new."""
+    kind = draft.config.groups[group]
+    if kind.zero_new_blocks:
+        draft.effects.emit(Zero(block))
+    if draft.config.record_new_blocks and kind.kind in ("full_attention", "mla"):
+        new = draft.new_blocks
+        draft.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a batch: taken, and completed.
+
+Rules: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is there for the
+next one. Else it is unfinished until it is completed, in the order of the numbers; then blocks that
+only it used join the free queue. With `publish="completed"` what a batch wrote is findable once it
+is completed, up to what later batches and the open one had not yet begun. With `duplicates="merge"`
+a block that was filled although its content was findable is looked up again when it is there: the
+table's move to the older block, and the `Free`, open the next batch. Source: design, 7.2 and 7.3.
+Twin: rust/src/transitions/batches.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore.state.batch_records import (
+    Mark,
+    Unfinished,
+    in_order,
+    let_go,
+    lower,
+    note_given,
+    num_finished,
+    replace,
+)
+from kvcore.state.state import Draft, Merge, OpenBatch, State, transition
+from kvcore.state.unconfirmed_loads import confirm, note_keyed, rest
+from kvcore.transitions.publish import publish_blocks, stored
+from kvcore.types.arguments import read_int
+from kvcore.types.commands import Batch, Command, CutTable, SetTable, close
+from kvcore.types.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
+from kvcore.types.values import Outcome, Status
+
+
+def take_batch(state: State) -> Outcome[State, Batch]:
+    """Close and number the open batch; value: its commands. Pending merges open the next one.
+
+    Raises TooManyInFlight.
+    """
+    config, batch = state.config, state.batch
+    if config.max_in_flight and len(state.unfinished) >= config.max_in_flight:
+        raise TooManyInFlight(
+            num_in_flight=len(state.unfinished), max_in_flight=config.max_in_flight
+        )
+    taken = close(batch.number, batch.commands)
+    opened = evolve(state, batch=OpenBatch(batch.number + 1))
+    if state.loads and not config.max_in_flight:
+        opened = evolve(opened, loads=confirm(state.loads, batch.number - 1))
+    if not (config.tracks_batches or batch.merges):
+        return Outcome(opened, (), taken)
+
+    def change(draft: Draft) -> Batch:
+        if config.max_in_flight:
+            draft.unfinished.append(close_marks(state))
+        elif config.publish == "completed":
+            publish_written(draft, close_marks(state))
+        settle_merges(draft, batch.merges)
+        return taken
+
+    return transition(opened, change)
+
+
+def complete(state: State, batch: int) -> Outcome[State, None]:
+    """Finish the oldest unfinished batch: its forward pass has run.
+
+    Raises NotInFlight, BatchOutOfOrder.
+    """
+    number = read_int(batch)
+
+    def change(draft: Draft) -> None:
+        check_in_flight(draft, number)
+        oldest = draft.unfinished[0]
+        if oldest.number != number:
+            raise BatchOutOfOrder(batch=number, oldest=oldest.number)
+        del draft.unfinished[0]
+        draft.loads = confirm(draft.loads, oldest.number)
+        for pool in (draft.device, draft.host):
+            if pool is not None:
+                pool.end_use(lambda user: user == number)
+                pool.end_quarantine()
+        if draft.config.publish == "completed":
+            publish_written(draft, oldest)
+
+    return transition(state, change)
+
+
+def check_in_flight(draft: Draft, number: object) -> None:
+    """Raise NotInFlight unless this is the number of an unfinished batch."""
+    numbers = [batch.number for batch in draft.unfinished]
+    if not isinstance(number, int) or number not in numbers:
+        known = ", ".join(map(str, numbers)) or "none"
+        raise NotInFlight(
+            batch=number if isinstance(number, int) else repr(number), unfinished=known
+        )
+
+
+def close_marks(state: State) -> Unfinished:
+    """What the open batch remembers from now on: what its forward pass uses, and its rows."""
+    batch, none = state.batch, (0,) * len(state.config.groups)
+    marks = batch.marks.mutate()
+    for request_id, made in batch.marks.items():
+        held = none
+        if request_id in batch.records:
+            held = tuple(len(table) for table in state.requests[request_id].tables)
+        marks[request_id] = Mark(made.order, made.before, made.restore, made.publishes, held)
+    return Unfinished(batch.number, marks.finish(), batch.given, named_rows(batch.commands))
+
+
+def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
+    """The rows whose tables commands change, rising."""
+    return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))
+
+
+def publish_written(draft: Draft, batch: Unfinished) -> None:
+    """Make findable what a batch wrote that has just finished."""
+    before = draft.batch.merges
+    draft.batch = evolve(draft.batch, merges=pvector())
+    for request_id, made in in_order(batch.marks):
+        request = draft.requests[request_id]
+        if made.publishes and request.status is Status.RUNNING and not request.num_loading:
+            publish_blocks(draft, request, num_finished(draft, request), final=True)
+    merges = draft.batch.merges
+    draft.batch = evolve(draft.batch, merges=before)
+    settle_merges(draft, merges)
+
+
+def settle_merges(draft: Draft, merges: Iterable[Merge]) -> None:
+    """Look up again what was filled although its content was findable."""
+    for merge in merges:
+        _merge(draft, merge)
+
+
+def _merge(draft: Draft, merge: Merge) -> None:
+    """Move a table to the older block of its content, or publish its own where that is gone."""
+    request = draft.requests.get(merge.request_id)
+    if request is None or len(request.tables[merge.group]) <= merge.position:
+        return
+    table = request.tables[merge.group]
+    size = draft.config.groups[merge.group].block_size
+    computed = request.num_accepted >= (merge.position + 1) * size
+    same = table[merge.position] == merge.block and draft.device.keys[merge.block] is None
+    if not computed or not same or merge.position >= request.num_hashed(draft.config, merge.group):
+        return
+    if request.key(draft.config, merge.group, merge.position) != merge.key:
+        return
+    older = draft.device.index.first(merge.key)
+    if older is None:
+        draft.device.publish(merge.block, merge.key)
+        if draft.loads:
+            end = (merge.position + 1) * size
+            note_keyed(draft, merge.request_id, [(merge.block, end)])
+        if draft.config.publish == "scheduled":
+            note_given(draft, merge.block, merge.key)
+        draft.effects.announce(
+            stored(draft, request, merge.group, merge.position, merge.position + 1)
+        )
+        return
+    draft.device.touch(older)
+    if draft.loads:
+        rest(draft, merge.request_id, [older])
+    if draft.config.publish == "scheduled":
+        lower(draft, merge.request_id, merge.position * size)
+    let_go(draft, request, merge.group, [merge.position])
+    replace(draft, merge.request_id, merge.group, merge.position)
+    draft.effects.emit(SetTable(request.row, merge.group, merge.position, older))
+    moved = table.set(merge.position, older)
+    tables = (*request.tables[: merge.group], moved, *request.tables[merge.group + 1 :])
+    draft.store(evolve(request, tables=tables))
+    draft.device.release([merge.block])

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draining: events, statistics and new blocks leave the state once.
+
+Rules: a new block is named if nothing but the forward pass fills it. A block that is taken again is
+what its last taking says; a block that a command fills is not new. Source: S000-50, S000-51. Twin:
+rust/src/transitions/drain.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore.codec.event_log import Events
+from kvcore.state.state import Draft, State
+from kvcore.types.values import Outcome, PrefixCacheStats
+
+
+def take_events(state: State) -> Outcome[State, Events]:
+    """Hand out the events since the last call, in order; none where events are disabled."""
+    drained = evolve(state, events=pvector())
+    return Outcome(drained, (), Events.of(state.events))
+
+
+def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
+    """Hand out the look-up statistics since the last call."""
+    drained = evolve(state, stats=PrefixCacheStats())
+    return Outcome(drained, (), state.stats)
+
+
+def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
+    """Hand out the blocks that full-attention groups got since the last call, group by group.
+
+    A block that a command fills is not among them. Empty where `record_new_blocks` is off.
+    """
+    drained = evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
+    return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])
+
+
+def forget_new(draft: Draft, blocks: Iterable[int]) -> None:
+    """Do not name these blocks as new: they are taken again, or a command fills them."""
+    if draft.config.record_new_blocks and any(draft.new_blocks):
+        known = set(blocks)
+        draft.new_blocks = tuple(
+            pvector(block for block in new if block not in known) for new in draft.new_blocks
+        )
+
+
+def new_step_starts(state: State) -> Outcome[State, None]:
+    """Say that a scheduling step begins; no kind of group needs it yet."""
+    return Outcome(state, (), None)

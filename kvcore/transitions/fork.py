@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fork: a child that shares its parent's blocks (parallel sampling, beam search).
+
+Rules: commands run before the forward pass, so a copy could not see what the open batch schedules:
+the child shares the blocks up to the tokens that the parent had computed before that batch, a
+partial tail included, and gets no lookahead. Whoever writes a shared block first gets a copy
+(`allocate.py`). Twin: rust/src/transitions/fork.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace as evolve
+
+from kvcore.state.batch_records import inherit
+from kvcore.state.state import Draft, State, transition
+from kvcore.state.unconfirmed_loads import inherit_rest
+from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
+from kvcore.types.commands import SetTable
+from kvcore.types.values import Outcome
+
+
+def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
+    """Add a child with its parent's tokens, hashes and computed blocks; value: its row.
+
+    Raises UnknownRequest, SwappedOut, LoadUnfinished, EmptyRequestId, RepeatedRequest,
+    DraftsPending.
+    """
+
+    def change(draft: Draft) -> int:
+        parent = draft.idle(parent_id)
+        check_new_id(draft, child_id)
+        check_drafts_settled(parent)
+        computed = draft.num_settled(parent)
+        child = empty_request(draft, child_id)
+        tables, num_cached = [], []
+        for index, group in enumerate(draft.config.groups):
+            table = parent.tables[index]
+            table = table[: draft.num_kept(index, table, computed)]
+            for position, block in enumerate(table):
+                if not draft.is_null(block):
+                    draft.device.touch(block)
+                draft.effects.emit(SetTable(child.row, index, position, block))
+            tables.append(table)
+            num_cached.append(min(parent.num_cached[index], computed // group.block_size))
+        draft.store(
+            evolve(
+                parent,
+                request_id=child.request_id,
+                row=child.row,
+                drafts=child.drafts,
+                num_computed=computed,
+                tables=tuple(tables),
+                num_cached=tuple(num_cached),
+                preempted=False,
+            )
+        )
+        inherit(draft, parent_id, child_id)
+        inherit_rest(draft, parent_id, child_id, computed)
+        return child.row
+
+    return transition(state, change)

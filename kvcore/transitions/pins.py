@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins: owners of blocks that are no requests, so that content stays.
+
+Twin: rust/src/transitions/pins.rs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kvcore.state.state import Draft, State, transition
+from kvcore.types.arguments import read_ints
+from kvcore.types.values import Outcome
+
+
+def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
+    """Hold blocks that have an owner or a key, once for each naming.
+
+    Raises UnknownBlock, UnusedBlock.
+    """
+    blocks = read_ints(block_ids)
+
+    def change(draft: Draft) -> None:
+        draft.device.check_pins(blocks)
+        for block in blocks:
+            draft.device.pin(block)
+
+    return transition(state, change)
+
+
+def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
+    """Undo `pin`; what an unfinished operation holds stays. Raises UnknownBlock, NotPinned."""
+    blocks = read_ints(block_ids)
+
+    def change(draft: Draft) -> None:
+        held = Counter(operation.block for operation in draft.operations.values())
+        draft.device.check_unpins(blocks, held)
+        for block in blocks:
+            draft.device.unpin(block)
+
+    return transition(state, change)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning an allocation: every check, and what it would take, before anything changes.
+
+Rules: a plan that raises or refuses has changed nothing. Slots along a request: computed | hit |
+external | new | lookahead; external tokens and lookahead are clipped at the model length, new
+tokens are not. What no query from the first external or new token on sees is trimmed before the fit
+is judged; when the step is refused, what the computed tokens alone allow stays trimmed (X-05). The
+full-sequence gate is judged before that. A write goes to blocks with one owner and no key: a shared
+block is replaced (copied if it holds earlier positions), a keyed one loses its key, unless the
+write computes just the tokens that the key names. Hits in the free queue cost capacity, since they
+are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5. Twin:
+rust/src/transitions/plan.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace as evolve
+
+from kvcore.state.state import Draft, RequestState
+from kvcore.transitions.slot_request import MAX_COUNT, Asked, check_asked, read_asked
+from kvcore.transitions.window import Trim, num_freed, plan_trims, visible_from
+from kvcore.types.groups import Group, skipped_blocks
+from kvcore.types.values import Reason, Refused
+
+
+class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
+    """A block of the request that is about to be written although it is shared or keyed.
+
+    shared: a fresh block takes its place. copied: it holds earlier positions, so the fresh one is a
+    copy. same: its key is the one of what is written, and stays.
+    """
+
+    group: int
+    position: int
+    shared: bool
+    copied: bool
+    same: bool
+
+
+class Growth(Struct, frozen=True, gc=False, kw_only=True):
+    """How one group's table grows behind the hits.
+
+    nulls: positions that are skipped already. external: blocks for external tokens. grown: blocks
+    behind those, preallocation included.
+    """
+
+    nulls: int
+    external: int
+    grown: int
+
+
+class Plan(Struct, frozen=True, gc=False, kw_only=True):
+    """What an allocation will do.
+
+    asked: the arguments, read. hits: hit blocks a group, the null block where none is needed.
+    num_local: computed and hit tokens. num_loaded: with the external ones. num_scheduled: with the
+    new ones. growth: one per group.
+    """
+
+    asked: Asked
+    request: RequestState
+    hits: tuple[tuple[int, ...], ...]
+    num_local: int
+    num_loaded: int
+    num_scheduled: int
+    trims: tuple[Trim, ...]
+    rewrites: tuple[Rewrite, ...]
+    growth: tuple[Growth, ...]
+
+
+class Refusal(Struct, frozen=True, gc=False, kw_only=True):
+    """An allocation that does not fit, and the trim that it leaves behind."""
+
+    refused: Refused
+    request: RequestState
+    trims: tuple[Trim, ...] = ()
+
+
+class Lengths(Struct, frozen=True, gc=False, kw_only=True):
+    """Tokens of an allocation.
+
+    local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
+    with lookahead. seen_from: the first query that the trim must leave its window.
+    """
+
+    local: int
+    total: int
+    scheduled: int
+    slots: int
+    seen_from: int
+
+
+def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
+    """The plan of an allocation, or its refusal. Changes nothing.
+
+    Raises what `allocate_slots` raises.
+    """
+    request = draft.idle(asked.request_id)
+    asked = read_asked(asked)
+    hits = check_asked(draft, request, asked)
+    lengths = measure(draft, request, asked)
+    fixed = 0
+    if asked.hit is not None:
+        hits = tuple(needed_hits(draft, at, blocks, lengths) for at, blocks in enumerate(hits))
+        fixed = sum(draft.device.is_queued(b) for ids in hits for b in ids if not draft.is_null(b))
+    rewrites = plan_rewrites(draft, request, lengths)
+    reserve = asked.reserved_blocks
+    if not any(request.tables):
+        reserve += draft.config.watermark_blocks
+    for rewrite in rewrites:
+        fixed += rewrite.shared
+    if asked.full_sequence_must_fit:
+        needed, most = gate_need(draft, request, asked, hits, lengths)
+        refused = refuse(draft, fixed + needed, draft.device.num_free, most, reserve)
+        if refused is not None:
+            return Refusal(refused=refused, request=request)
+    trims = plan_trims(draft, request, lengths.seen_from)
+    available = draft.device.num_free + (num_freed(draft, request, trims) if trims else 0)
+    growth = plan_growth(draft, request, asked, hits, lengths)
+    needed = fixed
+    for each in growth:
+        needed += each.external + each.grown
+    refused = refuse(draft, needed, available, step_most(draft, request, asked, lengths), reserve)
+    if refused is not None:
+        trims = plan_trims(draft, request, visible_from(draft, request, request.num_computed))
+        return Refusal(refused=refused, request=request, trims=trims)
+    return Plan(
+        asked=asked,
+        request=request,
+        hits=hits,
+        num_local=lengths.local,
+        num_loaded=lengths.total,
+        num_scheduled=lengths.scheduled,
+        trims=trims,
+        rewrites=rewrites,
+        growth=preallocate(draft, request, hits, growth, available - needed - reserve),
+    )
+
+
+def measure(draft: Draft, request: RequestState, asked: Asked) -> Lengths:
+    """The tokens of an allocation that was checked."""
+    limit = draft.config.length_limit
+    local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
+    total = min(local + asked.num_external_computed_tokens, limit)
+    scheduled = total + asked.num_new_tokens
+    return Lengths(
+        local=local,
+        total=total,
+        scheduled=scheduled,
+        slots=min(scheduled + asked.num_lookahead_tokens, limit),
+        seen_from=visible_from(draft, request, total),
+    )
+
+
+def needed_hits(
+    draft: Draft, group: int, blocks: tuple[int, ...], lengths: Lengths
+) -> tuple[int, ...]:
+    """The hit blocks of a group, the null block for those that no query sees."""
+    skipped = min(len(blocks), skipped_blocks(draft.config.groups[group], lengths.seen_from))
+    return (0,) * skipped + blocks[skipped:]
+
+
+def plan_rewrites(draft: Draft, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
+    """The blocks that the write of the new slots finds shared or keyed, in table order."""
+    rewrites = []
+    for index, group in enumerate(draft.config.groups):
+        if group.is_cross:
+            continue
+        size, table = group.block_size, request.tables[index]
+        first = max(lengths.local // size, skipped_blocks(group, lengths.seen_from))
+        for position in range(first, min(len(table), -(-lengths.slots // size))):
+            block = table[position]
+            shared = draft.device.ref_counts[block] > 1
+            if shared or draft.device.keys[block] is not None:
+                copied = shared and lengths.local > position * size
+                same = not shared and writes_same(draft, request, (index, position), lengths)
+                rewrites.append(
+                    Rewrite(group=index, position=position, shared=shared, copied=copied, same=same)
+                )
+    return tuple(rewrites)
+
+
+def writes_same(
+    draft: Draft, request: RequestState, place: tuple[int, int], lengths: Lengths
+) -> bool:
+    """Whether a keyed block of a table has the key of what the new slots will hold.
+
+    Tokens that a load brings may fail, so they are never the same.
+    """
+    index, position = place
+    if lengths.local < lengths.total or position >= request.num_hashed(draft.config, index):
+        return False
+    key = draft.device.keys[request.tables[index][position]]
+    return key == request.key(draft.config, index, position)
+
+
+def plan_growth(
+    draft: Draft,
+    request: RequestState,
+    asked: Asked,
+    hits: tuple[tuple[int, ...], ...],
+    lengths: Lengths,
+) -> tuple[Growth, ...]:
+    """What each table grows by, without preallocation."""
+    growth = []
+    for index, group in enumerate(draft.config.groups):
+        size, held = group.block_size, len(request.tables[index]) + len(hits[index])
+        if group.is_cross:
+            grown = max(0, _encoder_blocks(asked, group) - held)
+            growth.append(Growth(nulls=0, external=0, grown=grown))
+            continue
+        num_total = -(-lengths.total // size)
+        nulls = max(0, min(skipped_blocks(group, lengths.seen_from), num_total) - held)
+        external = max(0, num_total - held - nulls)
+        grown = max(0, -(-lengths.slots // size) - held - nulls - external)
+        growth.append(Growth(nulls=nulls, external=external, grown=grown))
+    return tuple(growth)
+
+
+def gate_need(
+    draft: Draft,
+    request: RequestState,
+    asked: Asked,
+    hits: tuple[tuple[int, ...], ...],
+    lengths: Lengths,
+) -> tuple[int, int]:
+    """Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+
+    A windowed group recycles what falls behind its window, so its need is capped.
+    """
+    num_full = max(lengths.slots, min(len(request.tokens), draft.config.length_limit))
+    needed = most = 0
+    for index, group in enumerate(draft.config.groups):
+        held = [*request.tables[index], *hits[index]]
+        blocks, cap = -(-num_full // group.block_size), draft.config.cap(index)
+        blocks = max(_encoder_blocks(asked, group), len(held)) if group.is_cross else blocks
+        fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
+        if cap is not None:
+            live = sum(not draft.is_null(block) for block in held)
+            blocks, fresh = min(blocks, cap), min(fresh, max(0, cap - live))
+        needed += fresh
+        most += blocks
+    return needed, most
+
+
+def step_most(draft: Draft, request: RequestState, asked: Asked, lengths: Lengths) -> int:
+    """Blocks that the request would hold after this call."""
+    most = 0
+    for table, group in zip(request.tables, draft.config.groups, strict=True):
+        if group.is_cross:
+            most += max(len(table), _encoder_blocks(asked, group))
+        else:
+            most += -(-lengths.slots // group.block_size) - skipped_blocks(group, lengths.total)
+    return most
+
+
+def _encoder_blocks(asked: Asked, group: Group) -> int:
+    """Blocks that the encoder's tokens take."""
+    return -(-min(asked.num_encoder_tokens, MAX_COUNT) // group.block_size)
+
+
+def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Refused | None:
+    """The refusal of so many blocks where so many are to stay free, None where they fit.
+
+    A call that needs none is not refused. most: what the call holds of an empty pool.
+    """
+    if not needed or needed + reserve <= available:
+        return None
+    never = most + reserve > draft.device.num_usable
+    reason = Reason.NEVER if never else Reason.LATER
+    return Refused(reason, needed, max(0, available - reserve), draft.num_pending())
+
+
+def preallocate(
+    draft: Draft,
+    request: RequestState,
+    hits: tuple[tuple[int, ...], ...],
+    growth: tuple[Growth, ...],
+    spare: int,
+) -> tuple[Growth, ...]:
+    """The growth with room for more tokens, as far as spare blocks go (S004-07)."""
+    if not draft.config.num_preallocate_tokens:
+        return growth
+    roomier = []
+    for index, (group, each) in enumerate(zip(draft.config.groups, growth, strict=True)):
+        table = request.tables[index]
+        held = len(table) + len(hits[index]) + each.nulls + each.external + each.grown
+        more = 0
+        if not group.is_cross and (len(table) == 0 or each.grown):
+            extra = -(-draft.config.num_preallocate_tokens // group.block_size)
+            room = -(-draft.config.length_limit // group.block_size) - held
+            more = max(0, min(extra, spare, room))
+            spare -= more
+        roomier.append(evolve(each, grown=each.grown + more))
+    return tuple(roomier)

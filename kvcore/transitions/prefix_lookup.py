@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The longest cached prefix of a request, over all groups at once.
+
+Rules: every group resumes at the same token, so the length is a multiple of all block sizes, and
+the largest at which each group finds what its next query would see: full attention the whole
+prefix, a sliding window the blocks before the length (one at least), a chunk those from its start.
+Where a group drops its last hit, the block behind the length must be found too. One group's miss
+shortens the length for all, until none does. Source: S000-54, 57, 58; S001-79, 81. Twin:
+rust/src/transitions/prefix_lookup.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.types.config import Config
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Hit, KVCacheBlocks
+
+
+def longest_hit(state: State, request: RequestState) -> Hit:
+    """The longest hit that leaves at least one token to compute; nothing where caching is off."""
+    config = state.config
+    length = 0
+    if config.enable_caching and not request.skip_reading:
+        most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+        length = common_length(state, request, aligned(config, most), most)
+    return Hit(KVCacheBlocks(hit_blocks(state, request, length)), length)
+
+
+def common_length(state: State, request: RequestState, length: int, most: int) -> int:
+    """The largest length up to this one that every group finds; most: of tokens that may match."""
+    kinds = state.config.groups
+    order = sorted(range(len(kinds)), key=lambda g: kinds[g].is_windowed)
+    agreed = 0
+    group = 0
+    while agreed < len(order) and length:
+        found = group_length(state, request, order[group], length, most)
+        agreed = agreed + 1 if found == length else 1
+        length = found
+        group = (group + 1) % len(order)
+    return length
+
+
+def group_length(state: State, request: RequestState, group: int, length: int, most: int) -> int:
+    """The largest length up to this one that one group finds."""
+    config = state.config
+    size, dropped = config.groups[group].block_size, int(config.drops_last_hit(group))
+    length = aligned(config, min(length, (most // size - dropped) * size))
+    while length:
+        missing = first_missing(state, request, group, needed(config, group, length))
+        if missing is None:
+            return length
+        length = aligned(config, (missing - dropped) * size)
+        if not config.groups[group].is_windowed:
+            return length
+    return 0
+
+
+def aligned(config: Config, num_tokens: int) -> int:
+    """The largest length up to so many tokens at which all groups can resume."""
+    return max(0, num_tokens) // config.hit_alignment * config.hit_alignment
+
+
+def needed(config: Config, group: int, length: int) -> Iterable[int]:
+    """The positions that a group must find to resume at a length, in the order to look."""
+    kind = config.groups[group]
+    end = length // kind.block_size + int(config.drops_last_hit(group))
+    first = skipped_blocks(kind, length)
+    if kind.kind == "sliding_window":
+        first = min(first, length // kind.block_size - 1)
+        return range(end - 1, first - 1, -1)
+    return range(first, end)
+
+
+def first_missing(
+    state: State, request: RequestState, group: int, positions: Iterable[int]
+) -> int | None:
+    """The first of these positions whose block is not findable."""
+    num_hashed = request.num_hashed(state.config, group)
+    for position in positions:
+        if position >= num_hashed:
+            return position
+        if request.key(state.config, group, position) not in state.device.index:
+            return position
+    return None
+
+
+def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[int, ...], ...]:
+    """The blocks of a hit a group; the null block where no query sees one."""
+    groups = []
+    for index, group in enumerate(state.config.groups):
+        num_blocks = 0 if group.is_cross else length // group.block_size
+        first = min(skipped_blocks(group, length), num_blocks)
+        found = [
+            state.device.index.firsts[request.key(state.config, index, place)]
+            for place in range(first, num_blocks)
+        ]
+        groups.append((NULL_BLOCK,) * first + tuple(found))
+    return tuple(groups)

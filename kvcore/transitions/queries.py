@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to a state. None of them changes it.
+
+Source: S000-43, 48, 54, 56. Twin: rust/src/transitions/queries.rs.
+"""
+
+from __future__ import annotations
+
+from kvcore.state.state import RequestState, State
+from kvcore.transitions.prefix_lookup import longest_hit
+from kvcore.types.arguments import read_int
+from kvcore.types.errors import UnknownBlock, UnknownRequest
+from kvcore.types.values import Hit, KVCacheBlocks
+
+
+def find_request(state: State, request_id: str) -> RequestState:
+    """The request of this id. Raises UnknownRequest."""
+    request = state.requests.get(request_id) if isinstance(request_id, str) else None
+    if request is None:
+        raise UnknownRequest(request=repr(request_id))
+    return request
+
+
+def get_computed_blocks(state: State, request_id: str) -> Hit:
+    """The longest cached prefix that leaves at least one token to compute.
+
+    Nothing where caching is off. Raises UnknownRequest.
+    """
+    return longest_hit(state, find_request(state, request_id))
+
+
+def get_blocks(state: State, request_id: str) -> KVCacheBlocks:
+    """The device blocks of a request; empty while it waits or is swapped out.
+
+    Raises UnknownRequest.
+    """
+    request = find_request(state, request_id)
+    return KVCacheBlocks(tuple(tuple(table) for table in request.tables))
+
+
+def get_block_keys(state: State, request_id: str) -> tuple[tuple[bytes, ...], ...]:
+    """The keys of a request's full blocks, one tuple a group: what an external store has them by.
+
+    Raises UnknownRequest.
+    """
+    request, config = find_request(state, request_id), state.config
+    return tuple(
+        tuple(request.key(config, g, place) for place in range(request.num_hashed(config, g)))
+        for g in range(len(config.groups))
+    )
+
+
+def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
+    """Leading blocks of a request that every request with device blocks holds, a group.
+
+    0 for groups that are windowed or cross-attention, and where caching is off.
+
+    Raises UnknownRequest.
+    """
+    request = find_request(state, request_id)
+    holders = sum(any(each.tables) for each in state.requests.values())
+    common = []
+    for group, table in zip(state.config.groups, request.tables, strict=True):
+        count = 0
+        counted = state.config.enable_caching and not (group.is_windowed or group.is_cross)
+        for block in table if counted else ():
+            pins = state.device.pins.get(block, 0)
+            if state.device.ref_counts[block] - pins != holders:
+                break
+            count += 1
+        common.append(count)
+    return common
+
+
+def has_key(state: State, block: int) -> bool:
+    """Whether a device block is findable; the null block counts as such. Raises UnknownBlock."""
+    pool, number = state.device, read_int(block)
+    if isinstance(number, int) and 0 <= number < pool.first_block:
+        return True
+    if not isinstance(number, int) or not 0 <= number < pool.num_blocks:
+        raise UnknownBlock(block=number, first=pool.first_block, last=pool.num_blocks - 1)
+    return pool.keys[number] is not None
+
+
+def usage(state: State) -> float:
+    """Share of the usable device blocks that have an owner, 0.0 to 1.0."""
+    return 1.0 - state.device.num_free / state.device.num_usable

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewind: what requests count was not written, since a load failed or came in part.
+
+Rules: the tokens stay and are computed anew. The keys of the requests' blocks past the count are
+withdrawn, so that no request hits them; any other request that counts tokens in such a block must
+be named in the same call. While a load is unconfirmed (`unconfirmed.py`), the rewind of a request
+that asked for it or rests on it reports that the load failed. From the load on, what rests on it is
+withdrawn instead, wherever it is, and every request that counts it falls to the count; a swapped
+request waits again. Twin: rust/src/transitions/rewind.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvcore.state.state import Draft, RequestState, State, transition
+from kvcore.state.unconfirmed_loads import (
+    first_reported,
+    most_loaded,
+    spoil,
+    spoilt_requests,
+)
+from kvcore.transitions.free import (
+    abandon_loads,
+    check_leaving,
+    cut_tables,
+    drop_host,
+    leave_open_batch,
+)
+from kvcore.types.arguments import read_count
+from kvcore.types.errors import BeyondComputed, HeldByOthers
+from kvcore.types.values import Outcome
+
+
+def rewind(
+    state: State, request_ids: Iterable[str], num_computed_tokens: int
+) -> Outcome[State, tuple[str, ...]]:
+    """Let requests count no more than num_computed_tokens; value: the ids of those that fell.
+
+    They leave the open batch. A failed load that is still unconfirmed reaches every request that
+    rests on it, named or not. Raises UnknownRequest, RepeatedRequest, SwappedOut, LoadUnfinished,
+    InvalidCount, BeyondComputed, HitInOpenBatch, HeldByOthers.
+    """
+    ids = list(request_ids)
+
+    def change(draft: Draft) -> tuple[str, ...]:
+        requests = draft.distinct(ids)
+        count = read_count("num_computed_tokens", num_computed_tokens)
+        for request in requests:
+            check_rewound(draft, request, count)
+        kept = [(name, count) for name in ids] + spoilt_requests(draft, ids, count)
+        falling = [draft.request(name) for name, _ in kept]
+        check_leaving(draft, falling)
+        check_held(draft, falling, requests, count)
+        for request in requests:
+            for block in unwritten(draft, request, count):
+                draft.device.unpublish(block)
+        spoil(draft, ids, count)
+        for name, num_tokens in kept:
+            fall(draft, draft.request(name), num_tokens)
+        before = {request.request_id: request.num_computed for request in falling}
+        return tuple(name for name in before if draft.request(name).num_computed < before[name])
+
+    return transition(state, change)
+
+
+def check_rewound(draft: Draft, request: RequestState, num_tokens: int) -> None:
+    """Raise unless a request counts or loads at least num_tokens tokens, and can be cut.
+
+    A request that reports a load may be swapped out, may wait, or may have loads of its own.
+    """
+    loaded = most_loaded(draft, request.request_id)
+    if num_tokens >= loaded:
+        draft.idle(request.request_id)
+    most = max(request.num_computed, loaded)
+    if num_tokens > most:
+        raise BeyondComputed(request=repr(request.request_id), num_computed=most, asked=num_tokens)
+
+
+def fall(draft: Draft, request: RequestState, num_tokens: int) -> None:
+    """Let a request leave the open batch and count no more than num_tokens tokens."""
+    if request.host_tables:
+        drop_host(draft, request)
+        return
+    draft.store(abandon_loads(draft, request))
+    leave_open_batch(draft, draft.request(request.request_id))
+    cut_tables(draft, draft.request(request.request_id), num_tokens)
+
+
+def unwritten(draft: Draft, request: RequestState, num_tokens: int) -> Iterator[int]:
+    """The blocks of a request for positions from num_tokens on, up to the first load that it
+    reports.
+    """
+    loaded = first_reported(draft, request.request_id, num_tokens)
+    for group, table in zip(draft.config.groups, request.tables, strict=True):
+        if not group.is_cross:
+            first = num_tokens // group.block_size
+            end = None if loaded is None else -(-loaded // group.block_size)
+            yield from (block for block in table[first:end] if not draft.is_null(block))
+
+
+def check_held(
+    draft: Draft, falling: list[RequestState], rewound: list[RequestState], num_tokens: int
+) -> None:
+    """Raise HeldByOthers if requests that do not fall count tokens that these leave unwritten."""
+    ids = {request.request_id for request in falling}
+    shared: set[int] = set()
+    for request in rewound:
+        shared.update(
+            block
+            for block in unwritten(draft, request, num_tokens)
+            if draft.device.ref_counts[block] > 1
+        )
+    if not shared:
+        return
+    blocks: set[int] = set()
+    others: set[str] = set()
+    for other_id in draft.rows:
+        if other_id is None or other_id in ids:
+            continue
+        other = draft.requests[other_id]
+        if other.num_computed <= num_tokens:
+            continue
+        for group, table in zip(draft.config.groups, other.tables, strict=True):
+            counted = -(-other.num_computed // group.block_size)
+            first = num_tokens // group.block_size
+            found = shared.intersection(table[first:counted])
+            if found and not group.is_cross:
+                blocks |= found
+                others.add(other.request_id)
+    if others:
+        raise HeldByOthers(blocks=sorted(blocks), requests=sorted(others))

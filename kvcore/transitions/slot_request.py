@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of an allocation, read and judged.
+
+Rules: what can be wrong with a call is found here, before anything is planned; a hit is believed
+only where each of its blocks still holds the request's key. Source: S000-01, 04, 21, 22, 25. Twin:
+rust/src/transitions/slot_request.rs.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from msgspec import Struct
+from msgspec.structs import replace as evolve
+
+from kvcore.state.state import Draft, RequestState
+from kvcore.transitions.requests import check_drafts_settled
+from kvcore.types.arguments import all_counts, read_count, read_hit
+from kvcore.types.errors import (
+    BeyondModelLength,
+    CachingDisabled,
+    HitsOnRunningRequest,
+    InvalidCount,
+    NoEncoderGroup,
+    StaleHits,
+    TooManyTokens,
+    WrongHit,
+)
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Hit
+
+
+class Asked(Struct, frozen=True, gc=False, kw_only=True):
+    """The arguments of one allocation, by the names of `allocate_slots`.
+
+    loads: a load fills the blocks of the external tokens, so they are not zeroed.
+    """
+
+    request_id: str
+    num_new_tokens: int
+    hit: Hit | None = None
+    num_lookahead_tokens: int = 0
+    num_external_computed_tokens: int = 0
+    delay_cache_blocks: bool = False
+    num_encoder_tokens: int = 0
+    full_sequence_must_fit: bool = False
+    reserved_blocks: int = 0
+    loads: bool = False
+
+
+MAX_COUNT = 2**31 - 1
+"""Most encoder tokens that are judged: no pool has blocks for more."""
+
+COUNTS = (
+    "num_new_tokens",
+    "num_lookahead_tokens",
+    "num_external_computed_tokens",
+    "num_encoder_tokens",
+    "reserved_blocks",
+)
+FLAGS = ("delay_cache_blocks", "full_sequence_must_fit")
+_get_counts = attrgetter(*COUNTS)
+
+
+def read_asked(asked: Asked) -> Asked:
+    """The same with ints for counts and ids. Raises InvalidCount."""
+    given = _get_counts(asked)
+    if all_counts(given):
+        return asked if asked.hit is None else evolve(asked, hit=read_hit(asked.hit))
+    counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
+    return evolve(asked, hit=read_hit(asked.hit), **counts)
+
+
+def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:
+    """The hit blocks a group; raises for nothing to do, wrong hits and tokens that are missing."""
+    if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
+        raise InvalidCount(name="num_new_tokens", value=0, least=1)
+    check_drafts_settled(request)
+    name = repr(request.request_id)
+    if asked.num_encoder_tokens and not any(group.is_cross for group in draft.config.groups):
+        raise NoEncoderGroup(request=name, num_encoder_tokens=asked.num_encoder_tokens)
+    hits: tuple[tuple[int, ...], ...] = ((),) * len(request.tables)
+    if asked.hit is not None and any(asked.hit.blocks.blocks):
+        check_hit(draft, request, asked.hit)
+        hits = asked.hit.blocks.blocks
+    elif asked.hit is not None and asked.hit.num_tokens:
+        raise WrongHit(request=name, num_blocks=0, num_tokens=asked.hit.num_tokens)
+    check_length(draft, request, asked)
+    return hits
+
+
+def check_hit(draft: Draft, request: RequestState, hit: Hit) -> None:
+    """Raise unless the hit is a prefix of the request that the pool still holds under its keys."""
+    groups = hit.blocks.blocks
+    name, num_blocks = repr(request.request_id), max(len(blocks) for blocks in groups)
+    if not draft.config.enable_caching:
+        raise CachingDisabled(request=name, num_blocks=num_blocks)
+    if any(request.tables):
+        raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
+    sizes = [group.block_size for group in draft.config.groups]
+    fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
+    fits = fits and 0 < hit.num_tokens < len(request.tokens)
+    fits = fits and all(
+        len(blocks) * size == hit.num_tokens for blocks, size in zip(groups, sizes, strict=True)
+    )
+    fits = fits and hit.num_tokens <= len(request.block_hashes) * draft.config.hash_block_size
+    if not fits:
+        raise WrongHit(request=name, num_blocks=num_blocks, num_tokens=hit.num_tokens)
+    for group, blocks in enumerate(groups):
+        skipped = skipped_blocks(draft.config.groups[group], hit.num_tokens)
+        for position, block in enumerate(blocks):
+            if position < skipped and block == 0:
+                continue
+            draft.device.check_block(block)
+            if draft.device.keys[block] != request.key(draft.config, group, position):
+                raise StaleHits(request=name, block=block, position=position)
+
+
+def check_length(draft: Draft, request: RequestState, asked: Asked) -> None:
+    """Raise unless the request has the tokens, drafts included, and the model takes them."""
+    name, limit = repr(request.request_id), draft.config.length_limit
+    local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
+    total = min(local + asked.num_external_computed_tokens, limit)
+    scheduled = max(local, total + asked.num_new_tokens)
+    if scheduled > limit:
+        raise BeyondModelLength(request=name, asked=scheduled, max_model_len=limit)
+    num_tokens = len(request.tokens)
+    if total > num_tokens or scheduled > num_tokens + len(request.drafts):
+        raise TooManyTokens(request=name, num_tokens=num_tokens, asked=scheduled)

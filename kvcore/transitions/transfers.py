@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store and load: blocks move to and from an external store by key, as operations that may fail.
+
+Rules: an operation holds its block, as a pin does, until it is completed, done or failed; that the
+request is freed meanwhile changes nothing of it. A load gives its request slots that count as
+computed and are findable only when the last of its operations is done: then the blocks before the
+first failed one are published, and the count falls to there. Until then the request is not
+scheduled. Commands run before the forward pass, so what the open batch writes cannot be stored yet.
+Twin: rust/src/transitions/transfers.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace as evolve
+
+from kvcore.state.batch_records import num_finished
+from kvcore.state.state import (
+    MAX_OPERATION,
+    Draft,
+    Operation,
+    RequestState,
+    State,
+    transition,
+)
+from kvcore.state.unconfirmed_loads import is_unconfirmed
+from kvcore.transitions.allocate import commit
+from kvcore.transitions.drain import forget_new
+from kvcore.transitions.free import cut_tables
+from kvcore.transitions.plan import Refusal, plan_allocation
+from kvcore.transitions.publish import publish_blocks
+from kvcore.transitions.slot_request import Asked
+from kvcore.transitions.window import apply_trims
+from kvcore.types.arguments import read_count, read_flag, read_int, read_ints
+from kvcore.types.commands import Load, Store
+from kvcore.types.errors import (
+    BeyondModelLength,
+    CachingDisabled,
+    InOpenBatch,
+    LoadUnconfirmed,
+    NotPublished,
+    UnknownOperation,
+    WrongLoad,
+)
+from kvcore.types.values import Hit, Outcome, Refused
+
+
+def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, ...]]:
+    """Copy blocks to the external store under their keys; value: one operation a block.
+
+    Raises UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
+    """
+    blocks = read_ints(block_ids)
+
+    def change(draft: Draft) -> tuple[int, ...]:
+        unwritten = {item.block for record in draft.records.values() for item in record.published}
+        for block in blocks:
+            draft.device.check_block(block)
+            if draft.device.keys[block] is None:
+                raise NotPublished(block=block)
+            if block in unwritten:
+                raise InOpenBatch(thing=f"block {block}")
+            if draft.loads and is_unconfirmed(draft, block):
+                raise LoadUnconfirmed(block=block)
+        started = []
+        for block in blocks:
+            key = draft.device.keys[block]
+            assert key is not None
+            number = start(draft, Operation(block, key, draft.batch.number))
+            draft.effects.emit(Store(number, block, key))
+            started.append(number)
+        return tuple(started)
+
+    return transition(state, change)
+
+
+def load(
+    state: State,
+    request_id: str,
+    num_tokens: int,
+    hit: Hit | None = None,
+    *,
+    full_sequence_must_fit: bool = False,
+    reserved_blocks: int = 0,
+) -> Outcome[State, tuple[int, ...] | Refused]:
+    """Fill slots for the next num_tokens of a request from the external store; value: one operation
+    a block, group by group, or a refusal.
+
+    num_tokens: whole blocks of every group, behind whole blocks; a token is left to compute. Where
+    no query sees what would be loaded (a whole chunk), there is no operation, and the tokens count
+    at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and
+    WrongLoad.
+    """
+    asked = Asked(
+        request_id=request_id,
+        num_new_tokens=0,
+        hit=hit,
+        num_external_computed_tokens=num_tokens,
+        delay_cache_blocks=True,
+        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
+        reserved_blocks=reserved_blocks,
+        loads=True,
+    )
+
+    def change(draft: Draft) -> tuple[int, ...] | Refused:
+        request = draft.idle(request_id)
+        count = read_count("num_tokens", num_tokens, 1)
+        plan = plan_allocation(draft, asked)
+        check_load(draft, request, count, hit)
+        if isinstance(plan, Refusal):
+            draft.store(apply_trims(draft, plan.request, plan.trims))
+            return plan.refused
+        first = plan.num_scheduled - count
+        commit(draft, plan)
+        started = start_loads(draft, draft.request(request_id), first)
+        if started:
+            loading = draft.request(request_id)
+            end = plan.num_scheduled
+            draft.store(evolve(loading, num_loading=len(started), load_end=end))
+        return started
+
+    return transition(state, change)
+
+
+def check_load(draft: Draft, request: RequestState, count: int, hit: Hit | None) -> None:
+    """Raise unless whole blocks with keys are asked for, and a token is left to compute."""
+    name = repr(request.request_id)
+    if not draft.config.enable_caching:
+        raise CachingDisabled(request=name, num_blocks=0)
+    first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
+    alignment, end = draft.config.hit_alignment, first + count
+    if end > draft.config.length_limit:
+        raise BeyondModelLength(request=name, asked=end, max_model_len=draft.config.length_limit)
+    reason = None
+    if first % alignment or count % alignment:
+        reason = f"it begins at token {first}, and both must be multiples of {alignment}"
+    elif end >= len(request.tokens):
+        reason = f"of its {len(request.tokens)} tokens one must be left to compute"
+    elif end > len(request.block_hashes) * draft.config.hash_block_size:
+        reason = f"it has {len(request.block_hashes)} block hashes"
+    if reason is not None:
+        raise WrongLoad(request=name, num_tokens=count, reason=reason)
+
+
+def start_loads(draft: Draft, request: RequestState, first: int) -> tuple[int, ...]:
+    """One operation for each block that holds tokens from first on, in table order."""
+    started = []
+    for index, group in enumerate(draft.config.groups):
+        end = request.num_computed // group.block_size
+        for position in range(first // group.block_size, end):
+            block = request.tables[index][position]
+            if draft.is_null(block):
+                continue
+            key = request.key(draft.config, index, position)
+            operation = Operation(
+                block, key, draft.batch.number, request.request_id, position * group.block_size
+            )
+            number = start(draft, operation)
+            forget_new(draft, [block])
+            draft.effects.emit(Load(number, key, block))
+            started.append(number)
+    return tuple(started)
+
+
+def start(draft: Draft, operation: Operation) -> int:
+    """Hold an operation's block and give it a number that no unfinished one has."""
+    number = draft.next_operation
+    while number in draft.operations:
+        number = number + 1 if number < MAX_OPERATION else 0
+    draft.next_operation = number + 1 if number < MAX_OPERATION else 0
+    draft.operations = draft.operations.set(number, operation)
+    draft.device.pin(operation.block)
+    draft.device.use(operation.block, draft.batch.number)
+    return number
+
+
+def complete_operation(state: State, operation: int, done: bool) -> Outcome[State, None]:
+    """Finish a store or load, done or failed; its block is no longer held.
+
+    With the last operation of a load the request's loaded blocks are published. Raises
+    UnknownOperation, InOpenBatch.
+    """
+    number = read_int(operation)
+
+    def change(draft: Draft) -> None:
+        found = draft.operations.get(number) if isinstance(number, int) else None
+        if found is None:
+            raise UnknownOperation(operation=number if isinstance(number, int) else repr(number))
+        if found.batch == draft.batch.number:
+            raise InOpenBatch(thing=f"operation {number}")
+        draft.operations = draft.operations.delete(number)
+        draft.device.unpin(found.block)
+        if found.request_id is not None:
+            finish_load(draft, draft.request(found.request_id), found, done)
+
+    return transition(state, change)
+
+
+def finish_load(draft: Draft, request: RequestState, operation: Operation, done: bool) -> None:
+    """Note that one operation of a request's load ended; with the last one the load is settled."""
+    end = request.load_end if done else min(request.load_end, operation.first_token)
+    request = evolve(request, num_loading=request.num_loading - 1, load_end=end)
+    if request.num_loading:
+        draft.store(request)
+        return
+    cut_tables(draft, evolve(request, load_end=0), end)
+    settled = draft.request(request.request_id)
+    count = settled.num_accepted
+    if draft.config.publish == "completed":
+        count = num_finished(draft, settled)
+    publish_blocks(draft, settled, count)

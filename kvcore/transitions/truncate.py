@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Truncate: cut a request's tokens and chain (rejected drafts, rewritten history).
+
+Rules: a cut request leaves the open batch. Blocks past the cut are released and keep their keys; a
+block that the cut goes through keeps its key until it is written again (`allocate.py`). Source: bug
+catalogue, row 7. Twin: rust/src/transitions/truncate.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace as evolve
+
+from kvcore.state.state import Draft, State, transition
+from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch
+from kvcore.types.arguments import read_int
+from kvcore.types.errors import BeyondRequest
+from kvcore.types.values import Outcome
+
+
+def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, None]:
+    """Keep the first num_tokens (at least one) of a request's tokens.
+
+    Raises UnknownRequest, SwappedOut, LoadUnfinished, BeyondRequest, HitInOpenBatch.
+    """
+
+    def change(draft: Draft) -> None:
+        request = draft.idle(request_id)
+        keep = read_int(num_tokens)
+        if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
+            asked = keep if isinstance(keep, int) else repr(keep)
+            raise BeyondRequest(
+                request=repr(request_id), num_tokens=len(request.tokens), asked=asked
+            )
+        check_leaving(draft, [request])
+        leave_open_batch(draft, request)
+        cut_tables(draft, draft.request(request_id), keep)
+        request = draft.request(request_id)
+        num_hashed = keep // draft.config.hash_block_size
+        draft.store(
+            evolve(
+                request,
+                tokens=request.tokens[:keep],
+                block_hashes=request.block_hashes[:num_hashed],
+                extra_keys=request.extra_keys.cut(keep, draft.config.hash_block_size),
+            )
+        )
+
+    return transition(state, change)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What windows give back: blocks that no later query sees make room for the null block.
+
+Rules: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped one
+down to the first null block, so the newest is evicted first. What the open batch's forward pass
+sees is not given back before the batch is taken. Source: S000-15, 16, 39, 40; S001-80. Twin:
+rust/src/transitions/window.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace as evolve
+
+from kvcore.state.batch_records import let_go, mark, replace, users
+from kvcore.state.state import NULL_BLOCK, Draft, RequestState, State, transition
+from kvcore.types.arguments import read_count
+from kvcore.types.commands import SetTable
+from kvcore.types.errors import BeyondComputed
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Outcome
+
+
+class Trim(Struct, frozen=True, gc=False):
+    """Positions [first, end) of a group's table that become the null block."""
+
+    group: int
+    first: int
+    end: int
+
+
+def remove_skipped_blocks(
+    state: State, request_id: str, total_computed_tokens: int
+) -> Outcome[State, None]:
+    """Give back the blocks that no query at total_computed_tokens or later sees.
+
+    Drafts do not count as computed here: they may be dropped. Raises UnknownRequest, SwappedOut,
+    LoadUnfinished, InvalidCount, BeyondComputed.
+    """
+
+    def change(draft: Draft) -> None:
+        request = draft.idle(request_id)
+        count = read_count("total_computed_tokens", total_computed_tokens)
+        if count > request.num_accepted:
+            raise BeyondComputed(
+                request=repr(request_id), num_computed=request.num_accepted, asked=count
+            )
+        trims = plan_trims(draft, request, visible_from(draft, request, count))
+        draft.store(apply_trims(draft, request, trims))
+
+    return transition(state, change)
+
+
+def visible_from(draft: Draft, request: RequestState, num_computed: int) -> int:
+    """The first query whose window must stay: the open batch's where that is earlier."""
+    record = draft.records.get(request.request_id)
+    return num_computed if record is None else min(num_computed, record.num_computed_before)
+
+
+def plan_trims(draft: Draft, request: RequestState, seen_from: int) -> tuple[Trim, ...]:
+    """What no query at seen_from or later sees and is still held. Changes nothing."""
+    trims = []
+    for index, group in enumerate(draft.config.groups):
+        table = request.tables[index]
+        end = first = min(len(table), skipped_blocks(group, seen_from))
+        while first > 0 and not draft.is_null(table[first - 1]):
+            first -= 1
+        if first < end:
+            trims.append(Trim(index, first, end))
+    return tuple(trims)
+
+
+def num_freed(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> int:
+    """Blocks that the trims would give to the free queue."""
+    return sum(
+        _comes_back(draft, request, trim.group, position)
+        for trim in trims
+        for position in range(trim.first, trim.end)
+    )
+
+
+def _comes_back(draft: Draft, request: RequestState, group: int, position: int) -> bool:
+    """Whether a block that a table lets go would join the free queue at once."""
+    block = request.tables[group][position]
+    if draft.device.ref_counts[block] != 1 or draft.device.is_busy(block):
+        return False
+    return not users(draft, request.request_id, group, position)
+
+
+def apply_trims(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
+    """The request with the null block in these places; the blocks are released, highest first."""
+    if trims:
+        mark(draft, request.request_id, request.num_computed, 0)
+    tables = list(request.tables)
+    for trim in trims:
+        table = tables[trim.group]
+        let_go(draft, request, trim.group, range(trim.first, trim.end))
+        draft.device.release(table[trim.first : trim.end][::-1])
+        changed = table.evolver()
+        for position in range(trim.first, trim.end):
+            changed[position] = NULL_BLOCK
+            replace(draft, request.request_id, trim.group, position)
+            draft.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
+        tables[trim.group] = changed.persistent()
+    return evolve(request, tables=tuple(tables)) if trims else request

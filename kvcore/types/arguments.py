@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
+
+Rules: what has `__index__` is that int. Anything else goes on to the check that a number would
+meet, and is refused there by name. What has no items, or is neither true nor false, is refused
+here. Twin: none; the twin's arguments are read in `rust/src/bindings/arguments.rs`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from kvcore.hashing.extra_keys import check_kinds
+from kvcore.types.errors import InvalidCount, WrongArgument
+from kvcore.types.values import Hit, KVCacheBlocks, Request
+
+
+def read_int(value: Any) -> Any:
+    """The int that a value stands for; the value itself if it stands for none, for any reason."""
+    try:
+        return int(operator.index(value))
+    except Exception:
+        return value
+
+
+def read_ints(values: Iterable[Any]) -> list[Any]:
+    """The same for each value."""
+    return [value if type(value) is int else read_int(value) for value in values]
+
+
+def read_count(name: str, value: Any, least: int = 0) -> int:
+    """The int that a count stands for. Raises InvalidCount where it is none, or below least."""
+    number = value if type(value) is int else read_int(value)
+    if not isinstance(number, int):
+        raise InvalidCount(name=name, value=repr(value), least=least)
+    if number < least:
+        raise InvalidCount(name=name, value=number, least=least)
+    return number
+
+
+def all_counts(values: Iterable[Any]) -> bool:
+    """Whether all are counts as they are: what nearly every call brings, and is cheap to see."""
+    for value in values:  # noqa: SIM110 - a generator takes twice as long
+        if type(value) is not int or value < 0:
+            return False
+    return True
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Whether a flag is set. Raises WrongArgument for what is neither true nor false."""
+    if value is True or value is False:
+        return value
+    try:
+        return bool(value)
+    except Exception:
+        raise WrongArgument(name=name, expected="a bool", value=repr(value)) from None
+
+
+def read_hit(hit: Hit | None) -> Hit | None:
+    """A hit with ints where they can be read; a token count that is none becomes its repr."""
+    if hit is None:
+        return None
+    groups = tuple(tuple(read_ints(blocks)) for blocks in hit.blocks.blocks)
+    num_tokens = read_int(hit.num_tokens)
+    if not isinstance(num_tokens, int):
+        num_tokens = repr(num_tokens)
+    return Hit(KVCacheBlocks(groups), num_tokens)
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raise WrongArgument unless a value is of this kind."""
+    if not isinstance(value, kind):
+        raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(value))
+
+
+def check_hit_kind(hit: Any) -> None:
+    """Raise WrongArgument unless a value is a `Hit` over `KVCacheBlocks`, or None."""
+    if hit is None:
+        return
+    check_kind("hit", hit, Hit)
+    check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
+    try:
+        for ids in hit.blocks.blocks:
+            iter(ids)
+    except TypeError:
+        name, value = "hit.blocks.blocks", repr(hit.blocks.blocks)
+        raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
+
+
+def check_request(request: Any) -> None:
+    """Raise WrongArgument unless a value is a `Request` whose parts are of their kinds."""
+    check_kind("request", request, Request)
+    check_kinds(request)
+    if request.block_hashes is not None:
+        check_items("block_hashes", request.block_hashes, "a list of hashes")
+    read_flag("skip_reading_prefix_cache", request.skip_reading_prefix_cache)
+
+
+def check_items(name: str, values: Any, expected: str) -> None:
+    """Raise WrongArgument for a str, and for what has no items."""
+    try:
+        if not isinstance(values, str | bytes):
+            iter(values)
+            return
+    except TypeError:
+        pass
+    raise WrongArgument(name=name, expected=expected, value=repr(values))
+
+
+def read_list(name: str, values: Any) -> list[Any]:
+    """The items of a list of ids. Raises WrongArgument for a str, and for what has no items."""
+    check_items(name, values, "a list of ids")
+    return list(values)
+
+
+def check_requests(requests: Any) -> None:
+    """Raise WrongArgument for requests that are neither a list of ids nor a buffer of rows."""
+    if requests is None or isinstance(requests, str):
+        expected = "a list of ids or a buffer of rows"
+        raise WrongArgument(name="requests", expected=expected, value=repr(requests))

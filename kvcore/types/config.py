@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager is made for: pool sizes, groups and the options of the core.
+
+Rules: a configuration that cannot work is refused when it is made, with the numbers that would
+work. Options compose; none is a fork of the code. Twin: rust/src/types/config.rs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Literal
+
+import attrs
+
+from kvcore.hashing.block_hash import HASHINGS, Hashing
+from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
+from kvcore.types.groups import Group, admission_cap
+
+Eviction = Literal["lru", "uncached_first"]
+Duplicates = Literal["keep", "merge"]
+Publish = Literal["scheduled", "completed"]
+
+MAX_BLOCKS = 2**31 - 1
+MAX_GROUPS = 64
+MAX_IN_FLIGHT = 62
+NO_LIMIT = 2**31 - 1
+
+
+class _Default(int):
+    """A number that nobody gave."""
+
+
+DEFAULT_BLOCK_SIZE: int = _Default(16)
+
+_EVICTIONS = ("lru", "uncached_first")
+_DUPLICATES = ("keep", "merge")
+_PUBLISH = ("scheduled", "completed")
+_PROCESS_SEED = os.urandom(32).hex().encode()
+
+
+@attrs.frozen
+class Config:
+    """Sizes and options of one manager.
+
+    num_blocks: blocks of the device pool, the null block included. block_size: tokens a block, for
+    the default group, or of the first one given. num_host_blocks: blocks of the host tier, 0 for
+    none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
+    request. max_num_batched_tokens: most tokens that one step computes of a request, None for
+    max_model_len: what a windowed group holds at most follows from it. eviction: which freed block
+    leaves first. duplicates: whether a second block of one content stays. num_preallocate_tokens:
+    room added behind a request when it grows. watermark_blocks: blocks that an admission leaves
+    free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
+    `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
+    hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", which an attacker can make collide.
+    hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
+    sha256_cbor. max_in_flight: taken batches that may be unfinished at a time; 0: taking a batch
+    completes it. publish: full blocks are findable from the call on that schedules their last
+    token, or once the batch that writes it is completed. hide_salts: events have a digest of a
+    request's salt, not the salt. Raises InvalidConfig, GroupsDoNotFit.
+    """
+
+    num_blocks: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+    groups: tuple[Group, ...] = attrs.field(default=(), kw_only=True)
+    num_host_blocks: int = attrs.field(default=0, kw_only=True)
+    max_model_len: int | None = attrs.field(default=None, kw_only=True)
+    max_num_batched_tokens: int | None = attrs.field(default=None, kw_only=True)
+    enable_caching: bool = attrs.field(default=True, kw_only=True)
+    null_block: bool = attrs.field(default=True, kw_only=True)
+    eviction: Eviction = attrs.field(default="lru", kw_only=True)
+    duplicates: Duplicates = attrs.field(default="keep", kw_only=True)
+    num_preallocate_tokens: int = attrs.field(default=0, kw_only=True)
+    watermark_blocks: int = attrs.field(default=0, kw_only=True)
+    use_eagle: bool = attrs.field(default=False, kw_only=True)
+    enable_events: bool = attrs.field(default=False, kw_only=True)
+    record_new_blocks: bool = attrs.field(default=False, kw_only=True)
+    hashing: Hashing = attrs.field(default="sha256", kw_only=True)
+    hash_seed: bytes = attrs.field(default=_PROCESS_SEED, kw_only=True, repr=False)
+    max_in_flight: int = attrs.field(default=0, kw_only=True)
+    publish: Publish = attrs.field(default="scheduled", kw_only=True)
+    hide_salts: bool = attrs.field(default=False, kw_only=True)
+    hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
+    hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        _check_options(self)
+        groups = self.groups
+        if not isinstance(groups, tuple | list) or not all(isinstance(g, Group) for g in groups):
+            _refuse(self, "groups", "must be a tuple of Group")
+        if not self.groups:
+            default = self.block_size is DEFAULT_BLOCK_SIZE
+            size = int(DEFAULT_BLOCK_SIZE) if default else self.block_size
+            object.__setattr__(self, "groups", (Group(size),))
+        _check_groups(self)
+        sizes = [group.block_size for group in self.groups]
+        if self.block_size is not DEFAULT_BLOCK_SIZE and self.block_size != sizes[0]:
+            _refuse(self, "block_size", f"the first group has blocks of {sizes[0]} tokens")
+        object.__setattr__(self, "block_size", sizes[0])
+        object.__setattr__(self, "hash_block_size", math.gcd(*sizes))
+        object.__setattr__(self, "hit_alignment", math.lcm(*sizes))
+        _check_sizes(self)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Device blocks that can hold tokens."""
+        return self.num_blocks - int(self.null_block)
+
+    @property
+    def length_limit(self) -> int:
+        """Longest request in tokens, as a number."""
+        return NO_LIMIT if self.max_model_len is None else self.max_model_len
+
+    @property
+    def tracks_batches(self) -> bool:
+        """Whether batches remember what they did to requests."""
+        return self.max_in_flight > 0 or self.publish == "completed"
+
+    def scale(self, group: int) -> int:
+        """Hashed blocks in one block of a group: hashes are made at the groups' common divisor."""
+        return self.groups[group].block_size // self.hash_block_size
+
+    def drops_last_hit(self, group: int) -> bool:
+        """Whether a hit leaves this group's last matched block to be computed."""
+        flagged = any(each.eagle for each in self.groups)
+        return self.use_eagle and (self.groups[group].eagle or not flagged)
+
+    def cap(self, group: int) -> int | None:
+        """Most blocks that a request holds at once in a group, None where it keeps everything."""
+        limit = self.length_limit
+        return admission_cap(self.groups[group], self.max_num_batched_tokens or limit, limit)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Most blocks that one request holds over all groups on its way to so many tokens."""
+        total = 0
+        for index, group in enumerate(self.groups):
+            blocks, cap = -(-num_tokens // group.block_size), self.cap(index)
+            if not group.is_cross:
+                total += blocks if cap is None else min(blocks, cap)
+        return total
+
+
+def _check_options(config: Config) -> None:
+    flags = ("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks")
+    for name in (*flags, "hide_salts"):
+        if not isinstance(getattr(config, name), bool):
+            _refuse(config, name, "must be True or False")
+    choices = {
+        "eviction": _EVICTIONS,
+        "duplicates": _DUPLICATES,
+        "hashing": HASHINGS,
+        "publish": _PUBLISH,
+    }
+    for name, values in choices.items():
+        value = getattr(config, name)
+        if not isinstance(value, str) or value not in values:
+            _refuse(config, name, f"must be one of {', '.join(values)}")
+    if not isinstance(config.hash_seed, bytes):
+        _refuse(config, "hash_seed", "must be bytes")
+    if config.hashing == "sha256_cbor" and not _is_text(config.hash_seed):
+        _refuse(config, "hash_seed", "must be UTF-8 text for sha256_cbor")
+    counts = ("num_host_blocks", "num_preallocate_tokens", "watermark_blocks", "max_in_flight")
+    for name in counts:
+        _check_count(config, name, 0)
+    if config.max_in_flight > MAX_IN_FLIGHT:
+        _refuse(config, "max_in_flight", f"must be at most {MAX_IN_FLIGHT}")
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        if getattr(config, name) is not None:
+            _check_count(config, name, 1)
+
+
+def _check_groups(config: Config) -> None:
+    if len(config.groups) > MAX_GROUPS:
+        _refuse(config, "groups", f"at most {MAX_GROUPS} groups")
+    pages = [(index, group.page_bytes) for index, group in enumerate(config.groups)]
+    said = [(index, size) for index, size in pages if size is not None]
+    if len({size for _, size in said}) > 1:
+        raise GroupsDoNotFit(
+            groups=", ".join(str(index) for index, _ in said),
+            sizes=", ".join(str(size) for _, size in said),
+        )
+    kinds = ", ".join(group.kind for group in config.groups)
+    for group in config.groups:
+        reason = None
+        if group.is_windowed and not config.null_block:
+            reason = "a group with a window needs the null block"
+        if group.is_cross and config.enable_caching:
+            reason = "cross-attention blocks are never cached: set enable_caching=False"
+        if group.eagle and not config.use_eagle:
+            reason = "a group is flagged eagle, and use_eagle is off"
+        if all(each.is_cross for each in config.groups):
+            reason = "cross-attention needs a group beside it that holds the request's own tokens"
+        if reason is not None:
+            raise InvalidConfig(field="groups", value=kinds, reason=reason)
+    if math.lcm(*(group.block_size for group in config.groups)) > MAX_BLOCKS:
+        sizes = ", ".join(str(group.block_size) for group in config.groups)
+        reason = f"the least common multiple of the block sizes must be at most {MAX_BLOCKS}"
+        raise InvalidConfig(field="groups", value=sizes, reason=reason)
+
+
+def _check_sizes(config: Config) -> None:
+    _check_count(config, "num_blocks", 1)
+    null = " and the null block" if config.null_block else ""
+    least = len(config.groups)
+    kept = config.watermark_blocks
+    rest = f"{null}, {kept} stay free" if kept else null
+    more = kept + int(config.null_block)
+    if config.num_usable_blocks < least + kept:
+        blocks = "1 block" if least == 1 else f"{least} blocks"
+        reason = f"one request needs {blocks}{rest}, so {least + more}"
+        _refuse(config, "num_blocks", reason)
+    if config.max_model_len is not None:
+        least = config.blocks_for(config.max_model_len)
+        if config.num_usable_blocks < least + kept:
+            reason = (
+                f"one request of max_model_len={config.max_model_len} tokens needs {least} "
+                f"blocks{rest}, so {least + more}"
+            )
+            _refuse(config, "num_blocks", reason)
+
+
+def _check_count(config: Config, name: str, least: int) -> None:
+    value = getattr(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        _refuse(config, name, f"must be an integer of at least {least}")
+    if value > MAX_BLOCKS:
+        _refuse(config, name, f"must be at most {MAX_BLOCKS}")
+
+
+def _is_text(seed: bytes) -> bool:
+    try:
+        seed.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _refuse(config: Config, name: str, reason: str) -> None:
+    raise InvalidConfig(field=name, value=repr(getattr(config, name)), reason=reason)

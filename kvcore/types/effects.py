@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one transition emits: commands for the runtime, events for mirrors of the index.
+
+Twin: rust/src/types/effects.rs.
+"""
+
+from __future__ import annotations
+
+from kvcore.types.commands import Command
+from kvcore.types.events import Event, removed
+
+
+class Effects:
+    """Commands and events in the order of their making; events only where they are enabled."""
+
+    __slots__ = ("commands", "events", "events_enabled")
+
+    def __init__(self, *, events_enabled: bool = False) -> None:
+        self.commands: list[Command] = []
+        self.events: list[Event] = []
+        self.events_enabled = events_enabled
+
+    def emit(self, command: Command) -> None:
+        """Add a command."""
+        self.commands.append(command)
+
+    def announce(self, event: Event) -> None:
+        """Add an event, where events are enabled."""
+        if self.events_enabled:
+            self.events.append(event)
+
+    def announce_removed(self, key: bytes) -> None:
+        """Add the event that the last copy under a key is gone, where events are enabled."""
+        if self.events_enabled:
+            self.events.append(removed(key))

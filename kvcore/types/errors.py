@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misuse and corruption, each as a type of its own.
+
+Rules: a refusal is a value (`values.Refused`), never an exception. Misuse is a `KvcoreError`: the
+message names the thing and the numbers, `fields` holds them for programs, and the state is as it
+was before the call. A field `tier` says of which tier the block is that the message names, where it
+is not the device. A broken invariant is an `InvariantViolation`: a bug of kvcore, nobody catches
+it. Twin: rust/src/types/errors.rs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class KvcoreError(ValueError):
+    """A call that was wrong; nothing has changed."""
+
+    message: ClassVar[str] = "misuse"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        text = self.message.format(**fields)
+        super().__init__(f"{fields['tier']} {text}" if "tier" in fields else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.fields))
+
+
+def _rebuild(kind: type[KvcoreError], fields: dict[str, object]) -> KvcoreError:
+    return kind(**fields)
+
+
+class WrongArgument(KvcoreError):
+    """An argument of another kind than the call takes."""
+
+    message = "{name} must be {expected}, not {value}"
+
+
+class InvalidConfig(KvcoreError):
+    """A configuration that cannot work."""
+
+    message = "config {field}={value}: {reason}"
+
+
+class GroupsDoNotFit(KvcoreError):
+    """One pool has one page size, so that any block can serve any group."""
+
+    message = "groups {groups} have blocks of {sizes} bytes: one pool has one size of block"
+
+
+class UnknownRequest(KvcoreError):
+    """No request of this id (or row) is known."""
+
+    message = "request {request} is not known"
+
+
+class RepeatedRequest(KvcoreError):
+    """A request of this id exists already, or is named twice in one call."""
+
+    message = "request {request} is named twice"
+
+
+class EmptyRequestId(KvcoreError):
+    """A request id is a non-empty str that has a UTF-8 form."""
+
+    message = "a request id must be a non-empty str, not {value}"
+
+
+class EmptyTokens(KvcoreError):
+    """A request has at least one token; an extension adds at least one."""
+
+    message = "request {request} is given no tokens"
+
+
+class InvalidToken(KvcoreError):
+    """A token id is an integer from 0 to 2**32 - 1."""
+
+    message = "token {value} at position {position} of the call is not an integer in [0, 2**32)"
+
+
+class UnsupportedBuffer(KvcoreError):
+    """A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers."""
+
+    message = "token buffer of format {format} and {dimensions} dimensions is not a row of integers"
+
+
+class LengthMismatch(KvcoreError):
+    """Two arguments of one call must have as many items."""
+
+    message = "{num_requests} requests are given {num_tokens} tokens"
+
+
+class InvalidCount(KvcoreError):
+    """A count is below what the call needs."""
+
+    message = "{name} is {value}, must be at least {least}"
+
+
+class TooManyTokens(KvcoreError):
+    """Slots are asked for tokens that the request does not have."""
+
+    message = "request {request} has {num_tokens} tokens, slots are asked up to token {asked}"
+
+
+class BeyondModelLength(KvcoreError):
+    """New tokens would pass the longest length that the model takes."""
+
+    message = "request {request} would reach {asked} tokens, the model takes {max_model_len}"
+
+
+class BeyondComputed(KvcoreError):
+    """The call names more tokens than were computed."""
+
+    message = "request {request} has {num_computed} computed tokens, the call names {asked}"
+
+
+class WrongBlockHashes(KvcoreError):
+    """Hashes that an engine hands in are of one size, and one for each full block at most."""
+
+    message = "request {request} is given {num_hashes} block hashes: {reason}"
+
+
+class DraftsPending(KvcoreError):
+    """Draft tokens were not yet accepted or dropped."""
+
+    message = "request {request} has {num_drafts} draft tokens, accept or drop them first"
+
+
+class BeyondDrafts(KvcoreError):
+    """Only drafts that were scheduled can be accepted."""
+
+    message = "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}"
+
+
+class InOpenBatch(KvcoreError):
+    """What the open batch schedules is not written yet."""
+
+    message = "{thing} is in the open batch: take the batch first"
+
+
+class TooManyInFlight(KvcoreError):
+    """As many batches are unfinished as the config allows."""
+
+    message = (
+        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the "
+        "oldest or cancel first"
+    )
+
+
+class NotInFlight(KvcoreError):
+    """No unfinished batch has this number."""
+
+    message = "batch {batch} is not unfinished; unfinished are: {unfinished}"
+
+
+class BatchOutOfOrder(KvcoreError):
+    """Batches are completed in the order of their numbers."""
+
+    message = "batch {batch} cannot be completed before batch {oldest}"
+
+
+class LoadUnfinished(KvcoreError):
+    """The request waits for the external store."""
+
+    message = (
+        "request {request} has {num_operations} unfinished loads: complete them or free the request"
+    )
+
+
+class LoadUnconfirmed(KvcoreError):
+    """What rests on external tokens is not handed on while their load may fail."""
+
+    message = "block {block} rests on external tokens whose load may still fail: store it later"
+
+
+class WrongLoad(KvcoreError):
+    """Only whole blocks with keys can be loaded."""
+
+    message = "request {request} cannot load {num_tokens} tokens: {reason}"
+
+
+class NotPublished(KvcoreError):
+    """Only a block with a key can be stored."""
+
+    message = "block {block} has no key to be stored under"
+
+
+class UnknownOperation(KvcoreError):
+    """No unfinished operation has this number."""
+
+    message = "operation {operation} is not unfinished"
+
+
+class HeldByOthers(KvcoreError):
+    """Other requests count tokens in blocks that were not written."""
+
+    message = "blocks {blocks} are counted by requests {requests} too: name those in the same call"
+
+
+class NoEncoderGroup(KvcoreError):
+    """Encoder tokens need a cross-attention group."""
+
+    message = (
+        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention"
+    )
+
+
+class BeyondRequest(KvcoreError):
+    """A cut lies outside the request."""
+
+    message = "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1"
+
+
+class HitsOnRunningRequest(KvcoreError):
+    """Only a request that holds nothing can bring hits."""
+
+    message = "request {request} already holds blocks and brings {num_blocks} hit blocks"
+
+
+class WrongHit(KvcoreError):
+    """The blocks of a hit and its token count do not belong together, or not to this request."""
+
+    message = (
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens"
+    )
+
+
+class StaleHits(KvcoreError):
+    """A hit block does not, or no longer, hold the request's key."""
+
+    message = (
+        "request {request}: block {block} at position {position} does not hold its key any more"
+    )
+
+
+class CachingDisabled(KvcoreError):
+    """Hits make no sense where prefix caching is off."""
+
+    message = "request {request} brings {num_blocks} hit blocks, prefix caching is off"
+
+
+class SwappedOut(KvcoreError):
+    """The request's blocks are in the host tier."""
+
+    message = "request {request} is swapped out, swap it in first"
+
+
+class NotSwapped(KvcoreError):
+    """The request has nothing in the host tier."""
+
+    message = "request {request} is not swapped out"
+
+
+class NotRunning(KvcoreError):
+    """The request holds no blocks."""
+
+    message = "request {request} holds no blocks"
+
+
+class StillHoldsBlocks(KvcoreError):
+    """A request is forgotten only after it gave back its blocks."""
+
+    message = "request {request} still holds {num_blocks} blocks, free it first"
+
+
+class HitInOpenBatch(KvcoreError):
+    """Other requests count on blocks that this call would leave unwritten."""
+
+    message = (
+        "blocks {blocks} were published in the open batch and are counted by requests {requests}: "
+        "free those first, or take the batch"
+    )
+
+
+class NoHostTier(KvcoreError):
+    """The configuration has no host blocks."""
+
+    message = "there is no host tier: num_host_blocks is 0"
+
+
+class UnknownBlock(KvcoreError):
+    """The pool has no such block, or it is the null block."""
+
+    message = "block {block} is not one of the blocks {first} to {last} of this pool"
+
+
+class DoubleFree(KvcoreError):
+    """A block is given back more often than it is held."""
+
+    message = "block {block} has {ref_count} owners, asked to release {asked}"
+
+
+class NotPinned(KvcoreError):
+    """A block is unpinned more often than it was pinned."""
+
+    message = "block {block} has {num_pins} pins, asked to remove {asked}"
+
+
+class WrongKey(KvcoreError):
+    """A block does not, or no longer, have the key that it is asked to have."""
+
+    message = "block {block} at position {position} does not have the key of that position"
+
+
+class UnusedBlock(KvcoreError):
+    """A block without owner and key holds nothing that could be kept."""
+
+    message = "block {block} has neither owner nor key"
+
+
+class NoOwner(KvcoreError):
+    """What is copied or taken over is held by somebody."""
+
+    message = "block {block} has no owner"
+
+
+class NotQueued(KvcoreError):
+    """A block that has an owner is not in the free queue."""
+
+    message = "block {block} is not in the free queue"
+
+
+class AlreadyQueued(KvcoreError):
+    """A block is at most once in the free queue."""
+
+    message = "block {block} is in the free queue already"
+
+
+class AlreadyPublished(KvcoreError):
+    """A block has at most one key."""
+
+    message = "block {block} already has a key"
+
+
+class InvalidKey(KvcoreError):
+    """Keys have one size, since a batch carries them one after the other."""
+
+    message = "a key has {expected} bytes, not {size}"
+
+
+class DamagedState(KvcoreError):
+    """Bytes that are not an encoded state."""
+
+    message = "not an encoded state: {reason} at byte {offset}"
+
+
+class DamagedBatch(KvcoreError):
+    """Columns and keys that are not a batch."""
+
+    message = "batch {batch} is damaged: {reason}"
+
+
+class TraceError(KvcoreError):
+    """A text trace that cannot be read."""
+
+    message = "{source}, line {line}: {reason}"
+
+
+class BackendMissing(KvcoreError):
+    """The compiled twin is not installed, or the backend has no such name."""
+
+    message = "backend {backend} is not available: {reason}"
+
+
+class InvalidExtraKey(KvcoreError):
+    """A part of a block's extra keys that no key can be made of."""
+
+    message = "{name} must be {expected}, not {value}"
+
+
+class UnsortedMedia(KvcoreError):
+    """Media items stand in the prompt one behind the other."""
+
+    message = (
+        "request {request}: media item {position} takes {length} tokens from {offset} on, "
+        "must lie within tokens {first} to {num_tokens}"
+    )
+
+
+class CountMismatch(KvcoreError):
+    """Two parts of one request do not have the sizes that belong together."""
+
+    message = "request {request} is given {given} {name}, must be {expected}"
+
+
+class InvariantViolation(AssertionError):
+    """A named property of every reachable state does not hold."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        self.name = name
+        self.detail = detail
+        super().__init__(f"{name}: {detail}")

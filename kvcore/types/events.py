@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened to the hash index, for routers and stores that mirror it.
+
+Rules: a stored event names every block of one publication; a removed event comes only when the last
+block of that content lost its key. Replaying all events from nothing gives exactly the index.
+Twin: rust/src/types/events.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from kvcore.hashing.block_hash import HASH_SIZE, make_key
+from kvcore.hashing.extra_keys import ExtraKey
+
+DEVICE_MEDIUM = "GPU"
+
+
+@attrs.frozen
+class BlockStored:
+    """Consecutive blocks of one request became findable.
+
+    block_hashes: in chain order. parent_hash: of the block before the first, None at the start.
+    tokens: of all the blocks, in order. extra_keys: (tag, value) pairs, one tuple a block; empty
+    where no block has any.
+    """
+
+    block_hashes: tuple[bytes, ...]
+    parent_hash: bytes | None
+    tokens: tuple[int, ...]
+    block_size: int
+    group: int
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
+    medium: str = DEVICE_MEDIUM
+
+
+@attrs.frozen
+class BlockRemoved:
+    """The last block of a content is no longer findable."""
+
+    block_hash: bytes
+    group: int
+    medium: str = DEVICE_MEDIUM
+
+
+@attrs.frozen
+class AllBlocksCleared:
+    """Nothing is findable any more."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def removed(key: bytes) -> BlockRemoved:
+    """The event for the last copy under a key."""
+    return BlockRemoved(key[:HASH_SIZE], int.from_bytes(key[HASH_SIZE:], "big"))
+
+
+def replay(events: Iterable[Event]) -> set[bytes]:
+    """The keys that a mirror of the index holds after these events, from nothing."""
+    keys: set[bytes] = set()
+    for event in events:
+        match event:
+            case BlockStored():
+                keys.update(make_key(each, event.group) for each in event.block_hashes)
+            case BlockRemoved():
+                keys.remove(make_key(event.block_hash, event.group))
+            case AllBlocksCleared():
+                keys.clear()
+    return keys

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups: layers that share block size and retention rule, and those rules.
+
+Rules: positions are tokens; n is the number of computed tokens, so the next query stands at n and
+sees positions from `skipped_tokens(group, n)` on. What stands before is never read again: its
+blocks are given back and the null block takes their places. Cross-attention holds one table for the
+encoder's tokens, which does not grow with the request and is never cached. Source: S000-11, 28, 36,
+40; S001-79 to 81. Twin: rust/src/types/groups.rs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from kvcore.types.errors import InvalidConfig
+
+Kind = Literal["full_attention", "mla", "sliding_window", "chunked_local", "cross_attention"]
+
+KINDS: tuple[Kind, ...] = (
+    "full_attention",
+    "mla",
+    "sliding_window",
+    "chunked_local",
+    "cross_attention",
+)
+WINDOWED = ("sliding_window", "chunked_local")
+MAX_BLOCK_SIZE = 2**31 - 1
+MAX_PAGE_BYTES = 2**63 - 1
+
+
+@attrs.frozen
+class Group:
+    """Layers that share block size and retention rule.
+
+    block_size: tokens a block. kind: full_attention and mla keep everything; sliding_window keeps
+    the `window` tokens that a query sees, itself included; chunked_local keeps the chunk of
+    `window` tokens that the query stands in; cross_attention keeps the encoder's tokens. eagle: a
+    draft model reads these layers, so a hit leaves the last matched block to be computed.
+    zero_new_blocks: a `Zero` follows each `Allocate` that nothing else fills. page_bytes: bytes of
+    one block of these layers, None where it is not said. Raises InvalidConfig.
+    """
+
+    block_size: int = 16
+    kind: Kind = attrs.field(default="full_attention", kw_only=True)
+    window: int | None = attrs.field(default=None, kw_only=True)
+    eagle: bool = attrs.field(default=False, kw_only=True)
+    zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
+    page_bytes: int | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
+            _refuse("block_size", self.block_size, "must be at least 1")
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            _refuse("kind", repr(self.kind), f"must be one of {', '.join(KINDS)}")
+        if self.kind in WINDOWED:
+            if not _is_count(self.window, 1, MAX_BLOCK_SIZE):
+                _refuse("window", self.window, f"a {self.kind} group needs at least 1 token")
+        elif self.window is not None:
+            _refuse("window", self.window, f"a {self.kind} group has none")
+        for name in ("eagle", "zero_new_blocks"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, repr(getattr(self, name)), "must be True or False")
+        if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
+            _refuse("page_bytes", self.page_bytes, "must be at least 1 where it is said")
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether blocks are given back behind a window."""
+        return self.kind in WINDOWED
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the table holds the encoder's tokens."""
+        return self.kind == "cross_attention"
+
+
+def skipped_tokens(group: Group, num_computed: int) -> int:
+    """Leading positions that no query at num_computed or later sees."""
+    if group.window is None:
+        return 0
+    if group.kind == "sliding_window":
+        return max(0, num_computed - group.window + 1)
+    return num_computed // group.window * group.window
+
+
+def skipped_blocks(group: Group, num_computed: int) -> int:
+    """Leading blocks that no query at num_computed or later sees any token of."""
+    return skipped_tokens(group, num_computed) // group.block_size
+
+
+def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int | None:
+    """Most blocks that a request of any length holds at once, None where nothing is given back.
+
+    max_num_batched: most tokens that one step computes of a request. One block more where the first
+    token that is seen need not stand at the start of a block.
+    """
+    if group.window is None:
+        return None
+    seen = group.window - 1 if group.kind == "sliding_window" else group.window
+    most = -(-min(seen + max_num_batched, max_model_len) // group.block_size)
+    return most + int(group.kind == "sliding_window" or group.window % group.block_size > 0)
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    """Whether a value is an int, and no bool, within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _refuse(name: str, value: Any, reason: str) -> None:
+    raise InvalidConfig(field=name, value=value, reason=reason)

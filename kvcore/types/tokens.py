@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens as they come from an engine: lists, or buffers of integers.
+
+Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is guessed.
+An item with `__index__` is that int; what has no order (a set, a dict) is no row of tokens.
+Twin: rust/src/bindings/tokens.rs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvcore.types.arguments import read_int
+from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+
+MAX_TOKEN = 2**32 - 1
+_INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
+
+
+def read_tokens(tokens: Any) -> list[int]:
+    """The token ids of a list, tuple or buffer.
+
+    Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
+    Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or
+    format.
+    """
+    values = list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens)
+    return check_tokens(values)
+
+
+def read_request_tokens(request_id: str, tokens: Any) -> list[int]:
+    """The same, at least one. Raises EmptyTokens too."""
+    values = read_tokens(tokens)
+    if not values:
+        raise EmptyTokens(request=repr(request_id))
+    return values
+
+
+def check_tokens(values: Sequence[Any]) -> list[int]:
+    """The ints that the values stand for. Raises InvalidToken at the first that is no token id."""
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN:
+        return list(values)
+    checked = []
+    for position, value in enumerate(values):
+        number = value if type(value) is int else read_int(value)
+        is_int = isinstance(number, int) and not isinstance(value, bool)
+        if not is_int or not 0 <= number <= MAX_TOKEN:
+            raise InvalidToken(position=position, value=repr(value))
+        checked.append(number)
+    return checked
+
+
+def _read_buffer(tokens: Any) -> list[int]:
+    if hasattr(tokens, "numpy"):
+        tokens = tokens.numpy()
+    try:
+        view = memoryview(tokens)
+    except TypeError:
+        if isinstance(tokens, Iterable) and not isinstance(tokens, str | set | frozenset | dict):
+            return list(tokens)
+        raise UnsupportedBuffer(format=type(tokens).__name__, dimensions=0) from None
+    code = view.format.lstrip("@=<")
+    if view.ndim != 1 or code not in _INTEGER_FORMATS:
+        raise UnsupportedBuffer(format=view.format, dimensions=view.ndim)
+    if view.format == code:
+        return view.tolist()
+    order, items = view.format.removesuffix(code), len(view)
+    return list(struct.unpack(f"{order}{items}{code}", view.tobytes()))

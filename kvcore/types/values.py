@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls take and give back: requests, hits, blocks, refusals, statistics.
+
+Rules: all are frozen and compare by content. A refusal is one of these values, and false in a
+condition. Twin: rust/src/types/values.rs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Literal, TypeVar, final, overload
+
+import attrs
+from msgspec import Struct
+from msgspec.structs import replace as evolve
+
+from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
+from kvcore.types.commands import Command
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Reason(enum.Enum):
+    """Why a call was refused."""
+
+    LATER = "later"
+    """Ask again when blocks were given back."""
+    NEVER = "never"
+    """More than an empty pool can give this call, less what it must leave (watermark, reserve)."""
+
+
+class Verdict(enum.Enum):
+    """What `can_allocate` says of a call."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+class Status(enum.Enum):
+    """Where a request's blocks are."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+
+
+@attrs.frozen
+class Request:
+    """A request as an engine hands it in.
+
+    tokens: a list or tuple of ints below 2**32, or a buffer of integers (array, numpy, torch on the
+    CPU, bytes); the buffer's item format decides the width. lora, media (sorted by offset, apart),
+    cache_salt, prompt_embeds: what the request's keys hold besides its tokens. block_hashes: the
+    engine's own hashes of full blocks, 32 bytes each, in order, which then must stand for all of
+    these, the salt too; None: kvcore hashes.
+    skip_reading_prefix_cache: never hit, but publish.
+    """
+
+    request_id: str
+    tokens: Any
+    lora: LoRA | None = attrs.field(default=None, kw_only=True)
+    media: Sequence[MediaItem] = attrs.field(default=(), kw_only=True)
+    cache_salt: str | None = attrs.field(default=None, kw_only=True)
+    prompt_embeds: PromptEmbeds | None = attrs.field(default=None, kw_only=True)
+    block_hashes: Sequence[bytes] | None = attrs.field(default=None, kw_only=True)
+    skip_reading_prefix_cache: bool = attrs.field(default=False, kw_only=True)
+
+
+class KVCacheBlocks(Struct, frozen=True, gc=False):
+    """Block ids, one tuple a group, in table order; 0 is the null block where there is one."""
+
+    blocks: tuple[tuple[int, ...], ...]
+
+    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
+        """The blocks of both, group by group."""
+        pairs = zip(self.blocks, other.blocks, strict=True)
+        return KVCacheBlocks(tuple(mine + theirs for mine, theirs in pairs))
+
+    @overload
+    def get_block_ids(self, allow_none: Literal[False] = False) -> tuple[list[int], ...]: ...
+    @overload
+    def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
+    def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
+        """The ids as one list a group; None where that is allowed and no group has any."""
+        if allow_none and not any(self.blocks):
+            return None
+        return tuple(list(ids) for ids in self.blocks)
+
+    def get_unhashed_block_ids(self, has_key: Callable[[int], bool]) -> tuple[list[int], ...]:
+        """The ids of the blocks without a key, one list a group; has_key: of the manager."""
+        return tuple([block for block in ids if not has_key(block)] for ids in self.blocks)
+
+    def new_empty(self) -> KVCacheBlocks:
+        """No blocks, in as many groups."""
+        return KVCacheBlocks(((),) * len(self.blocks))
+
+
+class Hit(Struct, frozen=True, gc=False):
+    """A cached prefix of a request: its blocks a group, and the tokens that they hold."""
+
+    blocks: KVCacheBlocks
+    num_tokens: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.blocks, self.num_tokens))
+
+
+@final
+class Refused(Struct, frozen=True, gc=False):
+    """A call that did not fit; it gave back at most what windows no longer need.
+
+    needed: blocks that the call would take out of the free queue. available: blocks that were free,
+    less those that the call must leave. pending: released blocks that wait for an unfinished
+    operation or batch.
+    """
+
+    reason: Reason
+    needed: int
+    available: int
+    pending: int = 0
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Appended(Struct, frozen=True, gc=False):
+    """How far an `append` came: requests from the refused one on are untouched."""
+
+    done: int
+    refused: Refused | None = None
+
+
+class PrefixCacheStats(Struct, frozen=True, gc=False):
+    """Look-ups since the last `take_stats`, counted with the allocation that used them.
+
+    queries and hits are tokens. Requests that were preempted before are counted apart. reset: the
+    cache was reset meanwhile.
+    """
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+    reset: bool = False
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over queried tokens of new requests, 0.0 without queries."""
+        return self.hits / self.queries if self.queries else 0.0
+
+    def observe(self, num_queries: int, num_hits: int, *, preempted: bool) -> PrefixCacheStats:
+        """These statistics with one more look-up."""
+        if preempted:
+            return evolve(
+                self,
+                preempted_requests=self.preempted_requests + 1,
+                preempted_queries=self.preempted_queries + num_queries,
+                preempted_hits=self.preempted_hits + num_hits,
+            )
+        return evolve(
+            self,
+            requests=self.requests + 1,
+            queries=self.queries + num_queries,
+            hits=self.hits + num_hits,
+        )
+
+
+class Outcome(Struct, Generic[S, T], frozen=True, gc=False):
+    """What a transition gives: the state after it, the commands that it emitted, its value."""
+
+    state: S
+    commands: tuple[Command, ...]
+    value: T

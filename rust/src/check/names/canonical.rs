@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One name for all states that differ only in names: the quotient that makes exploring possible.
+//!
+//! Rules: three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can
+//! be left as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is
+//! tried for every permutation of requests that look alike. Blocks: by their first place in tables
+//! in request order, then in the free queue, then among the pinned ones; the null block keeps its
+//! number. Tokens: they matter through equality of prefixes alone, so the nodes of the prefix tree
+//! are numbered in the order of first meeting. Requires a state whose open batch is empty. Batch
+//! number, events and statistics are left out, and so is `preempted`, which only chooses a column
+//! of the statistics. Two states have one name here exactly if they have in Python; the bytes are
+//! other ones. Twin: kvcore/check/names/canonical.py.
+
+use smallvec::SmallVec;
+
+use crate::check::Violation;
+use crate::check::names::order::Orders;
+use crate::check::names::renaming::{Blocks, Renaming, Tree, batch_place, put};
+use crate::check::world::world::Symmetry;
+use crate::hashing::block_hash::Key;
+use crate::oracle::prefixes::{Numbers, Prefixes};
+use crate::pool::block_pool::BlockPool;
+use crate::pool::quarantine::Quarantine;
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
+use crate::types::ids::BlockId;
+
+/// What makes names: the buffers of one worker.
+#[derive(Debug, Clone)]
+pub struct Namer {
+    symmetry: Symmetry,
+    /// The name that is being written.
+    name: Vec<u8>,
+    least: Vec<u8>,
+    device: Blocks,
+    host: Blocks,
+    tree: Tree,
+    /// The prefixes of each request, by row.
+    nodes: Vec<Numbers>,
+    /// For each block of the device, then of the host: the prefixes that its key ends.
+    chains: Vec<Option<SmallVec<[u32; 16]>>>,
+}
+
+impl Namer {
+    /// Empty buffers.
+    #[must_use]
+    pub fn new(symmetry: Symmetry) -> Self {
+        Namer {
+            symmetry,
+            name: Vec::new(),
+            least: Vec::new(),
+            device: Blocks::default(),
+            host: Blocks::default(),
+            tree: Tree::new(symmetry.tokens),
+            nodes: Vec::new(),
+            chains: Vec::new(),
+        }
+    }
+
+    /// The least name of a state under renaming; equal names mean equal up to renaming.
+    pub fn canonical(
+        &mut self,
+        state: &State,
+        prefixes: &mut Prefixes,
+    ) -> Result<&[u8], Violation> {
+        self.canonical_with(state, prefixes, &mut |_| {})
+    }
+
+    /// The same. more: what a name says besides, in the same renaming.
+    pub fn canonical_with(
+        &mut self,
+        state: &State,
+        prefixes: &mut Prefixes,
+        more: &mut dyn FnMut(&mut Renaming<'_>),
+    ) -> Result<&[u8], Violation> {
+        self.read(state, prefixes)?;
+        let mut orders = Orders::new(state, self.symmetry);
+        self.write(state, &orders, prefixes, more)?;
+        if orders.is_single() {
+            return Ok(&self.name);
+        }
+        std::mem::swap(&mut self.name, &mut self.least);
+        while orders.advance() {
+            self.write(state, &orders, prefixes, more)?;
+            if self.name < self.least {
+                std::mem::swap(&mut self.name, &mut self.least);
+            }
+        }
+        Ok(&self.least)
+    }
+
+    /// Note what does not depend on the order of requests.
+    fn read(&mut self, state: &State, prefixes: &mut Prefixes) -> Result<(), Violation> {
+        self.nodes.clear();
+        for request in &state.requests {
+            let nodes = request.as_ref().map(|request| prefixes.nodes(request));
+            self.nodes.push(nodes.unwrap_or_default());
+        }
+        self.chains.clear();
+        for pool in [Some(&state.device), state.host.as_ref()].into_iter().flatten() {
+            for block in (0..pool.num_blocks()).map(BlockId) {
+                self.chains.push(match pool.key(block) {
+                    None => None,
+                    Some(key) => Some(SmallVec::from_slice(&prefixes.chain(key)?.nodes)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        state: &State,
+        orders: &Orders,
+        prefixes: &mut Prefixes,
+        more: &mut dyn FnMut(&mut Renaming<'_>),
+    ) -> Result<(), Violation> {
+        let rows = orders.rows();
+        self.start(state);
+        put(&mut self.name, rows.len());
+        if !self.symmetry.requests {
+            self.write_names(state, rows);
+        }
+        for &row in rows {
+            if let Some(request) = &state.requests[row] {
+                self.write_request(request, row);
+            }
+        }
+        let held = state.operations.values().map(|operation| operation.block);
+        let pinned: SmallVec<[BlockId; 8]> = held.chain(orders.pinned().iter().copied()).collect();
+        write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
+        write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        if let Some(host) = &state.host {
+            let chains = &self.chains[state.device.num_blocks() as usize..];
+            write_pool(&mut self.name, state, host, &mut self.host, &[]);
+            write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
+        }
+        let Namer { name, device, host, tree, .. } = self;
+        let mut renaming =
+            Renaming { state, rows, name, device, host, tree, prefixes, judged: Ok(()) };
+        if !(state.unfinished.is_empty()
+            && state.operations.is_empty()
+            && state.batch.given.is_empty())
+        {
+            renaming.in_flight();
+        }
+        more(&mut renaming);
+        renaming.judged
+    }
+
+    /// Begin a name: nothing was met yet.
+    fn start(&mut self, state: &State) {
+        self.name.clear();
+        self.tree.clear();
+        let kept = if self.symmetry.blocks {
+            u32::from(state.device.is_null(BlockId(0)))
+        } else {
+            state.device.num_blocks()
+        };
+        let num_hosts = state.host.as_ref().map_or(0, BlockPool::num_blocks);
+        let kept_hosts = if self.symmetry.blocks { 0 } else { num_hosts };
+        self.device.clear(state.device.num_blocks(), (0..kept).map(BlockId));
+        let hosts = (0..kept_hosts).map(BlockId);
+        self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
+    }
+
+    /// The ids and rows of requests, where they are not renamed.
+    fn write_names(&mut self, state: &State, rows: &[usize]) {
+        for &row in rows {
+            let id = state.requests[row].as_ref().map_or("", RequestState::request_id);
+            put(&mut self.name, row);
+            put(&mut self.name, id.len());
+            self.name.extend(id.bytes());
+        }
+        put(&mut self.name, state.requests.len());
+        put(&mut self.name, state.free_rows.len());
+        state.free_rows.iter().for_each(|row| put(&mut self.name, row.index()));
+    }
+
+    fn write_request(&mut self, request: &RequestState, row: usize) {
+        let counts = [request.num_tokens(), request.num_drafts(), request.num_computed];
+        counts.into_iter().for_each(|count| put(&mut self.name, count as usize));
+        let swapped = !request.host_tables.is_empty();
+        self.name.extend([u8::from(swapped), u8::from(request.skip_reading)]);
+        for &node in &self.nodes[row] {
+            self.tree.write(node, &mut self.name);
+        }
+        if request.own_hashes {
+            put(&mut self.name, request.block_hashes.len());
+        }
+        for (table, &cached) in request.tables.iter().zip(&request.num_cached) {
+            put(&mut self.name, cached as usize);
+            put(&mut self.name, table.len());
+            self.device.write(table.iter().copied(), &mut self.name);
+        }
+        for table in &request.host_tables {
+            put(&mut self.name, table.len());
+            self.host.write(table.iter().copied(), &mut self.name);
+        }
+    }
+}
+
+/// pool: of either tier of the state.
+fn write_pool(
+    name: &mut Vec<u8>,
+    state: &State,
+    pool: &BlockPool,
+    blocks: &mut Blocks,
+    pinned: &[BlockId],
+) {
+    put(name, pool.num_free() as usize);
+    blocks.write(pool.queue.iter(), name);
+    let busy = pool.quarantine.as_ref().map_or_else(Vec::new, Quarantine::busy);
+    let waiting = pool.quarantine.as_ref().filter(|waiting| !waiting.is_empty());
+    if waiting.is_some() || !busy.is_empty() {
+        put(name, pool.num_quarantined() as usize);
+        blocks.write(waiting.map_or_else(Vec::new, Quarantine::blocks).into_iter(), name);
+    }
+    if !pool.pins.is_empty() {
+        pinned.iter().for_each(|&block| _ = blocks.number(block));
+        blocks.met.iter().for_each(|&block| put(name, pool.num_pins(block) as usize));
+    }
+    for block in blocks.met.iter().filter(|_| !busy.is_empty()) {
+        let users = busy.iter().find(|(each, _)| each == block).map_or(&[][..], |each| each.1);
+        put(name, users.len());
+        users.iter().for_each(|&user| put(name, batch_place(state, user)));
+    }
+}
+
+fn write_keys(
+    name: &mut Vec<u8>,
+    pool: &BlockPool,
+    blocks: &Blocks,
+    tree: &mut Tree,
+    chains: &[Option<SmallVec<[u32; 16]>>],
+) {
+    let ranks = if pool.index.is_empty() { Vec::new() } else { pool.index.ranks() };
+    for &block in &blocks.met {
+        let chain = if block == NO_HOST_BLOCK { None } else { chains[block.index()].as_ref() };
+        let Some(chain) = chain else {
+            name.push(0);
+            continue;
+        };
+        put(name, 1 + ranks[block.index()] as usize);
+        put(name, pool.key(block).map_or(0, Key::group) as usize);
+        put(name, chain.len());
+        let Some((&last, before)) = chain.split_last() else { continue };
+        before.iter().for_each(|&node| _ = tree.number(node));
+        tree.write(last, name);
+    }
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the name of a node with batches in flight says besides its state's.
+//!
+//! Rules: a part of flight.rs. Rows, blocks and prefixes have the names that one order of the
+//! requests gives them. Twin: kvcore/check/names/in_flight.py.
+
+use crate::check::names::in_flight::{Node, Pending, in_flight};
+use crate::check::names::renaming::Renaming;
+use crate::oracle::contents::{Content, Place};
+use crate::oracle::prefixes::Numbers;
+use crate::oracle::schedule::Write;
+use crate::state::batch_records::in_order;
+use crate::state::state::NO_HOST_BLOCK;
+use crate::types::commands::{Command, Commands, Tier};
+use crate::types::ids::{BlockId, Row};
+
+/// What contents that are no prefix are called.
+const SPECIAL: [(Content, usize); 4] =
+    [(Content::Unknown, 0), (Content::Rubbish, 1), (Content::Zeros, 2), (Content::Spoilt, 3)];
+
+/// Say what else a node's name says. nodes: the numbers of the prefixes of a request of the state.
+pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
+    names.put(node.pending.len());
+    names.put(node.waiting().count());
+    names.put(usize::from(node.filled));
+    for batch in node.waiting() {
+        names.put(batch.writes.len());
+        write_commands(&batch.commands, names);
+        batch.writes.iter().for_each(|each| write_write(each, &batch.nodes, names));
+    }
+    for batch in &node.pending {
+        write_used(batch, names);
+        names.put(batch.before.len());
+    }
+    write_open_batch(node, names);
+    write_contents(node, names);
+    if node.has_commands_to_come() {
+        write_mirror(node, names);
+    }
+    for row in names.order().to_vec() {
+        let row = Row(row as u32);
+        for known in [node.schedule.loading(row), node.schedule.failed(row)] {
+            names.put(known.map_or(0, |token| 1 + token as usize));
+        }
+    }
+    for number in node.state.operations.keys() {
+        names.put(usize::from(node.started.contains(number)));
+    }
+}
+
+/// The places that a batch uses, by their names.
+fn write_used(batch: &Pending, names: &mut Renaming<'_>) {
+    let mut used: Vec<usize> = batch.used.iter().map(|&place| name_of(place, names)).collect();
+    used.sort_unstable();
+    names.put(used.len());
+    used.into_iter().for_each(|place| names.put(place));
+}
+
+fn name_of((tier, block): Place, names: &mut Renaming<'_>) -> usize {
+    match tier {
+        Tier::Device => 2 * names.device_name(block),
+        Tier::Host => 2 * names.host_name(block) + 1,
+    }
+}
+
+/// What the open batch holds.
+fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
+    let (state, batch) = (&node.state, &node.state.batch);
+    names.put(node.schedule.writes().len());
+    names.put(batch.records.keys().count());
+    names.put(batch.merges.len());
+    write_commands(&state.effects.commands, names);
+    for each in node.schedule.writes() {
+        let nodes = names.prefixes.nodes(&state[each.row]);
+        write_write(each, &[(each.row, nodes)], names);
+    }
+    if batch.records.keys().next().is_some() {
+        for row in names.order().to_vec() {
+            let record = batch.records.get(Row(row as u32));
+            names.put(record.map_or(0, |record| 1 + record.num_computed_before as usize));
+            let Some(record) = record else { continue };
+            names.put(batch.published_by(record).count());
+            for item in batch.published_by(record) {
+                names.put(item.group as usize);
+                names.put(item.position as usize);
+                names.device(item.block);
+            }
+        }
+    }
+    for merge in &batch.merges {
+        names.place(state.rows.get(&merge.request_id).copied());
+        names.put(merge.group as usize);
+        names.put(merge.position as usize);
+        names.device(merge.block);
+    }
+    for (row, mark) in in_order(&batch.marks) {
+        names.place(Some(row));
+        names.put(mark.before as usize);
+        names.put(mark.restore as usize);
+        names.put(usize::from(mark.publishes));
+    }
+}
+
+/// The commands that change memory or tables.
+fn write_commands(commands: &Commands, names: &mut Renaming<'_>) {
+    names.put(in_flight(commands).count());
+    in_flight(commands).for_each(|command| write_command(&command, names));
+}
+
+fn write_command(command: &Command, names: &mut Renaming<'_>) {
+    names.put(command.kind() as usize);
+    match *command {
+        Command::Allocate { block } | Command::Zero { block } => names.device(block),
+        Command::Store { block, key, .. } => {
+            names.device(block);
+            names.key(&key);
+        }
+        Command::CopyOnWrite { source, target } => {
+            names.device(source);
+            names.device(target);
+        }
+        Command::SwapOut { block, host_block } | Command::SwapIn { host_block, block } => {
+            names.device(block);
+            names.host(host_block);
+        }
+        Command::Load { key, block, .. } => {
+            names.key(&key);
+            names.device(block);
+        }
+        Command::SetTable { row, group, position, block } => {
+            names.row(row);
+            names.put(group as usize);
+            names.put(position as usize);
+            names.device(block);
+        }
+        Command::CutTable { row, group, length } => {
+            names.row(row);
+            names.put(group as usize);
+            names.put(length as usize);
+        }
+        _ => {}
+    }
+}
+
+/// A write, and the prefix that it ends; nodes: those of the requests that write.
+fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>) {
+    names.row(write.row);
+    for count in [write.start, write.loaded, write.end, write.num_slots] {
+        names.put(count as usize);
+    }
+    let numbers = nodes.iter().find(|each| each.0 == write.row).map(|each| &each.1);
+    let last = (write.end as usize).checked_sub(1);
+    let node = numbers.zip(last).and_then(|(numbers, last)| numbers.get(last));
+    names.node(node.copied().unwrap_or(0));
+}
+
+/// What every block holds, in the order of the names.
+fn write_contents(node: &Node, names: &mut Renaming<'_>) {
+    let device = names.met_device().into_iter().map(|block| (Tier::Device, block));
+    let hosts = names.met_host().into_iter().filter(|&block| block != NO_HOST_BLOCK);
+    let places: Vec<Place> = device.chain(hosts.map(|block| (Tier::Host, block))).collect();
+    for place in places {
+        let first = node.memory.first_slot(place);
+        let slots = &node.memory.contents[first..first + node.memory.size];
+        let known = slots.iter().any(|&content| content != Content::Unknown);
+        names.put(usize::from(known));
+        if known {
+            slots.iter().for_each(|&content| write_content(content, names));
+        }
+    }
+}
+
+fn write_content(content: Content, names: &mut Renaming<'_>) {
+    if let Some(&(_, number)) = SPECIAL.iter().find(|each| each.0 == content) {
+        names.put(number);
+        return;
+    }
+    match content {
+        Content::Prefix(node, group) => {
+            names.put(4);
+            names.put(usize::from(group));
+            names.node(node);
+        }
+        Content::Encoded(number, group) => {
+            names.put(5);
+            names.put(usize::from(group));
+            names.put(number as usize);
+        }
+        _ => {}
+    }
+}
+
+/// The worker's tables.
+fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
+    let num_groups = node.state.config.groups.len();
+    let mut tables: Vec<Vec<usize>> = Vec::new();
+    for (at, table) in node.memory.tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
+        let row = names.row_name(Row((at / num_groups) as u32));
+        let mut said = vec![row, at % num_groups, table.len()];
+        said.extend(table.iter().map(|&block: &BlockId| names.device_name(block)));
+        tables.push(said);
+    }
+    tables.sort_unstable();
+    names.put(tables.len());
+    tables.iter().flatten().for_each(|&number| names.put(number));
+}

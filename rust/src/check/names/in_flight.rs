@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A state with batches in flight: what was taken and not executed, and what memory holds
+//! meanwhile.
+//!
+//! Rules: what a batch uses is told from its commands and the tables when it was taken, not from
+//! what the core remembers of it. A node's name says all that can still make a difference: commands
+//! and writes to come, contents of every block, and the worker's tables where these are not the
+//! state's. Twin: kvcore/check/names/in_flight.py.
+
+use crate::oracle::contents::{Content, Ghost, Place};
+use crate::oracle::prefixes::{Numbers, Prefixes};
+use crate::oracle::schedule::{Schedule, Write};
+use crate::pool::block_pool::BlockPool;
+use crate::state::batch_records::in_order;
+use crate::state::state::State;
+use crate::types::commands::{Command, Commands, Tier};
+use crate::types::ids::{BlockId, Row};
+
+/// A taken batch that is not finished.
+#[derive(Debug, Clone)]
+pub(crate) struct Pending {
+    pub(crate) number: u64,
+    /// None are left once it is executed.
+    pub(crate) commands: Commands,
+    /// The same.
+    pub(crate) writes: Vec<Write>,
+    /// The numbers of the positions of those that write, as they were when it was taken.
+    pub(crate) nodes: Vec<(Row, Numbers)>,
+    /// The places that its copies and its forward pass read or write, each once.
+    pub(crate) used: Vec<Place>,
+    /// The counts of its requests before it.
+    pub(crate) before: Vec<(Row, u32)>,
+    pub(crate) executed: bool,
+}
+
+/// A state, the batches in flight, and what the executed ones left in memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) state: State,
+    /// Oldest first.
+    pub(crate) pending: Vec<Pending>,
+    pub(crate) memory: Ghost,
+    /// What the open batch schedules, and where unfinished loads begin.
+    pub(crate) schedule: Schedule,
+    /// Operations whose command was executed, rising.
+    pub(crate) started: Vec<u32>,
+    /// Whether moves have filled the open batch.
+    pub(crate) filled: bool,
+}
+
+impl Node {
+    /// A state with nothing in flight. memory: holds nothing.
+    pub(crate) fn new(state: State, memory: Ghost) -> Self {
+        let (schedule, filled) = (Schedule::default(), false);
+        Node { state, pending: Vec::new(), memory, schedule, started: Vec::new(), filled }
+    }
+
+    /// What is known of the schedule here, to follow calls with.
+    pub(crate) fn resumed(&self) -> Schedule {
+        let mut schedule = self.schedule.clone();
+        schedule.resume(&self.state);
+        schedule
+    }
+
+    /// The batches that are not executed, oldest first.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Pending> {
+        self.pending.iter().filter(|batch| !batch.executed)
+    }
+
+    /// Whether a batch is to be executed, or the open one holds something.
+    pub(crate) fn has_commands_to_come(&self) -> bool {
+        self.waiting().next().is_some() || !self.state.effects.commands.is_empty()
+    }
+}
+
+/// The batch that is about to be taken.
+pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Pending {
+    let before: Vec<(Row, u32)> = schedule.scheduled().collect();
+    let mut used: Vec<Place> = copied(&opened.effects.commands).collect();
+    for (row, _) in &before {
+        let held = opened[*row].tables.iter().flatten().filter(|&&block| !opened.is_null(block));
+        used.extend(held.map(|&block| (Tier::Device, block)));
+    }
+    used.sort_unstable();
+    used.dedup();
+    let writes = schedule.writes().to_vec();
+    let mut nodes: Vec<(Row, Numbers)> = Vec::new();
+    for write in &writes {
+        if nodes.iter().all(|each| each.0 != write.row) {
+            nodes.push((write.row, prefixes.nodes(&opened[write.row])));
+        }
+    }
+    let (number, commands) = (opened.batch.number, opened.effects.commands.clone());
+    Pending { number, commands, writes, nodes, used, before, executed: false }
+}
+
+/// Commands without those that say who owns what and what is findable: they change no memory.
+pub(crate) fn in_flight(commands: &Commands) -> impl Iterator<Item = Command> {
+    use Command::{Evict, EvictAll, Free, Touch};
+    let of_owners =
+        |command: &Command| matches!(command, Touch { .. } | Free { .. } | Evict { .. } | EvictAll);
+    commands.iter().filter(move |command| !of_owners(command))
+}
+
+/// The places that copying commands read or write.
+pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = Place> {
+    let is_copy = |command: &Command| !matches!(command, Command::Zero { .. });
+    let copies = commands.iter().filter(is_copy);
+    copies.flat_map(|command| [command.reads(), command.writes()].into_iter().flatten())
+}
+
+/// CMD-INFLIGHT: no block that an unfinished batch reads or writes is free, and quarantine holds
+/// only such.
+pub(crate) fn unused_wait(node: &Node) -> Result<(), String> {
+    let opened: Vec<Place> = copied(&node.state.effects.commands).collect();
+    let used = |place: Place| node.pending.iter().any(|batch| batch.used.contains(&place));
+    let tiers: [(Tier, Option<&BlockPool>); 2] =
+        [(Tier::Device, Some(&node.state.device)), (Tier::Host, node.state.host.as_ref())];
+    for (tier, pool) in tiers {
+        let Some(pool) = pool else { continue };
+        if let Some(block) = pool.queue.iter().find(|&block| used((tier, block))) {
+            return Err(format!("{tier:?} block {} is free, and a batch uses it", block.0));
+        }
+        let waiting = pool.quarantine.as_ref().map(|each| each.blocks()).unwrap_or_default();
+        let idle = |block: &&BlockId| !used((tier, **block)) && !opened.contains(&(tier, **block));
+        if let Some(block) = waiting.iter().find(idle) {
+            return Err(format!("{tier:?} block {} waits, and no batch uses it", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// Forget what can not be read any more: what the state does not count on, unless batches to come
+/// use it, the open one included. wanted: holds what the state counts on.
+pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
+    let size = node.memory.size;
+    let mut to_come = vec![false; node.memory.contents.len() / size];
+    let places = node.pending.iter().filter(|batch| !batch.executed).flat_map(|each| &each.used);
+    for place in places.copied().chain(copied(&node.state.effects.commands)) {
+        to_come[node.memory.first_slot(place) / size] = true;
+    }
+    for (row, _) in node.schedule.scheduled() {
+        let Some(request) = &node.state.requests[row.index()] else { continue };
+        for &block in request.tables.iter().flatten() {
+            to_come[node.memory.first_slot((Tier::Device, block)) / size] = true;
+        }
+    }
+    for (slot, content) in node.memory.contents.iter_mut().enumerate() {
+        if !to_come[slot / size] && wanted.contents[slot] == Content::Unknown {
+            *content = Content::Unknown;
+        }
+    }
+}
+
+/// Whether moves put something into the open batch.
+pub(crate) fn fills(start: &State, opened: &State) -> bool {
+    let batch = &opened.batch;
+    opened.effects.commands.len() > start.effects.commands.len()
+        || batch.records.keys().next().is_some()
+        || !batch.merges.is_empty()
+        || !in_order(&batch.marks).is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Judges;
+    use crate::check::tests::checked_states::{A, config, scheduled};
+    use crate::check::world::calls::Call;
+
+    #[test]
+    fn a_block_that_a_batch_uses_is_neither_free_nor_waits_for_nobody() {
+        let config = crate::types::config::Config { max_in_flight: 1, ..config() };
+        let mut run = scheduled(config);
+        run.call(&Call::TakeBatch);
+        let memory = Ghost::judging(&run.state.config, &Judges::default());
+        let used: Vec<Place> =
+            run.state[Row(0)].tables[0].iter().map(|&block| (Tier::Device, block)).collect();
+        run.call(&Call::Free { name: A });
+        let mut node = Node::new(run.state, memory);
+        let number = node.state.unfinished[0].number;
+        let commands = Commands::default();
+        node.pending.push(Pending {
+            number,
+            commands,
+            writes: Vec::new(),
+            nodes: Vec::new(),
+            used,
+            before: Vec::new(),
+            executed: false,
+        });
+        assert_eq!(unused_wait(&node), Ok(()));
+        let mut freed = node.clone();
+        freed.state.device.end_use(|user| user == number);
+        freed.state.device.end_quarantine();
+        let said = unused_wait(&freed).unwrap_err();
+        assert!(said.ends_with("is free, and a batch uses it"), "{said}");
+        node.pending.clear();
+        let said = unused_wait(&node).unwrap_err();
+        assert!(said.ends_with("waits, and no batch uses it"), "{said}");
+    }
+}

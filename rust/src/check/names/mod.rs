@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One name for each state of a world, whatever its requests and blocks are called.
+
+pub mod canonical;
+pub(crate) mod fingerprints;
+pub(crate) mod flight_name;
+pub(crate) mod in_flight;
+pub(crate) mod order;
+pub(crate) mod packed;
+pub mod renaming;
+pub mod same;

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The names that one order of the requests gives to everything, and what they are written into.
+//!
+//! Rules: a part of canonical.rs, whose rules are these. What unfinished batches and operations
+//! remember is named here; what else a node holds is named by who asks for it.
+
+use crate::check::Violation;
+use crate::hashing::block_hash::Key;
+use crate::oracle::prefixes::Prefixes;
+use crate::state::batch_records::{Given, in_order};
+use crate::state::state::State;
+use crate::types::ids::{BlockId, Row};
+
+/// What stands for who is gone.
+const LOST: usize = 9999;
+
+/// One order of a state's requests, and the name that is being written in it.
+#[derive(Debug)]
+pub struct Renaming<'a> {
+    pub(crate) state: &'a State,
+    /// The rows of the requests, in this order.
+    pub(crate) rows: &'a [usize],
+    pub(crate) name: &'a mut Vec<u8>,
+    pub(crate) device: &'a mut Blocks,
+    pub(crate) host: &'a mut Blocks,
+    pub(crate) tree: &'a mut Tree,
+    pub(crate) prefixes: &'a mut Prefixes,
+    /// What went wrong while the name was written.
+    pub(crate) judged: Result<(), Violation>,
+}
+
+impl Renaming<'_> {
+    /// Add a number.
+    pub fn put(&mut self, number: usize) {
+        put(self.name, number);
+    }
+
+    /// The rows of the requests, in order.
+    #[must_use]
+    pub fn order(&self) -> &[usize] {
+        self.rows
+    }
+
+    /// A row's name: its request's place, or when it is given again.
+    #[must_use]
+    pub fn row_name(&self, row: Row) -> usize {
+        if let Some(place) = self.rows.iter().position(|&each| each == row.index()) {
+            return place;
+        }
+        let free = self.state.free_rows.iter().rev().position(|&each| each == row);
+        free.map_or(LOST, |place| self.rows.len() + place)
+    }
+
+    /// Add a row's name.
+    pub fn row(&mut self, row: Row) {
+        let name = self.row_name(row);
+        self.put(name);
+    }
+
+    /// Add a request's place, by its row.
+    pub fn place(&mut self, row: Option<Row>) {
+        let place = row.and_then(|row| self.rows.iter().position(|&each| each == row.index()));
+        self.put(place.unwrap_or(LOST));
+    }
+
+    /// A device block's number, and a host block's.
+    pub fn device_name(&mut self, block: BlockId) -> usize {
+        usize::from(self.device.number(block))
+    }
+
+    /// A host block's number.
+    pub fn host_name(&mut self, block: BlockId) -> usize {
+        usize::from(self.host.number(block))
+    }
+
+    /// Add a device block's number.
+    pub fn device(&mut self, block: BlockId) {
+        let name = self.device_name(block);
+        self.put(name);
+    }
+
+    /// Add a host block's number.
+    pub fn host(&mut self, block: BlockId) {
+        let name = self.host_name(block);
+        self.put(name);
+    }
+
+    /// The device blocks that were met, by their numbers.
+    #[must_use]
+    pub fn met_device(&self) -> Vec<BlockId> {
+        self.device.met.clone()
+    }
+
+    /// The host blocks that were met, by their numbers.
+    #[must_use]
+    pub fn met_host(&self) -> Vec<BlockId> {
+        self.host.met.clone()
+    }
+
+    /// Add what a prefix is called, by its number in the tree; 0 for none.
+    pub fn node(&mut self, node: u32) {
+        let path = self.prefixes.path(node);
+        let Some((&last, before)) = path.split_last() else { return self.put(0) };
+        before.iter().for_each(|&node| _ = self.tree.number(node));
+        self.tree.write(last, self.name);
+    }
+
+    /// Add what a key stands for: its group and prefix.
+    pub fn key(&mut self, key: &Key) {
+        self.put(key.group() as usize);
+        match self.prefixes.chain(key) {
+            Ok(chain) => {
+                let (end, last) = (chain.end(), chain.last());
+                self.put(end as usize);
+                self.node(last);
+            }
+            Err(violation) => self.judged = Err(violation),
+        }
+    }
+
+    /// Add what unfinished batches and operations remember.
+    pub(crate) fn in_flight(&mut self) {
+        let state = self.state;
+        self.put(state.unfinished.len());
+        self.given(&state.batch.given);
+        for batch in &state.unfinished {
+            let marks = in_order(&batch.marks);
+            self.put(marks.len());
+            self.put(batch.rows.len());
+            for (row, mark) in marks {
+                self.place(Some(row));
+                [mark.before, mark.restore].into_iter().for_each(|each| self.put(each as usize));
+                self.put(usize::from(mark.publishes));
+                batch.marks.held(row).iter().for_each(|&held| self.put(held as usize));
+                self.put(batch.replaced_of(row).count());
+                for (group, position) in batch.replaced_of(row) {
+                    self.put(group as usize);
+                    self.put(position as usize);
+                }
+            }
+            self.given(&batch.given);
+            let mut rows: Vec<usize> = batch.rows.iter().map(|&row| self.row_name(row)).collect();
+            rows.sort_unstable();
+            rows.into_iter().for_each(|row| self.put(row));
+        }
+        self.operations();
+    }
+
+    fn given(&mut self, given: &[Given]) {
+        self.put(given.len());
+        for (block, key) in given {
+            self.device(*block);
+            self.key(key);
+        }
+    }
+
+    fn operations(&mut self) {
+        let state = self.state;
+        let numbers: Vec<u64> = state.unfinished.iter().map(|batch| batch.number).collect();
+        self.put(state.operations.len());
+        for operation in state.operations.values() {
+            let later = numbers.iter().filter(|&&number| number <= operation.batch).count();
+            self.put(later);
+            self.put(usize::from(numbers.contains(&operation.batch)));
+            self.place(operation.request);
+            self.put(operation.first_token as usize);
+            self.key(&operation.key);
+        }
+        if state.operations.is_empty() {
+            return;
+        }
+        for request in self.rows.iter().filter_map(|&row| state.requests[row].as_ref()) {
+            put(self.name, request.num_loading as usize);
+            put(self.name, request.load_end as usize);
+        }
+    }
+}
+
+/// Blocks numbered in the order of first meeting, behind those that keep their numbers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Blocks {
+    /// By block and one, so that `NO_HOST_BLOCK` is the first.
+    numbers: Vec<u16>,
+    pub(crate) met: Vec<BlockId>,
+}
+
+const UNMET: u16 = u16::MAX;
+
+impl Blocks {
+    pub(crate) fn clear(&mut self, num_blocks: u32, kept: impl Iterator<Item = BlockId>) {
+        self.numbers.clear();
+        self.numbers.resize(num_blocks as usize + 1, UNMET);
+        self.met.clear();
+        kept.for_each(|block| _ = self.number(block));
+    }
+
+    pub(crate) fn number(&mut self, block: BlockId) -> u16 {
+        let number = &mut self.numbers[block.0.wrapping_add(1) as usize];
+        if *number == UNMET {
+            *number = self.met.len() as u16;
+            self.met.push(block);
+        }
+        *number
+    }
+
+    pub(crate) fn write(&mut self, blocks: impl Iterator<Item = BlockId>, name: &mut Vec<u8>) {
+        blocks.for_each(|block| put(name, usize::from(self.number(block))));
+    }
+}
+
+/// Prefixes numbered in the order of first meeting, unless they keep their numbers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tree {
+    renamed: bool,
+    /// By prefix: the round in which it was met, and its number.
+    numbers: Vec<(u32, u16)>,
+    round: u32,
+    num_met: u16,
+}
+
+impl Tree {
+    pub(crate) fn new(renamed: bool) -> Self {
+        Tree { renamed, ..Tree::default() }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.round += 1;
+        self.num_met = 0;
+    }
+
+    pub(crate) fn number(&mut self, node: u32) -> u16 {
+        let place = node as usize;
+        if self.numbers.len() <= place {
+            self.numbers.resize(place + 1, (0, 0));
+        }
+        let (round, number) = &mut self.numbers[place];
+        if *round != self.round {
+            self.num_met += 1;
+            (*round, *number) = (self.round, self.num_met);
+        }
+        *number
+    }
+
+    pub(crate) fn write(&mut self, node: u32, name: &mut Vec<u8>) {
+        if self.renamed {
+            let number = self.number(node);
+            put(name, usize::from(number));
+        } else {
+            name.extend(node.to_le_bytes());
+        }
+    }
+}
+
+/// The place of a batch among those in flight, the open one behind them; numbers may skip.
+pub(crate) fn batch_place(state: &State, number: u64) -> usize {
+    if number == state.batch.number {
+        return state.unfinished.len();
+    }
+    state.unfinished.iter().position(|batch| batch.number == number).unwrap_or(LOST)
+}
+
+/// Add a number, so that no other numbers give the same bytes; small ones take one.
+pub(crate) fn put(name: &mut Vec<u8>, number: usize) {
+    match u8::try_from(number) {
+        Ok(small) if small < u8::MAX => name.push(small),
+        _ => {
+            name.push(u8::MAX);
+            name.extend((number as u32).to_le_bytes());
+        }
+    }
+}

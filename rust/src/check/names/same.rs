@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether two states are the same, without their bytes.
+//!
+//! Rules: same here means equal canonical bytes; what is no part of them (`encode.rs`) is left out.
+//! A property that most edges ask, so it stops at the first difference and makes nothing. Twin:
+//! none, Python compares values.
+
+use std::sync::Arc;
+
+use crate::pool::block_pool::BlockPool;
+use crate::pool::quarantine::Quarantine;
+use crate::state::batch_records::{Marks, Unfinished, in_order};
+use crate::state::state::{Merge, OpenBatch, Operation, Published, RequestState, State};
+use crate::types::ids::BlockId;
+
+/// Whether two states have the same canonical bytes.
+#[must_use]
+pub fn same_state(one: &State, other: &State) -> bool {
+    let hosts = match (&one.host, &other.host) {
+        (Some(one), Some(other)) => same_pool(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    hosts
+        && same_pool(&one.device, &other.device)
+        && all_same(&one.requests, &other.requests, same_request)
+        && one.free_rows == other.free_rows
+        && same_batch(&one.batch, &other.batch)
+        && one.effects.commands == other.effects.commands
+        && one.effects.events == other.effects.events
+        && one.stats == other.stats
+        && one.new_blocks == other.new_blocks
+        && same_operations(one, other)
+        && all_same(&one.unfinished, &other.unfinished, same_unfinished)
+        && one.config == other.config
+}
+
+/// Whether two lists are as long, and same entry by entry.
+fn all_same<T>(one: &[T], other: &[T], same: impl Fn(&T, &T) -> bool) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+}
+
+/// Whether two pools have the same owners, keys in the same order, queue and pins.
+fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
+    let same = |block: BlockId| {
+        one.ref_count(block) == other.ref_count(block) && one.key(block) == other.key(block)
+    };
+    one.num_blocks() == other.num_blocks()
+        && (0..one.num_blocks()).map(BlockId).all(same)
+        && one.queue == other.queue
+        && one.pins == other.pins
+        && same_quarantine(one.quarantine.as_ref(), other.quarantine.as_ref())
+        && one.index.len() == other.index.len()
+        && one.index.firsts().all(|(first, several)| {
+            let (key, index) = (one.index.key(first), &other.index);
+            index.first(key) == Some(first) && (!several || one.index.get(key) == index.get(key))
+        })
+}
+
+/// Whether the same blocks wait in the same order, and the same batches use the same blocks.
+fn same_quarantine(one: Option<&Quarantine>, other: Option<&Quarantine>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => one.blocks() == other.blocks() && one.busy() == other.busy(),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> bool {
+    let (one, other) = match (one, other) {
+        (Some(one), Some(other)) => (one, other),
+        (None, None) => return true,
+        _ => return false,
+    };
+    let counts = |request: &RequestState| {
+        let loads = (request.num_loading, request.load_end, request.preempted);
+        (request.num_computed, loads, request.own_hashes, request.skip_reading)
+    };
+    counts(one) == counts(other)
+        && one.request_id == other.request_id
+        && one.tokens == other.tokens
+        && one.drafts == other.drafts
+        && one.tables == other.tables
+        && one.num_cached == other.num_cached
+        && one.host_tables == other.host_tables
+        && one.block_hashes == other.block_hashes
+        && one.extra_keys() == other.extra_keys()
+}
+
+/// Whether two batches remember the same; what requests that left had published is out of reach.
+fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
+    let said = |item: &Published| (item.group, item.position, item.block, item.key);
+    let merge = |one: &Merge, other: &Merge| {
+        one.request_id == other.request_id
+            && (one.group, one.position, one.block) == (other.group, other.position, other.block)
+            && one.key == other.key
+    };
+    let held = |row| match (one.records.get(row), other.records.get(row)) {
+        (Some(mine), Some(its)) => {
+            mine.num_computed_before == its.num_computed_before
+                && one.published_by(mine).map(said).eq(other.published_by(its).map(said))
+        }
+        _ => false,
+    };
+    one.number == other.number
+        && one.records.values().count() == other.records.values().count()
+        && one.records.keys().all(held)
+        && all_same(&one.merges, &other.merges, merge)
+        && same_marks(&one.marks, &other.marks)
+        && one.given == other.given
+}
+
+/// Whether two batches remember the same of the same requests, in the same order.
+fn same_marks(one: &Marks, other: &Marks) -> bool {
+    let held = |row| one.held(row) == other.held(row);
+    all_same(&in_order(one), &in_order(other), |(row, mine), (other, its)| {
+        row == other
+            && (mine.before, mine.restore, mine.publishes)
+                == (its.before, its.restore, its.publishes)
+            && held(*row)
+    })
+}
+
+fn same_unfinished(one: &Arc<Unfinished>, other: &Arc<Unfinished>) -> bool {
+    Arc::ptr_eq(one, other)
+        || one.number == other.number
+            && same_marks(&one.marks, &other.marks)
+            && (&one.given, &one.rows) == (&other.given, &other.rows)
+            && one.replaced == other.replaced
+}
+
+fn same_operations(one: &State, other: &State) -> bool {
+    let said = |operation: &Operation| {
+        let Operation { block, key, batch, request, first_token } = *operation;
+        (block, key, batch, request, first_token)
+    };
+    let all = |state: &State| state.operations.len();
+    let pairs = one.operations.iter().zip(&other.operations);
+    one.next_operation == other.next_operation
+        && all(one) == all(other)
+        && pairs.into_iter().all(|(mine, its)| mine.0 == its.0 && said(mine.1) == said(its.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::decode::decode;
+    use crate::codec::encode::encode;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::free::free;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::values::Request;
+
+    /// Whether each state whose bytes differ in one place from a state's is told from it.
+    fn is_told_apart(state: &State) -> u32 {
+        let bytes = encode(state);
+        assert!(same_state(state, &decode(&bytes).unwrap()));
+        let mut num_other = 0;
+        for place in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[place] ^= 1;
+            let Ok(other) = decode(&changed) else { continue };
+            let again = encode(&other) == bytes;
+            assert_eq!(same_state(state, &other), again, "byte {place} of {}", bytes.len());
+            num_other += u32::from(!again);
+        }
+        num_other
+    }
+
+    fn running(config: Config) -> State {
+        let mut state = make_state(config).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
+        allocate_slots(&mut state, "b", &Asked::new(2)).unwrap().unwrap();
+        state
+    }
+
+    #[test]
+    fn a_state_is_the_one_of_its_bytes_and_of_no_other() {
+        let mut config = Config::new(4, 2, b"seed");
+        config.num_host_blocks = 2;
+        assert!(is_told_apart(&running(config)) > 200);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_a_part_of_the_state() {
+        let mut config = Config::new(4, 2, b"seed");
+        config.max_in_flight = 2;
+        let mut state = running(config);
+        take_batch(&mut state).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(1)).unwrap().unwrap();
+        free(&mut state, "b").unwrap();
+        assert!(!state.unfinished.is_empty() && state.device.num_quarantined() > 0);
+        assert!(is_told_apart(&state) > 200);
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Making calls under judgement: what each must be, and what is noted of it.
+//!
+//! Rules: a property that does not hold ends the edge. Where only some properties count, an edge
+//! that breaks another one is left out. Twin: kvcore/check/properties/checker.py.
+
+use crate::check::properties::closure;
+use crate::check::properties::closure::CLOSURE_PROPERTIES;
+use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
+use crate::check::properties::transitions;
+use crate::check::properties::transitions::Made;
+use crate::check::properties::{fair_scheduler, liveness};
+use crate::check::search::report::{Notes, Shown};
+use crate::check::world::calls::{Call, Outcome, Value, perform};
+use crate::check::world::world::World;
+use crate::check::{Judges, Violation};
+use crate::invariants::pool_and_state;
+use crate::invariants::pool_and_state::Scratch;
+use crate::oracle::hazards;
+use crate::oracle::prefixes::Prefixes;
+use crate::state::state::State;
+use crate::transitions::prefix_lookup::longest_hit;
+use crate::types::commands::Command;
+use crate::types::ids::BlockId;
+use crate::types::values::{Hit, Reason};
+
+/// Hears all properties that count, and keeps the notes.
+#[derive(Debug, Default)]
+pub struct Judge {
+    /// Those that count.
+    pub judges: Judges,
+    /// How often each thing happened.
+    pub notes: Notes,
+    scratch: Scratch,
+}
+
+impl Judge {
+    /// A judge of these properties.
+    #[must_use]
+    pub fn new(judges: Judges) -> Self {
+        Judge { judges, ..Judge::default() }
+    }
+
+    /// Hear the structural properties of a state.
+    pub fn check(&mut self, state: &State) -> Result<(), Violation> {
+        pool_and_state::check(state, &self.judges, &mut self.scratch)
+    }
+
+    /// The names of all structural properties that do not hold.
+    pub fn failing(&mut self, state: &State) -> Vec<&'static str> {
+        pool_and_state::failing(state, &mut self.scratch)
+    }
+
+    /// Hear what a batch must be, from the state in which it was empty to that before it is taken.
+    pub fn check_batch(&mut self, start: &State, opened: &State) -> Result<(), Violation> {
+        if opened.config.enable_events {
+            self.judges.hear(check_events(start, opened))?;
+        }
+        hazards::check(start, opened, &self.judges)
+    }
+
+    /// Hear what a state must be that is new, and what must still be possible from it.
+    pub fn check_new(
+        &mut self,
+        state: &State,
+        world: &World,
+        prefixes: &mut Prefixes,
+    ) -> Result<(), Violation> {
+        self.check(state)?;
+        let named = |property: &&str| self.judges.named(property);
+        if closure::holds_in(world) || CLOSURE_PROPERTIES.iter().any(named) {
+            closure::check(state, prefixes, &self.judges)?;
+        }
+        liveness::check(world, state, &self.judges)?;
+        if self.judges.named("NO-THRASH") {
+            let thrashes = fair_scheduler::no_thrash(world, state);
+            thrashes.map_err(|detail| Violation::new("NO-THRASH", detail))?;
+        }
+        Ok(())
+    }
+
+    /// Make a call, judge its outcome and note it. state: like before.
+    pub fn perform(
+        &mut self,
+        before: &State,
+        state: &mut State,
+        call: &Call,
+        world: &World,
+        prefixes: &mut Prefixes,
+    ) -> Result<Outcome, Violation> {
+        if let Call::AllocateSlots(slots) = call
+            && let Some(&row) = before.rows.get(slots.name.id())
+        {
+            let hit = longest_hit(before, &before[row]);
+            self.judges.hear(check_hit(before, row, &hit))?;
+        }
+        let outcome = perform(state, call, world);
+        self.judges.hear(check_outcome(before, call, &outcome, state))?;
+        if !outcome.is_misuse() {
+            let made = Made { before, call, outcome: &outcome, after: state };
+            transitions::check(&made, &self.judges)?;
+            if self.judges.named("DETERMINISM") {
+                let again = transitions::determinism(&made, world);
+                again.map_err(|detail| Violation::new("DETERMINISM", detail))?;
+            }
+        }
+        if *call != Call::TakeBatch && changes(&outcome, state) {
+            self.judges.hear(prefixes.learn(state))?;
+            self.check(state)?;
+        }
+        note(&mut self.notes, call, &outcome, state);
+        Ok(outcome)
+    }
+}
+
+/// Whether a call may have changed anything.
+#[must_use]
+pub fn changes(outcome: &Outcome, state: &State) -> bool {
+    match outcome.value {
+        Value::Misuse(_) | Value::Flag(false) => false,
+        Value::Refused(_) => state.effects.commands.len() > outcome.first_command,
+        _ => true,
+    }
+}
+
+/// Count what must not be missing from an exploration that is to show anything.
+pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
+    notes.note_call(call.transition(), said(&outcome.value));
+    let (mut seen, mut trimmed) = (0_u32, false);
+    for command in outcome.commands(state) {
+        let bit = 1 << command.kind();
+        if seen & bit == 0 {
+            notes.note_command(command_name(&command));
+        }
+        seen |= bit;
+        trimmed |= matches!(command, Command::SetTable { block, .. } if state.is_null(block));
+    }
+    notes.note_goal("trim", trimmed);
+    if let Some((name, hit)) = transitions::called_with(call)
+        && let Some(&row) = state.rows.get(name.id())
+        && !outcome.is_misuse()
+    {
+        notes.note_goal("full hit", is_full(state, hit, state[row].num_tokens()));
+    }
+}
+
+/// Whether a hit is all of so many tokens but what must be computed.
+fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
+    let groups = state.config.groups.iter().zip(0..);
+    let ends = groups.map(|(group, index)| {
+        let dropped = u32::from(state.config.drops_last_hit(index));
+        let num_blocks = num_tokens.saturating_sub(1) / group.block_size;
+        num_blocks.saturating_sub(dropped) * group.block_size
+    });
+    let end = ends.min().unwrap_or(0);
+    hit.num_tokens > 0 && hit.num_tokens == end / state.hit_alignment * state.hit_alignment
+}
+
+/// What a new state shows, by its place in `SHOWN`.
+#[must_use]
+pub fn shown(state: &State) -> Shown {
+    let mut blocks = (0..state.device.num_blocks()).map(BlockId);
+    let sharing = blocks.any(|block| state.device.ref_count(block) > 1);
+    let keyed = (0..state.device.num_blocks()).map(BlockId);
+    let num_keyed = keyed.filter(|&block| state.device.key(block).is_some()).count();
+    [sharing, num_keyed > state.device.index.len()]
+}
+
+/// What a call gave, in a word or two: done, refused and why, or the error's name.
+fn said(value: &Value) -> &'static str {
+    let refused = match value {
+        Value::Misuse(error) => return error.name(),
+        Value::Refused(refused) => Some(refused),
+        Value::Appended(appended) => appended.refused.as_ref(),
+        _ => None,
+    };
+    match refused.map(|refused| refused.reason) {
+        Some(Reason::Later) => "refused later",
+        Some(Reason::Never) => "refused never",
+        None => "done",
+    }
+}
+
+fn command_name(command: &Command) -> &'static str {
+    match command {
+        Command::Allocate { .. } => "Allocate",
+        Command::Touch { .. } => "Touch",
+        Command::Evict { .. } => "Evict",
+        Command::EvictAll => "EvictAll",
+        Command::Free { .. } => "Free",
+        Command::Zero { .. } => "Zero",
+        Command::CopyOnWrite { .. } => "CopyOnWrite",
+        Command::SwapOut { .. } => "SwapOut",
+        Command::SwapIn { .. } => "SwapIn",
+        Command::Store { .. } => "Store",
+        Command::Load { .. } => "Load",
+        Command::SetTable { .. } => "SetTable",
+        Command::CutTable { .. } => "CutTable",
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What eviction leaves: a block that can be hit has its parents.
+//!
+//! Rules: nothing here is called by a transition. A hit is a run of blocks from the first token on,
+//! so a cached block whose parent is gone costs memory and is never found. Both hold for groups
+//! with full attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks.
+//! Twin: kvcore/check/properties/closure.py.
+
+use smallvec::SmallVec;
+
+use crate::check::world::world::World;
+use crate::check::{Judges, Violation};
+use crate::invariants::pool_and_state::Finding;
+use crate::oracle::prefixes::Prefixes;
+use crate::state::state::State;
+use crate::types::ids::BlockId;
+
+/// The properties of this file, by name.
+pub const CLOSURE_PROPERTIES: [&str; 2] = ["PREFIX-CLOSED", "EVICT-ORDER"];
+/// Calls behind which a child may be cached without its parent.
+pub const BREAKS_CLOSURE: [&str; 6] =
+    ["evict_blocks", "pin", "truncate", "rewind", "load", "cancel"];
+
+/// A cached block: its group, the number of its prefix and of that before it, 0 for none.
+struct Cached {
+    group: u32,
+    node: u32,
+    parent: u32,
+    block: BlockId,
+    /// Its place in the free queue; None while it is used.
+    place: Option<u32>,
+}
+
+/// Whether the properties hold in a world of such calls.
+#[must_use]
+pub fn holds_in(world: &World) -> bool {
+    !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
+}
+
+/// Fails with the first property that counts and does not hold.
+pub fn check(state: &State, prefixes: &mut Prefixes, judges: &Judges) -> Result<(), Violation> {
+    let cached = cached_blocks(state, prefixes)?;
+    let hear = |name, found: Finding| match found {
+        Err(detail) if judges.count(name) => Err(Violation::new(name, detail)),
+        _ => Ok(()),
+    };
+    hear("PREFIX-CLOSED", prefix_closed(&cached))?;
+    hear("EVICT-ORDER", evict_order(&cached))
+}
+
+/// PREFIX-CLOSED: a cached block's parent is cached, too.
+fn prefix_closed(cached: &[Cached]) -> Finding {
+    for each in cached.iter().filter(|each| each.parent > 0) {
+        if parents(cached, each).next().is_none() {
+            let block = each.block.0;
+            return Err(format!("block {block} is cached, the block before its prefix is not"));
+        }
+    }
+    Ok(())
+}
+
+/// EVICT-ORDER: a free cached block leaves before some copy of its parent.
+fn evict_order(cached: &[Cached]) -> Finding {
+    for each in cached.iter().filter(|each| each.parent > 0) {
+        let Some(place) = each.place else { continue };
+        let stays = |parent: &Cached| parent.place.is_none_or(|its| its > place);
+        if !parents(cached, each).any(stays) {
+            let block = each.block.0;
+            return Err(format!("block {block} stays longer than the block before its prefix"));
+        }
+    }
+    Ok(())
+}
+
+/// The blocks that hold what is before the prefix of one.
+fn parents<'a>(cached: &'a [Cached], of: &'a Cached) -> impl Iterator<Item = &'a Cached> {
+    cached.iter().filter(|each| each.group == of.group && each.node == of.parent)
+}
+
+/// The cached blocks of the groups that keep all.
+fn cached_blocks(
+    state: &State,
+    prefixes: &mut Prefixes,
+) -> Result<SmallVec<[Cached; 8]>, Violation> {
+    let mut found = SmallVec::new();
+    for block in (0..state.device.num_blocks()).map(BlockId) {
+        let Some(key) = state.device.key(block) else { continue };
+        let group = key.group();
+        let Some(rule) = state.config.groups.get(group as usize) else { continue };
+        if rule.is_windowed() {
+            continue;
+        }
+        let chain = prefixes.chain(key)?;
+        let before = chain.nodes.len().checked_sub(rule.block_size as usize + 1);
+        let parent = before.map_or(0, |at| chain.nodes[at]);
+        let free = state.device.queue.contains(block);
+        let mut places = (0..).zip(state.device.queue.iter());
+        let place = places.find(|each| free && each.1 == block).map(|each| each.0);
+        found.push(Cached { group, node: chain.last(), parent, block, place });
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::checked_states::{A, config, scheduled};
+    use crate::check::world::calls::Call;
+    use crate::types::effects::Effects;
+
+    fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {
+        let mut run = scheduled(config());
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        damage(&mut run.state);
+        let judged = check(&run.state, &mut run.prefixes, &Judges::default());
+        judged.err().map(|found| found.property)
+    }
+
+    #[test]
+    fn a_child_without_its_parent_is_found() {
+        assert_eq!(found(|_| ()), None);
+        let without = |state: &mut State| {
+            state.device.unpublish(BlockId(1), &mut Effects::silent());
+        };
+        assert_eq!(found(without), Some("PREFIX-CLOSED"));
+    }
+
+    #[test]
+    fn a_child_that_stays_longer_is_found() {
+        let late = |state: &mut State| {
+            state.device.queue.remove(BlockId(2));
+            state.device.queue.append(BlockId(2));
+        };
+        assert_eq!(found(late), Some("EVICT-ORDER"));
+    }
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must still be possible: properties of the runs that start in a state.
+//!
+//! Rules: nothing here is called by a transition. A judge makes calls of the core on a copy of a
+//! state, as an engine could, and throws the copy away. What an exploration shows by itself is not
+//! run again: a world that tries `free` and `remove_request` in every state proves DRAIN step by
+//! step, so only its states without requests are judged. Most states show progress with their first
+//! call; only where none does are requests preempted, one of them kept at a time. Twin:
+//! kvcore/check/properties/liveness.py.
+
+use std::sync::Arc;
+
+use crate::check::world::world::World;
+use crate::check::{Judges, Violation};
+use crate::invariants::pool_and_state::{Finding, is_in_a_queue, pools};
+use crate::state::state::{RequestState, State};
+use crate::transitions::allocate::{Requests, allocate_slots, append};
+use crate::transitions::batches::{complete, take_batch};
+use crate::transitions::free::free;
+use crate::transitions::pins::unpin;
+use crate::transitions::prefix_lookup::longest_hit;
+use crate::transitions::publish::reset_prefix_cache;
+use crate::transitions::requests::remove_request;
+use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::swap::swap_in;
+use crate::transitions::transfers::complete_operation;
+use crate::types::config::Config;
+use crate::types::errors::Error;
+use crate::types::groups::Group;
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::{Admitted, KVCacheBlocks, Reason, Status};
+
+/// One property of the runs that start in a state.
+pub type RunJudge = fn(&World, &State) -> Finding;
+
+/// The properties of this file, by name.
+pub const RUN_PROPERTIES: [(&str, RunJudge); 6] = [
+    ("DRAIN", drain),
+    ("DEADLOCK-FREE", deadlock_free),
+    ("PREEMPT-GAIN", preempt_gain),
+    ("SWAP-RETURN", swap_return),
+    ("ADMIT-NEVER", admit_never),
+    ("L-ADMIT", admit_fitting),
+];
+
+/// Fails with the first property that counts and does not hold of the runs that start in a state.
+pub fn check(world: &World, state: &State, judges: &Judges) -> Result<(), Violation> {
+    for (name, holds) in RUN_PROPERTIES {
+        if judges.count(name) {
+            holds(world, state).map_err(|detail| Violation::new(name, detail))?;
+        }
+    }
+    Ok(())
+}
+
+/// DRAIN: when everything unfinished is done and everyone has left, each block is free; a reset
+/// then leaves what was there at the start.
+fn drain(world: &World, state: &State) -> Finding {
+    let proved = world.tries("free") && world.tries("remove_request");
+    if proved && state.config.max_in_flight == 0 && state.requests().next().is_some() {
+        return Ok(());
+    }
+    let mut state = state.clone();
+    settle(&mut state)?;
+    drop_pins(&mut state)?;
+    for row in rows(&state).collect::<Vec<Row>>() {
+        let name = Arc::clone(&state[row].request_id);
+        if state[row].status() != Status::Waiting {
+            expected(free(&mut state, &name))?;
+        }
+        expected(remove_request(&mut state, &name))?;
+    }
+    settle(&mut state)?;
+    for (tier, pool) in pools(&state) {
+        let (free, usable) = (pool.num_free(), pool.num_usable());
+        if free != usable {
+            return Err(format!("{free} of {usable} {tier} blocks are free when all have left"));
+        }
+    }
+    let (num_operations, num_batches) = (state.operations.len(), state.unfinished.len());
+    if num_operations + num_batches > 0 {
+        return Err(format!("{num_operations} operations and {num_batches} batches are left"));
+    }
+    if !reset_prefix_cache(&mut state) {
+        return Err("the reset gives false when all have left".to_owned());
+    }
+    for (tier, pool) in pools(&state) {
+        let mut blocks = (0..pool.num_blocks()).map(BlockId);
+        if let Some(block) = blocks.find(|&block| pool.key(block).is_some()) {
+            return Err(format!("{tier} block {} has a key after the reset", block.0));
+        }
+        if !pool.index.is_empty() {
+            return Err(format!("{} keys of the {tier} stay after the reset", pool.index.len()));
+        }
+    }
+    Ok(())
+}
+
+/// DEADLOCK-FREE: while a request is unfinished that the pool can hold, some call makes token
+/// progress, perhaps after others were preempted.
+fn deadlock_free(world: &World, state: &State) -> Finding {
+    let unfinished = |row: &Row| can_go_on(world, state, &state[*row]);
+    let rows: Vec<Row> = rows(state).filter(unfinished).collect();
+    if rows.is_empty() || rows.iter().any(|&row| progresses(world, state, row)) {
+        return Ok(());
+    }
+    let mut settled = state.clone();
+    settle(&mut settled)?;
+    drop_pins(&mut settled)?;
+    if rows.iter().any(|&row| progresses(world, &settled, row)) {
+        return Ok(());
+    }
+    for &row in &rows {
+        let mut alone = settled.clone();
+        preempt_others(&mut alone, row)?;
+        settle(&mut alone)?;
+        if progresses(world, &alone, row) {
+            return Ok(());
+        }
+    }
+    let rows: Vec<u32> = rows.iter().map(|row| row.0).collect();
+    Err(format!("no call brings rows {rows:?} a token further, whoever else is preempted"))
+}
+
+/// PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, now or when a batch or
+/// operation that is named ends.
+fn preempt_gain(_: &World, state: &State) -> Finding {
+    if !state.effects.commands.is_empty() {
+        return Ok(());
+    }
+    for row in rows(state) {
+        let alone =
+            |block: &&BlockId| !state.is_null(**block) && state.device.ref_count(**block) == 1;
+        let mut held = state[row].tables.iter().flatten().filter(alone).peekable();
+        if held.peek().is_none() {
+            continue;
+        }
+        let mut after = state.clone();
+        let done = free(&mut after, &state[row].request_id).is_ok();
+        if let Some(block) = held.find(|&&block| !done || !comes_back(&after, block)) {
+            let name = state[row].name();
+            return Err(format!("preempting {name} leaves its block {} held", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// SWAP-RETURN: a swapped request can come back to the device when others make room.
+fn swap_return(_: &World, state: &State) -> Finding {
+    let swapped = |row: &Row| state[*row].status() == Status::Swapped;
+    for row in rows(state).filter(swapped) {
+        let name = Arc::clone(&state[row].request_id);
+        let mut now = state.clone();
+        if expected(swap_in(&mut now, &[&name]))?.is_ok() {
+            continue;
+        }
+        let mut later = state.clone();
+        settle(&mut later)?;
+        preempt_others(&mut later, row)?;
+        drop_pins(&mut later)?;
+        let most = state.device.num_usable().saturating_sub(state.config.watermark_blocks);
+        if let Err(refused) = expected(swap_in(&mut later, &[&name]))?
+            && refused.needed <= u64::from(most)
+        {
+            return Err(format!("{name} is swapped out and refused an empty pool: {refused:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and no
+/// other call is.
+pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
+    for row in rows(state).filter(|&row| state[row].status() == Status::Waiting) {
+        let (request, num_tokens) = (&state[row], state[row].num_tokens());
+        let needed = call_need(&state.config, num_tokens, 0);
+        let never = !fits(state, num_tokens, 0);
+        let there = u64::from(state.device.num_free());
+        if !never && needed + u64::from(state.config.watermark_blocks) <= there {
+            continue;
+        }
+        let asked = Asked::new(i64::from(num_tokens));
+        let value = allocate_slots(&mut state.clone(), &request.request_id, &asked);
+        let told = match &value {
+            Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
+            _ => !never,
+        };
+        if !told {
+            let name = request.name();
+            return Err(format!("{name} needs {needed} blocks and is told {value:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// L-ADMIT: where nobody holds a block, any request that fits is admitted.
+fn admit_fitting(_: &World, state: &State) -> Finding {
+    if pools(state).any(|(_, pool)| pool.num_free() != pool.num_usable()) {
+        return Ok(());
+    }
+    for row in rows(state) {
+        let request = &state[row];
+        let done = request.num_computed >= request.num_tokens() + request.num_drafts();
+        if done || request.num_loading > 0 || !fits(state, request.num_tokens(), 0) {
+            continue;
+        }
+        let value = schedule_all(&mut state.clone(), row);
+        if !matches!(value, Ok(Ok(_))) {
+            return Err(format!("{} is refused an empty pool: {value:?}", request.name()));
+        }
+    }
+    Ok(())
+}
+
+/// Finish everything that is unfinished.
+pub(crate) fn settle(state: &mut State) -> Finding {
+    let most = 4 + state.unfinished.len() + state.operations.len();
+    for _ in 0..most {
+        for number in state.unfinished.iter().map(|batch| batch.number).collect::<Vec<u64>>() {
+            expected(complete(state, number as i64))?;
+        }
+        if !state.effects.commands.is_empty() || state.batch.records.keys().next().is_some() {
+            expected(take_batch(state))?;
+            continue;
+        }
+        let numbers: Vec<u32> = state.operations.keys().copied().collect();
+        for number in numbers {
+            expected(complete_operation(state, i64::from(number), true))?;
+        }
+        if state.effects.commands.is_empty() && state.unfinished.is_empty() {
+            return Ok(());
+        }
+    }
+    Err(format!("{most} rounds of completing leave something unfinished"))
+}
+
+/// Schedule all tokens that a request has left, behind its longest hit.
+pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCacheBlocks>, Error> {
+    let request = &state[row];
+    let (mut first, mut hit) = (request.num_computed, None);
+    if !request.holds_blocks() {
+        let found = longest_hit(state, request);
+        first = found.num_tokens;
+        hit = (first > 0).then(|| AskedHit::from(&found));
+    }
+    let most = request.num_tokens() + request.num_drafts();
+    let asked = Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) };
+    let name = Arc::clone(&request.request_id);
+    allocate_slots(state, &name, &asked)
+}
+
+/// Take away all pins but those of operations.
+pub(crate) fn drop_pins(state: &mut State) -> Finding {
+    if state.device.pins.is_empty() {
+        return Ok(());
+    }
+    let held = state.num_held();
+    let mut pins: Vec<i64> = Vec::new();
+    for (&block, &count) in &state.device.pins {
+        let others = count.saturating_sub(held.get(&block).copied().unwrap_or(0));
+        pins.extend(std::iter::repeat_n(i64::from(block), others as usize));
+    }
+    pins.sort_unstable();
+    expected(unpin(state, &pins))
+}
+
+/// Whether an empty pool can give one call so many tokens, and keep what must stay free.
+pub(crate) fn fits(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
+    let config = &state.config;
+    let most = config.num_usable_blocks().saturating_sub(config.watermark_blocks);
+    call_need(config, num_tokens, num_encoder) <= u64::from(most)
+}
+
+/// Blocks that one call takes for so many tokens of a request that holds and hits nothing.
+fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
+    let need = |group: &Group| {
+        let count = if group.is_cross() { num_encoder } else { num_tokens };
+        u64::from(count.div_ceil(group.block_size))
+    };
+    config.groups.iter().map(need).sum()
+}
+
+/// What a call gave that an engine may make there.
+pub(crate) fn expected<T>(outcome: Result<T, Error>) -> Result<T, String> {
+    outcome.map_err(|error| format!("a call that an engine may make is misuse: {error}"))
+}
+
+/// The rows that have a request.
+pub(crate) fn rows(state: &State) -> impl Iterator<Item = Row> {
+    let all = (0..state.requests.len() as u32).map(Row);
+    all.filter(|row| state.requests[row.index()].is_some())
+}
+
+/// Free every other request; a child goes before what it hit.
+fn preempt_others(state: &mut State, keep: Row) -> Finding {
+    let rows: Vec<Row> = rows(state).filter(|&row| row != keep).collect();
+    for row in rows.into_iter().rev() {
+        if state[row].status() != Status::Waiting {
+            let name = Arc::clone(&state[row].request_id);
+            expected(free(state, &name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether some call brings a request a token further now.
+fn progresses(world: &World, state: &State, row: Row) -> bool {
+    let request = &state[row];
+    if request.num_loading > 0 || request.num_computed > request.num_tokens() {
+        return true;
+    }
+    let name: &str = &request.request_id;
+    if request.status() == Status::Swapped {
+        return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(())));
+    }
+    let more = request.num_tokens() + request.num_drafts() - request.num_computed;
+    if more > 0 && matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_))) {
+        return true;
+    }
+    if request.num_computed < request.num_tokens() || request.num_tokens() >= world.num_tokens {
+        return false;
+    }
+    let mut state = state.clone();
+    state[row].drafts.clear();
+    append(&mut state, Requests::Ids(&[name]), &[0]).is_ok_and(|value| value.done > 0)
+}
+
+/// Whether a request has tokens to come that an empty pool could hold.
+fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
+    let num_tokens = request.num_tokens();
+    let done = request.num_computed >= num_tokens && num_tokens == world.num_tokens;
+    !done && fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
+}
+
+/// Whether a block is without owner, now or when what uses it ends.
+fn comes_back(state: &State, block: BlockId) -> bool {
+    is_in_a_queue(&state.device, block)
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is judged on the edges of a search.
+
+pub mod checker;
+pub mod closure;
+pub mod fair_scheduler;
+pub mod liveness;
+pub mod outcomes;
+pub(crate) mod published;
+pub mod transitions;

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the outcome of one call must be, judged from the states before and after it.
+//!
+//! Rules: nothing here is called by a transition. A misused call changes nothing; a refused one
+//! keeps the trim of its windows, which is what `remove_skipped_blocks` would do, and nothing else.
+//! What a call schedules to be written has one owner. The longest hit is looked for by trying every
+//! length. Twin: kvcore/check/properties/outcomes.py.
+
+use crate::check::Violation;
+use crate::check::names::same::same_state;
+use crate::check::world::calls::{Call, Name, Outcome, Slots, Value};
+use crate::hashing::block_hash::{Key, make_key};
+use crate::state::state::{RequestState, State};
+use crate::transitions::window::remove_skipped_blocks;
+use crate::types::commands::Command;
+use crate::types::events::Event;
+use crate::types::groups::{Kind, skipped_tokens};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::Hit;
+
+type Judged = Result<(), Violation>;
+
+/// The properties that this file judges.
+pub const OUTCOME_PROPERTIES: [&str; 6] =
+    ["ATOMIC-FAIL", "ADMIT-EXACT", "RESET", "WRITE-EXCL", "HIT-LONGEST", "EVT-COPY"];
+
+/// Fails for what a call must not give: ATOMIC-FAIL, ADMIT-EXACT, RESET, WRITE-EXCL.
+pub fn check_outcome(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+    check_admission(before, call, outcome, after)?;
+    match (&outcome.value, call) {
+        (Value::Misuse(error), _) if !same_state(before, after) => {
+            let detail = format!("{call:?} gave {error:?} and changed the state");
+            Err(Violation::new("ATOMIC-FAIL", detail))
+        }
+        (Value::Misuse(_), _) => Ok(()),
+        (Value::Refused(_), _) => check_refused(before, call, outcome, after),
+        (_, Call::AllocateSlots(slots)) => {
+            let Some(row) = row_of(before, slots.name) else { return Ok(()) };
+            let (first, last) = scheduled(before, row, slots);
+            check_exclusive(after, row, first, last)
+        }
+        (Value::Appended(appended), Call::Append { name, .. }) if appended.done > 0 => {
+            let Some(row) = row_of(before, *name) else { return Ok(()) };
+            let first = before[row].num_computed;
+            check_exclusive(after, row, first, first + 1)
+        }
+        (Value::Flag(done), Call::ResetPrefixCache) => {
+            let mut tiers = std::iter::once(&before.device).chain(&before.host);
+            let unused = tiers.all(|pool| pool.num_free() == pool.num_usable());
+            let left = unused && !after.device.index.is_empty();
+            if *done == unused && !left {
+                return Ok(());
+            }
+            Err(Violation::new("RESET", format!("gives {done}, unused: {unused}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails with EVT-COPY unless the keys of a state whose events were taken, and the events of a
+/// later one, give its index.
+pub fn check_events(start: &State, after: &State) -> Judged {
+    let wrong = |detail: String| Err(Violation::new("EVT-COPY", detail));
+    let mut keys: Vec<Key> = keys_of(start);
+    for event in after.effects.events.iter() {
+        match event {
+            Event::BlockStored { block_hashes, group, .. } => {
+                for key in block_hashes.iter().map(|hash| make_key(hash, group)) {
+                    if !keys.contains(&key) {
+                        keys.push(key);
+                    }
+                }
+            }
+            Event::BlockRemoved { block_hash, group } => {
+                let key = make_key(&block_hash, group);
+                match keys.iter().position(|each| *each == key) {
+                    Some(place) => keys.swap_remove(place),
+                    None => return wrong(format!("{key:?} is removed and not held")),
+                };
+            }
+            Event::AllBlocksCleared => keys.clear(),
+        }
+    }
+    let mut held = keys_of(after);
+    keys.sort_unstable();
+    held.sort_unstable();
+    if keys == held { Ok(()) } else { wrong(format!("{} keys by the events", keys.len())) }
+}
+
+/// Fails with HIT-LONGEST unless a hit is the longest, in every group.
+pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Judged {
+    let request = &state[row];
+    let wrong = |detail: String| Err(Violation::new("HIT-LONGEST", detail));
+    let longest = longest_hit(state, request);
+    if hit.num_tokens != longest {
+        let found = hit.num_tokens;
+        return wrong(format!("{found} tokens hit, {longest} are findable in every group"));
+    }
+    for ((index, group), blocks) in (0..).zip(&state.config.groups).zip(&hit.blocks.blocks) {
+        let num_blocks = if group.is_cross() { 0 } else { longest / group.block_size };
+        let scale = state.scales[index as usize];
+        for (position, &block) in (0..).zip(blocks) {
+            let seen = (position + 1) * group.block_size > skipped_tokens(group, longest);
+            let null = state.is_null(block);
+            let hashed = position < request.num_hashed(scale);
+            let expected = hashed.then(|| request.key(scale, index, position));
+            let found = if null { None } else { state.device.key(block) };
+            if null == seen || (seen && found != expected.as_ref()) {
+                return wrong(format!("{block:?} at {position} of group {index}"));
+            }
+        }
+        if blocks.len() != num_blocks as usize {
+            return wrong(format!("{} blocks of group {index}", blocks.len()));
+        }
+    }
+    Ok(())
+}
+
+/// The longest length to resume at, by trying all.
+#[must_use]
+pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
+    if !state.config.enable_caching || request.skip_reading {
+        return 0;
+    }
+    let step = state.hit_alignment;
+    let num_hashed = request.block_hashes.len() as u32 * state.hash_block_size;
+    let most = request.num_tokens().saturating_sub(1).min(num_hashed);
+    let mut lengths = (1..=most / step).rev().map(|count| count * step);
+    let groups = 0..state.config.groups.len() as u32;
+    let all = |&length: &u32| groups.clone().all(|group| resumes(state, request, group, length));
+    lengths.find(all).unwrap_or(0)
+}
+
+/// Whether a group finds what the query at a length sees, and the block behind if it drops.
+fn resumes(state: &State, request: &RequestState, index: u32, length: u32) -> bool {
+    let group = &state.config.groups[index as usize];
+    let (size, scale) = (group.block_size, state.scales[index as usize]);
+    let end = length / size;
+    let found = |position: u32| {
+        position < request.num_hashed(scale)
+            && state.device.index.first(&request.key(scale, index, position)).is_some()
+    };
+    let drops = state.config.drops_last_hit(index);
+    if drops && (length + size >= request.num_tokens() || !found(end)) {
+        return false;
+    }
+    let seen = |&position: &u32| (position + 1) * size > skipped_tokens(group, length);
+    let none = !(0..end).any(|position| seen(&position));
+    if group.kind == Kind::SlidingWindow && none && !found(end - 1) {
+        return false;
+    }
+    (0..end).filter(seen).all(found)
+}
+
+/// The slots [first, last) that an allocation schedules, lookahead included.
+fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
+    let limit = before.config.length_limit();
+    let num_hit = slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
+    let first = before[row].num_computed + num_hit;
+    let last = (first + slots.num_external).min(limit) + slots.num_new;
+    (first, (last + slots.num_lookahead).min(limit))
+}
+
+/// What must stay free, in the tier that a call takes blocks of, is left or is missing.
+fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+    let watermark = before.config.watermark_blocks;
+    let admission = |name: Name| {
+        let runs = row_of(before, name).is_some_and(|row| before[row].holds_blocks());
+        if runs { 0 } else { watermark }
+    };
+    let (pool, reserve) = match call {
+        Call::AllocateSlots(slots) => (&after.device, slots.num_reserved + admission(slots.name)),
+        Call::Load { name, .. } => (&after.device, admission(*name)),
+        Call::SwapIn { .. } => (&after.device, watermark),
+        Call::SwapOut { .. } => match &after.host {
+            Some(host) => (host, 0),
+            None => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    let free = pool.num_free();
+    let wrong = match &outcome.value {
+        Value::Misuse(_) => false,
+        Value::Refused(refused) => refused.needed <= refused.available,
+        _ => free < reserve && outcome.commands(after).any(|each| takes(before, each)),
+    };
+    if !wrong {
+        return Ok(());
+    }
+    let value = &outcome.value;
+    let detail = format!("{call:?} gives {value:?}, {free} are free, {reserve} must stay");
+    Err(Violation::new("ADMIT-EXACT", detail))
+}
+
+/// Whether a command takes a block out of the device's free queue.
+fn takes(before: &State, command: Command) -> bool {
+    match command {
+        Command::Allocate { .. } => true,
+        Command::Touch { block } => before.device.is_queued(block),
+        _ => false,
+    }
+}
+
+fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Judged {
+    if same_state(before, after) {
+        return Ok(());
+    }
+    let trims = |each: Command| matches!(each, Command::Free { .. } | Command::SetTable { .. });
+    let name = match call {
+        Call::AllocateSlots(slots) => Some(slots.name),
+        Call::Load { name, .. } => Some(*name),
+        _ => None,
+    };
+    if let (Some(name), true) = (name, outcome.commands(after).all(trims)) {
+        let mut trimmed = before.clone();
+        let accepted = row_of(before, name).map_or(0, |row| before[row].num_accepted());
+        let done = remove_skipped_blocks(&mut trimmed, name.id(), i64::from(accepted));
+        if done.is_ok() && same_state(&trimmed, after) {
+            return Ok(());
+        }
+    }
+    Err(Violation::new("ATOMIC-FAIL", format!("{call:?} was refused and changed the state")))
+}
+
+/// Fails with WRITE-EXCL unless the blocks of these slots have one owner and no key but their own.
+fn check_exclusive(state: &State, row: Row, first: u32, last: u32) -> Judged {
+    let request = &state[row];
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
+        if group.is_cross() {
+            continue;
+        }
+        let scale = state.scales[index as usize];
+        let end = last.div_ceil(group.block_size).min(table.len() as u32);
+        for position in first / group.block_size..end {
+            let block: BlockId = table[position as usize];
+            if state.is_null(block) {
+                continue;
+            }
+            let own = |key: &Key| {
+                position < request.num_hashed(scale) && *key == request.key(scale, index, position)
+            };
+            let keyed_by_others = state.device.key(block).is_some_and(|key| !own(key));
+            if state.device.ref_count(block) != 1 || keyed_by_others {
+                let name = request.name();
+                let detail = format!("{name} writes block {} of group {index}", block.0);
+                return Err(Violation::new("WRITE-EXCL", detail));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The keys of a state's device index, each once.
+fn keys_of(state: &State) -> Vec<Key> {
+    state.device.index.firsts().map(|(first, _)| *state.device.index.key(first)).collect()
+}
+
+fn row_of(state: &State, name: Name) -> Option<Row> {
+    state.rows.get(name.id()).copied()
+}

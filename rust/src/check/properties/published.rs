@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether what a call fills is findable behind it.
+//!
+//! Rules: nothing here is called by a transition. Judged are the calls that publish: those that
+//! schedule tokens where that publishes, else the completion of a batch; from the first block on
+//! that still needs it. A call that delays publication is not judged. Twin:
+//! kvcore/check/properties/published.py.
+
+use smallvec::SmallVec;
+
+use crate::check::properties::transitions::Made;
+use crate::check::world::calls::{Call, Name, Value};
+use crate::invariants::pool_and_state::Finding;
+use crate::state::batch_records::{Mark, in_order, num_finished};
+use crate::state::state::Merge;
+use crate::types::config::Publish;
+use crate::types::ids::Row;
+use crate::types::values::Status;
+
+/// PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
+/// with one that is.
+pub(crate) fn published(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    for (row, num_tokens) in publishing(made) {
+        let (known, request) = (&before[row], &after[row]);
+        let groups = (0..).zip(&after.config.groups).filter(|(_, group)| !group.is_cross());
+        for (index, group) in groups {
+            let num_full = num_tokens / group.block_size;
+            let num_full = num_full.min(request.num_hashed(after.scales[index as usize]));
+            let places = known.num_cached[index as usize]..num_full;
+            for (position, &block) in places
+                .clone()
+                .zip(request.tables[index as usize].iter().skip(places.start as usize))
+            {
+                let merges = |merge: &Merge| {
+                    merge.block == block && (merge.group, merge.position) == (index, position)
+                };
+                let waits = after.batch.merges.iter().any(merges);
+                if !after.is_null(block) && after.device.key(block).is_none() && !waits {
+                    let place = format!("{position} of group {index}");
+                    return Err(format!("block {} is full at {place} and has no key", block.0));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The requests of which a call publishes blocks, each with the tokens up to which it does.
+fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
+    let (before, after) = (made.before, made.after);
+    let late = after.config.publish == Publish::Completed;
+    let refused = match &made.outcome.value {
+        Value::Misuse(_) | Value::Refused(_) => true,
+        Value::Appended(appended) => appended.done == 0,
+        _ => false,
+    };
+    let row = |name: &Name| after.rows.get(name.id()).copied();
+    let accepted = |row: Row| (row, after[row].num_accepted());
+    if !after.config.enable_caching || refused {
+        return SmallVec::new();
+    }
+    match made.call {
+        Call::AllocateSlots(slots) if !late && !slots.delay => {
+            row(&slots.name).into_iter().map(accepted).collect()
+        }
+        Call::Append { name, .. } if !late => row(name).into_iter().map(accepted).collect(),
+        Call::CacheBlocks { name, num_tokens } => {
+            let most = |row: Row| if late { num_finished(after, row) } else { accepted(row).1 };
+            row(name).into_iter().map(|row| (row, most(row).min(*num_tokens))).collect()
+        }
+        Call::Complete { .. } if late => {
+            let marks = in_order(&before.unfinished[0].marks).into_iter();
+            let publishes = |row: Row, mark: &Mark| {
+                let request = &after[row];
+                mark.publishes && request.status() == Status::Running && request.num_loading == 0
+            };
+            let known = marks.filter(|&(row, mark)| publishes(row, mark));
+            known.map(|(row, _)| (row, num_finished(after, row))).collect()
+        }
+        _ => SmallVec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::checked_states::{A, Run, config, scheduled};
+    use crate::check::world::calls::{Outcome, Slots};
+    use crate::state::state::State;
+    use crate::types::effects::Effects;
+    use crate::types::ids::BlockId;
+
+    /// A request that is not scheduled yet.
+    fn empty() -> Run {
+        let mut run = Run::new(config());
+        run.add(A, &[1, 2, 3, 4, 5]);
+        run
+    }
+
+    #[test]
+    fn a_full_block_without_a_key_is_found() {
+        let finds = |change: fn(&mut State)| {
+            let (before, mut after) = (empty().state, scheduled(config()).state);
+            change(&mut after);
+            let call = Call::AllocateSlots(Slots::new(A, 5));
+            let outcome = Outcome { value: Value::Nothing, first_command: 0 };
+            published(&Made { before: &before, call: &call, outcome: &outcome, after: &after })
+        };
+        assert_eq!(finds(|_| ()), Ok(()));
+        let said = finds(|after| after.device.unpublish(BlockId(1), &mut Effects::silent()));
+        assert_eq!(said, Err("block 1 is full at 0 of group 0 and has no key".to_owned()));
+    }
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one call may do to the free queue, to keys and to the blocks that it hits.
+//!
+//! Rules: nothing here is called by a transition. A judge gets the state before a call, the call,
+//! its outcome and the state after it. The queue is followed by the commands of the call, a second
+//! time and by itself. Judges of refusals, resets and writes are in outcomes.rs. Twin:
+//! kvcore/check/properties/transitions.py.
+
+use smallvec::SmallVec;
+
+use crate::check::names::same::same_state;
+use crate::check::properties::published::published;
+use crate::check::world::calls::{Call, Name, Outcome, Value, perform};
+use crate::check::world::world::World;
+use crate::check::{Judges, Violation};
+use crate::invariants::pool_and_state::Finding;
+use crate::pool::quarantine::Quarantine;
+use crate::state::state::State;
+use crate::types::commands::Command;
+use crate::types::config::Eviction;
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::Hit;
+
+/// One property of a call: on which state, with which outcome, and the state after it.
+pub type TransitionJudge = fn(&Made<'_>) -> Finding;
+
+/// A call that was made.
+#[derive(Debug, Clone, Copy)]
+pub struct Made<'a> {
+    /// The state before it.
+    pub before: &'a State,
+    /// The call.
+    pub call: &'a Call,
+    /// What it gave.
+    pub outcome: &'a Outcome,
+    /// The state after it.
+    pub after: &'a State,
+}
+
+/// The properties of this file, by name; DETERMINISM is judged where it is asked for by name.
+pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
+    ("LRU", lru),
+    ("HIT-PRESERVE", hit_preserve),
+    ("HIT-PINNED", hit_pinned),
+    ("HIT-FRESH", hit_fresh),
+    ("FULLHIT", full_hit),
+    ("HASH-MONO", hash_mono),
+    ("PUBLISHED", published),
+];
+
+/// Fails with the first property that counts and that a call breaks; misuse is judged elsewhere.
+pub fn check(made: &Made<'_>, judges: &Judges) -> Result<(), Violation> {
+    if made.outcome.is_misuse() {
+        return Ok(());
+    }
+    for (name, holds) in TRANSITION_PROPERTIES {
+        if judges.count(name) {
+            holds(made).map_err(|detail| Violation::new(name, detail))?;
+        }
+    }
+    Ok(())
+}
+
+/// LRU: the front of the free queue is taken, freed blocks join where the policy says, the order
+/// of the others stays.
+fn lru(made: &Made<'_>) -> Finding {
+    let (before, after) = (&made.before.device, &made.after.device);
+    let mut commands = made.outcome.commands(made.after).peekable();
+    if commands.peek().is_none() && before.queue == after.queue {
+        return Ok(());
+    }
+    if matches!(made.call, Call::Cancel { .. }) {
+        return Ok(());
+    }
+    let name = made.call.transition();
+    let mut queue: SmallVec<[BlockId; 16]> = before.queue.iter().collect();
+    let first = made.before.config.eviction == Eviction::UncachedFirst;
+    let join = |queue: &mut SmallVec<[BlockId; 16]>, block: BlockId, cached: bool| {
+        if first && !cached { queue.insert(0, block) } else { queue.push(block) }
+    };
+    let waits = |block: BlockId| after.quarantine.as_ref().is_some_and(|each| each.contains(block));
+    for block in before.quarantine.iter().flat_map(Quarantine::blocks) {
+        let touches = |command| command == Command::Touch { block };
+        if !waits(block) && !made.outcome.commands(made.after).any(touches) {
+            join(&mut queue, block, before.key(block).is_some());
+        }
+    }
+    for command in commands {
+        match command {
+            Command::Allocate { block } if queue.first() == Some(&block) => {
+                queue.remove(0);
+            }
+            Command::Allocate { block } => {
+                let front = queue.first();
+                let block = block.0;
+                return Err(format!(
+                    "{name} takes block {block}, the front of the queue is {front:?}"
+                ));
+            }
+            Command::Touch { block } => queue.retain(|each| *each != block),
+            Command::Free { block, cached } if !waits(block) => join(&mut queue, block, cached),
+            _ => {}
+        }
+    }
+    if after.queue.iter().eq(queue.iter().copied()) {
+        return Ok(());
+    }
+    let left: Vec<BlockId> = after.queue.iter().collect();
+    Err(format!("{name} leaves the queue {left:?}, by its commands {queue:?}"))
+}
+
+/// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.
+fn hit_preserve(made: &Made<'_>) -> Finding {
+    let after = &made.after.device;
+    for (_, _, block) in hit_blocks(made) {
+        let key = made.before.device.key(block);
+        if after.key(block) != key {
+            return Err(format!("block {} was hit and lost its key", block.0));
+        }
+        if key.is_some_and(|key| !after.index.get(key).contains(&block)) {
+            return Err(format!("block {} was hit and is not found any more", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it.
+fn hit_pinned(made: &Made<'_>) -> Finding {
+    let Some((row, _)) = hit_of(made) else { return Ok(()) };
+    for (group, position, block) in hit_blocks(made) {
+        let table = made.after[row].tables.get(group as usize);
+        if table.and_then(|table| table.get(position as usize)) != Some(&block) {
+            let place = format!("{position} of group {group}");
+            return Err(format!("block {} was hit at {place} and is not there", block.0));
+        }
+    }
+    for command in made.outcome.commands(made.after) {
+        if let Command::Evict { block, .. } | Command::Allocate { block } = command
+            && hit_blocks(made).any(|(_, _, hit)| hit == block)
+        {
+            return Err(format!("{command:?} of a block that the call hits"));
+        }
+    }
+    Ok(())
+}
+
+/// HIT-FRESH: a hit is used only where its blocks still have the request's keys.
+fn hit_fresh(made: &Made<'_>) -> Finding {
+    let Some((row, _)) = hit_of(made) else { return Ok(()) };
+    let request = &made.before[row];
+    for (group, position, block) in hit_blocks(made) {
+        let scale = made.before.scales[group as usize];
+        let known = position < request.num_hashed(scale);
+        let wanted = known.then(|| request.key(scale, group, position));
+        if wanted.is_none() || made.before.device.key(block) != wanted.as_ref() {
+            let place = format!("{position} of group {group}");
+            return Err(format!("block {} at {place} has another key by now", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// FULLHIT: a hit leaves a token to compute, and what is computed goes into no hit block.
+fn full_hit(made: &Made<'_>) -> Finding {
+    let Some((row, hit)) = hit_of(made) else { return Ok(()) };
+    if hit_blocks(made).next().is_none() {
+        return Ok(());
+    }
+    let request = &made.after[row];
+    let (num_hit, num_tokens) = (hit.num_tokens, request.num_tokens());
+    if num_hit >= num_tokens {
+        return Err(format!("{num_hit} tokens of {num_tokens} are hit"));
+    }
+    if num_hit >= request.num_computed {
+        return Ok(());
+    }
+    let groups = made.before.config.groups.iter().zip(&request.tables).enumerate();
+    for (index, (group, table)) in groups.filter(|(_, (group, _))| !group.is_cross()) {
+        let mut written = table.iter().skip((num_hit / group.block_size) as usize);
+        let hit = |block: &&BlockId| hit_blocks(made).any(|(_, _, each)| each == **block);
+        if let Some(block) = written.find(hit) {
+            return Err(format!("block {} of group {index} is hit and written", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// HASH-MONO: a block's key only comes and goes: no other one without an eviction between.
+fn hash_mono(made: &Made<'_>) -> Finding {
+    let (before, after) = (&made.before.device, &made.after.device);
+    for block in (0..before.num_blocks()).map(BlockId) {
+        let Some(key) = before.key(block) else { continue };
+        if after.key(block) == Some(key) {
+            continue;
+        }
+        let evicts = |command: Command| match command {
+            Command::EvictAll => true,
+            Command::Evict { block: gone, key: its } => gone == block && its == *key,
+            _ => false,
+        };
+        if !made.outcome.commands(made.after).any(evicts) {
+            let name = made.call.transition();
+            let block = block.0;
+            return Err(format!("{name} changes the key of block {block}, which was not evicted"));
+        }
+    }
+    Ok(())
+}
+
+/// DETERMINISM: the same call on the same state gives the same outcome.
+pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
+    let mut again = made.before.clone();
+    let outcome = perform(&mut again, made.call, world);
+    let name = made.call.transition();
+    if outcome != *made.outcome {
+        return Err(format!("{name} gives {outcome:?}, and gave {:?}", made.outcome));
+    }
+    if !same_state(&again, made.after) {
+        return Err(format!("{name} gives another state"));
+    }
+    Ok(())
+}
+
+/// The blocks that a call was made with as a hit, where it was done: group, position and block.
+///
+/// Where external tokens follow, a window may be past a hit block: the null block stands for it.
+fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
+    let (before, after) = (made.before, made.after);
+    let of = hit_of(made);
+    let hit = of.map(|(_, hit)| hit.blocks.blocks.as_slice()).unwrap_or_default();
+    let all = (0..).zip(hit).flat_map(|(group, blocks)| {
+        (0..).zip(blocks).map(move |(position, &block)| (group, position, block))
+    });
+    all.filter(move |&(group, position, block)| {
+        let table = of.and_then(|(row, _)| after[row].tables.get(group as usize));
+        let there = table.and_then(|table| table.get(position as usize));
+        !before.is_null(block) && !there.is_some_and(|&there| before.is_null(there))
+    })
+}
+
+/// The hit that a call was made with and the row of its request, where the call was done.
+fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
+    let (name, hit) = called_with(made.call)?;
+    if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
+        return None;
+    }
+    Some((*made.before.rows.get(name.id())?, hit))
+}
+
+/// The hit that a call is made with, and its request.
+#[must_use]
+pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
+    let (name, hit) = match call {
+        Call::AllocateSlots(slots) => (slots.name, &slots.hit),
+        Call::Load { name, hit, .. } => (*name, hit),
+        _ => return None,
+    };
+    Some((name, hit.as_ref()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::checked_states::{A, B, Run, config, scheduled};
+    use crate::check::world::calls::Slots;
+    use crate::transitions::queries::get_computed_blocks;
+    use crate::types::effects::Effects;
+
+    /// A request that can hit four tokens, and the call that does.
+    fn about_to_hit() -> (Run, Call) {
+        let mut run = scheduled(config());
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        run.add(B, &[1, 2, 3, 4, 5]);
+        run.close();
+        let hit = Some(get_computed_blocks(&run.state, B.id()).unwrap());
+        (run, Call::AllocateSlots(Slots { hit, ..Slots::new(B, 1) }))
+    }
+
+    /// What is found in a call whose states before and after were changed.
+    fn found(change: impl FnOnce(&mut State, &mut State, &mut Outcome)) -> Option<&'static str> {
+        let (run, call) = about_to_hit();
+        let (mut before, mut after) = (run.state.clone(), run.state);
+        let mut outcome = perform(&mut after, &call, &run.world);
+        change(&mut before, &mut after, &mut outcome);
+        let made = Made { before: &before, call: &call, outcome: &outcome, after: &after };
+        check(&made, &Judges::default()).err().map(|found| found.property)
+    }
+
+    #[test]
+    fn a_hit_breaks_nothing_and_is_made_again() {
+        assert_eq!(found(|_, _, _| ()), None);
+        let (run, call) = about_to_hit();
+        let mut after = run.state.clone();
+        let outcome = perform(&mut after, &call, &run.world);
+        let made = Made { before: &run.state, call: &call, outcome: &outcome, after: &after };
+        assert_eq!(determinism(&made, &run.world), Ok(()));
+        let other = Outcome { value: Value::Nothing, ..outcome.clone() };
+        let made = Made { outcome: &other, ..made };
+        assert!(determinism(&made, &run.world).is_err());
+    }
+
+    #[test]
+    fn each_judge_finds_its_own_wrong_call() {
+        let row = Row(1);
+        let unpublished = |_: &mut State, after: &mut State, _: &mut Outcome| {
+            after.device.unpublish(BlockId(1), &mut Effects::silent());
+        };
+        assert_eq!(found(unpublished), Some("HIT-PRESERVE"));
+        let moved = found(|_, after, _| {
+            let front = after.device.queue.front().unwrap();
+            after.device.queue.remove(front);
+            after.device.queue.append(front);
+        });
+        assert_eq!(moved, Some("LRU"));
+        let elsewhere = found(|_, after, _| after[row].tables[0][0] = BlockId(6));
+        assert_eq!(elsewhere, Some("HIT-PINNED"));
+        assert_eq!(found(|before, _, _| before[row].tokens[0] = 7), None);
+        let stale = found(|before, _, _| before[row].block_hashes[0][0] ^= 1);
+        assert_eq!(stale, Some("HIT-FRESH"));
+        let whole = found(|_, after, _| after[row].tokens.truncate(4));
+        assert_eq!(whole, Some("FULLHIT"));
+    }
+
+    #[test]
+    fn a_key_that_goes_without_a_word_is_found() {
+        let run = scheduled(config());
+        let mut after = run.state.clone();
+        after.device.unpublish(BlockId(1), &mut Effects::silent());
+        let (call, num_commands) = (Call::TakeBatch, after.effects.commands.len());
+        let outcome = Outcome { value: Value::Nothing, first_command: num_commands };
+        let made = Made { before: &run.state, call: &call, outcome: &outcome, after: &after };
+        let found = check(&made, &Judges::default()).unwrap_err();
+        assert_eq!(found.property, "HASH-MONO");
+    }
+}

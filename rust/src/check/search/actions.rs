@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which calls an exploration tries in a state of a world, one at a time.
+//!
+//! Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt
+//! follows a prefix that a request or a key still knows, or leaves it by one fresh token: below
+//! that nothing is known, so one continuation stands for all (`canonical.rs` renames tokens). What
+//! an engine must not do is left out: it calls nothing on a request whose scheduled drafts were not
+//! judged but what ends them. Twin: kvcore/check/search/actions.py.
+
+use crate::check::Violation;
+use crate::check::search::moves::Move;
+use crate::check::world::calls::{Call, Name, Slots};
+use crate::check::world::world::World;
+use crate::oracle::prefixes::{Numbers, Prefixes};
+use crate::state::state::{RequestState, State};
+use crate::transitions::prefix_lookup::longest_hit;
+use crate::types::ids::BlockId;
+use crate::types::values::{Hit, Status};
+
+/// The tokens of each request and key of a state; none where tokens are not renamed.
+pub type Children = Option<Vec<Numbers>>;
+
+/// Every call that makes sense in a state of a world, in a fixed order.
+pub fn actions(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
+    let fresh = fresh_name(state);
+    let room = (state.rows.len() as u32) < world.num_requests;
+    if room && world.tries("add_request") {
+        for tokens in prompts(world, children) {
+            for kind in 0..world.kinds_of_requests.len() {
+                let tokens = tokens.to_vec();
+                out.push(Move::Call(Call::AddRequest { name: fresh, tokens, kind }));
+            }
+        }
+    }
+    for request in state.requests() {
+        actions_of(world, state, request, children, out);
+        if room && world.tries("fork") && request.status() == Status::Running {
+            out.push(Move::Call(Call::Fork { parent: Name::of(request), child: fresh }));
+        }
+    }
+    swaps(world, state, out);
+    block_calls(world, state, out);
+    if world.tries("reset_prefix_cache") {
+        out.push(Move::Call(Call::ResetPrefixCache));
+    }
+}
+
+/// The first name that no request has.
+pub(crate) fn fresh_name(state: &State) -> Name {
+    let taken = state.requests().fold(0_u32, |taken, each| taken | 1 << Name::of(each).0);
+    Name(taken.trailing_ones() as u8)
+}
+
+/// What can be done to blocks by themselves.
+pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
+    let pool = &state.device;
+    let blocks = 0..pool.num_blocks();
+    let keyed = |&block: &u32| pool.key(BlockId(block)).is_some();
+    if world.tries("evict_blocks") {
+        let evict = |block| Move::Call(Call::EvictBlocks { block });
+        out.extend(blocks.clone().filter(keyed).map(evict));
+    }
+    let full = world.config.max_in_flight > 0 && state.operations.len() as u32 >= world.num_pins;
+    if world.tries("store") && !full {
+        out.extend(blocks.clone().filter(keyed).map(|block| Move::Call(Call::Store { block })));
+    }
+    if world.tries("pin") && pool.pins.values().sum::<u32>() < world.num_pins {
+        let held = |block: &u32| {
+            let id = BlockId(*block);
+            !pool.is_null(id) && (pool.ref_count(id) > 0 || keyed(block))
+        };
+        out.extend(blocks.clone().filter(held).map(|block| Move::Call(Call::Pin { block })));
+    }
+    if world.tries("unpin") {
+        let pinned = |block: &u32| pool.num_pins(BlockId(*block)) > 0;
+        out.extend(blocks.filter(pinned).map(|block| Move::Call(Call::Unpin { block })));
+    }
+}
+
+/// The tokens that each request and key of a state knows.
+pub fn known_children(state: &State, prefixes: &mut Prefixes) -> Result<Vec<Numbers>, Violation> {
+    let tokens = |each: &RequestState| each.tokens.iter().chain(&each.drafts).copied().collect();
+    let mut known: Vec<Numbers> = state.requests().map(tokens).collect();
+    for block in (0..state.device.num_blocks()).map(BlockId) {
+        if let Some(key) = state.device.key(block) {
+            known.push(Numbers::from_slice(&prefixes.chain(key)?.tokens));
+        }
+    }
+    known.sort_unstable();
+    known.dedup();
+    Ok(known)
+}
+
+/// The tokens that are known to follow a prefix, and a fresh one where letters are left.
+pub(crate) fn next_tokens(
+    world: &World,
+    children: &Children,
+    prefix: &[u32],
+) -> impl Iterator<Item = u32> + use<> {
+    let letters = (1_u64 << world.num_letters) - 1;
+    let mut next = letters;
+    if let Some(known) = children {
+        let behind = known.iter().filter_map(|each| each.strip_prefix(prefix)?.first());
+        next = behind.fold(0, |next, token| next | 1 << token);
+    }
+    let fresh = Some(next.trailing_ones()).filter(|&token| token < world.num_letters);
+    let known = (0..u64::BITS).filter(move |token| next >> token & 1 == 1);
+    known.chain(fresh)
+}
+
+/// The prompts up to num_prompt tokens, one for each way to meet the tree.
+pub(crate) fn prompts(world: &World, children: &Children) -> Vec<Numbers> {
+    continuations(world, children, &[], world.num_prompt)
+}
+
+/// Longer prefixes up to so many tokens, one for each way to meet the tree.
+pub(crate) fn continuations(
+    world: &World,
+    children: &Children,
+    prefix: &[u32],
+    most: u32,
+) -> Vec<Numbers> {
+    let mut found = Vec::new();
+    continue_prefix(world, children, &mut Numbers::from_slice(prefix), most, &mut found);
+    found
+}
+
+fn continue_prefix(
+    world: &World,
+    children: &Children,
+    prefix: &mut Numbers,
+    most: u32,
+    found: &mut Vec<Numbers>,
+) {
+    if prefix.len() as u32 >= most {
+        return;
+    }
+    for token in next_tokens(world, children, prefix) {
+        prefix.push(token);
+        found.push(prefix.clone());
+        continue_prefix(world, children, prefix, most, found);
+        prefix.pop();
+    }
+}
+
+fn actions_of(
+    world: &World,
+    state: &State,
+    request: &RequestState,
+    children: &Children,
+    out: &mut Vec<Move>,
+) {
+    let (name, status) = (Name::of(request), request.status());
+    let (running, swapped) = (status == Status::Running, status == Status::Swapped);
+    let (num_tokens, computed) = (request.num_tokens(), request.num_computed);
+    if world.tries("allocate_slots") && !swapped && computed <= num_tokens {
+        allocations(world, state, request, out);
+    }
+    let all = computed == num_tokens && num_tokens < world.num_tokens;
+    if world.tries("append") && running && all {
+        for token in next_tokens(world, children, &request.tokens) {
+            out.push(Move::Call(Call::Append { name, token }));
+        }
+    }
+    if running {
+        draft_calls(world, request, children, out);
+        cuts(world, state, request, out);
+    }
+    if world.tries("free") && (running || swapped) {
+        out.push(Move::Call(Call::Free { name }));
+    }
+    if world.tries("remove_request") && !running && !swapped {
+        out.push(Move::Call(Call::RemoveRequest { name }));
+    }
+}
+
+fn allocations(world: &World, state: &State, request: &RequestState, out: &mut Vec<Move>) {
+    let name = Name::of(request);
+    let mut hits = vec![None];
+    if !request.holds_blocks() {
+        let hit = longest_hit(state, request);
+        hits.extend((hit.num_tokens > 0).then_some(Some(hit)));
+        loads(world, state, request, &hits, out);
+    }
+    let num_encoder = if request.num_computed > 0 { 0 } else { world.num_encoder };
+    for hit in hits {
+        let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
+        let left = request.num_tokens() - request.num_computed - num_hit;
+        for num_external in 0..=world.num_external.min(left) {
+            let most = left - num_external + request.num_drafts();
+            for num_new in u32::from(num_external == 0)..=most {
+                for num_lookahead in 0..=world.num_lookahead {
+                    for &delay in &world.delays {
+                        let hit = hit.clone();
+                        let slots = Slots { hit, delay, ..Slots::new(name, num_new) };
+                        let slots = Slots { num_external, num_lookahead, num_encoder, ..slots };
+                        out.push(Move::Call(Call::AllocateSlots(slots)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Loads of whole blocks behind each of some hits, one token at least is left to compute.
+pub(crate) fn loads(
+    world: &World,
+    state: &State,
+    request: &RequestState,
+    hits: &[Option<Hit>],
+    out: &mut Vec<Move>,
+) {
+    if !world.tries("load") {
+        return;
+    }
+    let (name, step) = (Name::of(request), state.hit_alignment);
+    for hit in hits {
+        let first = hit.as_ref().map_or(0, |hit| hit.num_tokens);
+        for num_tokens in (step..request.num_tokens() - first).step_by(step as usize) {
+            out.push(Move::Call(Call::Load { name, num_tokens, hit: hit.clone() }));
+        }
+    }
+}
+
+/// New drafts where all tokens are scheduled and none are, or their verdict.
+pub(crate) fn draft_calls(
+    world: &World,
+    request: &RequestState,
+    children: &Children,
+    out: &mut Vec<Move>,
+) {
+    let (name, num_tokens) = (Name::of(request), request.num_tokens());
+    if request.num_computed > num_tokens {
+        let verdict = |num_accepted| Move::Call(Call::Accept { name, num_accepted });
+        out.extend((0..=request.num_computed - num_tokens).map(verdict));
+    } else if request.num_computed == num_tokens && world.num_drafts > 0 {
+        let most = (num_tokens + world.num_drafts).min(world.num_tokens);
+        for longer in continuations(world, children, &request.tokens, most) {
+            let tokens = longer[num_tokens as usize..].to_vec();
+            if tokens != request.drafts {
+                out.push(Move::Call(Call::AddDrafts { name, tokens }));
+            }
+        }
+    }
+}
+
+/// What shortens a running request, and what is done to its blocks meanwhile.
+pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &mut Vec<Move>) {
+    let (name, num_accepted) = (Name::of(request), request.num_accepted());
+    if world.tries("truncate") {
+        let cut = |num_tokens| Move::Call(Call::Truncate { name, num_tokens });
+        out.extend((1..request.num_tokens()).map(cut));
+    }
+    if world.tries("rewind") {
+        let back = |num_tokens| Move::Call(Call::Rewind { names: vec![name], num_tokens });
+        out.extend((0..request.num_computed).map(back));
+    }
+    if world.tries("remove_skipped_blocks") {
+        out.push(Move::Call(Call::RemoveSkippedBlocks { name, num_tokens: num_accepted }));
+    }
+    if world.tries("cache_blocks") {
+        let mut counts = state.config.groups.iter().zip(&request.num_cached);
+        if counts.any(|(group, &cached)| num_accepted / group.block_size > cached) {
+            out.push(Move::Call(Call::CacheBlocks { name, num_tokens: request.num_computed }));
+        }
+    }
+}
+
+/// Every set of requests that can be swapped, out and in.
+pub(crate) fn swaps(world: &World, state: &State, out: &mut Vec<Move>) {
+    let those = |status| -> Vec<Name> {
+        state.requests().filter(|each| each.status() == status).map(Name::of).collect()
+    };
+    if world.tries("swap_out") {
+        let sets = subsets(&those(Status::Running)).into_iter();
+        out.extend(sets.map(|names| Move::Call(Call::SwapOut { names })));
+    }
+    if world.tries("swap_in") {
+        let sets = subsets(&those(Status::Swapped)).into_iter();
+        out.extend(sets.map(|names| Move::Call(Call::SwapIn { names })));
+    }
+}
+
+/// The subsets that are not empty, smaller ones first, each in the given order.
+fn subsets(names: &[Name]) -> Vec<Vec<Name>> {
+    let chosen = |bits: u32| -> Vec<usize> {
+        (0..names.len()).filter(|place| bits >> place & 1 == 1).collect()
+    };
+    let mut sets: Vec<Vec<usize>> = (1..1 << names.len()).map(chosen).collect();
+    sets.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
+    sets.iter().map(|places| places.iter().map(|&place| names[place]).collect()).collect()
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of an edge: a batch is judged and taken, and what it leaves is settled.
+//!
+//! Rules: as in core_model.rs, of which this is a part. Twin: kvcore/check/search/core_model.py.
+
+use crate::check::Violation;
+use crate::check::properties::checker::note;
+use crate::check::search::core_model::{CoreModel, Ending, Failing, Path, Stop};
+use crate::check::search::moves::Move;
+use crate::check::world::calls::{Call, Name, Outcome, Value, perform};
+use crate::oracle::contents::Judged;
+use crate::oracle::schedule::Schedule;
+use crate::state::state::{OpenBatch, Operation, State};
+use crate::transitions::drain::{take_events, take_stats};
+use crate::types::ids::Row;
+
+impl CoreModel {
+    /// What an engine can do before it reports a failed load: nothing, or any one move.
+    pub(crate) fn late(
+        &mut self,
+        path: &Path,
+        failing: Failing,
+    ) -> Result<Vec<Option<Move>>, Stop> {
+        let Some((row, _)) = failing else { return Ok(Vec::new()) };
+        if path.state[row].num_loading > 0 {
+            return Ok(vec![None]);
+        }
+        let mut taken = path.state.clone();
+        perform(&mut taken, &Call::TakeBatch, &self.world);
+        self.calls.clone_from(&path.calls);
+        let found = self.possible(&taken);
+        let found = self.heard(found)?.unwrap_or_default();
+        Ok(std::iter::once(None).chain(found.into_iter().map(Some)).collect())
+    }
+
+    /// Take the batch that the calls filled, judge it, and settle what it leaves; false if nobody
+    /// is left who can report what failed.
+    pub(crate) fn close(
+        &mut self,
+        start: &State,
+        state: &mut State,
+        schedule: &mut Schedule,
+        (failing, late): Ending<'_>,
+    ) -> Result<bool, Violation> {
+        self.assumed.clone()?;
+        let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
+        self.judge_batch(start, state, schedule, failing, loads)?;
+        let merges = !state.batch.merges.is_empty();
+        self.take(state);
+        self.judge.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
+        match failing {
+            Some(failing) if !loads => {
+                self.make_late(late, state, schedule)?;
+                if !self.report(state, schedule, failing)? {
+                    return Ok(false);
+                }
+                self.drain(state, schedule)?;
+            }
+            _ => {
+                self.complete(state, schedule, failing)?;
+                self.drain(state, schedule)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Take batches until nothing is left to run and no load is unconfirmed.
+    fn drain(&mut self, state: &mut State, schedule: &mut Schedule) -> Judged {
+        while !state.effects.commands.is_empty()
+            || state.batch.records.keys().next().is_some()
+            || !state.loads.is_empty()
+        {
+            self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
+            self.writes.clear();
+            self.writes.extend_from_slice(schedule.writes());
+            schedule.take();
+            let read = self.ghost.forward(state, &self.writes, schedule, &mut self.prefixes);
+            self.judge.judges.hear(read)?;
+            self.ghost.check(state, schedule, &mut self.prefixes)?;
+            self.take(state);
+        }
+        take_stats(state);
+        take_events(state);
+        state.batch = OpenBatch::default();
+        Ok(())
+    }
+
+    /// Judge a batch that is about to be taken, and its forward pass.
+    fn judge_batch(
+        &mut self,
+        start: &State,
+        opened: &State,
+        schedule: &mut Schedule,
+        failing: Failing,
+        loads: bool,
+    ) -> Result<(), Violation> {
+        self.judge.judges.hear(schedule.check(opened))?;
+        self.judge.judges.hear(schedule.check_caps(opened))?;
+        self.ghost.clone_from(&self.base);
+        self.ghost.execute(opened.effects.commands.iter(), &mut self.prefixes)?;
+        self.writes.clear();
+        self.writes.extend_from_slice(schedule.writes());
+        if let Some((row, first)) = failing {
+            for write in self.writes.iter_mut().filter(|write| write.row == row) {
+                write.failed = Some(first);
+            }
+        }
+        schedule.take();
+        let read = self.ghost.forward(opened, &self.writes, schedule, &mut self.prefixes);
+        self.judge.judges.hear(read)?;
+        self.judge.check_batch(start, opened)?;
+        if loads { self.ghost.check(opened, schedule, &mut self.prefixes) } else { Ok(()) }
+    }
+
+    /// Take the batch: nothing is judged that needs the state before.
+    fn take(&mut self, state: &mut State) {
+        if self.recording {
+            self.calls.push(Call::TakeBatch);
+        }
+        let outcome = perform(state, &Call::TakeBatch, &self.world);
+        note(&mut self.judge.notes, &Call::TakeBatch, &outcome, state);
+    }
+
+    /// Make a call that closes an edge.
+    fn settle(
+        &mut self,
+        state: &mut State,
+        schedule: &mut Schedule,
+        call: &Call,
+    ) -> Result<Outcome, Violation> {
+        let before = state.clone();
+        self.call(&before, state, schedule, call)
+    }
+
+    /// Finish every operation, in the order of their numbers.
+    fn complete(
+        &mut self,
+        state: &mut State,
+        schedule: &mut Schedule,
+        failing: Failing,
+    ) -> Result<(), Violation> {
+        let started: Vec<(u32, u32)> =
+            state.operations.iter().map(|(&number, each)| (number, each.first_token)).collect();
+        for (operation, first_token) in started {
+            let done = failing.is_none_or(|(_, first)| first_token < first);
+            self.settle(state, schedule, &Call::CompleteOperation { operation, done })?;
+            self.ghost.complete(operation, done, &mut self.prefixes)?;
+            self.judge.judges.hear(schedule.check(state))?;
+        }
+        Ok(())
+    }
+
+    /// Make one move in the next batch.
+    fn make_late(
+        &mut self,
+        late: Option<&Move>,
+        state: &mut State,
+        schedule: &mut Schedule,
+    ) -> Judged {
+        let Some(late) = late else { return Ok(()) };
+        let mut last: Option<Outcome> = None;
+        let mut num_made = 0;
+        while let Some(call) = late.next(&self.world, state, num_made, last.as_ref()) {
+            last = Some(self.settle(state, schedule, &call)?);
+            num_made += 1;
+        }
+        Ok(())
+    }
+
+    /// Report that a load failed; false if no request is left that can. Fails with LOAD-FAILED if
+    /// the report is refused.
+    fn report(
+        &mut self,
+        state: &mut State,
+        schedule: &mut Schedule,
+        (row, num_tokens): (Row, u32),
+    ) -> Result<bool, Violation> {
+        let asked = state.requests[row.index()].as_ref().map(|_| row);
+        let resting = state.loads.iter().flat_map(|load| &load.requests);
+        let mut resting = resting.filter(|&&(_, end)| end > num_tokens).map(|&(row, _)| row);
+        let Some(reporter) = asked.or_else(|| resting.next()) else { return Ok(false) };
+        let call = Call::Rewind { names: vec![Name::of(&state[reporter])], num_tokens };
+        match self.settle(state, schedule, &call)?.value {
+            Value::Misuse(error) => {
+                Err(Violation::new("LOAD-FAILED", format!("the report is refused: {error}")))
+            }
+            value => {
+                self.judge.notes.note_goal("reached", value.fell().len() > 1);
+                self.judge.judges.hear(schedule.check(state)).map(|()| true)
+            }
+        }
+    }
+}
+
+/// Each request whose external tokens a path loads, with each token that may be the first to be
+/// missing: of the call itself, or of a block that an operation loads.
+pub(crate) fn failures(path: &Path) -> Vec<(Row, u32)> {
+    let of = |each: &Operation| each.request.map(|row| (row, each.first_token));
+    let operations = path.state.operations.values().filter_map(of);
+    let loads = path.schedule.loads();
+    let writes =
+        loads.flat_map(|write| (write.start..write.loaded).map(|first| (write.row, first)));
+    operations.chain(writes).collect()
+}

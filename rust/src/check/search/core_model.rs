@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The core as a model: every edge of a world in which a taken batch counts as executed.
+//!
+//! Rules: the calls are the core's own, there is no second model. An edge is one step of an engine:
+//! one move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On
+//! every edge the invariants are checked at each call, and the contents: from blocks that hold just
+//! what a state counts on, the edge's commands and writes must give all that the next one counts
+//! on. So the ghost adds no states; what it holds at first is found once for all edges of a state.
+//! If loads fail, an edge that loads ends in every way it can: the loader reports the failure at
+//! once, or after any one move, while the load is unconfirmed. If the loader is gone, a request
+//! that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed. Twin:
+//! kvcore/check/search/core_model.py.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::check::names::canonical::Namer;
+use crate::check::names::fingerprints::Keys;
+use crate::check::names::packed::{pack, unpack};
+use crate::check::properties::checker::{Judge, changes, shown};
+use crate::check::search::actions::{Children, known_children};
+use crate::check::search::closing::failures;
+use crate::check::search::moves::{Move, moves};
+use crate::check::search::report::{MoveNames, Notes};
+use crate::check::world::calls::{Call, Outcome};
+use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
+use crate::check::world::world::{Symmetry, World};
+use crate::check::{Judges, Violation};
+use crate::codec::encode::encode;
+use crate::oracle::contents::Ghost;
+use crate::oracle::prefixes::Prefixes;
+use crate::oracle::schedule::{Schedule, Write};
+use crate::state::state::{State, make_state};
+use crate::types::clone_in_place::clone_in_place;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+
+/// A request whose load fails, and the first token that it does not bring.
+pub(crate) type Failing = Option<(Row, u32)>;
+/// How an edge ends: what fails, and the move that is made before the report.
+pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);
+
+/// Some moves that were made.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) state: State,
+    pub(crate) schedule: Schedule,
+    pub(crate) names: MoveNames,
+    pub(crate) calls: Vec<Call>,
+    changed: bool,
+}
+
+impl Path {
+    /// No move was made yet.
+    pub(crate) fn new(state: State, schedule: Schedule) -> Self {
+        Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
+    }
+}
+
+clone_in_place!(Path { state, schedule, names, calls, changed });
+
+/// The states of a world without batches in flight, for one worker.
+pub struct CoreModel {
+    pub(crate) world: Arc<World>,
+    empty: State,
+    symmetry: Symmetry,
+    pub(crate) keys: Keys,
+    pub(crate) judge: Judge,
+    pub(crate) prefixes: Prefixes,
+    pub(crate) namer: Namer,
+    /// What the expanded state counts on, and what an edge makes of it.
+    pub(crate) base: Ghost,
+    pub(crate) ghost: Ghost,
+    base_schedule: Schedule,
+    pub(crate) assumed: Result<(), Violation>,
+    moves: Vec<Move>,
+    /// Paths that are done with.
+    spare: Vec<Path>,
+    pub(crate) writes: Vec<Write>,
+    /// Whether calls are kept for a story.
+    pub(crate) recording: bool,
+    /// The calls of the edge that is being made, where they are kept.
+    pub(crate) calls: Vec<Call>,
+    num_edges: u32,
+}
+
+/// Why an edge is not followed further.
+pub(crate) enum Stop {
+    Broken(Violation),
+    /// Who asked has what it wanted.
+    Found,
+}
+
+impl From<Violation> for Stop {
+    fn from(violation: Violation) -> Self {
+        Stop::Broken(violation)
+    }
+}
+
+/// Who hears of the edges: their numbers, and where each leads.
+type Visit<'a> = dyn FnMut(&mut CoreModel, u32, &State) -> Result<(), Stop> + 'a;
+
+impl CoreModel {
+    /// The model of a world for one worker; a clone of its prefixes makes that of the next one.
+    /// Fails with InvalidConfig.
+    pub fn new(
+        world: Arc<World>,
+        symmetry: Symmetry,
+        keys: Keys,
+        judges: Judges,
+        prefixes: Prefixes,
+    ) -> Result<Self, Error> {
+        Ok(CoreModel {
+            empty: make_state(world.config.clone())?,
+            symmetry,
+            keys,
+            prefixes,
+            namer: Namer::new(symmetry),
+            base: Ghost::judging(&world.config, &judges),
+            ghost: Ghost::judging(&world.config, &judges),
+            judge: Judge::new(judges),
+            base_schedule: Schedule::default(),
+            assumed: Ok(()),
+            moves: Vec::new(),
+            spare: Vec::new(),
+            writes: Vec::new(),
+            recording: false,
+            calls: Vec::new(),
+            num_edges: 0,
+            world,
+        })
+    }
+
+    /// Every path, with every way in which its loads can end; then what the visitor makes of it.
+    fn walk(&mut self, start: &State, visit: &mut Visit<'_>) -> Result<(), Stop> {
+        self.num_edges = 0;
+        self.calls.clear();
+        self.base_schedule.assume(start);
+        self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
+        let mut paths = vec![self.empty_path(start)];
+        for left in (0..self.world.calls_per_batch).rev() {
+            let mut longer = Vec::new();
+            for path in &paths {
+                self.calls.clone_from(&path.calls);
+                let found = self.possible(&path.state);
+                let Some(found) = self.heard(found)? else { continue };
+                for each in &found {
+                    self.calls.clone_from(&path.calls);
+                    let made = self.make(each, path);
+                    let Some(made) = self.heard(made)? else { continue };
+                    longer.extend(self.end_path(start, made, left > 0, visit)?);
+                }
+                self.moves = found;
+            }
+            self.spare.append(&mut paths);
+            paths = longer;
+        }
+        self.spare.append(&mut paths);
+        Ok(())
+    }
+
+    /// The path of no move.
+    fn empty_path(&mut self, start: &State) -> Path {
+        let Some(mut path) = self.spare.pop() else {
+            return Path::new(start.clone(), self.base_schedule.clone());
+        };
+        path.state.clone_from(start);
+        path.schedule.clone_from(&self.base_schedule);
+        path.names.clear();
+        path.calls.clear();
+        path.changed = false;
+        path
+    }
+
+    /// What was judged; None where it breaks a property that does not count.
+    pub(crate) fn heard<T>(&self, judged: Result<T, Violation>) -> Result<Option<T>, Stop> {
+        match judged {
+            Ok(value) => Ok(Some(value)),
+            Err(found) if self.judge.judges.count(found.property) => Err(Stop::Broken(found)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    pub(crate) fn possible(&mut self, state: &State) -> Result<Vec<Move>, Violation> {
+        let children: Children = match self.symmetry.tokens {
+            true => Some(known_children(state, &mut self.prefixes)?),
+            false => None,
+        };
+        let mut found = std::mem::take(&mut self.moves);
+        found.clear();
+        moves(&self.world, state, &children, &mut found);
+        Ok(found)
+    }
+
+    /// A copy of a path, in the room of one that is done with.
+    fn copy_of(&mut self, path: &Path) -> Path {
+        match self.spare.pop() {
+            Some(mut copy) => {
+                copy.clone_from(path);
+                copy
+            }
+            None => path.clone(),
+        }
+    }
+
+    /// Make the calls of a move behind a path.
+    pub(crate) fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
+        let mut made = self.copy_of(path);
+        made.names.push(each.name());
+        let mut last: Option<Outcome> = None;
+        let mut num_made = 0;
+        while let Some(call) = each.next(&self.world, &made.state, num_made, last.as_ref()) {
+            let outcome = match num_made {
+                0 => self.call(&path.state, &mut made.state, &mut made.schedule, &call)?,
+                _ => {
+                    let before = self.copy_of(&made);
+                    let Path { state, schedule, .. } = &mut made;
+                    let outcome = self.call(&before.state, state, schedule, &call)?;
+                    self.spare.push(before);
+                    outcome
+                }
+            };
+            made.changed |= changes(&outcome, &made.state);
+            last = Some(outcome);
+            num_made += 1;
+        }
+        if self.recording {
+            made.calls.clone_from(&self.calls);
+        }
+        Ok(made)
+    }
+
+    /// Make a call and tell a schedule of it. state: like before.
+    pub(crate) fn call(
+        &mut self,
+        before: &State,
+        state: &mut State,
+        schedule: &mut Schedule,
+        call: &Call,
+    ) -> Result<Outcome, Violation> {
+        if self.recording {
+            self.calls.push(call.clone());
+        }
+        let outcome = self.judge.perform(before, state, call, &self.world, &mut self.prefixes)?;
+        schedule.follow(before, call, &outcome.value);
+        Ok(outcome)
+    }
+
+    /// The edges of a path: as many as there are ways in which its loads end. keep: give it back.
+    fn end_path(
+        &mut self,
+        start: &State,
+        path: Path,
+        keep: bool,
+        visit: &mut Visit<'_>,
+    ) -> Result<Option<Path>, Stop> {
+        let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
+        let kept = (keep || !more.is_empty()).then(|| self.copy_of(&path));
+        self.end_edge(start, path, (None, None), visit)?;
+        let Some(path) = kept else { return Ok(None) };
+        for failing in more.into_iter().map(Some) {
+            for late in self.late(&path, failing)? {
+                let copy = self.copy_of(&path);
+                self.end_edge(start, copy, (failing, late.as_ref()), visit)?;
+            }
+        }
+        Ok(Some(path).filter(|_| keep))
+    }
+
+    /// One edge, to where it leads.
+    fn end_edge(
+        &mut self,
+        start: &State,
+        mut path: Path,
+        ending: Ending<'_>,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), Stop> {
+        self.calls.clone_from(&path.calls);
+        let closed = match path.changed {
+            true => self.close(start, &mut path.state, &mut path.schedule, ending),
+            false => Ok(true),
+        };
+        if self.heard(closed)? == Some(true) {
+            self.judge.notes.note_moves(&path.names);
+            let edge = self.num_edges;
+            self.num_edges += 1;
+            visit(self, edge, &path.state)?;
+        }
+        self.spare.push(path);
+        Ok(())
+    }
+}
+
+impl CoreModel {
+    /// Walk the edges of a packed node; what panics is a violation, too.
+    fn try_walk(&mut self, node: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
+        caught(|| {
+            let state = unpack(node, &self.empty, &mut self.prefixes)?;
+            self.walk(&state, visit)
+        })
+    }
+
+    /// What stands for a state.
+    fn fingerprint(&mut self, state: &State) -> Result<Fingerprint, Violation> {
+        Ok(self.keys.of(self.namer.canonical(state, &mut self.prefixes)?))
+    }
+
+    /// Walk again, with calls kept, to what broke.
+    fn record(&mut self, node: &[u8]) -> Option<Broken> {
+        let notes = self.judge.notes.clone();
+        self.recording = true;
+        let walked = self.try_walk(node, &mut |model, _, state| {
+            model.fingerprint(state)?;
+            Ok(model.judge.check_new(state, &model.world, &mut model.prefixes)?)
+        });
+        self.recording = false;
+        self.judge.notes = notes;
+        let calls = std::mem::take(&mut self.calls);
+        match walked {
+            Err(Stop::Broken(violation)) => Some(Broken { violation, calls }),
+            _ => None,
+        }
+    }
+}
+
+impl Model for CoreModel {
+    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
+        let broken = |violation| Broken { violation, calls: Vec::new() };
+        let start = self.empty.clone();
+        self.judge.check(&start).map_err(broken)?;
+        let name = self.fingerprint(&start).map_err(broken)?;
+        let mut packed = Vec::new();
+        pack(&start, &mut self.prefixes, &mut packed);
+        Ok((name, packed))
+    }
+
+    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
+        std::mem::swap(&mut self.judge.notes, notes);
+        let walked = self.try_walk(node, &mut |model, number, state| {
+            let name = model.fingerprint(state)?;
+            if sink.is_new(name) {
+                model.judge.check_new(state, &model.world, &mut model.prefixes)?;
+                let edge = Edge { number, name };
+                let prefixes = &mut model.prefixes;
+                sink.keep(edge, shown(state), &mut |out| pack(state, prefixes, out));
+            }
+            Ok(())
+        });
+        std::mem::swap(&mut self.judge.notes, notes);
+        match walked {
+            Err(Stop::Broken(violation)) => {
+                let calls = Vec::new();
+                Err(self.record(node).unwrap_or(Broken { violation, calls }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
+        let notes = self.judge.notes.clone();
+        let mut reached = None;
+        self.recording = true;
+        _ = self.try_walk(node, &mut |model, number, state| {
+            if number < edge {
+                return Ok(());
+            }
+            let mut packed = Vec::new();
+            pack(state, &mut model.prefixes, &mut packed);
+            reached = Some(packed);
+            Err(Stop::Found)
+        });
+        self.recording = false;
+        self.judge.notes = notes;
+        let calls = std::mem::take(&mut self.calls);
+        reached.map(|reached| (calls, reached))
+    }
+
+    fn judge(&mut self, node: &[u8]) -> Judgement {
+        let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
+            return (Vec::new(), vec!["NOCRASH"]);
+        };
+        (encode(&state), self.judge.failing(&state))
+    }
+}
+
+/// What a walk gives; what panics is a violation, too.
+pub(crate) fn caught(walk: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
+    catch_unwind(AssertUnwindSafe(walk)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+        let detail = text.unwrap_or_else(|| "a call panicked".to_owned());
+        Err(Stop::Broken(Violation::new("NOCRASH", detail)))
+    })
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The core as a model where batches are in flight: taking and executing are edges of their own.
+//!
+//! Rules: an edge is a batch that is filled by some moves and taken, or moves that schedule
+//! nothing; the execution of the oldest batch that is not executed; the completion of the oldest
+//! one; a cancel of any unfinished one, executed or not; the end of an operation, done or failed,
+//! once its batch is executed or cancelled. What a forward pass reads is judged when it is
+//! executed. In every node, when all that was taken is executed on a copy, all that the state
+//! counts on must be there; and what an unfinished batch uses must not be free (CMD-INFLIGHT). A
+//! cancel drops commands that were not executed, so nothing is concluded from those that say who
+//! owns what. Nodes wait as they are, under a number, in arena.rs. Twin:
+//! kvcore/check/search/flight_model.py.
+
+use crate::check::names::flight_name;
+use crate::check::names::in_flight::{Node, fills, in_flight, keep_live, taken, unused_wait};
+use crate::check::names::renaming::Renaming;
+use crate::check::properties::checker::shown;
+use crate::check::properties::outcomes::check_events;
+use crate::check::search::arena::Arena;
+use crate::check::search::core_model::{CoreModel, Path, Stop, caught};
+use crate::check::search::report::Notes;
+use crate::check::world::calls::{Call, Value};
+use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
+use crate::check::{Judges, Violation};
+use crate::codec::encode::encode;
+use crate::oracle::contents::Ghost;
+use crate::oracle::schedule::Schedule;
+use crate::state::state::{State, make_state};
+use crate::types::commands::Command;
+use crate::types::ids::Row;
+use crate::types::values::PrefixCacheStats;
+
+/// The nodes of a world with batches in flight, for one worker.
+pub struct FlightModel {
+    core: CoreModel,
+    arena: Arena,
+    ghost: Ghost,
+    /// Holds what a state counts on.
+    wanted: Ghost,
+    num_edges: u32,
+}
+
+/// Who hears of the edges: their numbers, and where each leads.
+type Visit<'a> = dyn FnMut(&mut FlightModel, u32, Node) -> Result<(), Stop> + 'a;
+
+impl FlightModel {
+    /// The model of the world of a core model; arena: one for all workers.
+    #[must_use]
+    pub fn new(core: CoreModel, judges: &Judges, arena: Arena) -> Self {
+        let ghost = Ghost::judging(&core.world.config, judges);
+        FlightModel { core, arena, wanted: ghost.clone(), ghost, num_edges: 0 }
+    }
+
+    /// Everything that can happen next.
+    fn walk(&mut self, node: &Node, visit: &mut Visit<'_>) -> Result<(), Stop> {
+        self.num_edges = 0;
+        let most = self.core.world.config.max_in_flight as usize;
+        let full = node.state.unfinished.len() >= most;
+        if node.filled && !full {
+            self.edge("take", visit, |model| model.fill(node, None, full))?;
+        }
+        if !node.filled {
+            self.walk_paths(node, full, visit)?;
+        }
+        if node.waiting().next().is_some() {
+            self.edge("execute", visit, |model| model.execute(node))?;
+        }
+        if node.pending.first().is_some_and(|batch| batch.executed) {
+            self.edge("complete", visit, |model| model.complete(node))?;
+        }
+        for number in node.pending.iter().map(|batch| batch.number) {
+            self.edge("cancel", visit, |model| model.cancel(node, number))?;
+        }
+        for (&number, operation) in &node.state.operations {
+            let waits = node.waiting().any(|batch| batch.number == operation.batch);
+            if waits || operation.batch == node.state.batch.number {
+                continue;
+            }
+            if node.started.contains(&number) {
+                self.edge("done", visit, |model| model.end_operation(node, number, true))?;
+            }
+            self.edge("failed", visit, |model| model.end_operation(node, number, false))?;
+        }
+        Ok(())
+    }
+
+    /// Every way to make one to so many moves, each ended.
+    fn walk_paths(&mut self, node: &Node, full: bool, visit: &mut Visit<'_>) -> Result<(), Stop> {
+        let schedule = node.resumed();
+        let mut paths = vec![Path::new(node.state.clone(), schedule)];
+        for left in (0..self.core.world.calls_per_batch).rev() {
+            let mut longer = Vec::new();
+            for path in &paths {
+                self.core.calls.clone_from(&path.calls);
+                let found = self.core.possible(&path.state);
+                let Some(found) = self.core.heard(found)? else { continue };
+                for each in &found {
+                    self.core.calls.clone_from(&path.calls);
+                    let made = self.core.make(each, path);
+                    let Some(made) = self.core.heard(made)? else { continue };
+                    let names = made.names.clone();
+                    self.edge_of(&names, visit, |model| model.fill(node, Some(&made), full))?;
+                    if left > 0 {
+                        longer.push(made);
+                    }
+                }
+            }
+            paths = longer;
+        }
+        Ok(())
+    }
+
+    /// An edge that is no path of moves.
+    fn edge(
+        &mut self,
+        name: &'static str,
+        visit: &mut Visit<'_>,
+        make: impl FnOnce(&mut Self) -> Result<Node, Violation>,
+    ) -> Result<(), Stop> {
+        self.core.calls.clear();
+        self.edge_of(&[name], visit, make)
+    }
+
+    /// The edge that `make` gives; none where it breaks a property that does not count.
+    fn edge_of(
+        &mut self,
+        names: &[&'static str],
+        visit: &mut Visit<'_>,
+        make: impl FnOnce(&mut Self) -> Result<Node, Violation>,
+    ) -> Result<(), Stop> {
+        let made = make(self);
+        let Some(reached) = self.core.heard(made)? else { return Ok(()) };
+        self.core.judge.notes.note_moves(names);
+        let number = self.num_edges;
+        self.num_edges += 1;
+        visit(self, number, reached)
+    }
+
+    /// Let some moves fill the open batch, and take it if there is something in it and room.
+    fn fill(&mut self, node: &Node, path: Option<&Path>, full: bool) -> Result<Node, Violation> {
+        let start = &node.state;
+        let mut after = node.clone();
+        match path {
+            None => after.schedule = node.resumed(),
+            Some(path) => {
+                after.state.clone_from(&path.state);
+                after.schedule.clone_from(&path.schedule);
+            }
+        }
+        self.note_left(&mut after);
+        let judges = &self.core.judge.judges;
+        judges.hear(after.schedule.check(&after.state))?;
+        judges.hear(after.schedule.check_caps(&after.state))?;
+        if path.is_some() {
+            self.core.judge.check_batch(start, &after.state)?;
+        }
+        after.filled = path.is_none() || fills(start, &after.state);
+        if full || !after.filled {
+            return self.closed(after, Some(start));
+        }
+        let batch = taken(&after.state, &after.schedule, &mut self.core.prefixes);
+        self.call(&mut after, &Call::TakeBatch)?;
+        let merges = !after.state.effects.commands.is_empty();
+        self.core.judge.notes.note_goal("merge", merges);
+        after.pending.push(batch);
+        after.schedule.take();
+        after.filled = false;
+        self.closed(after, Some(start))
+    }
+
+    /// Run the oldest batch that waits: its commands, then its forward pass.
+    fn execute(&mut self, node: &Node) -> Result<Node, Violation> {
+        let mut after = node.clone();
+        let waiting = after.pending.iter().position(|batch| !batch.executed);
+        let batch = &mut after.pending[waiting.expect("a batch waits")];
+        if self.core.recording {
+            self.core.calls.push(Call::Execute { batch: batch.number });
+        }
+        after.memory.execute(in_flight(&batch.commands), &mut self.core.prefixes)?;
+        for (row, nodes) in std::mem::take(&mut batch.nodes) {
+            after.memory.set_numbers(row, nodes);
+        }
+        let writes = std::mem::take(&mut batch.writes);
+        let judged = after.memory.forward_numbered(&writes, &after.schedule);
+        self.core.judge.judges.hear(judged)?;
+        for command in batch.commands.iter() {
+            if let Command::Load { operation, .. } | Command::Store { operation, .. } = command {
+                after.started.push(operation);
+            }
+        }
+        after.started.sort_unstable();
+        after.started.dedup();
+        batch.commands.clear();
+        batch.executed = true;
+        self.closed(after, None)
+    }
+
+    /// Complete the oldest batch.
+    fn complete(&mut self, node: &Node) -> Result<Node, Violation> {
+        let mut after = node.clone();
+        let batch = node.pending[0].number;
+        self.call(&mut after, &Call::Complete { batch })?;
+        let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
+        self.core.judge.notes.note_goal("merge", merges);
+        let mut schedule = node.resumed();
+        schedule.resume(&node.state);
+        self.core.judge.judges.hear(schedule.check(&after.state))?;
+        after.pending.remove(0);
+        self.closed(after, Some(&node.state))
+    }
+
+    /// Take back a batch and all later ones; what was not executed never is.
+    fn cancel(&mut self, node: &Node, number: u64) -> Result<Node, Violation> {
+        let mut after = node.clone();
+        self.call(&mut after, &Call::Cancel { batch: number })?;
+        let gone = node.pending.iter().filter(|batch| batch.number >= number);
+        let counts = gone.flat_map(|batch| batch.before.iter().copied());
+        for (row, before) in counts.chain(node.schedule.scheduled()) {
+            let request = after.state.requests.get(row.index()).and_then(Option::as_ref);
+            if let Some(request) = request.filter(|request| request.num_computed > before) {
+                let (name, count) = (request.name(), request.num_computed);
+                let detail = format!("{name} counts {count}, cancelled from {before} on");
+                let found = Err(Violation::new("COMPUTED-RULE", detail));
+                self.core.judge.judges.hear(found)?;
+            }
+        }
+        self.core.judge.notes.note_goal("cancel", true);
+        after.pending.retain(|batch| batch.number < number);
+        after.schedule.resume(&after.state);
+        after.schedule.take();
+        after.schedule.keep_loads(&after.state);
+        after.filled = false;
+        self.closed(after, Some(&node.state))
+    }
+
+    /// Complete an operation, or let it fail.
+    fn end_operation(&mut self, node: &Node, number: u32, done: bool) -> Result<Node, Violation> {
+        let mut after = node.clone();
+        let mut schedule = node.resumed();
+        let call = Call::CompleteOperation { operation: number, done };
+        self.call(&mut after, &call)?;
+        schedule.follow(&node.state, &call, &Value::Nothing);
+        self.core.judge.judges.hear(schedule.check(&after.state))?;
+        after.memory.complete(number, done, &mut self.core.prefixes)?;
+        after.schedule.take_loads(&schedule);
+        self.closed(after, Some(&node.state))
+    }
+
+    /// Make a call on the state of a node that is no part of a path.
+    fn call(&mut self, node: &mut Node, call: &Call) -> Result<(), Violation> {
+        let (before, mut unheard) = (node.state.clone(), Schedule::default());
+        self.core.call(&before, &mut node.state, &mut unheard, call).map(|_| ())
+    }
+
+    /// What is in flight forgets requests that went.
+    fn note_left(&mut self, node: &mut Node) {
+        for &(row, removed) in node.schedule.left() {
+            let known = |before: &[(Row, u32)]| before.iter().any(|each| each.0 == row);
+            let is_known = node.pending.iter().any(|batch| known(&batch.before));
+            self.core.judge.notes.note_goal("abort in flight", is_known);
+            if removed {
+                for batch in &mut node.pending {
+                    batch.before.retain(|each| each.0 != row);
+                }
+            }
+        }
+    }
+
+    /// A node whose state's events are drained, without what nobody reads any more.
+    fn closed(&mut self, mut node: Node, start: Option<&State>) -> Result<Node, Violation> {
+        if let Some(start) = start
+            && node.state.config.enable_events
+        {
+            self.core.judge.judges.hear(check_events(start, &node.state))?;
+        }
+        node.state.effects.events.take();
+        node.state.stats = PrefixCacheStats::default();
+        node.state.new_blocks.take();
+        node.schedule.resume(&node.state);
+        self.wanted.assume(&node.state, &node.schedule, &mut self.core.prefixes)?;
+        keep_live(&mut node, &self.wanted);
+        Ok(node)
+    }
+
+    /// Judge a node that is new: its state, what is free, and memory when all is executed.
+    fn check(&mut self, node: &Node) -> Result<(), Violation> {
+        let state = &node.state;
+        let CoreModel { judge, prefixes, world, .. } = &mut self.core;
+        judge.check_new(state, world, prefixes)?;
+        judge.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
+        let idle = unused_wait(node).map_err(|detail| Violation::new("CMD-INFLIGHT", detail));
+        judge.judges.hear(idle)?;
+        self.ghost.clone_from(&node.memory);
+        for batch in node.waiting() {
+            self.ghost.execute(in_flight(&batch.commands), prefixes)?;
+            for (row, nodes) in &batch.nodes {
+                self.ghost.set_numbers(*row, nodes.clone());
+            }
+            let judged = self.ghost.forward_numbered(&batch.writes, &node.schedule);
+            judge.judges.hear(judged)?;
+        }
+        self.ghost.execute(in_flight(&state.effects.commands), prefixes)?;
+        let writes = node.schedule.writes();
+        let judged = self.ghost.forward(state, writes, &node.schedule, prefixes);
+        judge.judges.hear(judged)?;
+        self.ghost.assume_owners(state);
+        self.ghost.check(state, &node.schedule, prefixes)
+    }
+
+    /// What stands for a node.
+    fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
+        let CoreModel { namer, prefixes, keys, .. } = &mut self.core;
+        let mut more = |names: &mut Renaming<'_>| flight_name::write(node, names);
+        Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
+    }
+
+    /// Walk the edges of a packed node; what panics is a violation, too.
+    fn try_walk(&mut self, packed: &[u8], visit: &mut Visit<'_>) -> Result<(), Stop> {
+        let Some(node) = self.arena.unpack(packed) else { return Ok(()) };
+        caught(|| self.walk(&node, visit))
+    }
+
+    /// Walk again, with calls kept, to what broke.
+    fn record(&mut self, packed: &[u8]) -> Option<Broken> {
+        let notes = self.core.judge.notes.clone();
+        self.core.recording = true;
+        let walked = self.try_walk(packed, &mut |model, _, node| {
+            model.fingerprint(&node)?;
+            Ok(model.check(&node)?)
+        });
+        self.core.recording = false;
+        self.core.judge.notes = notes;
+        let calls = std::mem::take(&mut self.core.calls);
+        match walked {
+            Err(Stop::Broken(violation)) => Some(Broken { violation, calls }),
+            _ => None,
+        }
+    }
+}
+
+impl Model for FlightModel {
+    fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken> {
+        let broken = |violation| Broken { violation, calls: Vec::new() };
+        let made = make_state(self.core.world.config.clone());
+        let state = made.map_err(|error| broken(Violation::new("NOCRASH", error.to_string())))?;
+        let node = Node::new(state, self.ghost.clone());
+        self.check(&node).map_err(broken)?;
+        let name = self.fingerprint(&node).map_err(broken)?;
+        Ok((name, self.arena.pack(node)))
+    }
+
+    fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken> {
+        std::mem::swap(&mut self.core.judge.notes, notes);
+        let walked = self.try_walk(node, &mut |model, number, reached| {
+            let name = model.fingerprint(&reached)?;
+            if sink.is_new(name) {
+                model.check(&reached)?;
+                let shown = shown(&reached.state);
+                let packed = model.arena.pack(reached);
+                sink.keep(Edge { number, name }, shown, &mut |out| out.extend(&packed));
+            }
+            Ok(())
+        });
+        std::mem::swap(&mut self.core.judge.notes, notes);
+        match walked {
+            Err(Stop::Broken(violation)) => {
+                let calls = Vec::new();
+                Err(self.record(node).unwrap_or(Broken { violation, calls }))
+            }
+            _ => {
+                self.arena.drop_node(node);
+                Ok(())
+            }
+        }
+    }
+
+    fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)> {
+        let notes = self.core.judge.notes.clone();
+        let mut reached = None;
+        self.core.recording = true;
+        _ = self.try_walk(node, &mut |model, number, node| {
+            if number < edge {
+                return Ok(());
+            }
+            reached = Some(model.arena.pack(node));
+            Err(Stop::Found)
+        });
+        self.core.recording = false;
+        self.core.judge.notes = notes;
+        let calls = std::mem::take(&mut self.core.calls);
+        reached.map(|reached| (calls, reached))
+    }
+
+    fn judge(&mut self, node: &[u8]) -> Judgement {
+        let Some(node) = self.arena.unpack(node) else { return (Vec::new(), vec!["NOCRASH"]) };
+        (encode(&node.state), self.core.judge.failing(&node.state))
+    }
+}

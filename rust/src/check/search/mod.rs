@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The search itself: models, their moves, and what was found.
+
+pub mod actions;
+pub(crate) mod arena;
+pub(crate) mod closing;
+pub mod core_model;
+pub(crate) mod flight_model;
+pub mod moves;
+pub mod report;
+pub mod search;

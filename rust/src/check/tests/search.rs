@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Small worlds, explored to their end: as many states and edges as in Python.
+
+use std::time::Instant;
+
+use crate::check::search::report::{End, Report};
+use crate::check::search::search::Limits;
+use crate::check::world::world::{KindOfRequest, Moves, Symmetry, World};
+use crate::check::{Judges, check_world};
+use crate::types::config::Config;
+
+/// So many usable blocks of two tokens, requests and tokens.
+fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -> World {
+    let mut config = Config::new(num_blocks, 2, b"explored");
+    config.null_block = false;
+    let calls =
+        ["add_request", "allocate_slots", "append", "fork", "free", "remove_request"].into_iter();
+    World {
+        config,
+        num_requests,
+        num_tokens,
+        num_prompt,
+        num_letters: 2,
+        num_drafts: 0,
+        num_lookahead: 0,
+        num_external: 0,
+        num_encoder: 0,
+        num_pins: 1,
+        delays: vec![false],
+        kinds_of_requests: vec![KindOfRequest::default()],
+        calls_per_batch: 1,
+        loads_fail: false,
+        calls: calls.chain(["reset_prefix_cache"]).map(str::to_owned).collect(),
+        moves: Moves::Calls,
+    }
+}
+
+fn run(world: World, workers: usize) -> Report {
+    let limits = Limits::default();
+    let judges = Judges::default();
+    check_world(world, Symmetry::default(), false, judges, &limits, workers, &mut |_| true).unwrap()
+}
+
+fn counts(report: &Report) -> (u64, u64) {
+    assert_eq!((report.story.clone(), report.end), (None, End::Complete));
+    (report.num_states, report.num_edges)
+}
+
+#[test]
+fn a_small_world_has_as_many_states_and_edges_as_in_python() {
+    assert_eq!(counts(&run(world(2, 2, 3, 3), 1)), (573, 4502));
+}
+
+#[test]
+fn several_workers_find_what_one_finds() {
+    let (one, two) = (run(world(2, 2, 3, 3), 1), run(world(2, 2, 3, 3), 2));
+    assert_eq!(counts(&one), counts(&two));
+    assert_eq!((one.depths, one.notes.sorted()), (two.depths, two.notes.sorted()));
+}
+
+/// `cargo test --release -- --ignored --nocapture` with WORLD=3,2,4,4,engine and WORKERS=2.
+#[test]
+#[ignore = "a measurement"]
+fn measure() {
+    let given = std::env::var("WORLD").unwrap_or_else(|_| "3,2,4,4,calls".to_owned());
+    let workers = std::env::var("WORKERS").map_or(1, |count| count.parse().unwrap());
+    let words: Vec<&str> = given.split(',').collect();
+    let number = |place: usize| words[place].parse::<u32>().unwrap();
+    let mut chosen = world(number(0), number(1), number(2), number(3));
+    chosen.moves = if words[4] == "engine" { Moves::Engine } else { Moves::Calls };
+    let start = Instant::now();
+    let report = run(chosen, workers);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{:?} {:?} depth {}", report.end, counts(&report), report.depths.len() - 1);
+    println!("{seconds:.2} s, {:.0} edges/s", report.num_edges as f64 / seconds);
+    println!("{} bytes a state", report.num_bytes / report.num_states);
+    println!("{:?}", report.notes.sorted());
+}

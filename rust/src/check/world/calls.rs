@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls as data, made on a state.
+//!
+//! Rules: a call that misuses the core gives the error as its value, and compares by it. Requests
+//! are named by small numbers, "0", "1" and so on, as every exploration does. Twin of
+//! kvcore/trace/calls.py.
+
+use crate::check::world::world::World;
+use crate::state::state::{RequestState, State};
+use crate::transitions::allocate::{Requests, allocate_slots, append};
+use crate::transitions::batches::{complete, take_batch};
+use crate::transitions::cancel::cancel;
+use crate::transitions::fork::fork;
+use crate::transitions::free::free;
+use crate::transitions::pins::{pin, unpin};
+use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
+use crate::transitions::requests::{accept, add_drafts, add_request, remove_request};
+use crate::transitions::rewind::rewind;
+use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::swap::{swap_in, swap_out};
+use crate::transitions::transfers::{complete_operation, load, store};
+use crate::transitions::truncate::truncate;
+use crate::transitions::window::remove_skipped_blocks;
+use crate::types::commands::Command;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+use crate::types::values::{Admitted, Appended, Hit, KVCacheBlocks, Refused, Request};
+
+/// Most requests of a world.
+pub const MAX_NAMES: usize = 10;
+const NAMES: [&str; MAX_NAMES] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
+
+/// The id of a request, as a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(pub u8);
+
+impl Name {
+    /// The name of a request that an exploration added.
+    #[must_use]
+    pub fn of(request: &RequestState) -> Self {
+        Name(request.request_id().as_bytes()[0] - b'0')
+    }
+
+    /// The id.
+    #[must_use]
+    pub fn id(self) -> &'static str {
+        NAMES[self.index()]
+    }
+
+    /// The place of the request in a column.
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// The arguments of `allocate_slots`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slots {
+    /// The request.
+    pub name: Name,
+    /// Tokens to schedule.
+    pub num_new: u32,
+    /// Of `get_computed_blocks`.
+    pub hit: Option<Hit>,
+    /// Tokens that are computed elsewhere.
+    pub num_external: u32,
+    /// Slots behind the new tokens.
+    pub num_lookahead: u32,
+    /// Publish nothing; `cache_blocks` does it later.
+    pub delay: bool,
+    /// Of the cross-attention groups.
+    pub num_encoder: u32,
+    /// Leave so many blocks free.
+    pub num_reserved: u32,
+}
+
+impl Slots {
+    /// So many new tokens of a request and nothing else.
+    #[must_use]
+    pub fn new(name: Name, num_new: u32) -> Self {
+        Slots {
+            name,
+            num_new,
+            hit: None,
+            num_external: 0,
+            num_lookahead: 0,
+            delay: false,
+            num_encoder: 0,
+            num_reserved: 0,
+        }
+    }
+}
+
+/// A transition with its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the arguments of the transition that each variant names
+pub enum Call {
+    /// kind: the place in the world's kinds of requests.
+    AddRequest {
+        name: Name,
+        tokens: Vec<u32>,
+        kind: usize,
+    },
+    RemoveRequest {
+        name: Name,
+    },
+    AllocateSlots(Slots),
+    Append {
+        name: Name,
+        token: u32,
+    },
+    Fork {
+        parent: Name,
+        child: Name,
+    },
+    Free {
+        name: Name,
+    },
+    Truncate {
+        name: Name,
+        num_tokens: u32,
+    },
+    Rewind {
+        names: Vec<Name>,
+        num_tokens: u32,
+    },
+    AddDrafts {
+        name: Name,
+        tokens: Vec<u32>,
+    },
+    Accept {
+        name: Name,
+        num_accepted: u32,
+    },
+    RemoveSkippedBlocks {
+        name: Name,
+        num_tokens: u32,
+    },
+    CacheBlocks {
+        name: Name,
+        num_tokens: u32,
+    },
+    EvictBlocks {
+        block: u32,
+    },
+    ResetPrefixCache,
+    SwapOut {
+        names: Vec<Name>,
+    },
+    SwapIn {
+        names: Vec<Name>,
+    },
+    Pin {
+        block: u32,
+    },
+    Unpin {
+        block: u32,
+    },
+    Store {
+        block: u32,
+    },
+    Load {
+        name: Name,
+        num_tokens: u32,
+        hit: Option<Hit>,
+    },
+    CompleteOperation {
+        operation: u32,
+        done: bool,
+    },
+    TakeBatch,
+    Complete {
+        batch: u64,
+    },
+    Cancel {
+        batch: u64,
+    },
+    /// The runtime executes a taken batch: no transition of the core.
+    Execute {
+        batch: u64,
+    },
+}
+
+impl Call {
+    /// The name of the transition.
+    #[must_use]
+    pub fn transition(&self) -> &'static str {
+        match self {
+            Call::AddRequest { .. } => "add_request",
+            Call::RemoveRequest { .. } => "remove_request",
+            Call::AllocateSlots(_) => "allocate_slots",
+            Call::Append { .. } => "append",
+            Call::Fork { .. } => "fork",
+            Call::Free { .. } => "free",
+            Call::Truncate { .. } => "truncate",
+            Call::Rewind { .. } => "rewind",
+            Call::AddDrafts { .. } => "add_drafts",
+            Call::Accept { .. } => "accept",
+            Call::RemoveSkippedBlocks { .. } => "remove_skipped_blocks",
+            Call::CacheBlocks { .. } => "cache_blocks",
+            Call::EvictBlocks { .. } => "evict_blocks",
+            Call::ResetPrefixCache => "reset_prefix_cache",
+            Call::SwapOut { .. } => "swap_out",
+            Call::SwapIn { .. } => "swap_in",
+            Call::Pin { .. } => "pin",
+            Call::Unpin { .. } => "unpin",
+            Call::Store { .. } => "store",
+            Call::Load { .. } => "load",
+            Call::CompleteOperation { .. } => "complete_operation",
+            Call::TakeBatch => "take_batch",
+            Call::Complete { .. } => "complete",
+            Call::Cancel { .. } => "cancel",
+            Call::Execute { .. } => "execute",
+        }
+    }
+}
+
+/// What a call gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing.
+    Nothing,
+    /// A row.
+    Row(u32),
+    /// Rows of requests whose counts fell.
+    Fell(Vec<Row>),
+    /// True or false.
+    Flag(bool),
+    /// The blocks that tables grew by.
+    Blocks(KVCacheBlocks),
+    /// How far an `append` came.
+    Appended(Appended),
+    /// Operations that were started.
+    Operations(Vec<u32>),
+    /// The call did not fit.
+    Refused(Refused),
+    /// The call was wrong.
+    Misuse(Error),
+}
+
+impl Value {
+    /// The requests whose counts fell.
+    #[must_use]
+    pub fn fell(&self) -> &[Row] {
+        if let Value::Fell(rows) = self { rows } else { &[] }
+    }
+}
+
+/// What a call gave, and where its commands begin among those of the open batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// What it gave.
+    pub value: Value,
+    /// Commands of the open batch before the call; 0 for a call that opens a batch.
+    pub first_command: usize,
+}
+
+impl Outcome {
+    /// The commands of the call; state: the one right after it.
+    pub fn commands<'a>(&self, state: &'a State) -> impl Iterator<Item = Command> + 'a {
+        state.effects.commands.iter().skip(self.first_command)
+    }
+
+    /// Whether the call was wrong.
+    #[must_use]
+    pub fn is_misuse(&self) -> bool {
+        matches!(self.value, Value::Misuse(_))
+    }
+}
+
+/// Make a call on a state; misuse changes nothing.
+pub fn perform(state: &mut State, call: &Call, world: &World) -> Outcome {
+    let number = state.batch.number;
+    let num_commands = state.effects.commands.len();
+    let value = make(state, call, world).unwrap_or_else(Value::Misuse);
+    let opened = state.batch.number != number;
+    Outcome { value, first_command: if opened { 0 } else { num_commands } }
+}
+
+fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
+    let ids = |names: &[Name]| names.iter().map(|name| name.id()).collect::<Vec<&str>>();
+    Ok(match call {
+        Call::AddRequest { name, tokens, kind } => {
+            let request = new_request(world, *name, tokens, *kind);
+            Value::Row(add_request(state, request)?.0)
+        }
+        Call::RemoveRequest { name } => nothing(remove_request(state, name.id()))?,
+        Call::AllocateSlots(slots) => {
+            let taken = allocate_slots(state, slots.name.id(), &asked(slots))?;
+            admitted(taken, Value::Blocks)
+        }
+        Call::Append { name, token } => {
+            Value::Appended(append(state, Requests::Ids(&[name.id()]), &[*token])?)
+        }
+        Call::Fork { parent, child } => Value::Row(fork(state, parent.id(), child.id())?.0),
+        Call::Free { name } => nothing(free(state, name.id()))?,
+        Call::Truncate { name, num_tokens } => {
+            nothing(truncate(state, name.id(), i64::from(*num_tokens)))?
+        }
+        Call::Rewind { names, num_tokens } => {
+            Value::Fell(rewind(state, &ids(names), i64::from(*num_tokens))?)
+        }
+        Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
+        Call::Accept { name, num_accepted } => {
+            nothing(accept(state, name.id(), i64::from(*num_accepted)))?
+        }
+        Call::RemoveSkippedBlocks { name, num_tokens } => {
+            nothing(remove_skipped_blocks(state, name.id(), i64::from(*num_tokens)))?
+        }
+        Call::CacheBlocks { name, num_tokens } => {
+            nothing(cache_blocks(state, name.id(), i64::from(*num_tokens)))?
+        }
+        Call::EvictBlocks { block } => nothing(evict_blocks(state, &[i64::from(*block)]))?,
+        Call::ResetPrefixCache => Value::Flag(reset_prefix_cache(state)),
+        Call::SwapOut { names } => admitted(swap_out(state, &ids(names))?, |()| Value::Nothing),
+        Call::SwapIn { names } => admitted(swap_in(state, &ids(names))?, |()| Value::Nothing),
+        Call::Pin { block } => nothing(pin(state, &[i64::from(*block)]))?,
+        Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
+        Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
+        Call::Load { name, num_tokens, hit } => {
+            let asked = Asked {
+                num_external_computed_tokens: i64::from(*num_tokens),
+                hit: hit.as_ref().map(AskedHit::from),
+                ..Asked::default()
+            };
+            admitted(load(state, name.id(), &asked)?, Value::Operations)
+        }
+        Call::CompleteOperation { operation, done } => {
+            nothing(complete_operation(state, i64::from(*operation), *done))?
+        }
+        Call::TakeBatch => {
+            take_batch(state)?;
+            Value::Nothing
+        }
+        Call::Complete { batch } => nothing(complete(state, *batch as i64))?,
+        Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
+        Call::Execute { .. } => Value::Nothing,
+    })
+}
+
+/// The request that is added, of a kind of the world.
+fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) -> Request<'a> {
+    let kind = &world.kinds_of_requests[kind];
+    Request {
+        request_id: name.id(),
+        tokens: tokens.to_vec(),
+        extra_keys: kind.extra_keys(),
+        block_hashes: None,
+        skip_reading_prefix_cache: kind.skip_reading,
+    }
+}
+
+/// The arguments of an allocation as the core takes them.
+#[must_use]
+pub fn asked(slots: &Slots) -> Asked {
+    Asked {
+        num_new_tokens: i64::from(slots.num_new),
+        hit: slots.hit.as_ref().map(AskedHit::from),
+        num_lookahead_tokens: i64::from(slots.num_lookahead),
+        num_external_computed_tokens: i64::from(slots.num_external),
+        delay_cache_blocks: slots.delay,
+        num_encoder_tokens: i64::from(slots.num_encoder),
+        full_sequence_must_fit: false,
+        reserved_blocks: i64::from(slots.num_reserved),
+        loads: false,
+    }
+}
+
+fn nothing(outcome: Result<(), Error>) -> Result<Value, Error> {
+    outcome.map(|()| Value::Nothing)
+}
+
+fn admitted<T>(outcome: Admitted<T>, value: impl FnOnce(T) -> Value) -> Value {
+    outcome.map_or_else(Value::Refused, value)
+}

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Small worlds, and the calls that are made in them.
+
+pub mod calls;
+pub mod model;
+pub mod world;

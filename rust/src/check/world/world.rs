@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A world: how far an exploration goes, by which moves, and which names it folds together.
+//!
+//! Rules: a world is plain data, so that one and the same world is explored in both languages. A
+//! move is what an engine does at once: one call, or a few that belong together. Twin:
+//! kvcore/check/world/world.py.
+
+use std::collections::BTreeSet;
+
+use crate::hashing::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+use crate::types::config::Config;
+
+/// Which names are renamed to fold states: those of requests, blocks and tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are the things that the type names
+pub struct Symmetry {
+    pub requests: bool,
+    pub blocks: bool,
+    pub tokens: bool,
+}
+
+impl Default for Symmetry {
+    fn default() -> Self {
+        Symmetry { requests: true, blocks: true, tokens: true }
+    }
+}
+
+/// What one move of a path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moves {
+    /// One call.
+    Calls,
+    /// One action of an engine, which is a few calls.
+    Engine,
+}
+
+/// What a new request has besides its tokens.
+#[derive(Debug, Clone, Default)]
+pub struct KindOfRequest {
+    /// The adapter.
+    pub lora: Option<LoRA>,
+    /// In any order.
+    pub media: Vec<MediaItem>,
+    /// The salt.
+    pub cache_salt: Option<String>,
+    /// Rows of embeddings, and bytes of one.
+    pub embeds: Option<(Vec<u8>, u32)>,
+    /// It never hits.
+    pub skip_reading: bool,
+}
+
+impl KindOfRequest {
+    /// As a request brings them.
+    #[must_use]
+    pub fn extra_keys(&self) -> GivenKeys<'_> {
+        GivenKeys {
+            lora: self.lora.clone(),
+            media: self.media.clone(),
+            cache_salt: self.cache_salt.as_deref(),
+            prompt_embeds: self
+                .embeds
+                .as_ref()
+                .map(|(data, size)| PromptEmbeds { data, bytes_per_token: *size }),
+        }
+    }
+}
+
+/// How far an exploration goes, and by which calls.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// Of the manager.
+    pub config: Config,
+    /// Most requests at a time.
+    pub num_requests: u32,
+    /// Most tokens of a request.
+    pub num_tokens: u32,
+    /// Most tokens of a new request.
+    pub num_prompt: u32,
+    /// Different tokens that can follow one prefix.
+    pub num_letters: u32,
+    /// Most drafts at a time.
+    pub num_drafts: u32,
+    /// Most lookahead tokens that a call asks for.
+    pub num_lookahead: u32,
+    /// Most external tokens that a call asks for.
+    pub num_external: u32,
+    /// Encoder tokens that a request brings with its first slots.
+    pub num_encoder: u32,
+    /// Most pins at a time; no store begins where so many operations are in flight.
+    pub num_pins: u32,
+    /// Whether calls delay the caching of their blocks, or not, each in turn.
+    pub delays: Vec<bool>,
+    /// What new requests have besides their tokens, each in turn.
+    pub kinds_of_requests: Vec<KindOfRequest>,
+    /// Most moves between two `take_batch`.
+    pub calls_per_batch: u32,
+    /// Every load of external tokens also fails, from each of its tokens on.
+    pub loads_fail: bool,
+    /// Names of the transitions to try.
+    pub calls: BTreeSet<String>,
+    /// What one move of a path is.
+    pub moves: Moves,
+}
+
+impl World {
+    /// Whether a transition is to be tried.
+    #[must_use]
+    pub fn tries(&self, call: &str) -> bool {
+        self.calls.contains(call)
+    }
+}

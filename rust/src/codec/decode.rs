@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A state from its canonical bytes; the inverse of `encode.rs`.
+//!
+//! Rules: bytes that no state gives fail with DamagedState and the offset, or with InvalidConfig.
+//! The structure is read, its truth is not judged: `kvcore.invariants.pool_and_state` does that.
+//! Twin: kvcore/codec/decode.py.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::codec::decode_batch::{read_batch, read_unfinished};
+use crate::codec::decode_events::read_events;
+use crate::codec::decode_request::read_request;
+use crate::codec::encode::{DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH};
+use crate::codec::sections::read_sections;
+use crate::hashing::block_hash::{BlockHash, HASH_SIZE, HASHINGS, KEY_SIZE, Key};
+use crate::pool::block_pool::{BlockPool, make_pool};
+use crate::pool::free_queue::make_free_queue;
+use crate::pool::quarantine::make_quarantine;
+use crate::state::state::{MAX_OPERATION, Operation, State, Table, make_state};
+use crate::types::config::Config;
+use crate::types::errors::Error;
+use crate::types::groups::{Group, KINDS};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::PrefixCacheStats;
+
+/// Bytes that are being read.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    pub(crate) data: &'a [u8],
+    pub(crate) offset: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Bytes of which none was read yet.
+    #[must_use]
+    pub fn new(data: &'a [u8]) -> Self {
+        Reader { data, offset: 0 }
+    }
+
+    /// The next so many bytes. Fails with DamagedState at the end.
+    pub(crate) fn take(&mut self, size: usize) -> Result<&'a [u8], Error> {
+        let end = self.offset.checked_add(size).filter(|&end| end <= self.data.len());
+        let Some(end) = end else {
+            return Err(self.damaged(format!("{size} bytes are missing")));
+        };
+        let part = &self.data[self.offset..end];
+        self.offset = end;
+        Ok(part)
+    }
+
+    /// The bytes from a place to what is read next.
+    pub(crate) fn since(&self, start: usize) -> &'a [u8] {
+        &self.data[start..self.offset]
+    }
+
+    /// Bytes read so far.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The error at this place.
+    pub(crate) fn damaged(&self, reason: impl Into<String>) -> Error {
+        Error::DamagedState { reason: reason.into(), offset: self.offset as i64 }
+    }
+
+    /// The next so many bytes, as an array.
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.take(N)?);
+        Ok(bytes)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, Error> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn flag(&mut self) -> Result<bool, Error> {
+        Ok(self.choice(2)? == 1)
+    }
+
+    /// One byte below a count.
+    pub(crate) fn choice(&mut self, count: u8) -> Result<u8, Error> {
+        let value = self.u8()?;
+        if value < count {
+            return Ok(value);
+        }
+        Err(self.damaged(format!("{value} is not below {count}")))
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Error> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    /// Four bytes, a number below an end.
+    fn below(&mut self, end: u32) -> Result<u32, Error> {
+        let value = self.u32()?;
+        if value < end {
+            return Ok(value);
+        }
+        Err(self.damaged(format!("{value} is not below {end}")))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, Error> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count, and so many values read one after the other.
+    pub(crate) fn list<T>(
+        &mut self,
+        mut read: impl FnMut(&mut Self) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
+        let count = self.u32()?;
+        (0..count).map(|_| read(self)).collect()
+    }
+
+    /// A count and so many u32.
+    pub(crate) fn numbers(&mut self) -> Result<Vec<u32>, Error> {
+        let size = (self.u32()? as usize).saturating_mul(4);
+        let bytes = self.take(size)?;
+        let number = |part: &[u8]| u32::from_le_bytes([part[0], part[1], part[2], part[3]]);
+        Ok(bytes.chunks_exact(4).map(number).collect())
+    }
+
+    /// The same, each below end.
+    pub(crate) fn ids(&mut self, end: u32) -> Result<Vec<u32>, Error> {
+        let values = self.numbers()?;
+        if values.iter().any(|&value| value >= end) {
+            return Err(self.damaged(format!("an id is not below {end}")));
+        }
+        Ok(values)
+    }
+
+    /// The blocks of a table or queue of a pool.
+    pub(crate) fn blocks(&mut self, num_blocks: u32) -> Result<Table, Error> {
+        Ok(self.ids(num_blocks)?.into_iter().map(BlockId).collect())
+    }
+
+    /// A count and so many bytes.
+    pub(crate) fn sized(&mut self) -> Result<&'a [u8], Error> {
+        let size = self.u32()?;
+        self.take(size as usize)
+    }
+
+    /// A key with its size.
+    pub(crate) fn key(&mut self) -> Result<Key, Error> {
+        let value = self.sized()?;
+        let bytes = value.try_into().map_err(|_| {
+            self.damaged(format!("a key has {KEY_SIZE} bytes, not {}", value.len()))
+        })?;
+        Ok(Key(bytes))
+    }
+
+    /// A count and so many bytes of UTF-8.
+    pub(crate) fn name(&mut self) -> Result<&'a str, Error> {
+        let name = std::str::from_utf8(self.sized()?);
+        name.map_err(|_| self.damaged("a name is not UTF-8"))
+    }
+
+    /// A flag, and the text where there is one.
+    pub(crate) fn text(&mut self) -> Result<Option<String>, Error> {
+        Ok(if self.flag()? { Some(self.name()?.to_owned()) } else { None })
+    }
+
+    /// A count and so many block hashes.
+    pub(crate) fn hashes(&mut self) -> Result<Vec<BlockHash>, Error> {
+        let size = (self.u32()? as usize).saturating_mul(HASH_SIZE);
+        let joined = self.take(size)?;
+        let hash = |part: &[u8]| {
+            let mut hash = [0; HASH_SIZE];
+            hash.copy_from_slice(part);
+            hash
+        };
+        Ok(joined.chunks_exact(HASH_SIZE).map(hash).collect())
+    }
+}
+
+/// The state of canonical bytes. Fails with DamagedState, InvalidConfig.
+pub fn decode(data: &[u8]) -> Result<State, Error> {
+    let mut source = Reader::new(data);
+    if source.take(MAGIC.len())? != MAGIC {
+        let reason = "the first bytes are not those of a state".to_owned();
+        return Err(Error::DamagedState { reason, offset: 0 });
+    }
+    let config = read_config(&mut source)?;
+    config.check()?;
+    let device = read_pool(&mut source, &config, config.num_blocks, config.null_block)?;
+    let hosts = config.num_host_blocks;
+    let host = if hosts > 0 { Some(read_pool(&mut source, &config, hosts, false)?) } else { None };
+    let requests = source.list(|source| match source.flag()? {
+        true => Ok(Some(read_request(source, &config)?)),
+        false => Ok(None),
+    })?;
+    let mut rows = HashMap::new();
+    for (row, request) in (0..).map(Row).zip(&requests) {
+        let Some(request) = request else { continue };
+        if rows.insert(Arc::clone(&request.request_id), row).is_some() {
+            return Err(source.damaged("a request is twice there"));
+        }
+    }
+    let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
+    let mut state = State { device, host, requests, rows, free_rows, ..make_state(config)? };
+    read_batch(&mut source, &mut state)?;
+    read_unfinished(&mut source, &mut state)?;
+    state.effects.events = read_events(&mut source)?;
+    state.stats = read_stats(&mut source)?;
+    for group in 0..state.config.groups.len() as u32 {
+        let blocks = source.blocks(state.config.num_blocks)?;
+        blocks.into_iter().for_each(|block| state.new_blocks.push(group, block));
+    }
+    read_operations(&mut source, &mut state)?;
+    state.next_operation = source.u32()?;
+    read_sections(&mut source, &mut state)?;
+    Ok(state)
+}
+
+fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
+    let num_blocks = source.u32()?;
+    let groups = source.list(read_group)?;
+    if groups.is_empty() {
+        return Err(source.damaged("there is no group"));
+    }
+    Ok(Config {
+        num_blocks,
+        groups,
+        num_host_blocks: source.u32()?,
+        max_model_len: Some(source.u32()?).filter(|&longest| longest > 0),
+        max_num_batched_tokens: Some(source.u32()?).filter(|&most| most > 0),
+        enable_caching: source.flag()?,
+        null_block: source.flag()?,
+        eviction: EVICTIONS[usize::from(source.flag()?)],
+        duplicates: DUPLICATES[usize::from(source.flag()?)],
+        hashing: HASHINGS[usize::from(source.choice(HASHINGS.len() as u8)?)],
+        num_preallocate_tokens: source.u32()?,
+        watermark_blocks: source.u32()?,
+        use_eagle: source.flag()?,
+        enable_events: source.flag()?,
+        record_new_blocks: source.flag()?,
+        hash_seed: source.sized()?.to_vec(),
+        max_in_flight: source.u32()?,
+        publish: PUBLISH[usize::from(source.flag()?)],
+        hide_salts: false,
+    })
+}
+
+fn read_group(source: &mut Reader<'_>) -> Result<Group, Error> {
+    let group = Group {
+        block_size: source.u32()?,
+        kind: KINDS[usize::from(source.choice(KINDS.len() as u8)?)],
+        window: Some(source.u32()?).filter(|&window| window > 0),
+        eagle: source.flag()?,
+        zero_new_blocks: source.flag()?,
+        page_bytes: Some(source.u64()?).filter(|&bytes| bytes > 0),
+    };
+    group.check()?;
+    Ok(group)
+}
+
+fn read_pool(
+    source: &mut Reader<'_>,
+    config: &Config,
+    num_blocks: u32,
+    null_block: bool,
+) -> Result<BlockPool, Error> {
+    // Five bytes a block at the least: a damaged count must not become an allocation.
+    if (num_blocks as usize).saturating_mul(5) > source.data.len() - source.offset {
+        return Err(source.damaged(format!("{num_blocks} blocks are missing")));
+    }
+    let mut pool = make_pool(num_blocks, null_block, config.eviction, config.max_in_flight > 0);
+    let mut ranked: Vec<(Key, u32, BlockId)> = Vec::new();
+    for block in (0..num_blocks).map(BlockId) {
+        pool.restore(block, source.below(OWNERS_END)?);
+        if source.flag()? {
+            ranked.push((source.key()?, source.u32()?, block));
+        }
+    }
+    let order = source.blocks(num_blocks)?;
+    if order.iter().collect::<HashSet<_>>().len() != order.len() {
+        return Err(source.damaged("a block is twice in the free queue"));
+    }
+    pool.queue = make_free_queue(num_blocks, order);
+    ranked.sort_unstable();
+    let mut before: Option<(Key, u32)> = None;
+    for (key, rank, block) in ranked {
+        let expected = before.filter(|&(last, _)| last == key).map_or(0, |(_, last)| last + 1);
+        if rank != expected {
+            return Err(source.damaged("the blocks of a key are not ranked from 0"));
+        }
+        pool.publish(block, key);
+        before = Some((key, rank));
+    }
+    let pinned = source.blocks(num_blocks)?;
+    let counts = source.ids(OWNERS_END)?;
+    if pinned.len() != counts.len() {
+        return Err(source.damaged("pins without counts"));
+    }
+    if !pinned.is_sorted_by(|before, after| before < after) {
+        return Err(source.damaged("the pinned blocks do not rise"));
+    }
+    pool.pins = pinned.into_iter().zip(counts).collect();
+    read_quarantine(source, &mut pool)?;
+    Ok(pool)
+}
+
+fn read_quarantine(source: &mut Reader<'_>, pool: &mut BlockPool) -> Result<(), Error> {
+    let order = source.blocks(pool.num_blocks())?;
+    let mut waiting = make_quarantine();
+    let mut last: Option<BlockId> = None;
+    for _ in 0..source.u32()? {
+        let (block, numbers) = (BlockId(source.u32()?), source.list(Reader::u64)?);
+        let rises = numbers.is_sorted_by(|before, after| before < after) && !numbers.is_empty();
+        if last.is_some_and(|last| last >= block) || block.0 >= pool.num_blocks() || !rises {
+            return Err(source.damaged("what batches use is not in its canonical form"));
+        }
+        numbers.into_iter().for_each(|number| waiting.note_use(block, number));
+        last = Some(block);
+    }
+    for &block in &order {
+        if waiting.contains(block) || pool.queue.contains(block) {
+            return Err(source.damaged("a block is twice free or quarantined"));
+        }
+        waiting.append(block);
+    }
+    match &mut pool.quarantine {
+        Some(empty) => *empty = waiting,
+        None if order.is_empty() && last.is_none() => {}
+        None => {
+            let reason = "no batch is ever unfinished, and blocks wait for one";
+            return Err(source.damaged(reason));
+        }
+    }
+    Ok(())
+}
+
+fn read_operations(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    for _ in 0..source.u32()? {
+        let (number, block, key) = (source.u32()?, BlockId(source.u32()?), source.key()?);
+        let (batch, request_id, first_token) = (source.u64()?, source.text()?, source.u32()?);
+        let request = request_id.as_deref().and_then(|id| state.rows.get(id)).copied();
+        let known = block.0 < state.config.num_blocks && request.is_some() == request_id.is_some();
+        let operation = Operation { block, key, batch, request, first_token };
+        let rises = state.operations.keys().next_back().is_none_or(|&last| last < number);
+        state.operations.insert(number, operation);
+        if !known || !rises || number > MAX_OPERATION {
+            return Err(source.damaged("an operation that no run gives"));
+        }
+    }
+    Ok(())
+}
+
+fn read_stats(source: &mut Reader<'_>) -> Result<PrefixCacheStats, Error> {
+    Ok(PrefixCacheStats {
+        requests: source.u64()?,
+        queries: source.u64()?,
+        hits: source.u64()?,
+        preempted_requests: source.u64()?,
+        preempted_queries: source.u64()?,
+        preempted_hits: source.u64()?,
+        reset: source.flag()?,
+    })
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Batches from their canonical bytes: the open one, and those that are unfinished.
+//!
+//! Rules: as in decode.rs. Twin: kvcore/codec/decode_batch.py.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::codec::decode::Reader;
+use crate::codec::encode::BATCHES_END;
+use crate::state::batch_records::{Given, Mark, Marks, Place, Unfinished};
+use crate::state::state::{BatchRecord, Merge, State};
+use crate::transitions::batches::named_rows;
+use crate::types::commands::{Batch, Commands, close};
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+
+/// Read the open batch of the next bytes. Fails with DamagedState.
+pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    state.batch.number = source.u64()?;
+    if state.batch.number >= BATCHES_END {
+        return Err(source.damaged(format!("{} is the number of no batch", state.batch.number)));
+    }
+    state.effects.commands = read_commands(source, state.batch.number)?;
+    let is_there = |row: &Row| row.index() < state.requests.len();
+    if !named_rows(&state.effects.commands).iter().all(is_there) {
+        return Err(source.damaged("a command names a row that is not there"));
+    }
+    let rows = source.ids(state.requests.len() as u32)?;
+    if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(source.damaged("the rows of the open batch do not rise"));
+    }
+    for row in rows.into_iter().map(Row) {
+        if state.requests[row.index()].is_none() {
+            return Err(source.damaged("a free row is in the open batch"));
+        }
+        state.batch.records.insert_new(row, BatchRecord::new(source.u32()?));
+        for _ in 0..source.u32()? {
+            let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
+            state.batch.note_published(row, (group, position), block, source.key()?);
+        }
+    }
+    state.batch.merges = source.list(|source| {
+        let request_id = Arc::from(source.name()?);
+        let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
+        Ok(Merge { request_id, group, position, block, key: source.key()? })
+    })?;
+    (state.batch.marks, _) = read_marks(source, state, false)?;
+    state.batch.given = read_given(source, state)?;
+    Ok(())
+}
+
+/// Read the unfinished batches of the next bytes. Fails with DamagedState.
+pub(crate) fn read_unfinished(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let mut last: Option<u64> = None;
+    for _ in 0..source.u32()? {
+        let number = source.u64()?;
+        let (marks, replaced) = read_marks(source, state, true)?;
+        let given = read_given(source, state)?;
+        let rows = source.ids(state.requests.len() as u32)?;
+        if !rows.is_sorted_by(|before, after| before < after)
+            || last.is_some_and(|last| last >= number)
+        {
+            return Err(source.damaged("the unfinished batches do not rise"));
+        }
+        let rows = rows.into_iter().map(Row).collect();
+        state.unfinished.push(Arc::new(Unfinished { number, marks, given, rows, replaced }));
+        last = Some(number);
+    }
+    if state.unfinished.len() > state.config.max_in_flight as usize {
+        let reason = format!("{} batches are unfinished", state.unfinished.len());
+        return Err(source.damaged(reason));
+    }
+    Ok(())
+}
+
+/// The marks of a batch, and the places of a taken one whose block is another by now.
+fn read_marks(
+    source: &mut Reader<'_>,
+    state: &State,
+    taken: bool,
+) -> Result<(Marks, BTreeSet<Place>), Error> {
+    let (mut marks, mut replaced) = (Marks::default(), BTreeSet::new());
+    let mut all_held: Vec<Vec<u32>> = Vec::new();
+    for order in 0..source.u32()? {
+        let (row, before, restore) = (Row(source.u32()?), source.u32()?, source.u32()?);
+        let publishes = source.flag()?;
+        let (mut held, mut places) = (Vec::new(), Vec::new());
+        if taken {
+            held = source.numbers()?;
+            places = source.list(|source| Ok((source.u32()?, source.u32()?)))?;
+        }
+        let known = state.requests.get(row.index()).is_some_and(Option::is_some);
+        if !known || marks.get(row).is_some() || !state.config.tracks_batches() {
+            return Err(source.damaged("a mark is of no request"));
+        }
+        let num_held = if taken { state.config.groups.len() } else { 0 };
+        if held.len() != num_held || !places.is_sorted_by(|before, after| before < after) {
+            return Err(source.damaged("what a batch uses is not in its canonical form"));
+        }
+        for (group, position) in places {
+            if held.get(group as usize).is_none_or(|&end| position >= end) {
+                return Err(source.damaged("a batch does not use the places that it lost"));
+            }
+            replaced.insert((row, group, position));
+        }
+        all_held.push(held);
+        marks.insert_new(row, Mark { order, before, restore, publishes });
+    }
+    marks.restore(all_held.concat());
+    Ok((marks, replaced))
+}
+
+fn read_given(source: &mut Reader<'_>, state: &State) -> Result<Vec<Given>, Error> {
+    let given = source.list(|source| Ok((BlockId(source.u32()?), source.key()?)))?;
+    if given.iter().any(|(block, _)| block.0 >= state.config.num_blocks) {
+        return Err(source.damaged(format!("an id is not below {}", state.config.num_blocks)));
+    }
+    Ok(given)
+}
+
+fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
+    let (values, keys) = (source.sized()?, source.sized()?.to_vec());
+    let (buffer, rest) = values.as_chunks();
+    let batch = Batch { number, buffer: buffer.to_vec(), keys };
+    let commands = batch.commands().map_err(|error| source.damaged(error.to_string()))?;
+    let commands = commands.into_iter().collect();
+    if !rest.is_empty() {
+        return Err(source.damaged("commands are not whole numbers"));
+    }
+    if close(number, &commands) != batch {
+        return Err(source.damaged("commands are not in their canonical form"));
+    }
+    Ok(commands)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::codec::decode::decode;
+    use crate::codec::encode::encode;
+    use crate::state::state::make_state;
+    use crate::transitions::batches::take_batch;
+    use crate::types::config::Config;
+
+    #[test]
+    fn unfinished_batches_rise() {
+        let mut config = Config::new(3, 2, b"seed");
+        config.max_in_flight = 2;
+        let mut state = make_state(config).unwrap();
+        take_batch(&mut state).unwrap();
+        take_batch(&mut state).unwrap();
+        assert!(decode(&encode(&state)).is_ok());
+        state.unfinished.swap(0, 1);
+        let error = decode(&encode(&state)).unwrap_err().to_string();
+        assert!(error.contains("the unfinished batches do not rise"), "{error}");
+    }
+}

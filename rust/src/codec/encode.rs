@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Canonical bytes of a state: equal states, and only those, give equal bytes, in both languages.
+//!
+//! Rules: little-endian; a count stands before what it counts; requests in row order, everything
+//! else in the order that the state gives it. The index is written through each block's key and its
+//! rank among the blocks of that key. Twin: kvcore/codec/encode.py. `decode.rs` is the inverse.
+
+use crate::codec::sections::write_sections;
+use crate::hashing::block_hash::{BlockHash, HASH_SIZE, HASHINGS};
+use crate::hashing::extra_keys::ExtraKeys;
+use crate::pool::block_pool::BlockPool;
+use crate::pool::quarantine::Quarantine;
+use crate::state::batch_records::{Given, Mark, Unfinished, in_order};
+use crate::state::state::{RequestState, State};
+use crate::types::clone_in_place::clone_in_place;
+use crate::types::commands::close;
+use crate::types::config::{Config, Duplicates, Eviction, Publish};
+use crate::types::events::{News, Stored};
+use crate::types::groups::KINDS;
+use crate::types::ids::{BlockId, Row};
+
+/// The first bytes of a state.
+pub const MAGIC: &[u8] = b"kvcore state 4\n";
+/// Eviction policies, by their number in the bytes.
+pub const EVICTIONS: [Eviction; 2] = [Eviction::Lru, Eviction::UncachedFirst];
+/// Treatments of duplicates, by their number in the bytes.
+pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
+/// Times of publication, by their number in the bytes.
+pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
+/// What the count of a block's owners is below.
+pub const OWNERS_END: u32 = 1 << 31;
+/// What the number of the open batch is below.
+pub const BATCHES_END: u64 = 1 << 63;
+/// The number of a stored event.
+pub const STORED: u8 = 0;
+/// The number of a removed event.
+pub const REMOVED: u8 = 1;
+/// The number of a cleared event.
+pub const CLEARED: u8 = 2;
+
+/// Bytes that are being written.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Writer {
+    data: Vec<u8>,
+}
+
+clone_in_place!(Writer { data });
+
+impl Writer {
+    /// Bytes that begin with these.
+    #[must_use]
+    pub fn new(start: &[u8]) -> Self {
+        Writer { data: start.to_vec() }
+    }
+
+    /// No bytes, and room for so many.
+    #[must_use]
+    pub fn with_room(size: usize) -> Self {
+        Writer { data: Vec::with_capacity(size) }
+    }
+
+    /// The bytes so far.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.data
+    }
+
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.data.push(value);
+    }
+
+    fn flag(&mut self, value: bool) {
+        self.u8(u8::from(value));
+    }
+
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.data.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.data.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// A count and so many u32.
+    pub(crate) fn numbers(&mut self, values: &[u32]) {
+        self.count(values.len());
+        self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+
+    /// A count and so many ids.
+    fn ids(&mut self, blocks: &[BlockId]) {
+        self.count(blocks.len());
+        blocks.iter().for_each(|block| self.u32(block.0));
+    }
+
+    /// A count and so many bytes.
+    pub(crate) fn sized(&mut self, value: &[u8]) {
+        self.count(value.len());
+        self.data.extend_from_slice(value);
+    }
+
+    /// A flag, and the text where there is one.
+    fn text(&mut self, value: Option<&str>) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            self.sized(value.as_bytes());
+        }
+    }
+
+    /// A count and so many block hashes.
+    fn hashes(&mut self, hashes: &[BlockHash]) {
+        self.count(hashes.len());
+        self.data.extend_from_slice(hashes.as_flattened());
+    }
+
+    pub(crate) fn count(&mut self, count: usize) {
+        self.u32(count as u32);
+    }
+}
+
+/// The canonical bytes of a state.
+#[must_use]
+pub fn encode(state: &State) -> Vec<u8> {
+    let mut out = Writer::new(MAGIC);
+    write_config(&mut out, &state.config);
+    write_pool(&mut out, &state.device);
+    if let Some(host) = &state.host {
+        write_pool(&mut out, host);
+    }
+    out.count(state.requests.len());
+    for request in &state.requests {
+        out.flag(request.is_some());
+        if let Some(request) = request {
+            write_request(&mut out, request);
+        }
+    }
+    out.numbers(&state.free_rows.iter().map(|row| row.0).collect::<Vec<u32>>());
+    write_batch(&mut out, state);
+    out.count(state.unfinished.len());
+    state.unfinished.iter().for_each(|batch| write_unfinished(&mut out, batch));
+    out.count(state.effects.events.len());
+    out.data.extend_from_slice(state.effects.events.as_bytes());
+    let stats = &state.stats;
+    let plain = [stats.requests, stats.queries, stats.hits];
+    let preempted = [stats.preempted_requests, stats.preempted_queries, stats.preempted_hits];
+    plain.into_iter().chain(preempted).for_each(|value| out.u64(value));
+    out.flag(stats.reset);
+    state.new_blocks.groups().iter().for_each(|blocks| out.ids(blocks));
+    write_operations(&mut out, state);
+    write_sections(&mut out, state);
+    out.data
+}
+
+fn write_config(out: &mut Writer, config: &Config) {
+    out.u32(config.num_blocks);
+    out.count(config.groups.len());
+    for group in &config.groups {
+        out.u32(group.block_size);
+        let kind = KINDS.iter().position(|&kind| kind == group.kind);
+        out.u8(kind.expect("every kind has a number") as u8);
+        out.u32(group.window.unwrap_or(0));
+        out.flag(group.eagle);
+        out.flag(group.zero_new_blocks);
+        out.u64(group.page_bytes.unwrap_or(0));
+    }
+    out.u32(config.num_host_blocks);
+    out.u32(config.max_model_len.unwrap_or(0));
+    out.u32(config.max_num_batched_tokens.unwrap_or(0));
+    out.flag(config.enable_caching);
+    out.flag(config.null_block);
+    out.flag(config.eviction == EVICTIONS[1]);
+    out.flag(config.duplicates == DUPLICATES[1]);
+    let hashing = HASHINGS.iter().position(|&hashing| hashing == config.hashing);
+    out.u8(hashing.expect("every hashing has a number") as u8);
+    out.u32(config.num_preallocate_tokens);
+    out.u32(config.watermark_blocks);
+    out.flag(config.use_eagle);
+    out.flag(config.enable_events);
+    out.flag(config.record_new_blocks);
+    out.sized(&config.hash_seed);
+    out.u32(config.max_in_flight);
+    out.flag(config.publish == PUBLISH[1]);
+}
+
+fn write_pool(out: &mut Writer, pool: &BlockPool) {
+    let ranks = pool.index.ranks();
+    for block in (0..pool.num_blocks()).map(BlockId) {
+        out.u32(pool.ref_count(block));
+        out.flag(pool.key(block).is_some());
+        if let Some(key) = pool.key(block) {
+            out.sized(&key.0);
+            out.u32(ranks[block.index()]);
+        }
+    }
+    out.ids(&pool.queue.iter().collect::<Vec<BlockId>>());
+    let mut pins: Vec<(BlockId, u32)> = pool.pins.iter().map(|(&b, &count)| (b, count)).collect();
+    pins.sort_unstable();
+    out.ids(&pins.iter().map(|pin| pin.0).collect::<Vec<BlockId>>());
+    out.numbers(&pins.iter().map(|pin| pin.1).collect::<Vec<u32>>());
+    let waiting = pool.quarantine.as_ref();
+    out.ids(&waiting.map_or_else(Vec::new, Quarantine::blocks));
+    let busy = waiting.map_or_else(Vec::new, Quarantine::busy);
+    out.count(busy.len());
+    for (block, numbers) in busy {
+        out.u32(block.0);
+        out.count(numbers.len());
+        numbers.iter().for_each(|&number| out.u64(number));
+    }
+}
+
+fn write_request(out: &mut Writer, request: &RequestState) {
+    out.sized(request.request_id.as_bytes());
+    out.numbers(&request.tokens);
+    out.numbers(&request.drafts);
+    out.hashes(&request.block_hashes);
+    out.flag(request.own_hashes);
+    out.flag(request.skip_reading);
+    write_extra_keys(out, request.extra_keys());
+    out.u32(request.num_computed);
+    for (table, &num_cached) in request.tables.iter().zip(&request.num_cached) {
+        out.ids(table);
+        out.u32(num_cached);
+    }
+    out.flag(!request.host_tables.is_empty());
+    request.host_tables.iter().for_each(|table| out.ids(table));
+    out.flag(request.preempted);
+    out.u32(request.num_loading);
+    out.u32(request.load_end);
+}
+
+fn write_extra_keys(out: &mut Writer, extra_keys: &ExtraKeys) {
+    out.flag(extra_keys.lora.is_some());
+    if let Some(lora) = &extra_keys.lora {
+        out.sized(lora.name.as_bytes());
+        out.sized(lora.path.as_bytes());
+    }
+    out.count(extra_keys.media.len());
+    for item in &extra_keys.media {
+        out.sized(item.identifier.as_bytes());
+        out.u32(item.offset);
+        out.u32(item.length);
+    }
+    out.text(extra_keys.cache_salt.as_deref());
+    out.hashes(&extra_keys.embeds);
+}
+
+fn write_batch(out: &mut Writer, state: &State) {
+    let batch = &state.batch;
+    let closed = close(batch.number, &state.effects.commands);
+    out.u64(batch.number);
+    out.sized(closed.buffer.as_flattened());
+    out.sized(&closed.keys);
+    let mut rows: Vec<Row> = batch.records.keys().collect();
+    rows.sort_unstable();
+    out.numbers(&rows.iter().map(|row| row.0).collect::<Vec<u32>>());
+    for row in rows {
+        let record = batch.records.get(row).expect("its row was among the keys");
+        out.u32(record.num_computed_before);
+        out.count(batch.published_by(record).count());
+        for item in batch.published_by(record) {
+            [item.group, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
+            out.sized(&item.key.0);
+        }
+    }
+    out.count(batch.merges.len());
+    for merge in &batch.merges {
+        out.sized(merge.request_id.as_bytes());
+        [merge.group, merge.position, merge.block.0].into_iter().for_each(|id| out.u32(id));
+        out.sized(&merge.key.0);
+    }
+    let marks = in_order(&batch.marks);
+    out.count(marks.len());
+    marks.into_iter().for_each(|(row, mark)| write_mark(out, row, mark));
+    write_given(out, &batch.given);
+}
+
+fn write_mark(out: &mut Writer, row: Row, mark: &Mark) {
+    [row.0, mark.before, mark.restore].into_iter().for_each(|value| out.u32(value));
+    out.flag(mark.publishes);
+}
+
+fn write_given(out: &mut Writer, given: &[Given]) {
+    out.count(given.len());
+    for (block, key) in given {
+        out.u32(block.0);
+        out.sized(&key.0);
+    }
+}
+
+fn write_unfinished(out: &mut Writer, batch: &Unfinished) {
+    out.u64(batch.number);
+    let marks = in_order(&batch.marks);
+    out.count(marks.len());
+    for (row, mark) in marks {
+        write_mark(out, row, mark);
+        out.numbers(batch.marks.held(row));
+        let replaced: Vec<(u32, u32)> = batch.replaced_of(row).collect();
+        out.count(replaced.len());
+        for (group, position) in replaced {
+            out.u32(group);
+            out.u32(position);
+        }
+    }
+    write_given(out, &batch.given);
+    out.numbers(&batch.rows.iter().map(|row| row.0).collect::<Vec<u32>>());
+}
+
+fn write_operations(out: &mut Writer, state: &State) {
+    out.count(state.operations.len());
+    for (&number, operation) in &state.operations {
+        out.u32(number);
+        out.u32(operation.block.0);
+        out.sized(&operation.key.0);
+        out.u64(operation.batch);
+        out.text(operation.request.map(|row| state[row].request_id()));
+        out.u32(operation.first_token);
+    }
+    out.u32(state.next_operation);
+}
+
+/// The bytes of one event.
+pub fn write_event(out: &mut Writer, news: &News<'_>) {
+    match news {
+        News::BlockStored(stored) => write_stored(out, stored),
+        News::BlockRemoved(key) => {
+            out.u8(REMOVED);
+            out.data.extend_from_slice(&key.block_hash());
+            out.u32(key.group());
+        }
+        News::AllBlocksCleared => out.u8(CLEARED),
+    }
+}
+
+fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
+    let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
+    let (scale, size) = (stored.scale as usize, stored.block_size as usize);
+    out.data.reserve(64 + (end - first) * (HASH_SIZE + 4 * size));
+    out.u8(STORED);
+    out.count(end - first);
+    for position in first..end {
+        out.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
+    }
+    match first {
+        0 => out.sized(&[]),
+        _ => out.sized(&stored.hashes[first * scale - 1]),
+    }
+    out.numbers(&stored.tokens[first * size..end * size]);
+    out.u32(stored.block_size);
+    out.u32(stored.group);
+    out.text(stored.extra_keys.lora.as_ref().map(|lora| lora.name.as_str()));
+    write_keys(out, stored);
+}
+
+/// A flag, and the extra keys of each block where any has some.
+fn write_keys(out: &mut Writer, stored: &Stored<'_>) {
+    let flag = out.data.len();
+    out.flag(false);
+    if stored.extra_keys.is_empty() {
+        return;
+    }
+    let ((first, end), size) = (stored.blocks, stored.block_size);
+    for start in (first * size..end * size).step_by(size as usize) {
+        let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
+        out.data[flag] |= u8::from(!keys.is_empty());
+        out.count(keys.len());
+        for (tag, value) in keys {
+            out.u8(tag);
+            out.sized(&value);
+        }
+    }
+    if out.data[flag] == 0 {
+        out.data.truncate(flag + 1);
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Canonical bytes of states, batches and events.
+
+pub mod decode;
+pub(crate) mod decode_batch;
+pub(crate) mod decode_events;
+pub(crate) mod decode_request;
+pub mod encode;
+pub(crate) mod sections;

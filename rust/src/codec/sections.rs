@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The sections at the end of canonical bytes: fields that most states do not use.
+//!
+//! Rules: a section is a tag, a size, and bytes of that size; the tags rise. A section that would
+//! hold defaults only is absent, so a feature that is off adds no byte. Twin:
+//! kvcore/codec/sections.py.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::codec::decode::Reader;
+use crate::codec::encode::Writer;
+use crate::hashing::extra_keys::ExtraKeys;
+use crate::state::state::{RequestState, State};
+use crate::state::unconfirmed_loads::{UnconfirmedLoad, keyed_only};
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+
+/// The tag of the unconfirmed loads.
+const LOADS: u8 = 1;
+/// The tag of what extra keys are cut.
+const EXTRA_KEYS: u8 = 2;
+/// The tag of the options of the config.
+const OPTIONS: u8 = 3;
+const MEDIA_CUT: u8 = 1;
+const ROWS_CUT: u8 = 2;
+const HIDE_SALTS: u8 = 1;
+
+/// A tag, whether there is more than defaults, and what writes it.
+type Section = (u8, bool, fn(&mut Writer, &State));
+
+/// Write the sections that hold more than defaults.
+pub(crate) fn write_sections(out: &mut Writer, state: &State) {
+    let sections: [Section; 3] = [
+        (LOADS, !state.loads.is_empty(), write_loads),
+        (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
+        (OPTIONS, state.config.hide_salts, write_options),
+    ];
+    for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
+        let mut section = Writer::new(&[]);
+        write(&mut section, state);
+        out.u8(tag);
+        out.sized(section.as_bytes());
+    }
+}
+
+/// Write the unconfirmed loads, in the order of their calls.
+fn write_loads(out: &mut Writer, state: &State) {
+    out.count(state.loads.len());
+    for load in &state.loads {
+        out.u64(load.batch);
+        out.u32(load.first);
+        out.u32(load.end);
+        out.numbers(&load.loader.iter().map(|row| row.0).collect::<Vec<u32>>());
+        let resting = load.requests.iter().map(|&(row, end)| (row.0, end)).collect();
+        let blocks = keyed_only(state, load).map(|(block, end)| (block.0, end)).collect();
+        for pairs in [resting, blocks] as [Vec<(u32, u32)>; 2] {
+            out.count(pairs.len());
+            pairs.into_iter().for_each(|(id, end)| {
+                out.u32(id);
+                out.u32(end);
+            });
+        }
+    }
+}
+
+/// Write where the extra keys of requests end, in row order.
+fn write_ends(out: &mut Writer, state: &State) {
+    out.count(with_ends(state).count());
+    for (row, keys) in with_ends(state) {
+        out.u32(row);
+        out.u32(keys.num_rows);
+        out.u8((MEDIA_CUT * u8::from(keys.media_cut)) | (ROWS_CUT * u8::from(keys.rows_cut)));
+    }
+}
+
+/// Write the options of the config that are set.
+fn write_options(out: &mut Writer, _: &State) {
+    out.u8(HIDE_SALTS);
+}
+
+/// Read the sections up to the end. Fails with DamagedState.
+pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let mut last = None;
+    while source.offset < source.data.len() {
+        let (tag, size) = (source.u8()?, source.u32()?);
+        let read = match tag {
+            LOADS => read_loads,
+            EXTRA_KEYS => read_ends,
+            _ => read_options,
+        };
+        if !(LOADS..=OPTIONS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+            let reason = format!("section {tag} is not known, or not in its place");
+            return Err(source.damaged(reason));
+        }
+        let end = source.offset + size as usize;
+        last = Some(tag);
+        read(source, state)?;
+        if source.offset != end {
+            return Err(source.damaged(format!("section {tag} has another size")));
+        }
+    }
+    let keys = |request: &RequestState| {
+        let keys = request.extra_keys();
+        keys.embeds.is_empty() == (keys.num_rows == 0)
+    };
+    if !state.requests().all(keys) {
+        return Err(source.damaged("embeddings without a number of rows"));
+    }
+    Ok(())
+}
+
+/// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.
+fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let pair = |source: &mut Reader<'_>| Ok((source.u32()?, source.u32()?));
+    for _ in 0..source.u32()? {
+        let (batch, first, end) = (source.u64()?, source.u32()?, source.u32()?);
+        let loaders = source.ids(state.requests.len() as u32)?;
+        let (requests, blocks) = (source.list(pair)?, source.list(pair)?);
+        let is_known = |row: u32| matches!(state.requests.get(row as usize), Some(Some(_)));
+        let rows = || requests.iter().map(|&(row, _)| row);
+        let is_distinct = rows().collect::<BTreeSet<u32>>().len() == requests.len();
+        if !rows().chain(loaders.iter().copied()).all(is_known) || loaders.len() > 1 || !is_distinct
+        {
+            return Err(source.damaged("a load is not of requests"));
+        }
+        let num_blocks = state.config.num_blocks;
+        let has_key = |block: u32| block < num_blocks && state.device.key(BlockId(block)).is_some();
+        if !blocks.iter().all(|&(block, _)| has_key(block)) {
+            return Err(source.damaged("a block without a key rests on a load"));
+        }
+        let held: BTreeSet<u32> = blocks.iter().map(|&(block, _)| block).collect();
+        if held.len() < blocks.len() || first >= end {
+            return Err(source.damaged("a load is not in its canonical form"));
+        }
+        state.loads.push(UnconfirmedLoad {
+            batch,
+            first,
+            end,
+            loader: loaders.first().copied().map(Row),
+            requests: requests.into_iter().map(|(row, end)| (Row(row), end)).collect(),
+            blocks: blocks.into_iter().map(|(block, end)| (BlockId(block), end)).collect(),
+        });
+    }
+    if state.loads.is_empty() {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    Ok(())
+}
+
+/// Read the ends of the extra keys of the next bytes. Fails with DamagedState.
+fn read_ends(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let (size, mut next) = (state.hash_block_size, 0);
+    for _ in 0..source.u32()? {
+        let (row, num_rows, flags) = (source.u32()?, source.u32()?, source.u8()?);
+        let known = state.requests.get_mut(row as usize).and_then(Option::as_mut);
+        let Some(request) = known.filter(|_| row >= next && (num_rows, flags) != (0, 0)) else {
+            return Err(source.damaged("no request has extra keys that end so"));
+        };
+        next = row + 1;
+        let mut keys = request.extra_keys().clone();
+        keys.num_rows = num_rows;
+        (keys.media_cut, keys.rows_cut) = (flags & MEDIA_CUT > 0, flags & ROWS_CUT > 0);
+        let inside = |end: u64| !end.is_multiple_of(size.into());
+        let fits = keys.embeds.len() == num_rows.div_ceil(size) as usize
+            && flags <= MEDIA_CUT | ROWS_CUT
+            && (!keys.rows_cut || inside(num_rows.into()))
+            && (!keys.media_cut || keys.media.last().is_some_and(|item| inside(item.end())));
+        if !fits {
+            return Err(source.damaged("extra keys end elsewhere"));
+        }
+        request.extra_keys = Some(Arc::new(keys));
+    }
+    if next == 0 {
+        return Err(source.damaged("a section holds nothing"));
+    }
+    Ok(())
+}
+
+/// Read the options of the config of the next bytes. Fails with DamagedState.
+fn read_options(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    if source.u8()? != HIDE_SALTS {
+        return Err(source.damaged("no options are written so"));
+    }
+    state.config.hide_salts = true;
+    Ok(())
+}
+
+/// The extra keys of requests that have an end to write, with the rows, in order.
+fn with_ends(state: &State) -> impl Iterator<Item = (u32, &ExtraKeys)> {
+    let known = (0..).zip(&state.requests).filter_map(|(row, each)| Some((row, each.as_ref()?)));
+    let keys = known.map(|(row, request)| (row, request.extra_keys()));
+    keys.filter(|(_, keys)| keys.num_rows > 0 || keys.media_cut)
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keys of full blocks: a chain of hashes over an unambiguous encoding.
+//!
+//! Rules: a block's hash covers its parent's hash, its tokens and its tagged extra keys; the key
+//! under which a block is found is that hash and the group, so two groups never share a block. The
+//! chain grows with the request and no block is hashed twice. There are three hashings:
+//!
+//! "sha256", the default. All integers are little-endian but the group, which is big-endian as in
+//! the field.
+//!
+//! ```text
+//! root       = SHA-256("kvcore root" 0x00 seed)
+//! block hash = SHA-256(parent[32] block)
+//! block      = num_tokens[u32] token[u32]... num_extra[u8] (tag[u8] size[u32] bytes)...
+//! key        = block hash[32] group[u32]
+//! ```
+//!
+//! "sha256_cbor", bit for bit what vLLM makes of the same requests with `sha256_cbor` and the seed
+//! in PYTHONHASHSEED (or "vllm-none-hash", its default). CBOR is canonical (RFC 8949, 4.2.3).
+//!
+//! ```text
+//! root       = SHA-256(CBOR(seed as text))
+//! block hash = SHA-256(CBOR([parent, [token, ...], null or [extra key, ...]]))
+//! extra key  = ["lora", name, path] | ["mm", identifier, offset] | ["cache_salt", salt]
+//!              | ["prompt_embeds", digest]
+//! ```
+//!
+//! "xxh3", XXH3-128, several times as fast. It is no cryptographic hash: who can choose prompts can
+//! look for two that collide, so it is for tenants that trust each other. The mark in a hash's
+//! middle keeps it apart from a SHA-256; both ends are digest, since an index and events read only
+//! those.
+//!
+//! ```text
+//! digest     = XXH3-128("kvcore root" 0x00 seed) or XXH3-128(parent's digest[16] block)
+//! root, hash = digest[:8] "xxh3-128: no SHA" digest[8:]
+//! ```
+//!
+//! No input of a block is that of another: after the parent, of fixed size, the default's encoding
+//! is prefix-free, and CBOR is. None is that of another hashing: byte 35 is the high byte of a
+//! block's token count, below 0x80, or the head of a CBOR array, above. Twin:
+//! kvcore/hashing/block_hash.py.
+
+use std::hash::{Hash, Hasher};
+
+use twox_hash::XxHash3_128;
+
+use crate::hashing::extra_keys::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
+use crate::hashing::hash_message::{Message, USUAL_TOKENS, xxh3_chain};
+use crate::types::values::room_for;
+
+/// Bytes of a block hash.
+pub const HASH_SIZE: usize = 32;
+/// Bytes of a key.
+pub const KEY_SIZE: usize = 36;
+
+const ROOT: &[u8] = b"kvcore root\0";
+const XXH3_MARK: &[u8; 16] = b"xxh3-128: no SHA";
+const XXH3_HALF: usize = 8;
+/// The extra keys of a block that has none.
+const NONE: &[u8] = &[0];
+
+/// The hash of a full block, or the root of a chain.
+pub type BlockHash = [u8; HASH_SIZE];
+
+/// What a block is found under: opaque to the pool; here a block hash and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key(pub [u8; KEY_SIZE]);
+
+impl Key {
+    /// The block hash in the key.
+    #[must_use]
+    pub fn block_hash(&self) -> BlockHash {
+        let mut hash = [0; HASH_SIZE];
+        hash.copy_from_slice(&self.0[..HASH_SIZE]);
+        hash
+    }
+
+    /// The group in the key.
+    #[must_use]
+    pub fn group(&self) -> u32 {
+        let mut group = [0; KEY_SIZE - HASH_SIZE];
+        group.copy_from_slice(&self.0[HASH_SIZE..]);
+        u32::from_be_bytes(group)
+    }
+
+    /// Its first bytes, which are those of a hash already, and the group.
+    #[inline]
+    pub(crate) fn head(&self) -> u64 {
+        let mut head = [0; 8];
+        head.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(head) ^ u64::from(self.group())
+    }
+
+    /// The head of the key of a block hash and a group.
+    #[inline]
+    pub(crate) fn head_of(block_hash: &BlockHash, group: u32) -> u64 {
+        let mut head = [0; 8];
+        head.copy_from_slice(&block_hash[..8]);
+        u64::from_le_bytes(head) ^ u64::from(group)
+    }
+}
+
+/// No need to hash the rest.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.head());
+    }
+}
+
+/// How blocks are hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hashing {
+    /// SHA-256 of the default encoding.
+    Sha256,
+    /// SHA-256 of vLLM's CBOR encoding.
+    Sha256Cbor,
+    /// XXH3-128 of the default encoding.
+    Xxh3,
+}
+
+/// All hashings, in the order of their codes.
+pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3];
+
+/// The parent of each request's first block. seed: UTF-8 text for `Sha256Cbor`.
+#[must_use]
+pub fn root_hash(seed: &[u8], hashing: Hashing) -> BlockHash {
+    let mut message = Message::default();
+    match hashing {
+        Hashing::Sha256 | Hashing::Xxh3 => {
+            message.push(ROOT);
+            message.push(seed);
+        }
+        Hashing::Sha256Cbor => message.push_text(seed),
+    }
+    digest(&mut message, hashing)
+}
+
+/// The hash of one full block.
+///
+/// parent: hash of the block before, or the root. extra_keys: (tag, value) pairs, at most
+/// `MAX_EXTRA_KEYS`, in an order that is part of the key.
+#[must_use]
+pub fn hash_block(
+    parent: &BlockHash,
+    tokens: &[u32],
+    extra_keys: &[ExtraKey],
+    hashing: Hashing,
+) -> BlockHash {
+    debug_assert!(extra_keys.len() <= MAX_EXTRA_KEYS);
+    let mut written = NONE.to_vec();
+    for (tag, value) in extra_keys {
+        write_key(&mut written, *tag, &[value]);
+    }
+    hash_message(&mut Message::default(), parent, tokens, &written, hashing)
+}
+
+/// The hashes of the full blocks of these tokens, in order; a partial tail has none.
+///
+/// start: position of the first of these tokens in the request, where a block starts; parent is the
+/// hash of the block before.
+pub fn hash_blocks<'a>(
+    mut parent: BlockHash,
+    tokens: &'a [u32],
+    block_size: u32,
+    mut start: u32,
+    extra_keys: &'a ExtraKeys,
+    hashing: Hashing,
+) -> impl Iterator<Item = BlockHash> + use<'a> {
+    let (mut message, mut written) = (Message::default(), Vec::new());
+    let has_keys = !extra_keys.is_empty();
+    tokens.chunks_exact(block_size as usize).map(move |block| {
+        let keys = if !has_keys {
+            NONE
+        } else {
+            written.clear();
+            written.push(0);
+            let write = |tag, parts: &[&[u8]]| write_key(&mut written, tag, parts);
+            extra_keys.each_of_block((start, start + block_size), block_size, write);
+            &written
+        };
+        parent = hash_message(&mut message, &parent, block, keys, hashing);
+        start += block_size;
+        parent
+    })
+}
+
+/// Add the hashes of `hash_blocks` to those that a request has.
+pub(crate) fn extend_chain(
+    hashes: &mut Vec<BlockHash>,
+    parent: BlockHash,
+    tokens: &[u32],
+    (block_size, start): (u32, u32),
+    extra_keys: &ExtraKeys,
+    hashing: Hashing,
+) {
+    let room = if hashes.is_empty() { room_for(tokens.len()) } else { tokens.len() };
+    hashes.reserve(room / block_size as usize);
+    let is_usual = block_size as usize == USUAL_TOKENS && extra_keys.is_empty();
+    if hashing == Hashing::Xxh3 && is_usual {
+        let found = |digest| hashes.push(xxh3_hash(digest));
+        return xxh3_chain(xxh3_digest(&parent), tokens.as_chunks().0, found);
+    }
+    hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing));
+}
+
+/// The key under which a block of this content and group is found.
+#[must_use]
+pub fn make_key(block_hash: &BlockHash, group: u32) -> Key {
+    let mut key = [0; KEY_SIZE];
+    key[..HASH_SIZE].copy_from_slice(block_hash);
+    key[HASH_SIZE..].copy_from_slice(&group.to_be_bytes());
+    Key(key)
+}
+
+/// The 64-bit form in which events name a hash: the low bits of the big-endian integer.
+#[must_use]
+pub fn external_hash(block_hash: &BlockHash) -> u64 {
+    let mut low = [0; 8];
+    low.copy_from_slice(&block_hash[HASH_SIZE - 8..]);
+    u64::from_be_bytes(low)
+}
+
+/// The hash of a block whose extra keys are `num_extra[u8] (tag[u8] size[u32] bytes)...`.
+fn hash_message(
+    message: &mut Message,
+    parent: &BlockHash,
+    tokens: &[u32],
+    extra_keys: &[u8],
+    hashing: Hashing,
+) -> BlockHash {
+    message.clear();
+    match hashing {
+        Hashing::Sha256 => message.push_plain(parent, tokens, extra_keys),
+        Hashing::Sha256Cbor => message.push_cbor(parent, tokens, extra_keys),
+        Hashing::Xxh3 => {
+            message.push_plain(&xxh3_digest(parent), tokens, extra_keys);
+        }
+    }
+    digest(message, hashing)
+}
+
+fn digest(message: &mut Message, hashing: Hashing) -> BlockHash {
+    match hashing {
+        Hashing::Sha256 | Hashing::Sha256Cbor => message.sha256(),
+        Hashing::Xxh3 => xxh3_hash(XxHash3_128::oneshot(message.as_bytes()).to_be_bytes()),
+    }
+}
+
+/// The block hash of a digest.
+#[inline]
+fn xxh3_hash(digest: [u8; 2 * XXH3_HALF]) -> BlockHash {
+    let mut hash = [0; HASH_SIZE];
+    hash[..XXH3_HALF].copy_from_slice(&digest[..XXH3_HALF]);
+    hash[XXH3_HALF..HASH_SIZE - XXH3_HALF].copy_from_slice(XXH3_MARK);
+    hash[HASH_SIZE - XXH3_HALF..].copy_from_slice(&digest[XXH3_HALF..]);
+    hash
+}
+
+/// The digest in a block hash.
+#[inline]
+fn xxh3_digest(hash: &BlockHash) -> [u8; 2 * XXH3_HALF] {
+    let mut digest = [0; 2 * XXH3_HALF];
+    digest[..XXH3_HALF].copy_from_slice(&hash[..XXH3_HALF]);
+    digest[XXH3_HALF..].copy_from_slice(&hash[HASH_SIZE - XXH3_HALF..]);
+    digest
+}
+
+/// Add a key whose value comes in parts, and count it in the first byte.
+fn write_key(written: &mut Vec<u8>, tag: u8, parts: &[&[u8]]) {
+    let size: usize = parts.iter().map(|part| part.len()).sum();
+    written[0] += 1;
+    written.push(tag);
+    written.extend_from_slice(&(size as u32).to_le_bytes());
+    parts.iter().for_each(|part| written.extend_from_slice(part));
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::{Digest, Sha256};
+    use twox_hash::XxHash3_128;
+
+    use super::*;
+    use crate::hashing::extra_keys::MediaItem;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn sha256(parts: &[&[u8]]) -> BlockHash {
+        Sha256::digest(parts.concat()).into()
+    }
+
+    /// The bytes of the default encoding behind the parent, laid out by hand.
+    fn plain(tokens: &[u32], extra_keys: &[ExtraKey]) -> Vec<u8> {
+        let mut bytes = (tokens.len() as u32).to_le_bytes().to_vec();
+        tokens.iter().for_each(|token| bytes.extend(token.to_le_bytes()));
+        bytes.push(extra_keys.len() as u8);
+        for (tag, value) in extra_keys {
+            bytes.push(*tag);
+            bytes.extend((value.len() as u32).to_le_bytes());
+            bytes.extend(value);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_block_of_any_length_hashes_as_its_bytes() {
+        let root = root_hash(b"seed", Hashing::Sha256);
+        assert_eq!(root, sha256(&[b"kvcore root\0seed"]));
+        let xxh3 = root_hash(b"seed", Hashing::Xxh3);
+        for num_tokens in 0..200 {
+            let tokens: Vec<u32> = (0..num_tokens).map(|each| each * 70_000).collect();
+            for extra in [vec![], vec![(1, b"lora".to_vec()), (2, Vec::new())]] {
+                let block = plain(&tokens, &extra);
+                let hash = hash_block(&root, &tokens, &extra, Hashing::Sha256);
+                assert_eq!(hash, sha256(&[&root, &block]));
+                let message = [&xxh3[..8], &xxh3[24..], &block].concat();
+                let digest = XxHash3_128::oneshot(&message).to_be_bytes();
+                let hash = hash_block(&xxh3, &tokens, &extra, Hashing::Xxh3);
+                assert_eq!(
+                    hash.to_vec(),
+                    [&digest[..8], b"xxh3-128: no SHA", &digest[8..]].concat()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_chain_of_vllm_is_that_of_the_worked_example() {
+        let root = root_hash(b"vllm-none-hash", Hashing::Sha256Cbor);
+        let expected = "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0";
+        assert_eq!(hex(&root), expected);
+        let tokens = [0, 23, 24, 255, 256, 65535, 65536, 128_255];
+        let hash = hash_block(&root, &tokens, &[], Hashing::Sha256Cbor);
+        let expected = "ae9e440d51b85b23f45c385ed801ffbd6b9ceb347ec9f3b760b06739c9947826";
+        assert_eq!(hex(&hash), expected);
+        assert_eq!(external_hash(&hash), 0x60b0_6739_c994_7826);
+    }
+
+    #[test]
+    fn the_chain_of_a_request_is_that_of_its_blocks() {
+        let tokens: Vec<u32> = (0_u32..150).map(|each| each.wrapping_mul(0x9e37_79b9)).collect();
+        let none = ExtraKeys::default();
+        for hashing in HASHINGS {
+            let root = root_hash(b"seed", hashing);
+            for (size, num_tokens) in [(16, 15), (16, 16), (16, 150), (3, 8), (64, 150), (70, 150)]
+            {
+                let tokens = &tokens[..num_tokens];
+                let mut hashes = vec![root];
+                extend_chain(&mut hashes, root, tokens, (size, 0), &none, hashing);
+                let mut expected = vec![root];
+                for block in tokens.chunks_exact(size as usize) {
+                    expected.push(hash_block(&expected[expected.len() - 1], block, &[], hashing));
+                }
+                assert_eq!(hashes, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_chain_in_pieces_is_the_chain() {
+        let media = vec![MediaItem { identifier: "i".to_owned(), offset: 1, length: 4 }];
+        let keys = ExtraKeys { media, cache_salt: Some("s".to_owned()), ..ExtraKeys::default() };
+        let tokens = [1, 2, 3, 4, 5, 6, 7];
+        for hashing in HASHINGS {
+            let root = root_hash(b"seed", hashing);
+            let whole: Vec<_> = hash_blocks(root, &tokens, 2, 0, &keys, hashing).collect();
+            let rest: Vec<_> = hash_blocks(whole[0], &tokens[2..], 2, 2, &keys, hashing).collect();
+            assert_eq!(whole.len(), 3);
+            assert_eq!(whole[1..], rest);
+            let mut parent = root;
+            for (block, start) in tokens.chunks_exact(2).zip([0, 2, 4]) {
+                parent = hash_block(&parent, block, &keys.of_block(start, start + 2, 2), hashing);
+                assert_eq!(parent, whole[start as usize / 2]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_gives_back_its_hash_and_group() {
+        let hash = root_hash(b"", Hashing::Sha256);
+        let key = make_key(&hash, 258);
+        assert_eq!(key.block_hash(), hash);
+        assert_eq!(key.group(), 258);
+        assert_eq!(key.0[HASH_SIZE..], [0, 0, 1, 2]);
+    }
+
+    #[test]
+    fn keys_that_differ_in_hash_or_group_have_other_heads() {
+        let [one, other] = [b"a", b"b"].map(|seed| root_hash(seed, Hashing::Sha256));
+        let head = |hash, group| make_key(hash, group).head();
+        assert_ne!(head(&one, 0), head(&other, 0));
+        assert_ne!(head(&one, 0), head(&one, 1));
+        assert_eq!(Key::head_of(&one, 1), head(&one, 1));
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named properties of unfinished batches, of what they use, and of unconfirmed loads;
+//! `invariants.rs` lists them.
+//!
+//! Rules: as in invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
+
+use crate::invariants::pool_and_state::{Finding, Scratch, pools};
+use crate::pool::block_pool::BlockPool;
+use crate::state::batch_records::{Place, in_order};
+use crate::state::state::State;
+use crate::state::unconfirmed_loads::{UnconfirmedLoad, keyed_only};
+use crate::types::config::Duplicates;
+use crate::types::ids::{BlockId, Row};
+
+/// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
+pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
+    let known = |number: u64| {
+        number == state.batch.number || state.unfinished.iter().any(|batch| batch.number == number)
+    };
+    for (tier, pool) in pools(state) {
+        let Some(quarantine) = &pool.quarantine else { continue };
+        for (block, users) in quarantine.busy() {
+            if users.is_empty() || !users.iter().all(|&number| known(number)) {
+                return Err(format!("{tier} block {} is used by batches {users:?}", block.0));
+            }
+            if pool.ref_count(block) == 0 && !quarantine.contains(block) {
+                let block = block.0;
+                return Err(format!("{tier} block {block} is free and used by batches {users:?}"));
+            }
+        }
+        if let Some(block) = quarantine.blocks().iter().find(|&&block| !quarantine.is_busy(block)) {
+            return Err(format!("{tier} block {} waits for no batch", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each in
+/// a place of its own, and lost places among those that their forward pass uses.
+pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
+    let most = state.config.max_in_flight as usize;
+    let taken = state.unfinished.iter().map(|batch| batch.number);
+    let rising = taken.chain([state.batch.number]).is_sorted_by(|one, next| one < next);
+    if !rising || state.unfinished.len() > most {
+        let num_unfinished = state.unfinished.len();
+        let open = state.batch.number;
+        return Err(format!("{num_unfinished} batches of {most} are unfinished, {open} is open"));
+    }
+    for batch in &state.unfinished {
+        let unused = |&&(row, group, position): &&Place| {
+            batch.marks.held(row).get(group as usize).is_none_or(|&held| position >= held)
+        };
+        if let Some((row, group, position)) = batch.replaced.iter().find(unused) {
+            let place = format!("{position} of group {group} of row {}", row.0);
+            return Err(format!("batch {} lost place {place}, which it did not use", batch.number));
+        }
+    }
+    let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
+    for batch in &state.unfinished {
+        for (row, mark) in in_order(&batch.marks) {
+            let name = || format!("batch {} remembers row {}", batch.number, row.0);
+            let Some(request) = request(row) else {
+                return Err(format!("{}, which has no request", name()));
+            };
+            let held = batch.marks.held(row);
+            if held.iter().zip(&request.tables).any(|(&held, table)| held as usize > table.len()) {
+                return Err(format!("{} with {held:?} blocks, it has fewer", name()));
+            }
+            if mark.restore > mark.before {
+                let (restore, before) = (mark.restore, mark.before);
+                return Err(format!("{}: restores {restore} of {before} tokens", name()));
+            }
+        }
+    }
+    let all_marks = state.unfinished.iter().map(|batch| &batch.marks).chain([&state.batch.marks]);
+    for marks in all_marks {
+        if !in_order(marks).is_sorted_by(|one, next| one.1.order < next.1.order) {
+            return Err("a batch remembers two requests in one place".to_owned());
+        }
+    }
+    match in_order(&state.batch.marks).iter().find(|each| request(each.0).is_none()) {
+        Some((row, _)) => Err(format!("the open batch remembers row {}, which is free", row.0)),
+        None => Ok(()),
+    }
+}
+
+/// UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it names
+/// count its tokens, its blocks have keys, and unless duplicates merge it names each request that
+/// holds such a block behind its start.
+pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
+    let open = state.batch.number;
+    let may_fail = |number: u64| match state.config.max_in_flight {
+        0 => number == open || Some(number) == open.checked_sub(1),
+        _ => number == open || state.unfinished.iter().any(|batch| batch.number == number),
+    };
+    if !state.loads.is_sorted_by_key(|load| load.batch)
+        || !state.loads.iter().all(|load| may_fail(load.batch))
+    {
+        let batches: Vec<u64> = state.loads.iter().map(|load| load.batch).collect();
+        return Err(format!("loads of batches {batches:?} are unconfirmed, batch {open} is open"));
+    }
+    for load in &state.loads {
+        let (first, end, batch) = (load.first, load.end, load.batch);
+        let wrong = rest_on_it(state, load).and_then(|()| blocks_rest_on_it(state, load));
+        wrong.map_err(|detail| format!("load {first}-{end} of batch {batch}: {detail}"))?;
+    }
+    Ok(())
+}
+
+/// What is wrong in the requests that an unconfirmed load names.
+fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
+    let limit = state.config.length_limit();
+    if load.first >= load.end || load.end > limit {
+        return Err(format!("a request has at most {limit} tokens"));
+    }
+    let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
+    if let Some(row) = load.loader.filter(|&row| request(row).is_none()) {
+        return Err(format!("row {}, which asked for it, is free", row.0));
+    }
+    if load.batch == state.batch.number && load.requests.is_empty() {
+        return Err("no request counts it, and its batch is open".to_owned());
+    }
+    for &(row, end) in &load.requests {
+        let counted = request(row).map_or(0, |request| request.num_accepted());
+        if end <= load.first || end > load.end.min(counted) {
+            let row = row.0;
+            return Err(format!("row {row} rests on it up to {end}, and counts {counted} tokens"));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong in the blocks that rest on an unconfirmed load, or in who holds them.
+fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
+    let blocks: Vec<(BlockId, u32)> = keyed_only(state, load).collect();
+    let groups = &state.config.groups;
+    for &(block, end) in &blocks {
+        if end <= load.first || !groups.iter().any(|group| end.is_multiple_of(group.block_size)) {
+            return Err(format!("block {} rests on it and ends at {end}", block.0));
+        }
+    }
+    if state.config.duplicates == Duplicates::Merge {
+        return Ok(());
+    }
+    for (row, request) in (0..).map(Row).zip(&state.requests) {
+        let Some(request) = request.as_ref().filter(|_| load.counted_by(row) == 0) else {
+            continue;
+        };
+        for (group, table) in groups.iter().zip(&request.tables) {
+            let mut behind = table.iter().skip(load.first.div_ceil(group.block_size) as usize);
+            if let Some(held) = behind.find(|held| blocks.iter().any(|(block, _)| block == *held)) {
+                let (name, block) = (request.name(), held.0);
+                return Err(format!("{name} holds block {block} and is not named"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a batch uses a quarantined block.
+pub(crate) fn is_used_by(pool: &BlockPool, number: u64) -> bool {
+    let Some(quarantine) = &pool.quarantine else { return false };
+    let busy = quarantine.busy();
+    let mut waiting = busy.iter().filter(|(block, _)| quarantine.contains(*block));
+    waiting.any(|(_, users)| users.contains(&number))
+}

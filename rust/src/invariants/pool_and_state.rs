@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named properties of every reachable state.
+//!
+//! Rules: each property is one function that gives what is wrong first, in words with numbers; its
+//! name is that of the list in docs/invariants.md. Nothing here is called by a transition: these
+//! are the second opinion. Words are made only where something is wrong, and what a property needs
+//! to count in is kept from state to state. Those of requests and their tables are in
+//! request_invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
+
+use crate::check::{Judges, Violation};
+use crate::invariants::requests::KnownHashes;
+use crate::invariants::{in_flight, requests};
+use crate::pool::block_pool::BlockPool;
+use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State, Table};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::Status;
+
+/// What is wrong, in words.
+pub type Finding = Result<(), String>;
+/// One property of a state.
+pub type Property = fn(&State, &mut Scratch) -> Finding;
+
+/// What properties count in; it says nothing between two of them.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// By block or row.
+    pub(crate) counts: Vec<u32>,
+    /// By block: its first holder, as group, position and row.
+    pub(crate) holders: Vec<Option<(u32, u32, Row)>>,
+    /// The hashes of tokens that were seen before.
+    pub(crate) known: KnownHashes,
+}
+
+impl Scratch {
+    /// So many counts of 0.
+    fn zeros(&mut self, count: usize) -> &mut [u32] {
+        self.counts.clear();
+        self.counts.resize(count, 0);
+        &mut self.counts
+    }
+}
+
+/// The properties of this file and of those it names, by name, in the order of their check.
+pub const PROPERTIES: [(&str, Property); 24] = [
+    ("REF", ref_counts),
+    ("PARTITION", partition),
+    ("FQ-UNIQ", queue_unique),
+    ("NULL", null_block),
+    ("QUARANTINE", in_flight::quarantine),
+    ("IN-FLIGHT", in_flight::in_flight),
+    ("UNCONFIRMED", in_flight::unconfirmed),
+    ("IDX-SOUND", index_sound),
+    ("IDX-COMPLETE", index_complete),
+    ("LEAK", leak),
+    ("ROWS", rows),
+    ("OPEN-BATCH", records),
+    ("OPERATIONS", operations),
+    ("TABLEN", requests::table_length),
+    ("WAIT-EMPTY", requests::wait_empty),
+    ("NULL-PREFIX", requests::null_prefix),
+    ("GROUP-AGREE", requests::group_agree),
+    ("CROSS", requests::cross),
+    ("NO-ALIAS", requests::no_alias),
+    ("CACHED-COUNT", requests::cached_count),
+    ("REQ-HASH", requests::request_hashes),
+    ("CACHE-KEY", requests::published_content),
+    ("DRAFT", requests::drafts),
+    ("COMPUTED", requests::computed_bound),
+];
+
+/// The names of all properties that do not hold.
+#[must_use]
+pub fn failing(state: &State, scratch: &mut Scratch) -> Vec<&'static str> {
+    let judged = PROPERTIES.into_iter().map(|(name, holds)| (name, holds(state, scratch)));
+    judged.filter(|(_, finding)| finding.is_err()).map(|(name, _)| name).collect()
+}
+
+/// Fails with the first property that counts and does not hold.
+pub fn check(state: &State, judges: &Judges, scratch: &mut Scratch) -> Result<(), Violation> {
+    for (name, holds) in PROPERTIES {
+        if judges.count(name) {
+            holds(state, scratch).map_err(|detail| Violation::new(name, detail))?;
+        }
+    }
+    Ok(())
+}
+
+/// The pool of each tier, with its name.
+pub(crate) fn pools(state: &State) -> impl Iterator<Item = (&'static str, &BlockPool)> {
+    std::iter::once(("device", &state.device)).chain(state.host.iter().map(|pool| ("host", pool)))
+}
+
+/// Whether a block is free or quarantined.
+pub(crate) fn is_in_a_queue(pool: &BlockPool, block: BlockId) -> bool {
+    let waits = || pool.quarantine.as_ref().is_some_and(|waiting| waiting.contains(block));
+    pool.queue.contains(block) || waits()
+}
+
+/// A request's tables in a tier.
+fn tables_in<'a>(request: &'a RequestState, tier: &str) -> &'a [Table] {
+    if tier == "device" { &request.tables } else { &request.host_tables }
+}
+
+/// REF: a block's count is the number of tables that hold it, and its pins.
+fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        let held = scratch.zeros(pool.num_blocks() as usize);
+        for block in state.requests().flat_map(|request| tables_in(request, tier)).flatten() {
+            if !pool.is_null(*block) && *block != NO_HOST_BLOCK {
+                held[block.index()] += 1;
+            }
+        }
+        for (block, held) in (0..).map(BlockId).zip(held) {
+            let (count, expected) = (pool.ref_count(block), *held + pool.num_pins(block));
+            if count != expected {
+                let block = block.0;
+                return Err(format!(
+                    "{tier} block {block} counts {count} owners, {expected} hold it"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// PARTITION: a usable block is free or quarantined exactly if it has no owner.
+fn partition(state: &State, _: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        for block in (0..pool.num_blocks()).map(BlockId).filter(|&block| !pool.is_null(block)) {
+            let (owners, free) = (pool.ref_count(block), is_in_a_queue(pool, block));
+            if (owners == 0) != free {
+                let block = block.0;
+                return Err(format!(
+                    "{tier} block {block} has {owners} owners, in a queue: {free}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// FQ-UNIQ: no block is twice free or quarantined, links agree, lengths are their counters.
+///
+/// Each block's link back is the block before it, so none can be met twice.
+fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        let end = pool.num_blocks();
+        let (mut block, mut length) = (end, 0);
+        loop {
+            let (_, after) = pool.queue.links(block);
+            if after > end || pool.queue.links(after).0 != block {
+                return Err(format!("{tier} links around block {block} disagree"));
+            }
+            block = after;
+            if block == end || length > end {
+                break;
+            }
+            length += 1;
+        }
+        if length != pool.num_free() {
+            return Err(format!("{tier} free queue of {length} counts {}", pool.num_free()));
+        }
+        let Some(quarantine) = &pool.quarantine else { continue };
+        let waiting = quarantine.blocks();
+        if waiting.len() != quarantine.len() as usize {
+            let (found, counted) = (waiting.len(), quarantine.len());
+            return Err(format!("{tier} quarantine of {found} counts {counted}"));
+        }
+        if let Some(block) = waiting.iter().find(|&&block| pool.queue.contains(block)) {
+            return Err(format!("{tier} block {} is free and quarantined", block.0));
+        }
+    }
+    Ok(())
+}
+
+/// NULL: the null block is not free, and has no key, no owner and no pin.
+fn null_block(state: &State, _: &mut Scratch) -> Finding {
+    let (pool, null) = (&state.device, BlockId(0));
+    if !pool.is_null(null) {
+        return Ok(());
+    }
+    if is_in_a_queue(pool, null) {
+        return Err("the null block is in the free queue".to_owned());
+    }
+    if pool.key(null).is_some() {
+        return Err("the null block has a key".to_owned());
+    }
+    if pool.ref_count(null) > 0 || pool.num_pins(null) > 0 {
+        return Err("the null block has an owner".to_owned());
+    }
+    Ok(())
+}
+
+/// IDX-SOUND: a block in the index has the key it is found under; links agree, none is idle.
+fn index_sound(state: &State, _: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        let mut num_found = 0;
+        for (first, several) in pool.index.firsts() {
+            if pool.key(first).is_none() || pool.index.first(pool.index.key(first)) != Some(first) {
+                let block = first.0;
+                return Err(format!("{tier} block {block} is found under a key that it has not"));
+            }
+            num_found += if several { ring_length(tier, pool, first)? } else { 1 };
+        }
+        let blocks = (0..pool.num_blocks()).map(BlockId);
+        let num_keyed = blocks.filter(|&block| pool.key(block).is_some()).count() as u32;
+        if num_found > num_keyed {
+            return Err(format!("{tier} index holds {num_found} blocks, {num_keyed} have a key"));
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of the ring of a key that has several.
+fn ring_length(tier: &str, pool: &BlockPool, first: BlockId) -> Result<u32, String> {
+    let mut block = first;
+    for length in 1..=pool.num_blocks() {
+        let after = BlockId(pool.index.links(block).1);
+        if after.0 >= pool.num_blocks() || pool.index.links(after).0 != block.0 {
+            return Err(format!("{tier} index links from block {}, and not back", block.0));
+        }
+        if pool.key(after) != pool.key(first) {
+            return Err(format!("{tier} block {} is under another block's key", after.0));
+        }
+        block = after;
+        if block == first && length > 1 {
+            return Ok(length);
+        }
+    }
+    Err(format!("{tier} index has no ring at block {}", first.0))
+}
+
+/// IDX-COMPLETE: a block with a key is found under it, once.
+fn index_complete(state: &State, _: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        for block in (0..pool.num_blocks()).map(BlockId) {
+            let Some(key) = pool.key(block) else { continue };
+            let first = pool.index.first(key);
+            if first != Some(block) && !pool.index.get(key).contains(&block) {
+                return Err(format!("{tier} block {} is not found under its key", block.0));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// LEAK: without requests, pins and unfinished batches every usable block is free.
+fn leak(state: &State, _: &mut Scratch) -> Finding {
+    if state.requests().next().is_some() {
+        return Ok(());
+    }
+    for (tier, pool) in pools(state) {
+        let (free, usable) = (pool.num_free(), pool.num_usable());
+        let waits = !pool.pins.is_empty()
+            || !state.unfinished.is_empty()
+            || in_flight::is_used_by(pool, state.batch.number);
+        if !waits && free != usable {
+            return Err(format!("{tier} tier has {free} of {usable} blocks free"));
+        }
+    }
+    Ok(())
+}
+
+/// ROWS: each request has a row of its own; free rows are those without a request.
+fn rows(state: &State, scratch: &mut Scratch) -> Finding {
+    let mut num_taken = 0;
+    for (row, request) in (0..).map(Row).zip(&state.requests) {
+        let Some(request) = request else { continue };
+        num_taken += 1;
+        if state.rows.get(&request.request_id) != Some(&row) {
+            return Err(format!("row {} is not that of {}", row.0, request.name()));
+        }
+    }
+    if num_taken != state.rows.len() {
+        return Err(format!("{} rows are named for {num_taken} requests", state.rows.len()));
+    }
+    let freed = scratch.zeros(state.requests.len());
+    for row in &state.free_rows {
+        match freed.get_mut(row.index()) {
+            Some(times) => *times += 1,
+            None => return Err(format!("free row {} was never given", row.0)),
+        }
+    }
+    for (row, (&times, request)) in freed.iter().zip(&state.requests).enumerate() {
+        if times != u32::from(request.is_none()) {
+            return Err(format!("row {row} is {times} times among the free rows"));
+        }
+    }
+    Ok(())
+}
+
+/// OPEN-BATCH: what the open batch remembers is of requests that run, at or past their base.
+fn records(state: &State, _: &mut Scratch) -> Finding {
+    let num_groups = state.config.groups.len();
+    for row in state.batch.records.keys() {
+        let request = state.requests.get(row.index()).and_then(Option::as_ref);
+        let running = request.filter(|request| request.status() == Status::Running);
+        let Some(request) = running else {
+            return Err(format!("row {} is in the open batch and does not run", row.0));
+        };
+        let Some(record) = state.batch.records.get(row) else { continue };
+        if record.num_computed_before > request.num_computed {
+            return Err(format!("{} counts less than before the open batch", request.name()));
+        }
+        for item in state.batch.published_by(record) {
+            let Some(group) = state.config.groups.get(item.group as usize) else {
+                return Err(format!("{} published in group {}", request.name(), item.group));
+            };
+            let end = (u64::from(item.position) + 1) * u64::from(group.block_size);
+            if end <= u64::from(record.num_computed_before) {
+                return Err(format!("block {} was written before the open batch", item.block.0));
+            }
+            let held = request.tables[item.group as usize].get(item.position as usize);
+            if held != Some(&item.block) {
+                let (name, block) = (request.name(), item.block.0);
+                return Err(format!("{name} published block {block}, which it does not hold"));
+            }
+        }
+    }
+    match state.batch.merges.iter().find(|merge| merge.group as usize >= num_groups) {
+        Some(merge) => Err(format!("a merge names group {} of {num_groups}", merge.group)),
+        None => Ok(()),
+    }
+}
+
+/// OPERATIONS: each unfinished one holds its block; a request waits for those that name it.
+fn operations(state: &State, _: &mut Scratch) -> Finding {
+    let pool = &state.device;
+    let times = |wanted: &dyn Fn(&Operation) -> bool| {
+        state.operations.values().filter(|operation| wanted(operation)).count() as u32
+    };
+    for (&number, operation) in &state.operations {
+        let block = operation.block;
+        let (count, pins) = (times(&|other| other.block == block), pool.num_pins(block));
+        if pool.is_null(block) || pins < count {
+            return Err(format!("{count} operations on block {}, which has {pins} pins", block.0));
+        }
+        if operation.batch > state.batch.number {
+            let batch = operation.batch;
+            return Err(format!(
+                "operation {number} is of batch {batch}, which was not opened yet"
+            ));
+        }
+        if operation.request.is_some_and(|row| !is_target(state, row, operation)) {
+            let block = operation.block.0;
+            return Err(format!(
+                "operation {number} fills block {block}, which its request has not"
+            ));
+        }
+    }
+    for (row, request) in (0..).map(Row).zip(&state.requests) {
+        let Some(request) = request else { continue };
+        let loads = match state.operations.is_empty() {
+            true => 0,
+            false => times(&|operation| operation.request == Some(row)),
+        };
+        let (name, waits) = (|| request.name(), request.num_loading);
+        if waits != loads {
+            return Err(format!("{} waits for {waits} loads, {loads} name it", name()));
+        }
+        let most = if waits > 0 { request.num_computed } else { 0 };
+        if request.load_end > most {
+            return Err(format!("{} loaded up to {} of {most}", name(), request.load_end));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the block that a load fills stands where its key says.
+fn is_target(state: &State, row: Row, operation: &Operation) -> bool {
+    let Some(Some(request)) = state.requests.get(row.index()) else { return false };
+    for (index, group) in (0..).zip(&state.config.groups) {
+        let (table, scale) = (&request.tables[index as usize], state.scales[index as usize]);
+        let position = operation.first_token / group.block_size;
+        let known = position < request.num_hashed(scale).min(table.len() as u32);
+        if known && table[position as usize] == operation.block {
+            return request.key(scale, index, position) == operation.key;
+        }
+    }
+    false
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named properties of requests, their tables, hashes and drafts; `invariants.rs` lists them.
+//!
+//! Rules: as in invariants.rs. Every group is judged at its own block size and by its own kind. The
+//! hashes of a run of tokens without extra keys are made once and kept. Twin:
+//! kvcore/invariants/requests.py.
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use crate::hashing::block_hash::{BlockHash, hash_blocks};
+use crate::invariants::pool_and_state::{Finding, Scratch, pools};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State, Table};
+use crate::types::groups::{Group, skipped_blocks};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::Status;
+
+/// Most runs of tokens whose hashes are kept.
+const MAX_KNOWN: usize = 1 << 16;
+
+/// The hashes of runs of tokens, of one configuration.
+#[derive(Debug, Default)]
+pub struct KnownHashes {
+    root: BlockHash,
+    block_size: u32,
+    hashes: HashMap<Box<[u32]>, Box<[BlockHash]>, FxBuildHasher>,
+}
+
+/// A request's tables in the tier that it is in.
+pub(crate) fn held_tables(request: &RequestState) -> &[Table] {
+    if request.host_tables.is_empty() { &request.tables } else { &request.host_tables }
+}
+
+/// Whether an entry of a request's tables stands for no block.
+pub(crate) fn is_null(state: &State, request: &RequestState, block: BlockId) -> bool {
+    if request.host_tables.is_empty() { state.is_null(block) } else { block == NO_HOST_BLOCK }
+}
+
+/// Each group of a request with its number and its table in the tier that the request is in.
+fn held<'a>(
+    state: &'a State,
+    request: &'a RequestState,
+) -> impl Iterator<Item = (u32, &'a Group, &'a Table)> {
+    let groups = (0..).zip(&state.config.groups).zip(held_tables(request));
+    groups.map(|((index, group), table)| (index, group, table))
+}
+
+/// Each group of a request with its number and its device table.
+fn on_device<'a>(
+    state: &'a State,
+    request: &'a RequestState,
+) -> impl Iterator<Item = (u32, &'a Group, &'a Table)> {
+    let groups = (0..).zip(&state.config.groups).zip(&request.tables);
+    groups.map(|((index, group), table)| (index, group, table))
+}
+
+/// TABLEN: each group's table, in one tier at a time, holds a request's computed tokens.
+pub(crate) fn table_length(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let computed = request.num_computed;
+        for (_, group, table) in held(state, request) {
+            let needed = if group.is_cross() { 0 } else { computed.div_ceil(group.block_size) };
+            if table.len() < needed as usize {
+                let (name, length) = (request.name(), table.len());
+                return Err(format!("{name} has {length} blocks for {computed} tokens"));
+            }
+        }
+        if !request.host_tables.is_empty() && request.holds_blocks() {
+            return Err(format!("{} holds blocks of both tiers", request.name()));
+        }
+    }
+    Ok(())
+}
+
+/// WAIT-EMPTY: a waiting request has computed nothing.
+pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let counts = request.num_computed > 0 || request.num_cached.iter().any(|&count| count > 0);
+        if counts && request.status() == Status::Waiting {
+            let computed = request.num_computed;
+            return Err(format!("{} waits with {computed} computed tokens", request.name()));
+        }
+    }
+    Ok(())
+}
+
+/// NULL-PREFIX: the null block stands only at the start of tables of windowed groups, for blocks
+/// that no next query sees.
+pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        for (index, group, table) in held(state, request) {
+            let null = |block: &&BlockId| is_null(state, request, **block);
+            let leading = table.iter().take_while(null).count();
+            if table.iter().skip(leading).any(|block| null(&block)) {
+                return Err(format!("{} has null blocks inside group {index}", request.name()));
+            }
+            let skipped = skipped_blocks(group, request.num_accepted());
+            if leading > skipped as usize {
+                let name = request.name();
+                return Err(format!(
+                    "{name} gave back {leading} blocks of group {index}: {skipped}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// GROUP-AGREE: every group has the blocks that a request's next query sees, up to one token.
+pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let count = request.num_accepted();
+        for (index, group, table) in held(state, request) {
+            let last = if group.is_cross() { 0 } else { count.div_ceil(group.block_size) };
+            for position in skipped_blocks(group, count)..last {
+                let block = table.get(position as usize);
+                if block.is_none_or(|&block| is_null(state, request, block)) {
+                    let name = request.name();
+                    return Err(format!(
+                        "{name} lacks block {position} of group {index} at {count}"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// CROSS: a table of the encoder's tokens goes with the last computed token of its request.
+pub(crate) fn cross(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        for (_, group, table) in held(state, request) {
+            if group.is_cross() && !table.is_empty() && request.num_computed == 0 {
+                let (name, length) = (request.name(), table.len());
+                return Err(format!("{name} holds {length} encoder blocks and computed nothing"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// NO-ALIAS: a block is held at one position of one group, once a table, by requests of one prefix
+/// up to what they count of it.
+pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
+    for (tier, pool) in pools(state) {
+        scratch.holders.clear();
+        scratch.holders.resize(pool.num_blocks() as usize, None);
+        for (row, request) in (0..).map(Row).zip(&state.requests) {
+            let Some(request) = request else { continue };
+            let tables = if tier == "device" { &request.tables } else { &request.host_tables };
+            for (group, table) in (0..).zip(tables) {
+                for (position, &block) in (0..).zip(table) {
+                    if block == NO_HOST_BLOCK || pool.is_null(block) {
+                        continue;
+                    }
+                    let holder = &mut scratch.holders[block.index()];
+                    let &mut (index, at, first) = holder.get_or_insert((group, position, row));
+                    if (index, at) != (group, position) {
+                        let block = block.0;
+                        return Err(format!(
+                            "block {block} is held at positions {at} and {position}"
+                        ));
+                    }
+                    if !same_prefix(state, &state[first], request, group, position) {
+                        let names = [state[first].name(), request.name()].join(" and ");
+                        return Err(format!("block {} is shared by {names}", block.0));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// CACHED-COUNT: blocks that need no publication are full of computed, accepted tokens.
+pub(crate) fn cached_count(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let swapped = !request.host_tables.is_empty();
+        let accepted = if swapped { 0 } else { request.num_accepted() };
+        for (group, &cached) in state.config.groups.iter().zip(&request.num_cached) {
+            if cached > accepted / group.block_size {
+                let name = request.name();
+                return Err(format!(
+                    "{name}: {cached} cached blocks, {accepted} computed on the device"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// REQ-HASH: a request's hashes are those of its full blocks; its own are at most so many.
+pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
+    let size = state.hash_block_size as usize;
+    for request in state.requests() {
+        let count = request.block_hashes.len();
+        if request.own_hashes {
+            if count > request.tokens.len() / size {
+                return Err(format!("{}: {count} hashes of its own", request.name()));
+            }
+        } else if !has_its_hashes(state, request, &mut scratch.known) {
+            return Err(format!("{}: {count} hashes are not its tokens'", request.name()));
+        }
+    }
+    Ok(())
+}
+
+/// CACHE-KEY: a full, computed block of a request has no key, or that of its position.
+pub(crate) fn published_content(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        for (index, group, table) in on_device(state, request) {
+            let scale = state.scales[index as usize];
+            let num_full = request.num_accepted() / group.block_size;
+            let num_full = num_full.min(request.num_hashed(scale));
+            for (position, &block) in (0..num_full).zip(table) {
+                let key = state.device.key(block);
+                if key.is_some_and(|key| *key != request.key(scale, index, position)) {
+                    let (name, block) = (request.name(), block.0);
+                    return Err(format!("{name}: block {block} has another content's key"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// DRAFT: no block that holds scheduled drafts has a key.
+pub(crate) fn drafts(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let num_tokens = request.num_tokens();
+        if request.num_computed <= num_tokens {
+            continue;
+        }
+        for (_, group, table) in on_device(state, request) {
+            let first = (num_tokens / group.block_size) as usize;
+            let mut held = table.iter().skip(if group.is_cross() { table.len() } else { first });
+            if let Some(block) = held.find(|&&block| state.device.key(block).is_some()) {
+                let name = request.name();
+                return Err(format!("{name}: block {} holds drafts and has a key", block.0));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// COMPUTED: no request has computed more than its tokens and drafts, or the model's length.
+pub(crate) fn computed_bound(state: &State, _: &mut Scratch) -> Finding {
+    for request in state.requests() {
+        let most = request.num_tokens() + request.drafts.len() as u32;
+        let (most, computed) = (most.min(state.config.length_limit()), request.num_computed);
+        if computed > most {
+            return Err(format!("{} computed {computed} of {most} tokens", request.name()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a request has the hashes that its tokens and extra keys give.
+fn has_its_hashes(state: &State, request: &RequestState, known: &mut KnownHashes) -> bool {
+    let (size, hashing) = (state.hash_block_size, state.config.hashing);
+    let tokens: &[u32] = if state.config.enable_caching { &request.tokens } else { &[] };
+    let make = || hash_blocks(state.root, tokens, size, 0, request.extra_keys(), hashing);
+    if request.extra_keys.is_some() {
+        return request.block_hashes.iter().copied().eq(make());
+    }
+    let full = &tokens[..tokens.len() - tokens.len() % size as usize];
+    if full.is_empty() {
+        return request.block_hashes.is_empty();
+    }
+    let same = (known.root, known.block_size) == (state.root, size);
+    if !same || known.hashes.len() > MAX_KNOWN {
+        *known = KnownHashes { root: state.root, block_size: size, ..KnownHashes::default() };
+    }
+    if let Some(hashes) = known.hashes.get(full) {
+        return request.block_hashes[..] == hashes[..];
+    }
+    let hashes: Box<[BlockHash]> = make().collect();
+    let same = request.block_hashes[..] == hashes[..];
+    known.hashes.insert(full.into(), hashes);
+    same
+}
+
+/// Whether two requests have one prefix up to what both count of a block.
+fn same_prefix(
+    state: &State,
+    one: &RequestState,
+    other: &RequestState,
+    group: u32,
+    position: u32,
+) -> bool {
+    let group = &state.config.groups[group as usize];
+    if group.is_cross() || std::ptr::eq(one, other) {
+        return true;
+    }
+    let counted = one.num_accepted().min(other.num_accepted());
+    let end = counted.min((position + 1).saturating_mul(group.block_size));
+    if one.tokens[..end as usize] != other.tokens[..end as usize] {
+        return false;
+    }
+    let (mine, its, size) = (one.extra_keys(), other.extra_keys(), state.hash_block_size);
+    mine == its || mine.cut(end, size) == its.cut(end, size)
+}

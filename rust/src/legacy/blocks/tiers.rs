@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One or two tiers of blocks and an open batch: what a manager of sequences needs and no more.
+//!
+//! Rules: transitions are those of the pool layer, of the tier that is named, and copies of a block
+//! inside the device and between the tiers. What they emit gathers in the open batch; of the host
+//! tier only the copies are said, as in the request layer. Ids count from 0 in each tier. What is
+//! asked is checked first, so that a call which fails or is refused leaves all as it was; what is
+//! misused in the host tier is named so. Source: S002-33, 34, 50, 65, S003-20, 21, 26, 28. Twin:
+//! kvcore/legacy/blocks/tiers.py.
+
+use std::fmt;
+
+use crate::hashing::block_hash::Key;
+use crate::pool::block_pool::BlockPool;
+use crate::pool::free_queue::make_free_queue;
+use crate::pool::priority_eviction;
+use crate::pool::priority_eviction::PoolEviction;
+use crate::pool::transitions as layer;
+use crate::types::commands::{Batch, Command, Tier, close};
+use crate::types::effects::Effects;
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
+use crate::types::values::{Admitted, Reason, Refused};
+
+/// The blocks of the device and the host, None without a host tier, and the open batch.
+#[derive(Debug, Clone)]
+pub struct Tiers {
+    device: BlockPool,
+    host: Option<BlockPool>,
+    number: u64,
+    pub(crate) effects: Effects,
+    host_effects: Effects,
+}
+
+/// Misuse of the blocks of one tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misuse {
+    /// What was wrong.
+    pub error: Error,
+    /// Whose block the error names, if it names one.
+    pub tier: Tier,
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names_block = self.error.fields().iter().any(|(name, _)| *name == "block");
+        let tier = if self.tier == Tier::Host && names_block { "host " } else { "" };
+        write!(f, "{tier}{}", self.error)
+    }
+}
+
+impl std::error::Error for Misuse {}
+
+impl Tiers {
+    /// The blocks of one tier. Fails with NoHostTier.
+    pub fn pool(&self, tier: Tier) -> Result<&BlockPool, Misuse> {
+        match (tier, &self.host) {
+            (Tier::Device, _) => Ok(&self.device),
+            (Tier::Host, Some(host)) => Ok(host),
+            (Tier::Host, None) => Err(Misuse { error: Error::NoHostTier {}, tier }),
+        }
+    }
+
+    /// The number of the open batch.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The open batch as it would be taken now.
+    #[must_use]
+    pub fn open_batch(&self) -> Batch {
+        close(self.number, &self.effects.commands)
+    }
+
+    /// Run a transition of the pool layer in one tier.
+    pub(crate) fn run<T>(
+        &mut self,
+        tier: Tier,
+        transition: impl FnOnce(&mut BlockPool, &mut Effects) -> Result<T, Error>,
+    ) -> Result<T, Misuse> {
+        let outcome = match (tier, &mut self.host) {
+            (Tier::Device, _) => transition(&mut self.device, &mut self.effects),
+            (Tier::Host, Some(host)) => transition(host, &mut self.host_effects),
+            (Tier::Host, None) => Err(Error::NoHostTier {}),
+        };
+        outcome.map_err(|error| Misuse { error, tier })
+    }
+
+    /// The block of this number.
+    pub(crate) fn known(&self, block: i64, tier: Tier) -> Result<(&BlockPool, BlockId), Misuse> {
+        let pool = self.pool(tier)?;
+        Ok((pool, pool.check_block(block).map_err(|error| Misuse { error, tier })?))
+    }
+
+    /// The same of a block that has an owner.
+    fn held(&self, number: i64, tier: Tier) -> Result<BlockId, Misuse> {
+        let (pool, block) = self.known(number, tier)?;
+        if pool.ref_count(block) == 0 {
+            return Err(Misuse { error: Error::NoOwner { block: number }, tier });
+        }
+        Ok(block)
+    }
+
+    /// A device block and a host block that both have owners.
+    pub(crate) fn held_pair(
+        &self,
+        block: i64,
+        host_block: i64,
+    ) -> Result<(BlockId, BlockId), Misuse> {
+        self.pool(Tier::Host)?;
+        Ok((self.held(block, Tier::Device)?, self.held(host_block, Tier::Host)?))
+    }
+}
+
+/// Empty tiers, which have one policy and one order in which blocks are first taken.
+///
+/// num_host_blocks: 0 for no host tier. null_block: device block 0 stands for none and is never
+/// taken. descending: the highest block is first taken.
+#[must_use]
+pub fn make_tiers(
+    num_blocks: u32,
+    num_host_blocks: u32,
+    null_block: bool,
+    eviction: PoolEviction,
+    descending: bool,
+) -> Tiers {
+    let pool = |size: u32, null_block: bool| {
+        let mut pool = priority_eviction::make_pool(size, null_block, eviction);
+        if descending {
+            let ids = (u32::from(null_block)..size).rev().map(BlockId);
+            pool.queue = make_free_queue(size, ids);
+        }
+        pool
+    };
+    Tiers {
+        device: pool(num_blocks, null_block),
+        host: (num_host_blocks > 0).then(|| pool(num_host_blocks, false)),
+        number: 0,
+        effects: Effects::new(false),
+        host_effects: Effects::silent(),
+    }
+}
+
+/// Give so many free blocks one owner each; refused as a whole.
+pub fn take(tiers: &mut Tiers, count: u64, tier: Tier) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
+}
+
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+///
+/// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
+/// UnusedBlock.
+pub fn admit(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    count: u64,
+    keys: Option<&[Key]>,
+    tier: Tier,
+) -> Result<Admitted<Vec<BlockId>>, Misuse> {
+    tiers.run(tier, |pool, effects| layer::admit(pool, blocks, count, keys, effects))
+}
+
+/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
+pub fn touch(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, effects| layer::touch(pool, blocks, effects))
+}
+
+/// Take one owner from each block, in order. Fails with UnknownBlock, DoubleFree.
+pub fn release(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, effects| layer::release(pool, blocks, effects))
+}
+
+/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish(tiers: &mut Tiers, block: i64, key: Key, tier: Tier) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, _| layer::publish(pool, block, key))
+}
+
+/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish_all(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    keys: &[Key],
+    tier: Tier,
+) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, _| layer::publish_all(pool, blocks, keys))
+}
+
+/// Forget a block's key, if it has one. Fails with UnknownBlock.
+pub fn unpublish(tiers: &mut Tiers, block: i64, tier: Tier) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, effects| layer::unpublish(pool, block, effects))
+}
+
+/// Say when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
+/// with UnknownBlock, and with InvalidConfig unless the tiers are ranked.
+pub fn rank(
+    tiers: &mut Tiers,
+    blocks: &[i64],
+    time: Option<f64>,
+    length: Option<u32>,
+    tier: Tier,
+) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, _| layer::rank(pool, blocks, time, length))
+}
+
+/// Forget every key.
+pub fn clear_index(tiers: &mut Tiers, tier: Tier) -> Result<(), Misuse> {
+    tiers.run(tier, |pool, effects| {
+        layer::clear_index(pool, effects);
+        Ok(())
+    })
+}
+
+/// Copy a device block for one of its owners, which moves to the copy; value: the copy.
+///
+/// The copy is taken before the owner leaves. Fails with UnknownBlock, NoOwner.
+pub fn copy(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
+    let source = tiers.held(block, Tier::Device)?;
+    let Tiers { device, effects, .. } = tiers;
+    if device.num_free() == 0 {
+        return Ok(Err(Refused::new(Reason::Later, 1, 0)));
+    }
+    let fresh = priority_eviction::take(device, 1, effects)[0];
+    effects.emit(Command::CopyOnWrite { source, target: fresh });
+    priority_eviction::release(device, &[source], effects);
+    Ok(Ok(fresh))
+}
+
+/// Copy a device block to a host block; both have owners, and keep them. Fails with NoHostTier,
+/// UnknownBlock, NoOwner.
+pub fn copy_out(tiers: &mut Tiers, block: i64, host_block: i64) -> Result<(), Misuse> {
+    let (block, host_block) = tiers.held_pair(block, host_block)?;
+    tiers.effects.emit(Command::SwapOut { block, host_block });
+    Ok(())
+}
+
+/// Copy a host block to a device block; both have owners, and keep them. Fails with NoHostTier,
+/// UnknownBlock, NoOwner.
+pub fn copy_in(tiers: &mut Tiers, host_block: i64, block: i64) -> Result<(), Misuse> {
+    let (block, host_block) = tiers.held_pair(block, host_block)?;
+    tiers.effects.emit(Command::SwapIn { host_block, block });
+    Ok(())
+}
+
+/// The block that answers for a key. Does not modify the tiers.
+pub fn lookup(tiers: &Tiers, key: &Key, tier: Tier) -> Result<Option<BlockId>, Misuse> {
+    Ok(layer::lookup(tiers.pool(tier)?, key))
+}
+
+/// The blocks that answer for keys, up to the first for which none does. Does not modify the tiers.
+pub fn lookup_prefix(tiers: &Tiers, keys: &[Key], tier: Tier) -> Result<Vec<BlockId>, Misuse> {
+    Ok(layer::lookup_prefix(tiers.pool(tier)?, keys))
+}
+
+/// Blocks in the free queue. Does not modify the tiers.
+pub fn num_free(tiers: &Tiers, tier: Tier) -> Result<u32, Misuse> {
+    Ok(tiers.pool(tier)?.num_free())
+}
+
+/// Owners of a block. Does not modify the tiers. Fails with UnknownBlock.
+pub fn ref_count(tiers: &Tiers, block: i64, tier: Tier) -> Result<u32, Misuse> {
+    let (pool, known) = tiers.known(block, tier)?;
+    Ok(pool.ref_count(known))
+}
+
+/// The key of a block. Does not modify the tiers. Fails with UnknownBlock.
+pub fn key_of(tiers: &Tiers, block: i64, tier: Tier) -> Result<Option<&Key>, Misuse> {
+    let (pool, known) = tiers.known(block, tier)?;
+    Ok(pool.key(known))
+}
+
+/// The free queue, front first. Does not modify the tiers. Cost: O(free blocks).
+pub fn free_blocks(tiers: &Tiers, tier: Tier) -> Result<Vec<BlockId>, Misuse> {
+    Ok(tiers.pool(tier)?.queue.iter().collect())
+}
+
+/// Whether a block has no owner and a key. Does not modify the tiers. Fails with UnknownBlock.
+pub fn is_cached_free(tiers: &Tiers, block: i64, tier: Tier) -> Result<bool, Misuse> {
+    let (pool, known) = tiers.known(block, tier)?;
+    Ok(pool.ref_count(known) == 0 && pool.key(known).is_some())
+}
+
+/// Close and number the open batch; value: its commands.
+pub fn take_batch(tiers: &mut Tiers) -> Batch {
+    let taken = tiers.open_batch();
+    tiers.effects.commands.clear();
+    tiers.number += 1;
+    taken
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every slot really holds, followed through the commands: the independent judge of the core.
+//!
+//! Rules: nothing here is called by a transition. A slot's content is the identity of a prefix (a
+//! number for "this, up to and with this token", `prefixes.rs`) and a group, or unknown. Contents
+//! change only as a runtime would change them: by the commands of a batch, and by the forward pass
+//! after it, which loads external tokens, writes the scheduled ones and rubbish into lookahead
+//! slots. Every query of that pass must find what its group lets it see. A load that fails leaves
+//! spoilt slots, and so does whatever is computed from them. The null block is neither written nor
+//! read. A block that loses its content (handed out, freed or evicted without owner) becomes
+//! unknown at once, which is stricter than memory is. All slots lie in one column, and nothing is
+//! made anew from edge to edge. Twin: kvcore/oracle/contents.py.
+
+use crate::check::{Judges, Violation};
+use crate::hashing::block_hash::Key;
+use crate::oracle::prefixes::{Numbers, Prefixes};
+use crate::oracle::schedule::{Encoder, Schedule};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State, Table};
+use crate::types::commands::Tier;
+use crate::types::config::Config;
+use crate::types::groups::{Group, skipped_tokens};
+use crate::types::ids::{BlockId, Row};
+
+/// What a judge says.
+pub type Judged = Result<(), Violation>;
+
+/// What a slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Content {
+    /// Anything.
+    #[default]
+    Unknown,
+    /// What no query must see.
+    Rubbish,
+    /// Zeros.
+    Zeros,
+    /// What a failed load left, or was computed from it.
+    Spoilt,
+    /// Keys and values of the last token of a prefix, in a group.
+    Prefix(u32, u8),
+    /// Those of a token of an encoder's run, in a group.
+    Encoded(u32, u8),
+}
+
+/// A block of a tier.
+pub type Place = (Tier, BlockId);
+
+/// Which of the properties that a ghost judges count.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    pub(crate) kv_read: bool,
+    pub(crate) cache_kv: bool,
+    pub(crate) tables: bool,
+    pub(crate) owners: bool,
+    pub(crate) zeroed: bool,
+    pub(crate) load_failed: bool,
+}
+
+impl Counts {
+    fn of(judges: &Judges) -> Self {
+        Counts {
+            kv_read: judges.count("KV-READ"),
+            cache_kv: judges.count("CACHE-KV"),
+            tables: judges.count("TABLE-MIRROR"),
+            owners: judges.count("OWNER-MIRROR"),
+            zeroed: judges.count("ZEROED"),
+            load_failed: judges.count("LOAD-FAILED"),
+        }
+    }
+
+    /// Whether what a state counts on is judged under this name.
+    fn content(self, property: &str) -> bool {
+        if property == "KV-READ" { self.kv_read } else { self.cache_kv }
+    }
+}
+
+/// The contents of all blocks, and what follows from the commands alone: tables and owners.
+#[derive(Debug)]
+pub struct Ghost {
+    pub(crate) groups: Vec<Group>,
+    pub(crate) counts: Counts,
+    /// Blocks of the device pool, of all tiers and none, and slots that there are for each.
+    num_blocks: usize,
+    num_places: usize,
+    pub(crate) size: usize,
+    num_nulls: u32,
+    /// By block, those of the host behind those of the device, and then one for none.
+    pub(crate) contents: Vec<Content>,
+    /// By row and group.
+    pub(crate) tables: Vec<Table>,
+    /// By block of the device.
+    pub(crate) marks: Vec<Marks>,
+    /// Unfinished loads that were executed: operation, key and block.
+    pub(crate) loads: Vec<(u32, Key, BlockId)>,
+    /// By row: the numbers of the request's positions, found anew before each use.
+    pub(crate) nodes: Vec<Numbers>,
+}
+
+/// What the commands say of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Marks {
+    pub(crate) owned: bool,
+    /// It has a key and no owner.
+    pub(crate) cached: bool,
+    /// It was handed out, and nothing filled it.
+    pub(crate) empty: bool,
+}
+
+impl Clone for Ghost {
+    fn clone(&self) -> Self {
+        Ghost {
+            groups: self.groups.clone(),
+            contents: self.contents.clone(),
+            tables: self.tables.clone(),
+            marks: self.marks.clone(),
+            loads: self.loads.clone(),
+            nodes: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// Every edge begins with this, so it keeps the room; source: of the same configuration.
+    fn clone_from(&mut self, source: &Self) {
+        self.contents.clone_from(&source.contents);
+        self.tables.clone_from(&source.tables);
+        self.marks.clone_from(&source.marks);
+        self.loads.clone_from(&source.loads);
+    }
+}
+
+impl Ghost {
+    /// A ghost that holds nothing and tells of everything.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        Ghost::judging(config, &Judges::default())
+    }
+
+    /// A ghost that holds nothing; it tells of what counts, and goes on past what is wrong besides.
+    #[must_use]
+    pub fn judging(config: &Config, judges: &Judges) -> Self {
+        let size = config.groups.iter().map(|group| group.block_size).max().unwrap_or(1) as usize;
+        let num_places = config.num_blocks as usize + config.num_host_blocks as usize + 1;
+        Ghost {
+            groups: config.groups.clone(),
+            counts: Counts::of(judges),
+            num_blocks: config.num_blocks as usize,
+            num_places,
+            size,
+            num_nulls: u32::from(config.null_block),
+            contents: vec![Content::Unknown; num_places * size],
+            tables: Vec::new(),
+            marks: vec![Marks::default(); config.num_blocks as usize],
+            loads: Vec::new(),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Hold exactly what a state counts on, and its tables and owners.
+    pub fn assume(
+        &mut self,
+        state: &State,
+        schedule: &Schedule,
+        prefixes: &mut Prefixes,
+    ) -> Judged {
+        self.number(state, prefixes);
+        self.contents.fill(Content::Unknown);
+        self.loads.clear();
+        let counts = self.counts;
+        let mut contents = std::mem::take(&mut self.contents);
+        let judged = self.expected(state, schedule, prefixes, |name, slot, content| {
+            let held = std::mem::replace(&mut contents[slot], content);
+            if held == Content::Unknown || held == content || !counts.content(name) {
+                return Ok(());
+            }
+            Err(Violation::new(name, format!("slot {slot} is to hold {held:?} and {content:?}")))
+        });
+        self.contents = contents;
+        let num_groups = self.groups.len();
+        self.tables.resize_with(state.requests.len() * num_groups, Table::new);
+        for (at, mirrored) in self.tables.iter_mut().enumerate() {
+            let request = state.requests[at / num_groups].as_ref();
+            let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
+            mirrored.clear();
+            mirrored.extend_from_slice(table);
+        }
+        self.assume_owners(state);
+        judged
+    }
+
+    /// Hold that a state's owners are what follows from the commands.
+    pub(crate) fn assume_owners(&mut self, state: &State) {
+        for (block, marks) in (0..).map(BlockId).zip(&mut self.marks) {
+            *marks = owner(state, block);
+        }
+    }
+
+    /// Fails unless a state finds what it counts on, its batch executed.
+    pub fn check(&mut self, state: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Judged {
+        self.number(state, prefixes);
+        self.expected(state, schedule, prefixes, |name, slot, content| {
+            self.find(name, slot, content, content)
+        })?;
+        let num_groups = self.groups.len();
+        for at in 0..self.tables.len().max(state.requests.len() * num_groups) {
+            let request = state.requests.get(at / num_groups).and_then(Option::as_ref);
+            let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
+            let mirrored = self.table(at / num_groups, at % num_groups);
+            if mirrored != table && self.counts.tables {
+                let place = format!("row {} of group {}", at / num_groups, at % num_groups);
+                let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
+                return Err(Violation::new("TABLE-MIRROR", detail));
+            }
+        }
+        for (block, marks) in (0..).map(BlockId).zip(&self.marks) {
+            let (found, marks) = (owner(state, block), Marks { empty: false, ..*marks });
+            if found != marks && self.counts.owners {
+                let detail = format!("{block:?}: {marks:?} by the commands, not {found:?}");
+                return Err(Violation::new("OWNER-MIRROR", detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number the prefixes of a state's requests.
+    fn number(&mut self, state: &State, prefixes: &mut Prefixes) {
+        for (row, request) in (0..).map(Row).zip(&state.requests) {
+            if let Some(request) = request {
+                self.set_nodes(row, request, prefixes);
+            }
+        }
+    }
+
+    /// Let the positions of a row's request have these numbers.
+    pub(crate) fn set_numbers(&mut self, row: Row, numbers: Numbers) {
+        if self.nodes.len() <= row.index() {
+            self.nodes.resize(row.index() + 1, Numbers::new());
+        }
+        self.nodes[row.index()] = numbers;
+    }
+
+    pub(crate) fn set_nodes(&mut self, row: Row, request: &RequestState, prefixes: &mut Prefixes) {
+        self.set_numbers(row, prefixes.nodes(request));
+    }
+
+    /// What a state counts on: property, place in the contents, and content of all computed and
+    /// cached slots, scheduled drafts included.
+    fn expected(
+        &self,
+        state: &State,
+        schedule: &Schedule,
+        prefixes: &mut Prefixes,
+        mut see: impl FnMut(&'static str, usize, Content) -> Judged,
+    ) -> Judged {
+        for (row, request) in (0..).map(Row).zip(&state.requests) {
+            let Some(request) = request else { continue };
+            for (tier, tables) in
+                [(Tier::Device, &request.tables), (Tier::Host, &request.host_tables)]
+            {
+                for (index, table) in tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
+                    let group = &self.groups[index];
+                    let end = schedule.loading(row).unwrap_or(request.num_computed);
+                    let held = self.held(row, index, end, schedule);
+                    let seen = skipped_tokens(group, request.num_accepted());
+                    for (position, content) in held {
+                        let place = (tier, entry(table, position / group.block_size)?);
+                        if position >= seen || !self.is_null(place) {
+                            let slot =
+                                self.first_slot(place) + (position % group.block_size) as usize;
+                            see("KV-READ", slot, content)?;
+                        }
+                    }
+                }
+            }
+        }
+        for (block, key) in keyed(state) {
+            let first = self.first_slot((Tier::Device, block));
+            for (slot, &node) in prefixes.block(key)?.iter().enumerate() {
+                see("CACHE-KV", first + slot, Content::Prefix(node, key.group() as u8))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the positions of a request below a count hold in a group, or its encoder's tokens.
+    pub(crate) fn held(
+        &self,
+        row: Row,
+        group: usize,
+        end: u32,
+        schedule: &Schedule,
+    ) -> impl Iterator<Item = (u32, Content)> + use<'_> {
+        let is_cross = self.groups[group].is_cross();
+        let encoder = if is_cross { schedule.encoder(row) } else { None };
+        let nodes: &[u32] = if is_cross { &[] } else { &self.nodes[row.index()] };
+        let nodes = &nodes[..nodes.len().min(end as usize)];
+        let nodes = nodes.iter().map(move |&node| Content::Prefix(node, group as u8));
+        (0..).zip(nodes.chain(encoded(encoder, group)))
+    }
+
+    /// Fails unless a slot holds this or that.
+    pub(crate) fn find(
+        &self,
+        name: &'static str,
+        slot: usize,
+        content: Content,
+        also: Content,
+    ) -> Judged {
+        let held = self.contents[slot];
+        if held != Content::Unknown && (held == content || held == also) {
+            return Ok(());
+        }
+        let spoilt = held == Content::Spoilt && self.counts.load_failed;
+        if !spoilt && !self.counts.content(name) {
+            return Ok(());
+        }
+        let name = if spoilt { "LOAD-FAILED" } else { name };
+        let (block, slot) = (slot / self.size, slot % self.size);
+        let (tier, block) = match block.checked_sub(self.num_blocks) {
+            Some(block) => ("host", block),
+            None => ("device", block),
+        };
+        let detail = format!("{tier} block {block} slot {slot} holds {held:?}, not {content:?}");
+        Err(Violation::new(name, detail))
+    }
+
+    /// The block of a position, by the table that the commands made.
+    pub(crate) fn place(&self, row: Row, group: usize, position: u32) -> Result<Place, Violation> {
+        let table = self.table(row.index(), group);
+        Ok((Tier::Device, entry(table, position / self.groups[group].block_size)?))
+    }
+
+    pub(crate) fn table(&self, row: usize, group: usize) -> &[BlockId] {
+        self.tables.get(row * self.groups.len() + group).map_or(&[], |table| table)
+    }
+
+    pub(crate) fn is_null(&self, (tier, block): Place) -> bool {
+        if tier == Tier::Device { block.0 < self.num_nulls } else { block == NO_HOST_BLOCK }
+    }
+
+    /// The place of a block's first slot.
+    pub(crate) fn first_slot(&self, (tier, block): Place) -> usize {
+        let place = match tier {
+            Tier::Device => block.index(),
+            Tier::Host => self.num_blocks + block.index(),
+        };
+        place.min(self.num_places - 1) * self.size
+    }
+}
+
+/// A table's block at a position. Fails with KV-READ where there is none.
+pub(crate) fn entry(table: &[BlockId], position: u32) -> Result<BlockId, Violation> {
+    table.get(position as usize).copied().ok_or_else(|| {
+        let detail = format!("a table of {} blocks has no {position}", table.len());
+        Violation::new("KV-READ", detail)
+    })
+}
+
+/// What an encoder's tokens hold in a group.
+pub(crate) fn encoded(
+    encoder: Option<&Encoder>,
+    group: usize,
+) -> impl Iterator<Item = Content> + use<> {
+    let (number, count) = encoder.map_or((0, 0), |encoder| (encoder.number, encoder.num_tokens));
+    std::iter::repeat_n(Content::Encoded(number, group as u8), count as usize)
+}
+
+/// What a state says of a block.
+fn owner(state: &State, block: BlockId) -> Marks {
+    let owned = state.device.ref_count(block) > 0;
+    Marks { owned, cached: !owned && state.device.key(block).is_some(), empty: false }
+}
+
+/// The device blocks that have a key, and it.
+fn keyed(state: &State) -> impl Iterator<Item = (BlockId, &Key)> {
+    let blocks = (0..state.device.num_blocks()).map(BlockId);
+    blocks.filter_map(|block| Some((block, state.device.key(block)?)))
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The forward pass of a batch, on what every slot holds.
+//!
+//! Rules: as in ghost.rs, of which this is a part. All requests of a batch write, and then all
+//! read: what one computes another may hit in the same step. Twin: kvcore/oracle/contents.py.
+
+use crate::check::Violation;
+use crate::oracle::contents::{Content, Ghost, Judged, encoded};
+use crate::oracle::prefixes::Prefixes;
+use crate::oracle::schedule::{Schedule, Write};
+use crate::state::state::State;
+use crate::types::groups::{Group, skipped_tokens};
+use crate::types::ids::Row;
+
+impl Ghost {
+    /// Load and write what a batch schedules, then read as its queries do; state: the one that the
+    /// batch was taken from.
+    pub fn forward(
+        &mut self,
+        state: &State,
+        writes: &[Write],
+        schedule: &Schedule,
+        prefixes: &mut Prefixes,
+    ) -> Judged {
+        for write in writes {
+            self.set_nodes(write.row, &state[write.row], prefixes);
+        }
+        self.forward_numbered(writes, schedule)
+    }
+
+    /// The same, where the positions of the requests have their numbers.
+    pub(crate) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Judged {
+        writes.iter().try_for_each(|write| self.check_zeroed(write.row))?;
+        self.marks.iter_mut().for_each(|marks| marks.empty = false);
+        for write in writes {
+            self.write(write)?;
+        }
+        if writes.iter().any(|write| write.failed.is_some()) {
+            self.spread(writes)?;
+        }
+        writes.iter().try_for_each(|write| self.read(write, schedule))
+    }
+
+    fn check_zeroed(&self, row: Row) -> Judged {
+        if !self.counts.zeroed {
+            return Ok(());
+        }
+        let zeroed = |each: &(usize, &Group)| each.1.zero_new_blocks;
+        for (index, _) in self.groups.iter().enumerate().filter(zeroed) {
+            let table = self.table(row.index(), index);
+            let empty = table.iter().find(|block| self.marks[block.index()].empty);
+            if let Some(block) = empty {
+                let detail = format!("block {} of group {index} is read and was neither", block.0);
+                return Err(Violation::new("ZEROED", format!("{detail} zeroed nor filled")));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, write: &Write) -> Judged {
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            if group.is_cross() {
+                for (position, content) in (0..).zip(encoded(write.encoder.as_ref(), index)) {
+                    self.put(write.row, index, position, content)?;
+                }
+                continue;
+            }
+            for position in write.start..write.num_slots {
+                let spoilt = write.failed.is_some_and(|first| first <= position);
+                let content = if spoilt && position < write.loaded {
+                    Content::Spoilt
+                } else if position < write.end {
+                    Content::Prefix(self.nodes[write.row.index()][position as usize], index as u8)
+                } else {
+                    Content::Rubbish
+                };
+                self.put(write.row, index, position, content)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, row: Row, group: usize, position: u32, content: Content) -> Judged {
+        let place = self.place(row, group, position)?;
+        if !self.is_null(place) {
+            let slot = self.first_slot(place) + (position % self.groups[group].block_size) as usize;
+            self.contents[slot] = content;
+        }
+        Ok(())
+    }
+
+    /// Spoil what is computed from spoilt slots, in the order of the calls.
+    fn spread(&mut self, writes: &[Write]) -> Judged {
+        for write in writes {
+            for query in write.loaded..write.end {
+                if !self.sees_spoilt(write.row, query)? {
+                    continue;
+                }
+                for group in 0..self.groups.len() {
+                    if !self.groups[group].is_cross() {
+                        self.put(write.row, group, query, Content::Spoilt)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sees_spoilt(&self, row: Row, query: u32) -> Result<bool, Violation> {
+        for (index, group) in self.groups.iter().enumerate().filter(|each| !each.1.is_cross()) {
+            for position in skipped_tokens(group, query)..query {
+                let place = self.place(row, index, position)?;
+                let slot = self.first_slot(place) + (position % group.block_size) as usize;
+                if self.contents[slot] == Content::Spoilt {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// What the queries of a step see, each group of its own, must be there.
+    fn read(&self, write: &Write, schedule: &Schedule) -> Judged {
+        if write.loaded == write.end {
+            return Ok(());
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            let first = if group.is_cross() { 0 } else { skipped_tokens(group, write.loaded) };
+            let held = self.held(write.row, index, write.end, schedule);
+            for (position, content) in held.skip(first as usize) {
+                let place = self.place(write.row, index, position)?;
+                let slot = self.first_slot(place) + (position % group.block_size) as usize;
+                self.find("KV-READ", slot, content, Content::Spoilt)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a batch must be: judged from its commands alone, by what each reads and writes.
+//!
+//! Rules: nothing here is called by a transition. A judge gets the state in which the batch was
+//! empty, its commands in order and the segment of each. The sets are the first opinion
+//! (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place
+//! begins with a content of its own, so that two orders agree only if every copy copies the same.
+//! A batch with one copy has one order. Twin: kvcore/oracle/hazards.py.
+
+use smallvec::SmallVec;
+
+use crate::check::{Judges, Violation};
+use crate::invariants::pool_and_state::Finding;
+use crate::state::state::State;
+use crate::types::commands::{Command, Commands, Tier, segments};
+use crate::types::ids::BlockId;
+
+/// A block of a tier.
+type Place = (Tier, BlockId);
+/// What a place holds: what stood in a place at first, or what a command made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Held {
+    Of(Place),
+    Zeros,
+    Loaded(u32),
+}
+/// The places that hold something else than at first, in order.
+type Contents = SmallVec<[(Place, Held); 8]>;
+/// A command that reads or writes a place, and its segment.
+type Copied = (i32, Command);
+
+/// So many copies in a segment are tried in every order; of more, each pair is swapped.
+const MAX_ORDERS: usize = 4;
+
+/// The properties of this file, by name.
+pub const BATCH_PROPERTIES: [&str; 5] =
+    ["CMD-HAZARD", "CMD-COPYSET", "CMD-EVICT-FIRST", "CMD-COW-SRC", "CMD-ORDER"];
+
+/// Fails with the first property that counts and that the open batch of a state breaks; start: the
+/// state in which it was empty.
+pub fn check(start: &State, opened: &State, judges: &Judges) -> Result<(), Violation> {
+    check_commands(start, &opened.effects.commands, None, judges)
+}
+
+/// The same for any commands, in these segments where they are given.
+pub fn check_commands(
+    start: &State,
+    commands: &Commands,
+    given: Option<&[i32]>,
+    judges: &Judges,
+) -> Result<(), Violation> {
+    let hear = |name, found: Finding| match found {
+        Err(detail) if judges.count(name) => Err(Violation::new(name, detail)),
+        _ => Ok(()),
+    };
+    let is_copy = |command: &Command| command.reads().is_some() || command.writes().is_some();
+    let mut copies: Vec<Copied> = Vec::new();
+    if given.is_some() || commands.iter().filter(is_copy).count() > 1 {
+        let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
+        if numbers.len() != commands.len() || !numbers.is_sorted() {
+            let detail = format!("segments {numbers:?} of {} commands", commands.len());
+            return hear("CMD-HAZARD", Err(detail));
+        }
+        let numbered = numbers.into_iter().zip(commands.iter());
+        copies.extend(numbered.filter(|(_, command)| is_copy(command)));
+    }
+    let by_segment = || copies.chunk_by(|one, other| one.0 == other.0);
+    hear("CMD-HAZARD", by_segment().try_for_each(hazards))?;
+    hear("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
+    hear("CMD-EVICT-FIRST", evict_first(start, commands))?;
+    hear("CMD-COW-SRC", copy_source(commands))?;
+    hear("CMD-ORDER", orders(by_segment()))
+}
+
+/// CMD-HAZARD: in a segment no place is written twice, or read and written.
+fn hazards(segment: &[Copied]) -> Finding {
+    for (at, (number, one)) in segment.iter().enumerate() {
+        let Some(target) = one.writes() else { continue };
+        if segment[..at].iter().any(|(_, other)| other.writes() == Some(target)) {
+            return Err(format!("segment {number} writes {target:?} twice"));
+        }
+        if segment.iter().any(|(_, other)| other.reads() == Some(target)) {
+            return Err(format!("segment {number} reads and writes {target:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// CMD-COPYSET: in a segment each target is copied to from one source, and is no source.
+fn copy_set(segment: &[Copied]) -> Finding {
+    let pairs = segment.iter().filter_map(|(_, each)| Some((each.reads()?, each.writes()?)));
+    let pairs: SmallVec<[(Place, Place); 8]> = pairs.collect();
+    for &(source, target) in &pairs {
+        if pairs.iter().any(|&(other, to)| to == target && other != source) {
+            return Err(format!("two blocks are copied to {target:?}"));
+        }
+        if pairs.iter().any(|&(other, _)| other == target) {
+            return Err(format!("{target:?} is copied from and to"));
+        }
+    }
+    Ok(())
+}
+
+/// CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew.
+fn evict_first(start: &State, commands: &Commands) -> Finding {
+    let mut gone: SmallVec<[BlockId; 8]> = SmallVec::new();
+    for command in commands.iter() {
+        let has_key = |block: BlockId| start.device.key(block).is_some() && !gone.contains(&block);
+        match command {
+            Command::Evict { block, .. } => gone.push(block),
+            Command::EvictAll => return Ok(()),
+            Command::Allocate { block } if has_key(block) => {
+                return Err(format!("block {} is handed out with its key", block.0));
+            }
+            Command::Allocate { .. } => {}
+            _ => match command.writes() {
+                Some((Tier::Device, block)) if has_key(block) => {
+                    return Err(format!("{command:?} writes a block that has a key"));
+                }
+                _ => {}
+            },
+        }
+    }
+    Ok(())
+}
+
+/// CMD-COW-SRC: the source of a copy still has its content when the copy runs.
+fn copy_source(commands: &Commands) -> Finding {
+    let mut empty: SmallVec<[BlockId; 8]> = SmallVec::new();
+    for command in commands.iter() {
+        if let Some((Tier::Device, source)) = command.reads()
+            && empty.contains(&source)
+        {
+            return Err(format!("{command:?} reads a block that was handed out anew before it"));
+        }
+        if let Command::Allocate { block } = command {
+            empty.push(block);
+        } else if let Some((Tier::Device, target)) = command.writes() {
+            empty.retain(|block| *block != target);
+        }
+    }
+    Ok(())
+}
+
+/// CMD-ORDER: program order, any order inside segments, and all reads of a segment before all its
+/// writes give the same contents.
+fn orders<'a>(segments: impl Iterator<Item = &'a [Copied]>) -> Finding {
+    let mut contents = Contents::new();
+    for segment in segments {
+        let copies: Vec<Command> = segment.iter().map(|(_, command)| *command).collect();
+        let wanted = run(&contents, &copies, false);
+        let (number, count) = (segment[0].0, copies.len());
+        if count > 1 {
+            if all_orders(&copies).iter().any(|order| run(&contents, order, false) != wanted) {
+                return Err(format!("segment {number} depends on the order of its {count} copies"));
+            }
+            if run(&contents, &copies, true) != wanted {
+                return Err(format!("segment {number} depends on what is read before it writes"));
+            }
+        }
+        contents = wanted;
+    }
+    Ok(())
+}
+
+/// The orders to try: all of few copies, of more the one backward and each swap of two.
+fn all_orders(copies: &[Command]) -> Vec<Vec<Command>> {
+    if copies.len() > MAX_ORDERS {
+        let mut found: Vec<Vec<Command>> = vec![copies.iter().rev().copied().collect()];
+        for second in 0..copies.len() {
+            for first in 0..second {
+                let mut order = copies.to_vec();
+                order.swap(first, second);
+                found.push(order);
+            }
+        }
+        return found;
+    }
+    let mut found: Vec<Vec<Command>> = vec![Vec::new()];
+    for command in copies {
+        let longer = |order: &Vec<Command>| {
+            let order = order.clone();
+            (0..=order.len()).map(move |place| {
+                let mut longer = order.clone();
+                longer.insert(place, *command);
+                longer
+            })
+        };
+        found = found.iter().flat_map(longer).collect();
+    }
+    found
+}
+
+/// Contents after copies, one after the other, or all reading what was there before.
+fn run(contents: &Contents, copies: &[Command], at_once: bool) -> Contents {
+    let mut after = contents.clone();
+    for command in copies {
+        let Some(target) = command.writes() else { continue };
+        let sources = if at_once { contents } else { &after };
+        let written = match (command.reads(), command) {
+            (Some(source), _) => holds(sources, source),
+            (None, Command::Load { operation, .. }) => Held::Loaded(*operation),
+            (None, _) => Held::Zeros,
+        };
+        match after.binary_search_by_key(&target, |each| each.0) {
+            Ok(place) => after[place].1 = written,
+            Err(place) => after.insert(place, (target, written)),
+        }
+    }
+    after
+}
+
+/// What a place holds; itself at first.
+fn holds(contents: &Contents, place: Place) -> Held {
+    let known = contents.binary_search_by_key(&place, |each| each.0);
+    known.map_or(Held::Of(place), |known| contents[known].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hashing::block_hash::Key;
+    use crate::state::state::make_state;
+    use crate::types::config::Config;
+
+    const A: BlockId = BlockId(1);
+    const B: BlockId = BlockId(2);
+    const C: BlockId = BlockId(3);
+
+    fn copy(source: BlockId, target: BlockId) -> Command {
+        Command::CopyOnWrite { source, target }
+    }
+
+    /// What is found in commands that stand in these segments; block A has a key at first.
+    fn found(commands: &[Command], numbers: Option<&[i32]>, only: &str) -> Option<&'static str> {
+        let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
+        state.device.publish(A, Key([1; 36]));
+        let judges = Judges::only([only.to_owned()]);
+        let commands = commands.iter().copied().collect();
+        check_commands(&state, &commands, numbers, &judges).err().map(|found| found.property)
+    }
+
+    #[test]
+    fn each_judge_finds_its_own_wrong_batch() {
+        let cases: [(&str, &[Command], &[i32]); 6] = [
+            ("CMD-HAZARD", &[copy(A, B), copy(B, C)], &[0, 0]),
+            ("CMD-HAZARD", &[copy(A, B), copy(C, B)], &[1, 0]),
+            ("CMD-COPYSET", &[copy(A, B), copy(C, B)], &[0, 0]),
+            ("CMD-ORDER", &[copy(A, B), copy(B, C)], &[0, 0]),
+            ("CMD-EVICT-FIRST", &[Command::Allocate { block: A }], &[0]),
+            ("CMD-COW-SRC", &[Command::Allocate { block: B }, copy(B, C)], &[0, 0]),
+        ];
+        for (name, commands, numbers) in cases {
+            assert_eq!(found(commands, Some(numbers), name), Some(name), "{commands:?}");
+        }
+    }
+
+    #[test]
+    fn the_segments_of_the_core_have_no_hazard() {
+        let evict = Command::Evict { block: A, key: Key([1; 36]) };
+        let commands = [
+            copy(A, B),
+            copy(A, C),
+            copy(B, A),
+            evict,
+            Command::Allocate { block: A },
+            Command::Zero { block: A },
+            Command::SwapOut { block: B, host_block: A },
+        ];
+        let judged = |name: &str| found(&commands[..2], None, name);
+        assert!(BATCH_PROPERTIES.iter().all(|name| judged(name).is_none()));
+        let judged = |name: &str| found(&commands[3..], None, name);
+        assert!(BATCH_PROPERTIES.iter().all(|name| judged(name).is_none()));
+    }
+}

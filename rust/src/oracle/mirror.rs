@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands of a batch, on what every slot holds, on tables and on owners.
+//!
+//! Rules: as in ghost.rs, of which this is a part. Commands run one after the other. Twin:
+//! kvcore/oracle/contents.py.
+
+use crate::oracle::contents::{Content, Ghost, Judged, Marks};
+use crate::oracle::prefixes::Prefixes;
+use crate::state::state::Table;
+use crate::types::commands::{Command, Tier};
+use crate::types::ids::{BlockId, Row};
+
+impl Ghost {
+    /// Run the commands of a batch in order.
+    pub fn execute(
+        &mut self,
+        commands: impl IntoIterator<Item = Command>,
+        prefixes: &mut Prefixes,
+    ) -> Judged {
+        for command in commands {
+            self.mirror(&command, prefixes)?;
+            self.copy(&command);
+            if let Some((Tier::Device, block)) = command.writes() {
+                self.marks[block.index()].empty = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bring what an unfinished load fills, or spoil it; a store changes no content.
+    pub fn complete(&mut self, operation: u32, done: bool, prefixes: &mut Prefixes) -> Judged {
+        let place = self.loads.iter().position(|load| load.0 == operation);
+        let Some(place) = place else { return Ok(()) };
+        let (_, key, block) = self.loads.swap_remove(place);
+        let first = self.first_slot((Tier::Device, block));
+        let nodes = prefixes.block(&key)?;
+        for (slot, &node) in self.contents[first..].iter_mut().zip(nodes) {
+            *slot = if done { Content::Prefix(node, key.group() as u8) } else { Content::Spoilt };
+        }
+        Ok(())
+    }
+
+    /// Do what a copying command does to contents; other commands do nothing.
+    fn copy(&mut self, command: &Command) {
+        if let Command::Load { block, .. } = *command {
+            self.forget(block);
+            return;
+        }
+        let Some(target) = command.writes() else { return };
+        let target = self.first_slot(target);
+        match command.reads() {
+            Some(source) => {
+                let source = self.first_slot(source);
+                self.contents.copy_within(source..source + self.size, target);
+            }
+            None => self.contents[target..target + self.size].fill(Content::Zeros),
+        }
+    }
+
+    /// Follow owners and tables, and forget what loses its content.
+    fn mirror(&mut self, command: &Command, prefixes: &mut Prefixes) -> Judged {
+        match *command {
+            Command::Allocate { block } => {
+                self.marks[block.index()] = Marks { owned: true, cached: false, empty: true };
+                self.forget(block);
+            }
+            Command::Touch { block } => {
+                let marks = &mut self.marks[block.index()];
+                (marks.owned, marks.cached) = (true, false);
+            }
+            Command::Free { block, cached } => {
+                let marks = &mut self.marks[block.index()];
+                marks.owned = false;
+                if cached {
+                    marks.cached = true;
+                } else {
+                    self.forget(block);
+                }
+            }
+            Command::Evict { block, .. } => {
+                let marks = &mut self.marks[block.index()];
+                marks.cached = false;
+                if !marks.owned {
+                    self.forget(block);
+                }
+            }
+            Command::EvictAll => {
+                for block in (0..self.marks.len() as u32).map(BlockId) {
+                    if std::mem::take(&mut self.marks[block.index()].cached) {
+                        self.forget(block);
+                    }
+                }
+            }
+            Command::Store { block, key, .. } => {
+                let first = self.first_slot((Tier::Device, block));
+                for (slot, &node) in prefixes.block(&key)?.iter().enumerate() {
+                    let content = Content::Prefix(node, key.group() as u8);
+                    self.find("CACHE-KV", first + slot, content, content)?;
+                }
+            }
+            Command::Load { operation, key, block } => self.loads.push((operation, key, block)),
+            Command::SetTable { row, group, position, block } => {
+                let table = self.table_mut(row, group);
+                match table.get_mut(position as usize) {
+                    Some(entry) => *entry = block,
+                    None => table.push(block),
+                }
+            }
+            Command::CutTable { row, group, length } => {
+                self.table_mut(row, group).truncate(length as usize);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn table_mut(&mut self, row: Row, group: u32) -> &mut Table {
+        let at = row.index() * self.groups.len() + group as usize;
+        if self.tables.len() <= at {
+            self.tables.resize_with(at + 1, Table::new);
+        }
+        &mut self.tables[at]
+    }
+
+    fn forget(&mut self, block: BlockId) {
+        let first = self.first_slot((Tier::Device, block));
+        self.contents[first..first + self.size].fill(Content::Unknown);
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every slot holds, worked out from the commands and the forward passes alone.
+
+pub mod contents;
+pub mod forward;
+pub mod hazards;
+pub mod mirror;
+pub mod prefixes;
+pub mod schedule;

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
+//!
+//! Rules: nothing here is called by a transition. What a position's keys and values depend on is
+//! the tokens up to it, the adapter, the media item or embedding in its place; the salt says who
+//! may share them. All that is a prefix's identity. A hash stands for one identity, learnt from the
+//! request that carries it. The tree is one for all workers of a search, each of which keeps what
+//! it has met of it, so that it seldom has to ask. Twin: kvcore/oracle/prefixes.py.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
+
+use crate::check::Violation;
+use crate::hashing::block_hash::{BlockHash, Key};
+use crate::hashing::extra_keys::{ExtraKeys, LoRA, MediaItem};
+use crate::state::state::{RequestState, State};
+use crate::types::config::Config;
+
+/// The properties that this file judges.
+pub const PREFIX_PROPERTIES: [&str; 3] = ["HASH-INJ", "KEY-SEP", "KEY-GRAN"];
+
+/// What one position adds to a prefix: its token, or a number for it and what stands in its place.
+pub type Letter = u32;
+/// Numbers of a request's positions.
+pub type Numbers = SmallVec<[u32; 16]>;
+
+type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+
+/// Letters from here on stand for more than a token.
+const FIRST_EXTRA: Letter = 1 << 31;
+
+/// What a hash stands for: the first `end` tokens of a request, and their letters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Of the prefix.
+    pub tokens: Vec<u32>,
+    /// Of the prefix.
+    pub letters: Vec<Letter>,
+    /// The number of the prefix that ends with each token.
+    pub nodes: Vec<u32>,
+    /// Of the hash.
+    pub number: u32,
+}
+
+impl Chain {
+    /// Tokens of the prefix.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// The number of the whole prefix.
+    #[must_use]
+    pub fn last(&self) -> u32 {
+        self.nodes.last().copied().unwrap_or(0)
+    }
+}
+
+/// A token with what stands in its place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Extra {
+    token: u32,
+    lora: Option<(String, String)>,
+    salt: Option<String>,
+    media: Option<(String, u32)>,
+    row: Option<[u8; 32]>,
+}
+
+/// What all workers know together.
+#[derive(Debug, Default)]
+struct Tree {
+    children: Map<(u32, Letter), u32>,
+    /// By the numbers of prefixes and one less: the prefix one letter shorter.
+    parents: Vec<u32>,
+    chains: Map<BlockHash, Arc<Chain>>,
+    /// By their numbers.
+    hashes: Vec<BlockHash>,
+    extras: Map<Extra, Letter>,
+}
+
+/// The tree of all prefixes that were seen, and what each hash stands for.
+#[derive(Debug, Clone)]
+pub struct Prefixes {
+    hash_block_size: u32,
+    block_sizes: Vec<u32>,
+    children: Map<(u32, Letter), u32>,
+    parents: Vec<u32>,
+    chains: Map<BlockHash, Arc<Chain>>,
+    hashes: Vec<BlockHash>,
+    tree: Arc<Mutex<Tree>>,
+}
+
+impl Prefixes {
+    /// A tree of the empty prefix. A clone is of the same tree, for another worker.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        Prefixes {
+            hash_block_size: config.hash_block_size(),
+            block_sizes: config.groups.iter().map(|group| group.block_size).collect(),
+            children: Map::default(),
+            parents: Vec::new(),
+            chains: Map::default(),
+            hashes: Vec::new(),
+            tree: Arc::default(),
+        }
+    }
+
+    /// The number of the prefix that ends with each token and draft of a request.
+    pub fn nodes(&mut self, request: &RequestState) -> Numbers {
+        let letters = self.letters(request);
+        self.number(&letters)
+    }
+
+    /// What each token and draft of a request adds to its prefix.
+    pub fn letters(&mut self, request: &RequestState) -> Numbers {
+        let tokens = request.tokens.iter().chain(&request.drafts).copied();
+        let Some(extra_keys) = &request.extra_keys else { return tokens.collect() };
+        let all: Vec<u32> = tokens.collect();
+        let extras = extras(&all, extra_keys, self.hash_block_size);
+        extras.into_iter().map(|extra| self.letter(extra)).collect()
+    }
+
+    /// Take in what the requests' hashes stand for. Fails with HASH-INJ, KEY-SEP.
+    pub fn learn(&mut self, state: &State) -> Result<(), Violation> {
+        for request in state.requests() {
+            if request.block_hashes.is_empty() {
+                continue;
+            }
+            let letters = self.letters(request);
+            let nodes = self.number(&letters);
+            for (end, hash) in (1..).zip(&request.block_hashes) {
+                let end = end * self.hash_block_size as usize;
+                let known = match self.chains.get(hash) {
+                    Some(known) => known,
+                    None => self.meet(hash, &request.tokens[..end], &letters, &nodes),
+                };
+                if known.tokens.len() != end || known.last() != nodes[end - 1] {
+                    return Err(collision(hash, known, &request.tokens[..end]));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a block under a key ends. Fails with NOCRASH where nobody carried its hash.
+    pub fn chain(&mut self, key: &Key) -> Result<&Chain, Violation> {
+        let hash = key.block_hash();
+        if !self.chains.contains_key(&hash) {
+            let known = self.tree().chains.get(&hash).cloned();
+            let Some(known) = known else {
+                return Err(Violation::new("NOCRASH", "a key is of no known request".to_owned()));
+            };
+            self.chains.insert(hash, known);
+        }
+        Ok(&self.chains[&hash])
+    }
+
+    /// The number of a hash that some request carried.
+    pub fn hash_number(&mut self, hash: &BlockHash) -> u32 {
+        if let Some(known) = self.chains.get(hash) {
+            return known.number;
+        }
+        self.tree().chains[hash].number
+    }
+
+    /// The hash of a number.
+    pub fn hash_of(&mut self, number: u32) -> BlockHash {
+        if number as usize >= self.hashes.len() {
+            let hashes = self.tree().hashes.clone();
+            self.hashes = hashes;
+        }
+        self.hashes[number as usize]
+    }
+
+    /// The prefixes that a block under a key holds. Fails with KEY-GRAN.
+    pub fn block(&mut self, key: &Key) -> Result<&[u32], Violation> {
+        let group = key.group();
+        let size = self.block_sizes[group as usize];
+        let chain = self.chain(key)?;
+        let end = chain.end();
+        if !end.is_multiple_of(size) {
+            let detail = format!("a key of group {group} ends at token {end}, blocks hold {size}");
+            return Err(Violation::new("KEY-GRAN", detail));
+        }
+        Ok(&chain.nodes[(end - size) as usize..])
+    }
+
+    /// The numbers of the prefixes that these letters make, one after the other.
+    pub fn number(&mut self, letters: &[Letter]) -> Numbers {
+        let mut node = 0;
+        let step = |&letter: &Letter| {
+            node = self.child(node, letter);
+            node
+        };
+        letters.iter().map(step).collect()
+    }
+
+    /// The numbers of the prefixes that lead to one, itself the last.
+    pub fn path(&mut self, mut node: u32) -> Numbers {
+        let mut path = Numbers::new();
+        while node > 0 {
+            path.push(node);
+            if node as usize > self.parents.len() {
+                let parents = self.tree().parents.clone();
+                self.parents = parents;
+            }
+            node = self.parents[node as usize - 1];
+        }
+        path.reverse();
+        path
+    }
+
+    fn child(&mut self, node: u32, letter: Letter) -> u32 {
+        if let Some(&known) = self.children.get(&(node, letter)) {
+            return known;
+        }
+        let mut tree = self.tree();
+        let next = tree.children.len() as u32 + 1;
+        let number = *tree.children.entry((node, letter)).or_insert(next);
+        if number == next {
+            tree.parents.push(node);
+        }
+        drop(tree);
+        self.children.insert((node, letter), number);
+        number
+    }
+
+    fn letter(&mut self, extra: Extra) -> Letter {
+        if extra.lora.is_none()
+            && extra.salt.is_none()
+            && extra.media.is_none()
+            && extra.row.is_none()
+        {
+            return extra.token;
+        }
+        let mut tree = self.tree();
+        let next = FIRST_EXTRA + tree.extras.len() as Letter;
+        *tree.extras.entry(extra).or_insert(next)
+    }
+
+    /// What a hash stands for: what another worker knows, or else these tokens.
+    fn meet(
+        &mut self,
+        hash: &BlockHash,
+        tokens: &[u32],
+        letters: &[Letter],
+        nodes: &[u32],
+    ) -> &Chain {
+        let end = tokens.len();
+        let mut tree = self.tree();
+        let Tree { chains, hashes, .. } = &mut *tree;
+        let known = chains.entry(*hash).or_insert_with(|| {
+            hashes.push(*hash);
+            Arc::new(Chain {
+                tokens: tokens.to_vec(),
+                letters: letters[..end].to_vec(),
+                nodes: nodes[..end].to_vec(),
+                number: hashes.len() as u32 - 1,
+            })
+        });
+        let known = Arc::clone(known);
+        drop(tree);
+        self.chains.entry(*hash).or_insert(known)
+    }
+
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Each token with what stands in its place.
+fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<Extra> {
+    let lora = extra_keys.lora.as_ref().map(|LoRA { name, path }| (name.clone(), path.clone()));
+    let places = media_places(&extra_keys.media, tokens.len());
+    let at = |(position, media): (usize, Option<(String, u32)>)| Extra {
+        token: tokens[position],
+        lora: lora.clone(),
+        salt: extra_keys.cache_salt.clone().filter(|_| position == 0),
+        media,
+        row: (position < extra_keys.num_rows as usize)
+            .then(|| extra_keys.embeds[position / hash_block_size as usize]),
+    };
+    places.into_iter().enumerate().map(at).collect()
+}
+
+/// The item in each position, and how far into it that is: a cut changes neither.
+fn media_places(media: &[MediaItem], num_tokens: usize) -> Vec<Option<(String, u32)>> {
+    let mut places = vec![None; num_tokens];
+    for item in media {
+        for (index, place) in (0..item.length).zip(&mut places[item.offset as usize..]) {
+            *place = Some((item.identifier.clone(), index));
+        }
+    }
+    places
+}
+
+fn collision(hash: &BlockHash, known: &Chain, tokens: &[u32]) -> Violation {
+    let property = if known.tokens == tokens { "KEY-SEP" } else { "HASH-INJ" };
+    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    Violation::new(property, format!("{digits} stands twice"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::requests::add_request;
+    use crate::types::values::Request;
+
+    #[test]
+    fn equal_prefixes_have_equal_numbers_for_every_worker() {
+        let config = Config::new(5, 2, b"seed");
+        let mut state = make_state(config.clone()).unwrap();
+        for (id, tokens) in [("0", [1, 2, 3]), ("1", [1, 2, 4])] {
+            add_request(&mut state, Request::new(id, &tokens)).unwrap();
+        }
+        let mut prefixes = Prefixes::new(&config);
+        let mut other = prefixes.clone();
+        prefixes.learn(&state).unwrap();
+        let requests: Vec<&RequestState> = state.requests().collect();
+        let nodes = [prefixes.nodes(requests[0]), prefixes.nodes(requests[1])];
+        assert_eq!(nodes[0][..2], nodes[1][..2]);
+        assert_ne!(nodes[0][2], nodes[1][2]);
+        assert_eq!(other.nodes(requests[1]), nodes[1]);
+        let key = requests[0].key(1, 0, 0);
+        assert_eq!(other.block(&key), Ok(&nodes[0][..2]));
+    }
+
+    #[test]
+    fn a_hash_that_stands_for_two_prefixes_is_found() {
+        let config = Config::new(5, 2, b"seed");
+        let mut state = make_state(config.clone()).unwrap();
+        let row = add_request(&mut state, Request::new("0", &[1, 2])).unwrap();
+        let mut prefixes = Prefixes::new(&config);
+        prefixes.learn(&state).unwrap();
+        state[row].tokens[1] = 3;
+        assert_eq!(prefixes.learn(&state).unwrap_err().property, "HASH-INJ");
+    }
+}

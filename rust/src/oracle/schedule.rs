@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an engine knows of the open batch: which positions its forward pass will write.
+//!
+//! Rules: written from the design's sentences on computed counts, drafts and leaving the open
+//! batch, not from the code. A request's count before the batch is the one before its first slots
+//! in it, and before its hits. A cut to a count whose window was given back starts anew. Encoder
+//! tokens are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
+
+use crate::check::Violation;
+use crate::check::world::calls::{Call, Name, Slots, Value};
+use crate::state::state::State;
+use crate::types::groups::skipped_blocks;
+use crate::types::ids::Row;
+
+/// What a request's cross-attention tables hold: so many tokens of one encoder's run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encoder {
+    /// Of the run.
+    pub number: u32,
+    /// The tokens.
+    pub num_tokens: u32,
+}
+
+/// Positions [start, end) of a request that a step writes; rubbish up to num_slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Write {
+    /// The request.
+    pub name: Name,
+    /// Its row.
+    pub row: Row,
+    /// The first position.
+    pub start: u32,
+    /// Up to there they come from elsewhere; the queries stand behind.
+    pub loaded: u32,
+    /// The position behind the last token.
+    pub end: u32,
+    /// The position behind the last slot.
+    pub num_slots: u32,
+    /// What fills the cross-attention tables in this step.
+    pub encoder: Option<Encoder>,
+    /// The first position that a load did not bring.
+    pub failed: Option<u32>,
+}
+
+impl Write {
+    /// The write of one token.
+    #[must_use]
+    pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
+        let (loaded, end) = (start, start + 1);
+        Write { name, row, start, loaded, end, num_slots: end, encoder: None, failed: None }
+    }
+}
+
+/// What an engine knows of a request beside the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Known {
+    /// The count that the request must have; None where there is no request.
+    computed: Option<u32>,
+    /// What its cross-attention tables hold.
+    encoder: Option<Encoder>,
+    /// Where its unfinished load begins.
+    loading: Option<u32>,
+    /// The first token of its first failed load.
+    failed: Option<u32>,
+    /// The count before its first slots in the open batch, where it has some.
+    before: Option<u32>,
+}
+
+/// The writes of the open batch, and the computed count that each request must have.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    /// By row.
+    known: Vec<Known>,
+    writes: Vec<Write>,
+    num_encoders: u32,
+    /// The rows whose requests were freed, or removed, by the calls that were followed.
+    left: Vec<(Row, bool)>,
+}
+
+impl Clone for Schedule {
+    fn clone(&self) -> Self {
+        let mut made = Schedule::default();
+        made.clone_from(self);
+        made
+    }
+
+    /// Every edge begins with this, so it keeps the room.
+    fn clone_from(&mut self, source: &Self) {
+        self.known.clone_from(&source.known);
+        self.writes.clone_from(&source.writes);
+        self.num_encoders = source.num_encoders;
+        self.left.clone_from(&source.left);
+    }
+}
+
+impl Schedule {
+    /// Start with a state whose open batch schedules nothing.
+    pub fn assume(&mut self, state: &State) {
+        self.writes.clear();
+        self.known.resize(state.requests.len(), Known::default());
+        for (at, known) in self.known.iter_mut().enumerate() {
+            let request = state.requests[at].as_ref();
+            let encoder = request.and_then(|_| encoder_of(state, Row(at as u32)));
+            let computed = request.map(|request| request.num_computed);
+            *known = Known { computed, encoder, before: None, ..*known };
+        }
+    }
+
+    /// Go on with a state whose open batch schedules what this one does.
+    pub fn resume(&mut self, state: &State) {
+        self.left.clear();
+        self.known.resize(state.requests.len(), Known::default());
+        for (known, request) in self.known.iter_mut().zip(&state.requests) {
+            match request {
+                Some(request) => known.computed = Some(request.num_computed),
+                None => *known = Known::default(),
+            }
+        }
+    }
+
+    /// The requests that the open batch gives slots to, with their counts before it.
+    pub fn scheduled(&self) -> impl Iterator<Item = (Row, u32)> {
+        let rows = (0..).map(Row).zip(&self.known);
+        rows.filter_map(|(row, known)| Some((row, known.before?)))
+    }
+
+    /// Forget the loads that a state has not any more.
+    pub fn keep_loads(&mut self, state: &State) {
+        for (known, request) in self.known.iter_mut().zip(&state.requests) {
+            if request.as_ref().is_none_or(|request| request.num_loading == 0) {
+                (known.loading, known.failed) = (None, None);
+            }
+        }
+    }
+
+    /// Take over where the unfinished loads of another schedule of these requests are.
+    pub fn take_loads(&mut self, other: &Schedule) {
+        for (known, other) in self.known.iter_mut().zip(&other.known) {
+            (known.loading, known.failed) = (other.loading, other.failed);
+        }
+    }
+
+    /// The rows whose requests were freed or removed by the calls since it was resumed: true for
+    /// removed.
+    #[must_use]
+    pub fn left(&self) -> &[(Row, bool)] {
+        &self.left
+    }
+
+    /// Where the first failed block of a request's unfinished load is.
+    #[must_use]
+    pub fn failed(&self, row: Row) -> Option<u32> {
+        self.known.get(row.index())?.failed
+    }
+
+    /// What the cross-attention tables of a request hold.
+    #[must_use]
+    pub fn encoder(&self, row: Row) -> Option<&Encoder> {
+        self.known.get(row.index())?.encoder.as_ref()
+    }
+
+    /// Where the unfinished load of a request begins: what it brings is not there yet.
+    #[must_use]
+    pub fn loading(&self, row: Row) -> Option<u32> {
+        self.known.get(row.index())?.loading
+    }
+
+    /// Take in a call that was made and what it gave; state: the one before it.
+    pub fn follow(&mut self, state: &State, call: &Call, value: &Value) {
+        if matches!(value, Value::Refused(_) | Value::Misuse(_)) {
+            return;
+        }
+        match call {
+            Call::AddRequest { .. } => {
+                if let Value::Row(row) = *value {
+                    *self.at(Row(row)) = Known { computed: Some(0), ..Known::default() };
+                }
+            }
+            Call::RemoveRequest { name } => {
+                if let Some(row) = row_of(state, *name) {
+                    *self.at(row) = Known::default();
+                    self.left.push((row, true));
+                }
+            }
+            Call::Fork { parent, .. } => self.fork(state, *parent, value),
+            Call::AllocateSlots(slots) => self.allocated(state, slots),
+            Call::Append { name, .. } => {
+                let done = matches!(value, Value::Appended(appended) if appended.done > 0);
+                if let (Some(row), true) = (row_of(state, *name), done) {
+                    let start = self.computed(row);
+                    self.schedule(Write::of_next_token(*name, row, start));
+                }
+            }
+            Call::Load { name, num_tokens, hit } => {
+                let num_hit = hit.as_ref().map_or(0, |hit| hit.num_tokens);
+                self.begin_load(state, *name, *num_tokens, num_hit);
+            }
+            Call::CompleteOperation { operation, done } => {
+                self.completed(state, *operation, *done);
+            }
+            Call::Accept { name, num_accepted } => self.accepted(state, *name, *num_accepted),
+            Call::Free { name } => {
+                self.left.extend(row_of(state, *name).map(|row| (row, false)));
+                self.cut(state, *name, 0);
+            }
+            Call::Truncate { name, num_tokens } => self.cut(state, *name, *num_tokens),
+            Call::Rewind { names, num_tokens } => {
+                names.iter().for_each(|&name| self.cut(state, name, *num_tokens));
+                value.fell().iter().for_each(|&row| self.cut_row(state, row, *num_tokens));
+            }
+            Call::SwapOut { names } => {
+                names.iter().for_each(|&name| self.cut(state, name, u32::MAX));
+            }
+            _ => {}
+        }
+    }
+
+    /// The writes of the open batch, in the order of the calls.
+    #[must_use]
+    pub fn writes(&self) -> &[Write] {
+        &self.writes
+    }
+
+    /// Those that load external tokens.
+    pub fn loads(&self) -> impl Iterator<Item = &Write> {
+        self.writes.iter().filter(|write| write.loaded > write.start)
+    }
+
+    /// The batch is taken: the next one schedules nothing yet.
+    pub fn take(&mut self) {
+        self.writes.clear();
+        self.known.iter_mut().for_each(|known| known.before = None);
+    }
+
+    /// Fails with COMPUTED-RULE unless the state counts as the engine does.
+    pub fn check(&self, state: &State) -> Result<(), Violation> {
+        for at in 0..self.known.len().max(state.requests.len()) {
+            let request = state.requests.get(at).and_then(Option::as_ref);
+            let counts = request.map(|request| request.num_computed);
+            let expected = self.known.get(at).and_then(|known| known.computed);
+            if counts != expected {
+                let detail = format!("row {at} counts {counts:?}, by the rules {expected:?}");
+                return Err(Violation::new("COMPUTED-RULE", detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails with CAP where a request that the open batch schedules, by at most as many slots as
+    /// the cap is made for, holds more of a windowed group than its cap.
+    pub fn check_caps(&self, state: &State) -> Result<(), Violation> {
+        if !state.has_windows {
+            return Ok(());
+        }
+        let most = state.config.max_num_batched_tokens.unwrap_or(state.config.length_limit());
+        for write in &self.writes {
+            let times = self.writes.iter().filter(|each| each.row == write.row).count();
+            if times > 1 || write.num_slots - write.loaded > most {
+                continue;
+            }
+            let groups = (0..).zip(&state.config.groups);
+            for ((index, group), table) in groups.zip(&state[write.row].tables) {
+                let Some(cap) = state.config.cap(index) else { continue };
+                let held = table.iter().filter(|&&block| !state.is_null(block)).count();
+                let blocks = write.num_slots.div_ceil(group.block_size) as usize;
+                if table.len() <= blocks && held > cap as usize {
+                    let name = state[write.row].name();
+                    let detail = format!("{name} holds {held} blocks of group {index}, cap {cap}");
+                    return Err(Violation::new("CAP", detail));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&mut self, row: Row) -> &mut Known {
+        if self.known.len() <= row.index() {
+            self.known.resize(row.index() + 1, Known::default());
+        }
+        &mut self.known[row.index()]
+    }
+
+    fn computed(&mut self, row: Row) -> u32 {
+        self.at(row).computed.unwrap_or(0)
+    }
+
+    fn fork(&mut self, state: &State, parent: Name, value: &Value) {
+        let (Some(parent), &Value::Row(child)) = (row_of(state, parent), value) else { return };
+        let settled = self.computed(parent).min(state[parent].num_tokens());
+        let settled = self.at(parent).before.unwrap_or(settled);
+        let computed = if resumes(state, parent, settled) { settled } else { 0 };
+        let encoder = self.at(parent).encoder.filter(|_| computed > 0);
+        *self.at(Row(child)) = Known { computed: Some(computed), encoder, ..Known::default() };
+    }
+
+    fn allocated(&mut self, state: &State, slots: &Slots) {
+        let Some(row) = row_of(state, slots.name) else { return };
+        let start = self.computed(row) + slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
+        let limit = state.config.length_limit();
+        let loaded = (start + slots.num_external).min(limit);
+        let end = loaded + slots.num_new;
+        let num_slots = (end + slots.num_lookahead).min(limit);
+        let mut encoder = None;
+        if slots.num_encoder > 0 && self.at(row).encoder.is_none() {
+            self.num_encoders += 1;
+            let number = 2 * self.num_encoders + 1;
+            encoder = Some(Encoder { number, num_tokens: slots.num_encoder });
+            self.at(row).encoder = encoder;
+        }
+        let name = slots.name;
+        self.schedule(Write { name, row, start, loaded, end, num_slots, encoder, failed: None });
+    }
+
+    fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, num_hit: u32) {
+        let Some(row) = row_of(state, name) else { return };
+        let before = self.computed(row);
+        let start = before + num_hit;
+        let known = self.at(row);
+        known.before.get_or_insert(before);
+        (known.computed, known.loading) = (Some(start + num_tokens), Some(start));
+    }
+
+    fn accepted(&mut self, state: &State, name: Name, num_accepted: u32) {
+        let Some(row) = row_of(state, name) else { return };
+        let most = state[row].num_tokens() + num_accepted;
+        self.at(row).computed = Some(self.computed(row).min(most));
+    }
+
+    /// The last operation of a load settles it: what is before the first failed block stays.
+    fn completed(&mut self, state: &State, number: u32, done: bool) {
+        let Some(operation) = state.operations.get(&number) else { return };
+        let Some(row) = operation.request else { return };
+        let first = operation.first_token;
+        if !done {
+            let failed = self.at(row).failed.map_or(first, |failed| failed.min(first));
+            self.at(row).failed = Some(failed);
+        }
+        let mut others = state.operations.iter().filter(|other| *other.0 != number);
+        if others.all(|(_, other)| other.request != Some(row)) {
+            let count = self.at(row).failed.unwrap_or(u32::MAX);
+            self.cut_row(state, row, count);
+        }
+    }
+
+    fn schedule(&mut self, write: Write) {
+        let known = self.at(write.row);
+        let before = known.computed.unwrap_or(0);
+        known.before.get_or_insert(before);
+        known.computed = Some(write.end);
+        self.writes.push(write);
+    }
+
+    /// A request leaves the open batch and falls to so many tokens, its drafts dropped.
+    fn cut(&mut self, state: &State, name: Name, num_tokens: u32) {
+        if let Some(row) = row_of(state, name) {
+            self.cut_row(state, row, num_tokens);
+        }
+    }
+
+    fn cut_row(&mut self, state: &State, row: Row, num_tokens: u32) {
+        self.writes.retain(|write| write.row != row);
+        let count = self.computed(row).min(state[row].num_tokens());
+        let count = self.at(row).before.take().unwrap_or(count);
+        let resumed = |count| if resumes(state, row, count) { count } else { 0 };
+        let most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
+        let count = resumed(resumed(count).min(most));
+        let known = self.at(row);
+        (known.computed, known.loading, known.failed) = (Some(count), None, None);
+        known.encoder = known.encoder.take().filter(|_| count > 0);
+    }
+}
+
+/// What the cross-attention tables of a state's request hold, full to the last slot: two that share
+/// their first block hold the same.
+fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
+    let request = &state[row];
+    let on_device = request.host_tables.is_empty();
+    let tables = if on_device { &request.tables } else { &request.host_tables };
+    let held = state.config.groups.iter().zip(tables);
+    let mut held = held.filter(|(group, table)| group.is_cross() && !table.is_empty());
+    let (group, table) = held.next_back()?;
+    let num_tokens = table.len() as u32 * group.block_size;
+    Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
+}
+
+/// Whether a request still has, in every group, the blocks that the query behind so many tokens
+/// sees or shares.
+fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
+    let groups = state.config.groups.iter().zip(&state[row].tables);
+    let mut windowed = groups.filter(|(group, _)| group.is_windowed());
+    windowed.all(|(group, table)| {
+        let first = skipped_blocks(group, num_tokens) as usize;
+        let end = (num_tokens.div_ceil(group.block_size) as usize).min(table.len());
+        first >= end || !table[first..end].iter().any(|&block| state.is_null(block))
+    })
+}
+
+fn row_of(state: &State, name: Name) -> Option<Row> {
+    state.rows.get(name.id()).copied()
+}

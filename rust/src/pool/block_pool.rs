@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The block pool: owners, keys and the free queue of all blocks of one tier.
+//!
+//! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
+//! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
+//! given, at the side that the eviction policy names, or by rank (`ranked.rs`). Methods trust their
+//! arguments; the pool layer's transitions, in pool_layer.rs, check theirs. Source: S000-34, 35,
+//! 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
+
+use crate::hashing::block_hash::Key;
+use crate::mutants::{Mutant, seeded};
+use crate::pool::free_queue::{FreeQueue, make_free_queue};
+use crate::pool::hash_index::HashIndex;
+use crate::pool::prefetch::prefetch;
+use crate::pool::priority_eviction::Ranks;
+use crate::pool::quarantine::{Quarantine, make_quarantine};
+use crate::types::clone_in_place::{clone_in_place, touched_zeros};
+use crate::types::commands::Command;
+use crate::types::config::Eviction;
+use crate::types::effects::Effects;
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
+
+/// Blocks that were taken: few in most steps, so they need no room on the heap.
+pub type Taken = SmallVec<[BlockId; 8]>;
+
+/// All blocks of one tier.
+#[derive(Debug)]
+pub struct BlockPool {
+    /// 1 where block 0 is the null block, else 0.
+    first_block: u32,
+    eviction: Eviction,
+    /// Owners of each block, pins included; `KEYED` is added where it has a key.
+    owners: Vec<u32>,
+    pub(crate) queue: FreeQueue,
+    pub(crate) index: HashIndex,
+    /// Block to its number of pins.
+    pub(crate) pins: HashMap<BlockId, u32, FxBuildHasher>,
+    /// None where no batch is ever unfinished.
+    pub(crate) quarantine: Option<Quarantine>,
+    /// What was said of each block's use; None where the queue is not ordered by it.
+    pub(crate) ranks: Option<Box<Ranks>>,
+}
+
+clone_in_place!(BlockPool { first_block, eviction, owners, queue, index, pins, quarantine, ranks });
+
+/// One word says of a block all that is asked of it when it is written or released.
+const KEYED: u32 = 1 << 31;
+/// Blocks to look ahead, so that what is read of one is there when it comes.
+pub(crate) const AHEAD: usize = 16;
+
+/// An empty pool, whose blocks are first taken lowest first.
+///
+/// quarantine: whether blocks can be released while a batch uses them.
+#[must_use]
+pub fn make_pool(
+    num_blocks: u32,
+    null_block: bool,
+    eviction: Eviction,
+    quarantine: bool,
+) -> BlockPool {
+    let first_block = u32::from(null_block);
+    BlockPool {
+        first_block,
+        eviction,
+        owners: touched_zeros(num_blocks as usize),
+        queue: make_free_queue(num_blocks, (first_block..num_blocks).map(BlockId)),
+        index: HashIndex::new(num_blocks),
+        pins: HashMap::default(),
+        quarantine: quarantine.then(make_quarantine),
+        ranks: None,
+    }
+}
+
+impl BlockPool {
+    /// Blocks of the pool, the null block included.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.owners.len() as u32
+    }
+
+    /// Blocks that can have an owner.
+    #[must_use]
+    pub fn num_usable(&self) -> u32 {
+        self.num_blocks() - self.first_block
+    }
+
+    /// Whether a block is the null block, which stands in tables for blocks that are not needed.
+    #[must_use]
+    pub fn is_null(&self, block: BlockId) -> bool {
+        block.0 < self.first_block
+    }
+
+    /// Which freed block leaves first, among those that have no rank.
+    #[must_use]
+    pub fn eviction(&self) -> Eviction {
+        self.eviction
+    }
+
+    /// Blocks in the free queue.
+    #[must_use]
+    pub fn num_free(&self) -> u32 {
+        self.queue.len()
+    }
+
+    /// Blocks without owner that come back when batches finish.
+    #[must_use]
+    pub fn num_quarantined(&self) -> u32 {
+        self.quarantine.as_ref().map_or(0, Quarantine::len)
+    }
+
+    /// Whether a block is in the free queue.
+    #[must_use]
+    pub fn is_queued(&self, block: BlockId) -> bool {
+        let waits = || self.quarantine.as_ref().is_some_and(|waiting| waiting.contains(block));
+        self.ref_count(block) == 0 && !waits()
+    }
+
+    /// Whether a block would be quarantined on its release.
+    #[must_use]
+    pub fn is_busy(&self, block: BlockId) -> bool {
+        self.quarantine.as_ref().is_some_and(|waiting| waiting.is_busy(block))
+    }
+
+    /// Owners of a block, pins included.
+    #[must_use]
+    pub fn ref_count(&self, block: BlockId) -> u32 {
+        self.owners[block.index()] & !KEYED
+    }
+
+    /// Whether a block has one owner and no key, so that it can be written in place.
+    #[must_use]
+    pub fn is_writable(&self, block: BlockId) -> bool {
+        self.owners[block.index()] == 1 || seeded(Mutant::SharedWrittenInPlace)
+    }
+
+    /// Pins of a block.
+    #[must_use]
+    pub fn num_pins(&self, block: BlockId) -> u32 {
+        self.pins.get(&block).copied().unwrap_or(0)
+    }
+
+    /// The key of a block.
+    #[must_use]
+    pub fn key(&self, block: BlockId) -> Option<&Key> {
+        (self.owners[block.index()] >= KEYED).then(|| self.index.key(block))
+    }
+
+    /// The blocks without owner, in the order in which they leave.
+    #[must_use]
+    pub fn queue(&self) -> &FreeQueue {
+        &self.queue
+    }
+
+    /// Give so many blocks from the front one owner each; evicts those that have a key.
+    pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
+        debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
+        let blocks: Taken = self.queue.take_front(count).collect();
+        blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
+        for (place, &block) in blocks.iter().enumerate() {
+            if let Some(&ahead) = blocks.get(place + AHEAD) {
+                self.prefetch(ahead);
+            }
+            if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
+                self.index.prefetch_bucket(key.head());
+            }
+            self.unpublish(block, effects);
+            self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
+            effects.emit(Command::Allocate { block });
+        }
+        blocks
+    }
+
+    /// Add an owner; a block without one leaves the free queue, or the quarantine, and keeps its
+    /// content.
+    pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
+        if self.ref_count(block) == 0 {
+            let waits = self.quarantine.as_mut().is_some_and(|waiting| waiting.remove(block));
+            if !waits && !seeded(Mutant::TouchNotDequeued) {
+                self.queue.remove(block);
+            }
+            effects.emit(Command::Touch { block });
+        }
+        self.owners[block.index()] += 1;
+    }
+
+    /// Take one owner from each; those left without join the free queue in the order given, or the
+    /// quarantine while a batch uses them.
+    pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
+        for block in blocks {
+            debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
+            self.owners[block.index()] -= 1;
+            if self.ref_count(block) > 0 {
+                continue;
+            }
+            match &mut self.quarantine {
+                Some(waiting) if waiting.is_busy(block) => waiting.append(block),
+                _ if seeded(Mutant::FreeForgetsABlock) => {}
+                _ => self.enqueue(block),
+            }
+            let cached = self.owners[block.index()] == KEYED;
+            effects.emit(Command::Free { block, cached });
+        }
+    }
+
+    /// Ask for what is read of a block when it is taken.
+    #[inline]
+    fn prefetch(&self, block: BlockId) {
+        prefetch(&self.owners, block.index());
+        self.index.prefetch_key(block);
+    }
+
+    /// Put a block without owner at the side of the free queue that the policy names.
+    fn enqueue(&mut self, block: BlockId) {
+        if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+            self.queue.prepend(block);
+        } else {
+            self.queue.append(block);
+        }
+    }
+
+    /// Note that a batch uses a block, though it may lose its owners.
+    pub fn note_use(&mut self, block: BlockId, number: u64) {
+        if let Some(waiting) = &mut self.quarantine {
+            waiting.note_use(block, number);
+        }
+    }
+
+    /// Note that the batches of these numbers use nothing any more; no block moves yet.
+    pub fn end_use(&mut self, ended: impl Fn(u64) -> bool) {
+        if let Some(waiting) = &mut self.quarantine {
+            waiting.end_use(ended);
+        }
+    }
+
+    /// Let blocks that no batch uses join the free queue, in the order of their release.
+    pub fn end_quarantine(&mut self) {
+        let left = self.quarantine.as_mut().map_or_else(Vec::new, Quarantine::end);
+        left.into_iter().for_each(|block| self.enqueue(block));
+    }
+
+    /// Make a block findable under a key.
+    #[inline]
+    pub fn publish(&mut self, block: BlockId, key: Key) {
+        debug_assert!(self.key(block).is_none(), "HASH-MONO: {block:?} has a key already");
+        self.owners[block.index()] |= KEYED;
+        self.index.insert(key, block);
+    }
+
+    /// Give a block so many owners, pins included.
+    pub(crate) fn restore(&mut self, block: BlockId, ref_count: u32) {
+        self.owners[block.index()] = ref_count & !KEYED;
+    }
+
+    /// Forget the key of a block, if it has one; its place in the free queue stays.
+    #[inline]
+    pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
+        if self.key(block).is_none() {
+            return;
+        }
+        self.owners[block.index()] &= !KEYED;
+        effects.emit(Command::Evict { block, key: *self.index.key(block) });
+        if seeded(Mutant::EvictKeepsIndex) {
+            return;
+        }
+        if self.index.remove(block) {
+            effects.announce_removed(self.index.key(block));
+        }
+    }
+
+    /// Forget every key.
+    pub fn clear_index(&mut self, effects: &mut Effects) {
+        self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
+        self.index.clear();
+        effects.emit(Command::EvictAll);
+    }
+
+    /// Add an owner that is no request.
+    pub fn pin(&mut self, block: BlockId, effects: &mut Effects) {
+        self.touch(block, effects);
+        *self.pins.entry(block).or_insert(0) += 1;
+    }
+
+    /// Remove an owner that `pin` added.
+    pub fn unpin(&mut self, block: BlockId, effects: &mut Effects) {
+        let left = self.num_pins(block) - 1;
+        if left > 0 {
+            self.pins.insert(block, left);
+        } else {
+            self.pins.remove(&block);
+        }
+        self.release([block], effects);
+    }
+
+    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the
+    /// null block.
+    pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
+        let last = i64::from(self.num_blocks()) - 1;
+        if (i64::from(self.first_block)..=last).contains(&block) {
+            return Ok(BlockId(block as u32));
+        }
+        Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be
+    /// pinned.
+    pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            if self.ref_count(block) == 0 && self.key(block).is_none() {
+                return Err(Error::UnusedBlock { block: number });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+
+    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
+    /// that the call removes. held: pins of a block that are not the caller's to remove.
+    pub fn check_unpins(
+        &self,
+        blocks: &[i64],
+        held: impl Fn(BlockId) -> u32,
+    ) -> Result<Vec<BlockId>, Error> {
+        let times = count_blocks(blocks);
+        let check = |&number: &i64| {
+            let block = self.check_block(number)?;
+            let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
+            let asked = times[&number];
+            if num_pins < asked {
+                return Err(Error::NotPinned { block: number, num_pins, asked });
+            }
+            Ok(block)
+        };
+        blocks.iter().map(check).collect()
+    }
+}
+
+/// How often each number is named.
+pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
+    let mut times = HashMap::default();
+    for &block in blocks {
+        *times.entry(block).or_insert(0) += 1;
+    }
+    times
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The hash index: key to the ordered blocks that hold that content.
+//!
+//! Rules: the block that was published first answers a look-up; when it loses the key the next one
+//! answers (S001-82). A key without blocks has no entry. All is columns by block: the keys, and the
+//! chain of the first blocks whose keys fall into one bucket. There are twice as many buckets as
+//! blocks, so nothing ever grows or is hashed again. What a link has to spare above the block is a
+//! tag of its key, so that a bucket is judged without the keys of the blocks in it. The blocks of a
+//! key that has several are a ring of links, so that each step is O(1) however many there are; the
+//! links of a block that is alone are not read. Twin: kvcore/pool/hash_index.py.
+
+use crate::hashing::block_hash::{KEY_SIZE, Key};
+use crate::mutants::{Mutant, seeded};
+use crate::pool::prefetch::prefetch;
+use crate::types::clone_in_place::{clone_in_place, touched_zeros};
+use crate::types::ids::BlockId;
+
+/// Set in the chain's link of a block whose key has several.
+const SEVERAL: u32 = 1 << 31;
+/// Odd, so that it spreads a key over all bits: 2 to the 64 over the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Key to blocks.
+#[derive(Debug)]
+pub struct HashIndex {
+    /// The last key of each block.
+    keys: Vec<Key>,
+    /// Of each bucket the link to the block that came last: the block and one, under its tag;
+    /// 0: none.
+    heads: Vec<u32>,
+    /// Behind each first block of a key the link to the next one of its bucket; 0: none.
+    chain: Vec<u32>,
+    /// The bits of a link that name the block.
+    named: u32,
+    /// The ring of the blocks of each key that has several, in order of publication; the first one
+    /// follows the last.
+    following: Vec<u32>,
+    preceding: Vec<u32>,
+    /// Keys that have a block.
+    length: u32,
+}
+
+clone_in_place!(HashIndex { keys, heads, chain, named, following, preceding, length });
+
+impl HashIndex {
+    /// An empty index for so many blocks.
+    #[must_use]
+    pub fn new(num_blocks: u32) -> Self {
+        let named = u32::MAX >> num_blocks.max(1).leading_zeros();
+        let num_blocks = num_blocks as usize;
+        HashIndex {
+            named,
+            keys: vec![Key([0; KEY_SIZE]); num_blocks],
+            heads: touched_zeros((2 * num_blocks).next_power_of_two().max(2)),
+            chain: touched_zeros(num_blocks),
+            following: vec![0; num_blocks],
+            preceding: vec![0; num_blocks],
+            length: 0,
+        }
+    }
+
+    /// The key of a block that has one.
+    #[must_use]
+    #[inline]
+    pub fn key(&self, block: BlockId) -> &Key {
+        &self.keys[block.index()]
+    }
+
+    /// The block that answers for a key.
+    #[must_use]
+    #[inline]
+    pub fn first(&self, key: &Key) -> Option<BlockId> {
+        let (bucket, tag) = self.place_of(key);
+        self.find(self.heads[bucket], tag, key)
+    }
+
+    /// The blocks under a key, first published first; empty where there is none.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Vec<BlockId> {
+        self.first(key).map(|first| self.blocks(first).collect()).unwrap_or_default()
+    }
+
+    /// Keys that have a block.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether nothing is findable.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The place of each block among those of its key, 0 for the one that answers and for a block
+    /// without a key. O(blocks).
+    #[must_use]
+    pub fn ranks(&self) -> Vec<u32> {
+        let mut ranks = vec![0; self.chain.len()];
+        for (first, _) in self.firsts() {
+            for (rank, block) in (0..).zip(self.blocks(first)) {
+                ranks[block.index()] = rank;
+            }
+        }
+        ranks
+    }
+
+    /// Add a block behind those that hold the same content.
+    #[inline(always)] // of each block that is filled; the key is not copied on its way
+    pub fn insert(&mut self, key: Key, block: BlockId) {
+        let (bucket, tag) = self.place_of(&key);
+        let head = self.heads[bucket];
+        self.keys[block.index()] = key;
+        if self.may_hold(head, tag)
+            && let Some(first) = self.find(head, tag, &key)
+        {
+            return self.join(first, block);
+        }
+        self.chain[block.index()] = head;
+        self.heads[bucket] = tag | (block.0 + 1);
+        self.length += 1;
+    }
+
+    /// Put a block behind the others of the key whose first one is given.
+    #[cold]
+    fn join(&mut self, BlockId(first): BlockId, block: BlockId) {
+        let has_several = self.has_several(BlockId(first));
+        let last = if has_several { self.preceding[first as usize] } else { first };
+        self.chain[first as usize] |= SEVERAL;
+        self.link(last, block.0);
+        self.link(block.0, first);
+    }
+
+    /// Take a block from under its key. True: it was the last one.
+    #[inline]
+    pub fn remove(&mut self, block: BlockId) -> bool {
+        let (bucket, tag) = self.place_of(self.key(block));
+        let own = tag | (block.0 + 1);
+        let mut before = None;
+        let mut link = self.heads[bucket];
+        while link != 0 && link != own {
+            before = Some((link & self.named) - 1);
+            link = self.chain[(link & self.named) as usize - 1] & !SEVERAL;
+        }
+        let answers = link != 0;
+        if answers && (!self.has_several(block) || seeded(Mutant::EvictDropsDups)) {
+            self.point(bucket, before, self.chain[block.index()] & !SEVERAL);
+            self.length -= 1;
+            return true;
+        }
+        self.leave(block, tag, answers.then_some((bucket, before)));
+        seeded(Mutant::EventPerCopy)
+    }
+
+    /// Take a block out of the ring of its key. answers: its bucket and what is before it there.
+    #[cold]
+    fn leave(&mut self, block: BlockId, tag: u32, answers: Option<(usize, Option<u32>)>) {
+        let (behind, after) = (self.preceding[block.index()], self.following[block.index()]);
+        debug_assert!(self.following[behind as usize] == block.0, "IDX-SOUND: {block:?} is alone");
+        self.link(behind, after);
+        if let Some((bucket, before)) = answers {
+            self.chain[after as usize] = self.chain[block.index()];
+            self.point(bucket, before, tag | (after + 1));
+        }
+        if behind == after {
+            self.chain[after as usize] &= !SEVERAL;
+        }
+    }
+
+    /// Ask for what says which key a block has.
+    #[inline]
+    pub(crate) fn prefetch_key(&self, block: BlockId) {
+        prefetch(&self.keys, block.index());
+        prefetch(&self.chain, block.index());
+    }
+
+    /// Ask for the bucket of a key of this head.
+    #[inline]
+    pub(crate) fn prefetch_bucket(&self, head: u64) {
+        prefetch(&self.heads, self.bucket_of(head.wrapping_mul(SPREAD)));
+    }
+
+    /// Forget every key.
+    pub fn clear(&mut self) {
+        self.heads.fill(0);
+        self.length = 0;
+    }
+
+    /// The first block of each key, and whether the key has several.
+    pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
+        let buckets = 0..if self.is_empty() { 0 } else { self.heads.len() };
+        let links = buckets.flat_map(|bucket| self.links_from(self.heads[bucket]));
+        links.map(|link| self.block_of(link)).map(|block| (block, self.has_several(block)))
+    }
+
+    /// The blocks before and behind one of several that have one key.
+    pub(crate) fn links(&self, block: BlockId) -> (u32, u32) {
+        (self.preceding[block.index()], self.following[block.index()])
+    }
+
+    /// The bucket of a key and the tag of its links. The first bytes of a key are those of a hash
+    /// already: no need to hash the rest.
+    #[inline]
+    fn place_of(&self, key: &Key) -> (usize, u32) {
+        let spread = key.head().wrapping_mul(SPREAD);
+        (self.bucket_of(spread), spread as u32 & !(SEVERAL | self.named))
+    }
+
+    #[inline]
+    fn bucket_of(&self, spread: u64) -> usize {
+        (spread >> (u64::BITS - self.heads.len().trailing_zeros())) as usize
+    }
+
+    /// Whether the key of this tag may be in the bucket of this head; yes where it has many blocks.
+    ///
+    /// No branch depends on how many blocks the bucket has, 0 to 2 as a rule: it would be misled
+    /// for each third key.
+    #[inline]
+    fn may_hold(&self, head: u32, tag: u32) -> bool {
+        let behind = |link: u32| {
+            let next = self.chain[(link & self.named).saturating_sub(1) as usize];
+            if link == 0 { 0 } else { next & !SEVERAL }
+        };
+        let fits = |link: u32| (link != 0) & (link & !self.named == tag);
+        let (second, third) = (behind(head), behind(behind(head)));
+        fits(head) | fits(second) | (third != 0)
+    }
+
+    /// The block that answers for a key, in the bucket of this head.
+    fn find(&self, head: u32, tag: u32, key: &Key) -> Option<BlockId> {
+        let fits = |link: &u32| {
+            (link & !self.named == tag && self.keys[self.block_of(*link).index()] == *key)
+                || seeded(Mutant::IndexComparesBuckets)
+        };
+        self.links_from(head).find(fits).map(|link| self.block_of(link))
+    }
+
+    /// The links of a bucket from this one on.
+    #[inline]
+    fn links_from(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
+        let step = |link: u32| (link != 0).then_some(link);
+        let next = move |&link: &u32| step(self.chain[self.block_of(link).index()] & !SEVERAL);
+        std::iter::successors(step(head), next)
+    }
+
+    #[inline]
+    fn block_of(&self, link: u32) -> BlockId {
+        BlockId((link & self.named) - 1)
+    }
+
+    /// Let the link of a bucket behind this block, or its head, be another one.
+    fn point(&mut self, bucket: usize, before: Option<u32>, link: u32) {
+        match before {
+            Some(before) => {
+                let several = self.chain[before as usize] & SEVERAL;
+                self.chain[before as usize] = link | several;
+            }
+            None => self.heads[bucket] = link,
+        }
+    }
+
+    fn has_several(&self, first: BlockId) -> bool {
+        self.chain[first.index()] & SEVERAL != 0
+    }
+
+    /// The blocks of the key of a first one, first published first.
+    fn blocks(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+        let has_several = self.has_several(first);
+        std::iter::successors(Some(first), move |block| {
+            let next = || BlockId(self.following[block.index()]);
+            has_several.then(next).filter(|&after| after != first)
+        })
+    }
+
+    fn link(&mut self, before: u32, after: u32) {
+        self.following[before as usize] = after;
+        self.preceding[after as usize] = before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hashing::block_hash::HASH_SIZE;
+
+    const KEY: Key = Key([1; KEY_SIZE]);
+    const OTHER: Key = Key([2; KEY_SIZE]);
+
+    /// An index for six blocks that were published under one key in this order.
+    fn published(blocks: &[u32]) -> HashIndex {
+        let mut index = HashIndex::new(6);
+        blocks.iter().for_each(|&block| index.insert(KEY, BlockId(block)));
+        index
+    }
+
+    fn ids(index: &HashIndex) -> Vec<u32> {
+        index.get(&KEY).into_iter().map(|block| block.0).collect()
+    }
+
+    #[test]
+    fn the_next_block_answers_when_the_first_loses_its_key() {
+        let mut index = published(&[5, 3, 4]);
+        assert_eq!(ids(&index), [5, 3, 4]);
+        assert!(!index.remove(BlockId(5)));
+        assert_eq!(index.first(&KEY), Some(BlockId(3)));
+        assert!(!index.remove(BlockId(4)));
+        assert!(index.remove(BlockId(3)), "the last one");
+        assert_eq!((index.first(&KEY), index.is_empty()), (None, true));
+    }
+
+    #[test]
+    fn blocks_leave_from_the_middle_and_come_back_at_the_end() {
+        let mut index = published(&[2, 0, 3, 1]);
+        assert!(!index.remove(BlockId(0)));
+        assert_eq!(ids(&index), [2, 3, 1]);
+        index.insert(KEY, BlockId(0));
+        assert_eq!(ids(&index), [2, 3, 1, 0]);
+        assert_eq!(index.ranks(), [3, 2, 0, 1, 0, 0]);
+        assert!(!index.remove(BlockId(2)));
+        index.insert(KEY, BlockId(2));
+        assert_eq!(ids(&index), [3, 1, 0, 2]);
+    }
+
+    #[test]
+    fn the_only_one_left_may_be_joined_by_others_again() {
+        for left in [1, 4] {
+            let mut index = published(&[1, 4]);
+            assert!(!index.remove(BlockId(5 - left)));
+            assert_eq!(ids(&index), [left]);
+            index.insert(OTHER, BlockId(5 - left));
+            index.insert(KEY, BlockId(0));
+            assert_eq!((ids(&index), index.len()), (vec![left, 0], 2));
+            assert!(!index.remove(BlockId(left)));
+            assert!(index.remove(BlockId(0)));
+            assert_eq!(index.get(&OTHER), [BlockId(5 - left)]);
+        }
+    }
+
+    #[test]
+    fn many_keys_and_blocks_are_told_apart() {
+        const BLOCKS: u32 = 300;
+        let key = |number: u32| Key([(number % 200) as u8; KEY_SIZE]);
+        let mut index = HashIndex::new(BLOCKS);
+        let mut expected = vec![Vec::new(); 200];
+        let mut held = vec![None; BLOCKS as usize];
+        let mut drawn = 1_u32;
+        for _ in 0..20_000 {
+            drawn = drawn.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (block, number) = ((drawn >> 8) % BLOCKS, (drawn >> 20) % 200);
+            match held[block as usize].take() {
+                Some(number) => {
+                    let blocks: &mut Vec<u32> = &mut expected[number as usize];
+                    blocks.retain(|&each| each != block);
+                    assert_eq!(index.remove(BlockId(block)), blocks.is_empty());
+                }
+                None => {
+                    index.insert(key(number), BlockId(block));
+                    expected[number as usize].push(block);
+                    held[block as usize] = Some(number);
+                }
+            }
+            let blocks: Vec<u32> = index.get(&key(number)).iter().map(|each| each.0).collect();
+            assert_eq!(blocks, expected[number as usize]);
+        }
+        assert_eq!(index.len(), expected.iter().filter(|blocks| !blocks.is_empty()).count());
+    }
+
+    #[test]
+    fn keys_of_one_tag_are_told_apart_by_every_byte() {
+        // Bucket and tag are made of the first eight bytes and the group: these keys share them.
+        let mut keys = [KEY; HASH_SIZE - 7];
+        (8..HASH_SIZE).zip(&mut keys[1..]).for_each(|(at, key)| key.0[at] ^= 1);
+        [0, KEY_SIZE - 1].into_iter().for_each(|at| keys[0].0[at] ^= 1);
+        let mut index = HashIndex::new(keys.len() as u32 + 1);
+        index.insert(KEY, BlockId(0));
+        for (block, key) in (1..).map(BlockId).zip(&keys) {
+            assert_eq!(index.place_of(key), index.place_of(&KEY));
+            assert_eq!(index.first(key), None);
+            index.insert(*key, block);
+            assert_eq!((index.get(key), index.get(&KEY)), (vec![block], vec![BlockId(0)]));
+        }
+        assert_eq!(index.len(), keys.len() + 1);
+        for (block, key) in (1..).map(BlockId).zip(&keys) {
+            assert!(index.remove(block), "it was alone");
+            assert_eq!((index.first(key), index.first(&KEY)), (None, Some(BlockId(0))));
+        }
+    }
+
+    #[test]
+    fn a_cleared_index_forgets_its_rings() {
+        let mut index = published(&[1, 2, 3]);
+        index.clear();
+        assert_eq!((ids(&index), index.ranks()), (vec![], vec![0; 6]));
+        index.insert(KEY, BlockId(2));
+        assert_eq!(ids(&index), [2]);
+        assert!(index.remove(BlockId(2)));
+    }
+}

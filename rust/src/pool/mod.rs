@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks, their owners, their keys and the order in which they are evicted.
+
+pub mod block_pool;
+pub mod free_queue;
+pub mod hash_index;
+pub(crate) mod prefetch;
+pub mod priority_eviction;
+pub mod quarantine;
+pub mod queue_transitions;
+pub mod transitions;

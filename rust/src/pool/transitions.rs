@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pool layer: transitions of one tier's blocks, for managers that keep requests their own way.
+//!
+//! Rules: what is asked is checked first, so that a call which fails or is refused leaves the pool
+//! as it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
+//! kvcore/pool/transitions.py.
+
+use crate::hashing::block_hash::Key;
+use crate::pool::block_pool::{BlockPool, count_blocks};
+use crate::pool::priority_eviction;
+use crate::types::config::Eviction;
+use crate::types::effects::Effects;
+use crate::types::errors::{Error, repr};
+use crate::types::ids::BlockId;
+use crate::types::values::{Admitted, Reason, Refused};
+
+/// Give so many blocks from the front of the free queue one owner each; refused as a whole.
+pub fn take(pool: &mut BlockPool, count: u64, effects: &mut Effects) -> Admitted<Vec<BlockId>> {
+    if count > u64::from(pool.num_free()) {
+        let never = count > u64::from(pool.num_usable());
+        let reason = if never { Reason::Never } else { Reason::Later };
+        return Err(Refused::new(reason, count, pool.num_free()));
+    }
+    Ok(priority_eviction::take(pool, count as u32, effects).into_vec())
+}
+
+/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+///
+/// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
+/// UnusedBlock.
+pub fn admit(
+    pool: &mut BlockPool,
+    blocks: &[i64],
+    count: u64,
+    keys: Option<&[Key]>,
+    effects: &mut Effects,
+) -> Result<Admitted<Vec<BlockId>>, Error> {
+    for (position, (&block, key)) in (0..).zip(blocks.iter().zip(keys.unwrap_or_default())) {
+        if pool.key(pool.check_block(block)?) != Some(key) {
+            return Err(Error::WrongKey { block, position });
+        }
+    }
+    let known = pool.check_pins(blocks)?;
+    let mut touched = known.clone();
+    touched.sort_unstable();
+    touched.dedup();
+    let num_idle = touched.iter().filter(|&&block| pool.ref_count(block) == 0).count();
+    let needed = count + num_idle as u64;
+    if needed > u64::from(pool.num_free()) {
+        let never = count + touched.len() as u64 > u64::from(pool.num_usable());
+        let reason = if never { Reason::Never } else { Reason::Later };
+        return Ok(Err(Refused::new(reason, needed, pool.num_free())));
+    }
+    for block in known {
+        pool.touch(block, effects);
+    }
+    Ok(Ok(priority_eviction::take(pool, count as u32, effects).into_vec()))
+}
+
+/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
+pub fn touch(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.touch(block, effects);
+    }
+    Ok(())
+}
+
+/// Take one owner from each block, in order. Fails with UnknownBlock, DoubleFree (pins stay).
+pub fn release(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    let times = count_blocks(blocks);
+    let check = |&number: &i64| {
+        let block = pool.check_block(number)?;
+        let ref_count = i64::from(pool.ref_count(block)) - i64::from(pool.num_pins(block));
+        if ref_count < times[&number] {
+            return Err(Error::DoubleFree { block: number, ref_count, asked: times[&number] });
+        }
+        Ok(block)
+    };
+    let known: Vec<BlockId> = blocks.iter().map(check).collect::<Result<_, _>>()?;
+    priority_eviction::release(pool, &known, effects);
+    Ok(())
+}
+
+/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish(pool: &mut BlockPool, block: i64, key: Key) -> Result<(), Error> {
+    let known = check_unkeyed(pool, block)?;
+    pool.publish(known, key);
+    Ok(())
+}
+
+/// Make blocks with owners findable, in order, by a key each; all of them or none. Fails with
+/// UnknownBlock, UnusedBlock, AlreadyPublished.
+pub fn publish_all(pool: &mut BlockPool, blocks: &[i64], keys: &[Key]) -> Result<(), Error> {
+    let mut sorted = blocks.to_vec();
+    sorted.sort_unstable();
+    let distinct = sorted.is_sorted_by(|before, after| before < after);
+    let check = |(place, &block): (usize, &i64)| {
+        let known = check_unkeyed(pool, block)?;
+        if !distinct && blocks[..place].contains(&block) {
+            return Err(Error::AlreadyPublished { block });
+        }
+        Ok(known)
+    };
+    let known: Vec<BlockId> = blocks.iter().enumerate().map(check).collect::<Result<_, _>>()?;
+    for (block, &key) in known.into_iter().zip(keys) {
+        pool.publish(block, key);
+    }
+    Ok(())
+}
+
+/// Forget a block's key, if it has one. Fails with UnknownBlock.
+pub fn unpublish(pool: &mut BlockPool, block: i64, effects: &mut Effects) -> Result<(), Error> {
+    let known = pool.check_block(block)?;
+    priority_eviction::unpublish(pool, known, effects);
+    Ok(())
+}
+
+/// Say when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
+/// with UnknownBlock, and with InvalidConfig unless the pool is ranked.
+pub fn rank(
+    pool: &mut BlockPool,
+    blocks: &[i64],
+    time: Option<f64>,
+    length: Option<u32>,
+) -> Result<(), Error> {
+    if pool.ranks.is_none() {
+        let value = repr(match pool.eviction() {
+            Eviction::Lru => "lru",
+            Eviction::UncachedFirst => "uncached_first",
+        });
+        let reason = "blocks have ranks where it is 'ranked'".to_owned();
+        return Err(Error::InvalidConfig { field: "eviction", value, reason });
+    }
+    let known: Vec<BlockId> =
+        blocks.iter().map(|&block| pool.check_block(block)).collect::<Result<_, _>>()?;
+    priority_eviction::rank(pool, &known, time, length);
+    Ok(())
+}
+
+/// Forget every key.
+pub fn clear_index(pool: &mut BlockPool, effects: &mut Effects) {
+    priority_eviction::clear_index(pool, effects);
+}
+
+/// The block that answers for a key. Does not modify the pool.
+#[must_use]
+pub fn lookup(pool: &BlockPool, key: &Key) -> Option<BlockId> {
+    pool.index.first(key)
+}
+
+/// The blocks that answer for keys, up to the first for which none does. Does not modify the pool.
+#[must_use]
+pub fn lookup_prefix(pool: &BlockPool, keys: &[Key]) -> Vec<BlockId> {
+    keys.iter().map_while(|key| lookup(pool, key)).collect()
+}
+
+/// Hold blocks that have an owner or a key. Fails with UnknownBlock, UnusedBlock.
+pub fn pin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_pins(blocks)? {
+        pool.pin(block, effects);
+    }
+    Ok(())
+}
+
+/// Undo `pin`. Fails with UnknownBlock, NotPinned.
+pub fn unpin(pool: &mut BlockPool, blocks: &[i64], effects: &mut Effects) -> Result<(), Error> {
+    for block in pool.check_unpins(blocks, |_| 0)? {
+        priority_eviction::unpin(pool, block, effects);
+    }
+    Ok(())
+}
+
+/// The block of this number, which has an owner and no key.
+fn check_unkeyed(pool: &BlockPool, block: i64) -> Result<BlockId, Error> {
+    let known = pool.check_block(block)?;
+    if pool.key(known).is_some() {
+        return Err(Error::AlreadyPublished { block });
+    }
+    if pool.ref_count(known) == 0 {
+        return Err(Error::UnusedBlock { block });
+    }
+    Ok(known)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A map from rows, for what is asked of every request in every step.
+//!
+//! Rules: rows are dense, so a column says where each one's entry is; the entries lie together in
+//! the order of their coming, until one leaves and the last one takes its place.
+
+use crate::mutants::{Mutant, seeded};
+use crate::types::ids::Row;
+
+/// Entries by row.
+#[derive(Debug)]
+pub struct RowMap<T> {
+    entries: Vec<(Row, T)>,
+    /// For each row the place of its entry and one, or 0.
+    places: Vec<u32>,
+}
+
+impl<T: Clone> Clone for RowMap<T> {
+    fn clone(&self) -> Self {
+        RowMap { entries: self.entries.clone(), places: self.places.clone() }
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        self.entries.clone_from(&source.entries);
+        self.places.clone_from(&source.places);
+    }
+}
+
+impl<T> Default for RowMap<T> {
+    fn default() -> Self {
+        RowMap { entries: Vec::new(), places: Vec::new() }
+    }
+}
+
+impl<T> RowMap<T> {
+    /// The place of a row's entry.
+    fn place(&self, row: Row) -> Option<usize> {
+        (self.places.get(row.index()).copied().unwrap_or(0) as usize).checked_sub(1)
+    }
+
+    /// The entry of a row.
+    #[must_use]
+    pub fn get(&self, row: Row) -> Option<&T> {
+        self.place(row).map(|place| &self.entries[place].1)
+    }
+
+    /// The entry of a row, to be changed.
+    #[must_use]
+    pub fn get_mut(&mut self, row: Row) -> Option<&mut T> {
+        self.place(row).map(|place| &mut self.entries[place].1)
+    }
+
+    /// Add an entry for a row that has none.
+    pub fn insert_new(&mut self, row: Row, entry: T) {
+        debug_assert!(self.place(row).is_none(), "{row:?} has an entry already");
+        if self.places.len() <= row.index() {
+            self.places.resize(row.index() + 1, 0);
+        }
+        self.entries.push((row, entry));
+        self.places[row.index()] = self.entries.len() as u32;
+    }
+
+    /// Add an entry for a row, unless it has one.
+    #[inline]
+    pub fn insert_missing(&mut self, row: Row, entry: T) {
+        match self.places.get_mut(row.index()) {
+            Some(0) => {
+                self.entries.push((row, entry));
+                self.places[row.index()] = self.entries.len() as u32;
+            }
+            Some(_) => {}
+            None => self.insert_new(row, entry),
+        }
+    }
+
+    /// Take the entry of a row.
+    pub fn remove(&mut self, row: Row) -> Option<T> {
+        let place = self.place(row)?;
+        self.places[row.index()] = 0;
+        let (_, entry) = self.entries.swap_remove(place);
+        if let Some((moved, _)) = self.entries.get(place)
+            && !seeded(Mutant::RowMapKeepsPlace)
+        {
+            self.places[moved.index()] = place as u32 + 1;
+        }
+        Some(entry)
+    }
+
+    /// Forget every entry, keep the room.
+    pub fn clear(&mut self) {
+        for (row, _) in self.entries.drain(..) {
+            self.places[row.index()] = 0;
+        }
+    }
+
+    /// The rows that have an entry, in no order that means anything.
+    pub fn keys(&self) -> impl Iterator<Item = Row> + '_ {
+        self.entries.iter().map(|(row, _)| *row)
+    }
+
+    /// The rows and their entries, in the order of their coming as long as none left.
+    pub fn iter(&self) -> impl Iterator<Item = (Row, &T)> {
+        self.entries.iter().map(|(row, entry)| (*row, entry))
+    }
+
+    /// The entries, in no order that means anything.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|(_, entry)| entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_found_until_it_leaves() {
+        let mut map = RowMap::default();
+        for row in [3, 0, 7] {
+            map.insert_new(Row(row), 10 * row);
+        }
+        assert_eq!(map.remove(Row(3)), Some(30));
+        assert_eq!((map.remove(Row(3)), map.get(Row(3)), map.get(Row(9))), (None, None, None));
+        assert_eq!(map.get(Row(0)), Some(&0));
+        assert_eq!(map.get_mut(Row(7)), Some(&mut 70));
+        map.insert_missing(Row(7), 8);
+        map.insert_missing(Row(5), 50);
+        assert_eq!((map.get(Row(7)).copied(), map.remove(Row(5))), (Some(70), Some(50)));
+        assert_eq!(map.keys().map(|row| row.0).sum::<u32>(), 7);
+        map.clear();
+        assert_eq!((map.get(Row(7)), map.values().count()), (None, 0));
+        map.insert_new(Row(7), 1);
+        assert_eq!(map.remove(Row(7)), Some(1));
+    }
+}

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state: pools, requests and the open batch.
+//!
+//! Rules: a transition is a function of `&mut State` that checks all it is given before it changes
+//! anything. Per-block data are columns; what can be derived is not stored. A request waits (no
+//! tables), runs (device tables) or is swapped out (host tables); that is read from its tables, not
+//! stored. Inside the twin a request is named by its row. Twin: kvcore/state/state.py.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::hashing::block_hash::{BlockHash, Key, make_key, root_hash};
+use crate::hashing::extra_keys::{ExtraKeys, NO_EXTRA_KEYS};
+use crate::pool::block_pool::{BlockPool, make_pool};
+use crate::state::batch_records::{Given, Marks, Unfinished};
+use crate::state::row_map::RowMap;
+use crate::state::unconfirmed_loads::UnconfirmedLoad;
+use crate::transitions::drain::NewBlocks;
+use crate::types::config::Config;
+use crate::types::effects::Effects;
+use crate::types::errors::{Error, repr};
+use crate::types::groups::{Group, skipped_blocks};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::{PrefixCacheStats, Status};
+
+/// The blocks of a request in one group, in order.
+pub type Table = Vec<BlockId>;
+
+/// What stands in a device table where no query sees the block any more.
+pub const NULL_BLOCK: BlockId = BlockId(0);
+/// What stands in a host table where the null block was.
+pub const NO_HOST_BLOCK: BlockId = BlockId(u32::MAX);
+/// The greatest number of an operation.
+pub const MAX_OPERATION: u32 = (1 << 31) - 1;
+
+/// A request as the manager knows it.
+///
+/// The first 64 bytes are what most decode tokens read and change, so that each costs one cache
+/// line of its request.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct RequestState {
+    /// Accepted ones.
+    pub(crate) tokens: Vec<u32>,
+    /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed in.
+    pub(crate) block_hashes: Vec<BlockHash>,
+    pub(crate) num_computed: u32,
+    /// Tokens up to which appends change the count alone (`quiet.rs`), no part of the bytes.
+    pub(crate) quiet_until: u32,
+    /// The state's num_pins when that was found.
+    pub(crate) quiet_since: u64,
+    /// Device block ids, one table a group; no longer needed ones are the null block.
+    pub(crate) tables: Vec<Table>,
+    /// Leading blocks of each table that need no publication any more.
+    pub(crate) num_cached: Vec<u32>,
+    pub(crate) request_id: Arc<str>,
+    /// Guessed tokens behind the accepted ones.
+    pub(crate) drafts: Vec<u32>,
+    /// The tables in the host tier while swapped out, else empty.
+    pub(crate) host_tables: Vec<Table>,
+    /// None: it has no extra keys, as most.
+    pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
+    /// Its unfinished loads.
+    pub(crate) num_loading: u32,
+    /// Tokens up to the first failed load.
+    pub(crate) load_end: u32,
+    /// The engine hands in the hashes.
+    pub(crate) own_hashes: bool,
+    /// It never hits.
+    pub(crate) skip_reading: bool,
+    pub(crate) preempted: bool,
+    pub(crate) apart: Apart,
+}
+
+/// Makes a request five cache lines long, an odd number: of four, the first lines of many requests
+/// would fall into a quarter of a cache's sets.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Apart {
+    _line: [u64; 8],
+}
+
+impl RequestState {
+    /// What its keys hold besides its tokens.
+    #[must_use]
+    pub fn extra_keys(&self) -> &ExtraKeys {
+        self.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS)
+    }
+
+    /// Whether the request has device blocks.
+    #[must_use]
+    pub fn holds_blocks(&self) -> bool {
+        self.tables.iter().any(|table| !table.is_empty())
+    }
+
+    /// Where the request's blocks are.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        if !self.host_tables.is_empty() {
+            Status::Swapped
+        } else if self.holds_blocks() {
+            Status::Running
+        } else {
+            Status::Waiting
+        }
+    }
+
+    /// Computed tokens that are no drafts.
+    #[must_use]
+    pub fn num_accepted(&self) -> u32 {
+        self.num_computed.min(self.num_tokens())
+    }
+
+    /// Leading blocks of a group's table that have a hash. scale: the group's.
+    #[must_use]
+    pub fn num_hashed(&self, scale: u32) -> u32 {
+        self.block_hashes.len() as u32 / scale
+    }
+
+    /// The key of a full block: the hash of its last hashed part covers what is before.
+    ///
+    /// scale: the group's.
+    #[must_use]
+    pub fn key(&self, scale: u32, group: u32, position: u32) -> Key {
+        let last = (position + 1) * scale - 1;
+        make_key(&self.block_hashes[last as usize], group)
+    }
+}
+
+/// A key that the open batch published for content that the batch itself writes.
+#[derive(Debug, Clone)]
+pub struct Published {
+    pub(crate) group: u32,
+    pub(crate) position: u32,
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+    /// The place of the next one of the same request, where that is not the one behind.
+    pub(crate) next: Option<u32>,
+}
+
+/// What the open batch did for a request that it schedules.
+#[derive(Debug, Clone)]
+pub struct BatchRecord {
+    /// The count before the request's first slots in the batch, and before its hits.
+    pub(crate) num_computed_before: u32,
+    /// The places of the first and the last of its keys.
+    pub(crate) published: Option<(u32, u32)>,
+}
+
+/// A full block whose key another block held when it was filled (`Duplicates::Merge`).
+#[derive(Debug, Clone)]
+pub struct Merge {
+    pub(crate) request_id: Arc<str>,
+    pub(crate) group: u32,
+    pub(crate) position: u32,
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+}
+
+/// An unfinished store or load; it holds its block as a pin does.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+    /// The number of the batch with its command.
+    pub(crate) batch: u64,
+    /// Who waits for it; None for a store, and where the request was freed since.
+    pub(crate) request: Option<Row>,
+    /// Position of the block's first token, for a load.
+    pub(crate) first_token: u32,
+}
+
+/// The batch that is being filled; its commands are in the state's effects.
+#[derive(Debug, Default)]
+pub struct OpenBatch {
+    pub(crate) number: u64,
+    pub(crate) records: RowMap<BatchRecord>,
+    /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
+    pub(crate) published: Vec<Published>,
+    pub(crate) merges: Vec<Merge>,
+    /// What it does to requests, where batches are remembered.
+    pub(crate) marks: Marks,
+    /// What it publishes, in order, where batches are unfinished for a time.
+    pub(crate) given: Vec<Given>,
+}
+
+/// Everything that a manager knows.
+#[derive(Debug)]
+pub struct State {
+    pub(crate) config: Config,
+    /// The parent of each request's first block; made from the seed once.
+    pub(crate) root: BlockHash,
+    /// Tokens that one block hash stands for; made from the groups once.
+    pub(crate) hash_block_size: u32,
+    /// Tokens that a hit is a multiple of; made from the groups once.
+    pub(crate) hit_alignment: u32,
+    /// Whether any group gives back blocks; made from the groups once.
+    pub(crate) has_windows: bool,
+    /// Hashes in one block of each group.
+    pub(crate) scales: Vec<u32>,
+    pub(crate) device: BlockPool,
+    pub(crate) host: Option<BlockPool>,
+    /// The request in each row, None where the row is free.
+    pub(crate) requests: Vec<Option<RequestState>>,
+    pub(crate) rows: HashMap<Arc<str>, Row>,
+    /// Rows to use again, in the order in which they were given back.
+    pub(crate) free_rows: Vec<Row>,
+    pub(crate) batch: OpenBatch,
+    /// The open batch's commands, and the events that are not yet drained.
+    pub(crate) effects: Effects,
+    /// The host pool's, which nobody reads.
+    pub(crate) host_effects: Effects,
+    pub(crate) stats: PrefixCacheStats,
+    /// Where they are recorded.
+    pub(crate) new_blocks: NewBlocks,
+    /// Unfinished ones, by number.
+    pub(crate) operations: BTreeMap<u32, Operation>,
+    pub(crate) next_operation: u32,
+    /// Taken batches that are neither completed nor cancelled, oldest first.
+    pub(crate) unfinished: Vec<Arc<Unfinished>>,
+    /// External ones that may still fail.
+    pub(crate) loads: Vec<UnconfirmedLoad>,
+    /// Calls of `pin` so far, no part of the bytes.
+    pub(crate) num_pins: u64,
+}
+
+/// The empty state of a configuration. Fails with InvalidConfig.
+pub fn make_state(config: Config) -> Result<State, Error> {
+    config.check()?;
+    let (hosts, waits) = (config.num_host_blocks, config.max_in_flight > 0);
+    let num_groups = config.groups.len();
+    Ok(State {
+        root: root_hash(&config.hash_seed, config.hashing),
+        hash_block_size: config.hash_block_size(),
+        hit_alignment: config.hit_alignment(),
+        has_windows: config.groups.iter().any(Group::is_windowed),
+        scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
+        device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
+        host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction, waits)),
+        requests: Vec::new(),
+        rows: HashMap::new(),
+        free_rows: Vec::new(),
+        batch: OpenBatch::default(),
+        effects: Effects::new(config.enable_events),
+        host_effects: Effects::silent(),
+        stats: PrefixCacheStats::default(),
+        new_blocks: NewBlocks::new(num_groups),
+        operations: BTreeMap::new(),
+        next_operation: 0,
+        unfinished: Vec::new(),
+        loads: Vec::new(),
+        num_pins: 0,
+        config,
+    })
+}
+
+impl State {
+    /// The row of the request of this id. Fails with UnknownRequest.
+    pub fn request(&self, request_id: &str) -> Result<Row, Error> {
+        let unknown = || Error::UnknownRequest { request: repr(request_id) };
+        self.rows.get(request_id).copied().ok_or_else(unknown)
+    }
+
+    /// The row of the request of this id, which is not swapped out. Fails with UnknownRequest,
+    /// SwappedOut.
+    pub fn on_device(&self, request_id: &str) -> Result<Row, Error> {
+        let row = self.request(request_id)?;
+        self.check_on_device(row)?;
+        Ok(row)
+    }
+
+    /// Fails with SwappedOut where the request in this row is in the host tier.
+    pub(crate) fn check_on_device(&self, row: Row) -> Result<(), Error> {
+        if self[row].host_tables.is_empty() {
+            return Ok(());
+        }
+        Err(Error::SwappedOut { request: self[row].name() })
+    }
+
+    /// The row of the request of this id, on the device and without unfinished loads.
+    ///
+    /// Fails with UnknownRequest, SwappedOut, LoadUnfinished.
+    pub fn idle(&self, request_id: &str) -> Result<Row, Error> {
+        let row = self.request(request_id)?;
+        self.check_idle(row)?;
+        Ok(row)
+    }
+
+    /// Fails with SwappedOut or LoadUnfinished where the request in this row cannot be scheduled.
+    pub(crate) fn check_idle(&self, row: Row) -> Result<(), Error> {
+        self.check_on_device(row)?;
+        let request = &self[row];
+        if request.num_loading == 0 {
+            return Ok(());
+        }
+        let num_operations = i64::from(request.num_loading);
+        Err(Error::LoadUnfinished { request: request.name(), num_operations })
+    }
+
+    /// The rows of the requests of these ids. Fails with UnknownRequest, RepeatedRequest.
+    pub fn distinct(&self, request_ids: &[&str]) -> Result<Vec<Row>, Error> {
+        let mut rows = Vec::with_capacity(request_ids.len());
+        let mut seen = HashSet::new();
+        for &request_id in request_ids {
+            let row = self.request(request_id)?;
+            if !seen.insert(row) {
+                return Err(Error::RepeatedRequest { request: repr(request_id) });
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    /// The host pool. Fails with NoHostTier.
+    pub fn host_tier(&self) -> Result<&BlockPool, Error> {
+        self.host.as_ref().ok_or(Error::NoHostTier {})
+    }
+
+    /// The host pool and its effects, where a request is there or going there.
+    pub(crate) fn host_parts(&mut self) -> (&mut BlockPool, &mut Effects) {
+        let host = self.host.as_mut().expect("TIER-PART: host tables need a host tier");
+        (host, &mut self.host_effects)
+    }
+
+    /// The hash that the next block of a request continues behind so many hashed ones.
+    #[must_use]
+    pub fn parent_hash(&self, row: Row, num_hashed: usize) -> BlockHash {
+        match num_hashed.checked_sub(1) {
+            Some(last) => self[row].block_hashes[last],
+            None => self.root,
+        }
+    }
+
+    /// Whether a table's entry is the null block.
+    #[must_use]
+    pub fn is_null(&self, block: BlockId) -> bool {
+        self.device.is_null(block)
+    }
+
+    /// Tokens that the request had computed before the open batch, drafts aside; 0 where the window
+    /// that they need was given back since.
+    #[must_use]
+    pub fn num_settled(&self, row: Row) -> u32 {
+        let record = self.batch.records.get(row);
+        let num_tokens =
+            record.map_or_else(|| self[row].num_accepted(), |record| record.num_computed_before);
+        self.resumable(row, num_tokens)
+    }
+
+    /// So many tokens, or 0 where a group gave back blocks that the next query would see.
+    #[must_use]
+    pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
+        for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
+            let first = skipped_blocks(group, num_tokens);
+            if !group.is_windowed() || first * group.block_size >= num_tokens {
+                continue;
+            }
+            if table.get(first as usize).is_some_and(|&block| self.is_null(block)) {
+                return 0;
+            }
+        }
+        num_tokens
+    }
+
+    /// Blocks that come back when operations or batches end: none but those use them.
+    #[must_use]
+    pub fn num_pending(&self) -> u32 {
+        let held = self.num_held();
+        let alone = |(&block, &count): (&BlockId, &u32)| self.device.ref_count(block) == count;
+        held.iter().filter(|&item| alone(item)).count() as u32 + self.device.num_quarantined()
+    }
+
+    /// Times that unfinished operations hold each block.
+    pub(crate) fn num_held(&self) -> HashMap<BlockId, u32> {
+        let mut held = HashMap::new();
+        for operation in self.operations.values() {
+            *held.entry(operation.block).or_insert(0) += 1;
+        }
+        held
+    }
+
+    /// Blocks of a table that so many tokens need: all of the encoder's, unless none are.
+    #[must_use]
+    pub fn num_kept(&self, group: u32, table: &[BlockId], num_tokens: u32) -> usize {
+        let group = &self.config.groups[group as usize];
+        if group.is_cross() {
+            return if num_tokens > 0 { table.len() } else { 0 };
+        }
+        table.len().min(num_tokens.div_ceil(group.block_size) as usize)
+    }
+}
+
+/// The request in a row, while other parts of the state are borrowed.
+pub(crate) fn request_mut(requests: &mut [Option<RequestState>], row: Row) -> &mut RequestState {
+    requests[row.index()].as_mut().expect("ROWS: a row in use has a request")
+}

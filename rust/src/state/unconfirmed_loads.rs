@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! External loads that may still fail, and what rests on them.
+//!
+//! Rules: external tokens are believed when they are scheduled, so their blocks are findable at
+//! once (S000-30). Until a load is confirmed, the state remembers the requests that count its
+//! tokens, and the blocks with a key that were loaded or computed from them. A request that becomes
+//! an owner of such a block rests on the load, too. A request whose count falls to the start of the
+//! load does not rest on it any more. A load is confirmed when the batch after its own is taken
+//! (`max_in_flight=0`), or when its own batch completes. `rewind` reports a failed load. Orders are
+//! those of first resting, so that no outcome depends on a name. A block that lost its key stays in
+//! the list until it gets another one; it counts for nothing. Twin:
+//! kvcore/state/unconfirmed_loads.py.
+
+use hashbrown::HashSet;
+
+use crate::state::state::State;
+use crate::types::ids::{BlockId, Row};
+
+/// Tokens [first, end) that a batch gets from elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnconfirmedLoad {
+    pub(crate) batch: u64,
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+    /// The request that asked for them, None after its removal.
+    pub(crate) loader: Option<Row>,
+    /// Each request that rests on the load, with the end of the loaded tokens that it counts.
+    pub(crate) requests: Vec<(Row, u32)>,
+    /// Each block with a key that rests on the load, with the position behind its last token.
+    pub(crate) blocks: Vec<(BlockId, u32)>,
+}
+
+impl UnconfirmedLoad {
+    /// The end of the loaded tokens that a request counts, 0 if it does not rest on the load.
+    pub(crate) fn counted_by(&self, row: Row) -> u32 {
+        self.requests.iter().find(|&&(each, _)| each == row).map_or(0, |&(_, end)| end)
+    }
+
+    /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
+    pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
+        let asked = self.loader.is_some_and(|loader| rows.contains(&loader));
+        (asked && num_tokens < self.end)
+            || rows.iter().any(|&row| self.counted_by(row) > num_tokens)
+    }
+
+    /// Let a request count the load's tokens up to an end, at least.
+    fn count(&mut self, row: Row, end: u32) {
+        if end <= self.counted_by(row).max(self.first) {
+            return;
+        }
+        match self.requests.iter_mut().find(|(each, _)| *each == row) {
+            Some((_, known)) => *known = end,
+            None => self.requests.push((row, end)),
+        }
+    }
+}
+
+/// Note that the open batch gets tokens [first, end) of a request from elsewhere.
+pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
+    state.loads.push(UnconfirmedLoad {
+        batch: state.batch.number,
+        first,
+        end,
+        loader: Some(row),
+        requests: vec![(row, end)],
+        blocks: Vec::new(),
+    });
+}
+
+/// Note that a request became an owner of blocks.
+pub(crate) fn rest(state: &mut State, row: Row, blocks: &[BlockId]) {
+    let State { loads, device, .. } = state;
+    let keyed = |&block: &BlockId| device.key(block).is_some();
+    let held: HashSet<BlockId> = blocks.iter().copied().filter(keyed).collect();
+    for load in loads {
+        let own = load.blocks.iter().filter(|(block, _)| held.contains(block));
+        let most = own.map(|&(_, end)| end).max();
+        if let Some(most) = most {
+            load.count(row, most.min(load.end));
+        }
+    }
+}
+
+/// Note that blocks of a request got their keys; each with the position behind its last token.
+pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) {
+    let names: HashSet<BlockId> = keyed.iter().map(|&(block, _)| block).collect();
+    for load in &mut state.loads {
+        load.blocks.retain(|(block, _)| !names.contains(block));
+        if load.counted_by(row) > 0 {
+            let first = load.first;
+            load.blocks.extend(keyed.iter().filter(|&&(_, end)| end > first));
+        }
+    }
+}
+
+/// Note that a request writes a block again that keeps its key.
+pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u32) {
+    for load in &mut state.loads {
+        let rests = load.counted_by(row) > 0 && end > load.first;
+        if rests && !load.blocks.contains(&(block, end)) {
+            load.blocks.push((block, end));
+        }
+    }
+}
+
+/// Let a forked child, which counts num_tokens tokens, rest on what its parent rests on.
+pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_tokens: u32) {
+    for load in &mut state.loads {
+        load.count(child, load.counted_by(parent).min(num_tokens));
+    }
+}
+
+/// Note that a request counts no more than num_tokens tokens.
+///
+/// A load of the open batch does not take place if no request rests on it any more.
+pub(crate) fn fall_to(state: &mut State, row: Row, num_tokens: u32) {
+    let open = state.batch.number;
+    state.loads.retain_mut(|load| {
+        if let Some((_, end)) = load.requests.iter_mut().find(|(each, _)| *each == row) {
+            *end = num_tokens.min(*end);
+        }
+        load.requests.retain(|&(_, end)| end > load.first);
+        !load.requests.is_empty() || load.batch != open
+    });
+}
+
+/// Note that a request is removed: it can report its loads no more.
+pub(crate) fn forget_loader(state: &mut State, row: Row) {
+    let own = state.loads.iter_mut().filter(|load| load.loader == Some(row));
+    own.for_each(|load| load.loader = None);
+}
+
+/// Forget the loads of batches up to this one.
+pub(crate) fn confirm(loads: &mut Vec<UnconfirmedLoad>, number: u64) {
+    loads.retain(|load| load.batch > number);
+}
+
+/// Whether a block with a key rests on a load.
+pub(crate) fn is_unconfirmed(state: &State, block: BlockId) -> bool {
+    state.loads.iter().flat_map(|load| &load.blocks).any(|&(each, _)| each == block)
+}
+
+/// The end of the last load that a request asked for or rests on, 0 without one.
+pub(crate) fn most_loaded(state: &State, row: Row) -> u32 {
+    let end = |load: &UnconfirmedLoad| {
+        if load.loader == Some(row) { load.end } else { load.counted_by(row) }
+    };
+    state.loads.iter().map(end).max().unwrap_or(0)
+}
+
+/// The start of the first load that a request's rewind to num_tokens tokens reports, or None.
+pub(crate) fn first_reported(state: &State, row: Row, num_tokens: u32) -> Option<u32> {
+    let reported = state.loads.iter().filter(|load| load.is_reported(&[row], num_tokens));
+    reported.map(|load| load.first).min()
+}
+
+/// The requests that a report reaches besides those that make it, each with the tokens that it
+/// keeps.
+pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> Vec<(Row, u32)> {
+    let mut kept: Vec<(Row, u32)> = Vec::new();
+    for load in state.loads.iter().filter(|load| load.is_reported(rows, num_tokens)) {
+        let end = num_tokens.max(load.first);
+        for &(row, _) in load.requests.iter().filter(|&&(_, counted)| counted > end) {
+            match kept.iter_mut().find(|(each, _)| *each == row) {
+                Some((_, known)) => *known = end.min(*known),
+                None => kept.push((row, end)),
+            }
+        }
+    }
+    kept.retain(|(row, _)| !rows.contains(row));
+    kept
+}
+
+/// Withdraw the keys of what rests on the loads that are reported; these end there.
+pub(crate) fn spoil(state: &mut State, rows: &[Row], num_tokens: u32) {
+    let State { loads, device, effects, .. } = state;
+    loads.retain_mut(|load| {
+        if load.is_reported(rows, num_tokens) {
+            load.end = num_tokens.max(load.first);
+            for &(block, _) in load.blocks.iter().filter(|&&(_, end)| end > load.end) {
+                device.unpublish(block, effects);
+            }
+        }
+        load.end > load.first
+    });
+}
+
+/// The blocks of a load that have a key.
+pub(crate) fn keyed_only<'a>(
+    state: &'a State,
+    load: &'a UnconfirmedLoad,
+) -> impl Iterator<Item = (BlockId, u32)> + 'a {
+    load.blocks.iter().copied().filter(|&(block, _)| state.device.key(block).is_some())
+}

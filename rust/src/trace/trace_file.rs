@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Text traces: readable stories of calls, each with everything that it must give.
+//!
+//! Rules: a line at the margin is a call, the indented lines under it are its whole outcome: one
+//! line less or more is a mismatch. Comments stand on lines of their own. Nothing of an expected
+//! line is parsed: the outcome is written as text and the texts are compared. The Python file shows
+//! an example. Twin: kvcore/trace/trace_file.py.
+
+use std::path::Path;
+
+use crate::hashing::block_hash::Hashing;
+use crate::trace::runner::Runner;
+use crate::types::config::{Config, Duplicates, Eviction, Publish};
+use crate::types::errors::Error;
+use crate::types::groups::{Group, KINDS};
+
+/// What stands between words; lines end with a line feed.
+const GAPS: [char; 3] = [' ', '\t', '\r'];
+/// Most blocks of a tier: what a trace asks for is held in memory.
+const BLOCKS_MAX: u32 = 1 << 16;
+
+/// One call of a trace and the outcome lines that it must have, without their indent.
+#[derive(Debug)]
+pub struct Call {
+    line: i64,
+    pub(crate) verb: String,
+    pub(crate) words: Vec<String>,
+    expected: Vec<String>,
+}
+
+/// A parsed trace. source: what errors name, the file as a rule.
+#[derive(Debug)]
+pub struct Trace {
+    source: String,
+    pub(crate) config: Config,
+    pub(crate) calls: Vec<Call>,
+}
+
+impl Trace {
+    fn error(&self, line: i64, reason: String) -> Error {
+        Error::TraceError { source: self.source.clone(), line, reason }
+    }
+}
+
+/// The trace of a file. Fails with TraceError.
+pub fn read_trace(path: &Path) -> Result<Trace, Error> {
+    let source = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse_trace(&text, &source),
+        Err(error) => Err(Error::TraceError { source, line: 0, reason: error.to_string() }),
+    }
+}
+
+/// The trace of a text. Fails with TraceError, which has the line.
+pub fn parse_trace(text: &str, source: &str) -> Result<Trace, Error> {
+    let mut config = None;
+    let mut calls: Vec<Call> = Vec::new();
+    for (line, content) in (1..).zip(text.split('\n')) {
+        let damaged = |reason: &str| {
+            let (source, reason) = (source.to_owned(), reason.to_owned());
+            Error::TraceError { source, line, reason }
+        };
+        let stripped = content.trim_matches(GAPS);
+        if stripped.is_empty() || stripped.starts_with('#') {
+            continue;
+        }
+        if content.starts_with(GAPS) {
+            let last = calls.last_mut().ok_or_else(|| damaged("an outcome without a call"))?;
+            last.expected.push(stripped.to_owned());
+            continue;
+        }
+        let words = stripped.split(GAPS).filter(|word| !word.is_empty());
+        let mut words = words.map(str::to_owned);
+        let verb = words.next().unwrap_or_default();
+        if verb == "config" {
+            if config.is_some() {
+                return Err(damaged("a second config"));
+            }
+            config = Some(parse_config(words).map_err(|reason| damaged(&reason))?);
+        } else if config.is_none() {
+            return Err(damaged("a call before the config"));
+        } else {
+            calls.push(Call { line, verb, words: words.collect(), expected: Vec::new() });
+        }
+    }
+    let source = source.to_owned();
+    match config {
+        Some(config) => Ok(Trace { source, config, calls }),
+        None => Err(Error::TraceError { source, line: 1, reason: "there is no config".to_owned() }),
+    }
+}
+
+/// Make the calls of a trace. Fails with TraceError at the first outcome that is not expected.
+pub fn replay(trace: &Trace) -> Result<(), Error> {
+    for (call, actual) in trace.calls.iter().zip(outcomes(trace)?) {
+        if actual != call.expected {
+            return Err(trace.error(call.line, difference(call, &actual)));
+        }
+    }
+    Ok(())
+}
+
+/// The outcome lines that the calls of a trace really have. Fails with TraceError.
+pub fn outcomes(trace: &Trace) -> Result<Vec<Vec<String>>, Error> {
+    let mut runner = Runner::new(trace.config.clone())?;
+    let mut actual = Vec::new();
+    for call in &trace.calls {
+        let words: Vec<&str> = call.words.iter().map(String::as_str).collect();
+        let lines = runner.call(&call.verb, &words);
+        actual.push(lines.map_err(|bad| trace.error(call.line, bad.0))?);
+    }
+    Ok(actual)
+}
+
+fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
+    let mut config = Config::new(0, 16, b"trace");
+    for word in words {
+        let (name, value) =
+            word.split_once('=').ok_or_else(|| format!("'{word}' is not name=value"))?;
+        let count = || value.parse::<u32>().map_err(|_| format!("{name} takes a number"));
+        let blocks = |count| match count {
+            0..=BLOCKS_MAX => Ok(count),
+            _ => Err(format!("{name} is {count}: a trace has at most {BLOCKS_MAX} blocks")),
+        };
+        let flag = || match value {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(format!("{name} takes yes or no")),
+        };
+        match (name, value) {
+            ("num_blocks", _) => config.num_blocks = blocks(count()?)?,
+            ("block_size", _) => config.groups = vec![Group::new(count()?)],
+            ("groups", _) => {
+                config.groups = value.split(',').map(parse_group).collect::<Result<_, _>>()?;
+            }
+            ("num_host_blocks", _) => config.num_host_blocks = blocks(count()?)?,
+            ("max_model_len", _) => config.max_model_len = Some(count()?),
+            ("max_num_batched_tokens", _) => config.max_num_batched_tokens = Some(count()?),
+            ("enable_caching", _) => config.enable_caching = flag()?,
+            ("null_block", _) => config.null_block = flag()?,
+            ("eviction", "lru") => config.eviction = Eviction::Lru,
+            ("eviction", "uncached_first") => config.eviction = Eviction::UncachedFirst,
+            ("duplicates", "keep") => config.duplicates = Duplicates::Keep,
+            ("duplicates", "merge") => config.duplicates = Duplicates::Merge,
+            ("num_preallocate_tokens", _) => config.num_preallocate_tokens = count()?,
+            ("watermark_blocks", _) => config.watermark_blocks = count()?,
+            ("use_eagle", _) => config.use_eagle = flag()?,
+            ("enable_events", _) => config.enable_events = flag()?,
+            ("record_new_blocks", _) => config.record_new_blocks = flag()?,
+            ("hide_salts", _) => config.hide_salts = flag()?,
+            ("max_in_flight", _) => config.max_in_flight = count()?,
+            ("publish", "scheduled") => config.publish = Publish::Scheduled,
+            ("publish", "completed") => config.publish = Publish::Completed,
+            ("hashing", "sha256") => config.hashing = Hashing::Sha256,
+            ("hashing", "sha256_cbor") => config.hashing = Hashing::Sha256Cbor,
+            ("hashing", "xxh3") => config.hashing = Hashing::Xxh3,
+            _ => return Err(format!("the config takes no '{word}'")),
+        }
+    }
+    config.check().map_err(|error| error.to_string())?;
+    Ok(config)
+}
+
+fn parse_group(word: &str) -> Result<Group, String> {
+    let bad = || format!("'{word}' is not kind:block_size[:window][+eagle][+zero]");
+    let mut flags = word.split('+');
+    let parts: Vec<&str> = flags.next().unwrap_or_default().split(':').collect();
+    let number = |part: &str| part.parse::<u32>().map_err(|_| bad());
+    let [kind, size, window @ ..] = &parts[..] else { return Err(bad()) };
+    let mut group = Group::new(number(size)?);
+    group.kind = *KINDS.iter().find(|each| each.name() == *kind).ok_or_else(bad)?;
+    group.window = match window {
+        [] => None,
+        [window] => Some(number(window)?),
+        _ => return Err(bad()),
+    };
+    for flag in flags {
+        match flag {
+            "eagle" => group.eagle = true,
+            "zero" => group.zero_new_blocks = true,
+            _ => return Err(bad()),
+        }
+    }
+    Ok(group)
+}
+
+fn difference(call: &Call, actual: &[String]) -> String {
+    let lines = |lines: &[String]| match lines {
+        [] => "\n  (nothing)".to_owned(),
+        _ => lines.iter().map(|line| format!("\n  {line}")).collect(),
+    };
+    let words = call.words.join(" ");
+    let (wanted, given) = (lines(&call.expected), lines(actual));
+    format!("{} {words}\nmust give{wanted}\nbut gives{given}", call.verb)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STORY: &str = "\
+config num_blocks=3 block_size=2 null_block=no
+add_request r0 5-7
+  = row 0
+allocate_slots r0 3
+  = blocks 0 1
+  ! Allocate 0 1
+  ! SetTable row 0: 0=0 1=1
+";
+
+    fn reason(text: &str) -> String {
+        let replayed = parse_trace(text, "story").and_then(|trace| replay(&trace));
+        replayed.expect_err("the story is wrong").to_string()
+    }
+
+    #[test]
+    fn every_trace_of_the_project_holds_in_the_twin() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+        let entries = std::fs::read_dir(folder).expect("the traces are in the repository");
+        let paths = entries.map(|entry| entry.expect("a folder can be listed").path());
+        let is_trace =
+            |path: &std::path::PathBuf| path.extension().is_some_and(|ext| ext == "trace");
+        let mut count = 0;
+        for path in paths.filter(is_trace) {
+            if let Err(error) = read_trace(&path).and_then(|trace| replay(&trace)) {
+                panic!("{error}");
+            }
+            count += 1;
+        }
+        assert!(count > 0, "no trace was found");
+    }
+
+    #[test]
+    fn one_line_less_or_more_is_a_mismatch() {
+        replay(&parse_trace(STORY, "story").unwrap()).unwrap();
+        let less = STORY.replace("  ! Allocate 0 1\n", "");
+        assert!(reason(&less).starts_with("story, line 4: allocate_slots r0 3\nmust give"));
+        let more = format!("{STORY}  ! Touch 0\n");
+        assert!(reason(&more).contains("! Touch 0\nbut gives"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_with_its_line() {
+        assert_eq!(reason(""), "story, line 1: there is no config");
+        assert_eq!(reason("free r0"), "story, line 1: a call before the config");
+        assert_eq!(reason("config num_blocks"), "story, line 1: 'num_blocks' is not name=value");
+        assert_eq!(
+            reason("config num_blocks=2\n  = 1"),
+            "story, line 2: an outcome without a call"
+        );
+        let unknown = "config num_blocks=2 block_size=2\nfree r0\nfly r0";
+        assert_eq!(reason(unknown), "story, line 3: fly cannot take r0");
+    }
+}

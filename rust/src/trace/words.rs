@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The words of text traces: what calls are made of, and what they come to.
+//!
+//! Rules: those of `trace_calls.rs`, of which this is a part. Python's own conversions are enough
+//! for it.
+
+use std::collections::HashMap;
+
+use crate::hashing::block_hash::HASH_SIZE;
+use crate::hashing::extra_keys::{LoRA, MediaItem, PromptEmbeds};
+use crate::pool::block_pool::BlockPool;
+use crate::pool::quarantine::Quarantine;
+use crate::state::state::{NO_HOST_BLOCK, Table};
+use crate::trace::text::{Value, read_tokens, write_ids};
+use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::types::errors::Error;
+use crate::types::ids::BlockId;
+use crate::types::values::{Admitted, GivenHashes, Hit, Request, Verdict};
+
+/// Why a call has no value.
+#[derive(Debug)]
+pub enum Failure {
+    /// The core's error.
+    Misuse(Error),
+    /// Its words cannot be read.
+    Words,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Misuse(error)
+    }
+}
+
+/// What a call comes to.
+pub type Called = Result<Value, Failure>;
+
+/// The request of its id, tokens and options.
+pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
+    let [request_id, tokens, options @ ..] = words else { return None };
+    let mut request = Request::new(request_id, &read_tokens(tokens)?);
+    let extra = &mut request.extra_keys;
+    for &option in options {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("lora", "") => return None,
+            ("lora", name) => {
+                extra.lora = Some(LoRA { name: name.to_owned(), path: String::new() });
+            }
+            ("media", items) => {
+                extra.media = items.split(',').map(read_media).collect::<Option<_>>()?;
+            }
+            ("salt", salt) => extra.cache_salt = Some(salt),
+            ("embeds", rows) => {
+                let data = rows.as_bytes();
+                extra.prompt_embeds = Some(PromptEmbeds { data, bytes_per_token: 1 });
+            }
+            ("own", hashes) => request.block_hashes = Some(read_hashes(hashes)),
+            ("skip", "") => request.skip_reading_prefix_cache = true,
+            _ => return None,
+        }
+    }
+    Some(request)
+}
+
+/// The request of a call and what is asked for it; hits: the last one of each request.
+pub fn read_asked<'a>(
+    words: &[&'a str],
+    hits: &HashMap<String, Hit>,
+) -> Result<(&'a str, Asked), Failure> {
+    let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
+    let mut asked = Asked::new(number(count)?);
+    for option in options {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
+            ("external", value) => asked.num_external_computed_tokens = number(value)?,
+            ("encoder", value) => asked.num_encoder_tokens = number(value)?,
+            ("reserved", value) => asked.reserved_blocks = number(value)?,
+            ("hit", "") => {
+                let hit = hits.get(*request_id).ok_or(Failure::Words)?;
+                asked.hit = Some(AskedHit::from(hit));
+            }
+            ("delay", "") => asked.delay_cache_blocks = true,
+            ("whole", "") => asked.full_sequence_must_fit = true,
+            _ => return Err(Failure::Words),
+        }
+    }
+    Ok((request_id, asked))
+}
+
+/// The item of `name@offset+length`.
+fn read_media(word: &str) -> Option<MediaItem> {
+    let (identifier, place) = word.split_once('@')?;
+    let (offset, length) = place.split_once('+')?;
+    let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
+    let is_there = !identifier.is_empty() && length > 0;
+    is_there.then(|| MediaItem { identifier: identifier.to_owned(), offset, length })
+}
+
+/// Hashes of an engine's own, a letter each.
+pub fn read_hashes(word: &str) -> GivenHashes {
+    word.bytes().map(|letter| Some([letter; HASH_SIZE])).collect()
+}
+
+/// Whether an operation was done.
+pub fn read_done(word: &str) -> Result<bool, Failure> {
+    match word {
+        "done" => Ok(true),
+        "failed" => Ok(false),
+        _ => Err(Failure::Words),
+    }
+}
+
+/// So many words.
+pub fn exactly<'a, const COUNT: usize>(words: &[&'a str]) -> Result<[&'a str; COUNT], Failure> {
+    words.try_into().map_err(|_| Failure::Words)
+}
+
+/// The number of a word.
+pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, Failure> {
+    word.parse().map_err(|_| Failure::Words)
+}
+
+/// The number of each word.
+pub fn numbers(words: &[&str]) -> Result<Vec<i64>, Failure> {
+    words.iter().map(|word| number(word)).collect()
+}
+
+/// A value as it reads.
+pub fn text(value: impl ToString) -> Called {
+    Ok(Value::Text(value.to_string()))
+}
+
+/// The value of a call that gives none.
+pub fn nothing(done: Result<(), Error>) -> Called {
+    Ok(done.map(|()| Value::Nothing)?)
+}
+
+/// The value of a call that may be refused.
+pub fn admitted<T>(given: Result<Admitted<T>, Error>, value: impl Fn(T) -> Value) -> Called {
+    Ok(given?.map_or_else(Value::Refused, value))
+}
+
+/// What `can_allocate` says.
+pub fn write_verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Later => "later",
+        Verdict::Never => "never",
+    }
+}
+
+/// The numbers of operations.
+pub fn write_operations(operations: Vec<u32>) -> String {
+    format!("operations {}", write_ids(operations))
+}
+
+/// The tables of a request in the host tier.
+pub fn write_host_tables(tables: &[Table]) -> String {
+    let item = |block: &BlockId| match *block {
+        NO_HOST_BLOCK => "-1".to_owned(),
+        block => block.0.to_string(),
+    };
+    let tables: Vec<String> = tables.iter().map(|table| listed(table.iter().map(item))).collect();
+    format!("blocks {}", tables.join(" | "))
+}
+
+/// A free queue, front first.
+pub fn write_queue(pool: &BlockPool) -> String {
+    write_ids(pool.queue.iter().map(|block| block.0))
+}
+
+/// Blocks in quarantine, in the order of their release.
+pub fn write_waiting(pool: &BlockPool) -> String {
+    let waiting = pool.quarantine.as_ref().map_or_else(Vec::new, Quarantine::blocks);
+    write_ids(waiting.into_iter().map(|block| block.0))
+}
+
+/// The blocks that have owners, each with their number.
+pub fn write_owners(pool: &BlockPool) -> String {
+    let counts = (0..pool.num_blocks()).map(|block| (block, pool.ref_count(BlockId(block))));
+    listed(counts.filter(|(_, count)| *count > 0).map(|(b, count)| format!("{b}:{count}")))
+}
+
+/// Items with spaces between; `none` where there are none.
+pub fn listed(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() { "none".to_owned() } else { items.join(" ") }
+}

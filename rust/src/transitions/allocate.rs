@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Slots for tokens: `allocate_slots`, and `append` for a whole decode step.
+//!
+//! Rules: plan first (`plan.rs`), then change; a refusal changes nothing but the window's trim. All
+//! groups' hits are touched before any group allocates, so that no allocation evicts a hit;
+//! external blocks of all groups come before new ones. The computed count advances by hits,
+//! external and new tokens. Full blocks are published by the call that schedules their last token,
+//! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin:
+//! kvcore/transitions/allocate.py.
+
+use smallvec::SmallVec;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::{let_go, mark, note_given, replace};
+use crate::state::state::{BatchRecord, NULL_BLOCK, RequestState, State, request_mut};
+use crate::state::unconfirmed_loads::{note_load, note_rewritten, rest};
+use crate::transitions::drain::{NewBlocks, forget_new};
+use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
+use crate::transitions::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
+use crate::transitions::publish::publish_blocks;
+use crate::transitions::requests::{check_no_drafts, extend};
+use crate::transitions::slot_request::Asked;
+use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
+use crate::types::commands::Command;
+use crate::types::effects::Effects;
+use crate::types::errors::Error;
+use crate::types::groups::{Group, Kind};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
+
+/// The requests of an `append`: ids, or rows as a buffer holds them.
+#[derive(Debug, Clone, Copy)]
+pub enum Requests<'a> {
+    /// Ids, each known or not.
+    Ids(&'a [&'a str]),
+    /// Rows, each in use or not.
+    Rows(&'a [u32]),
+}
+
+/// Schedule the next tokens of a request; returns the blocks that its tables grew by, or a refusal.
+///
+/// External tokens get blocks that are held and not returned. A refusal keeps the window trim.
+/// Fails with UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
+/// LoadUnfinished, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
+/// HitsOnRunningRequest, CachingDisabled.
+pub fn allocate_slots(
+    state: &mut State,
+    request_id: &str,
+    asked: &Asked,
+) -> Result<Admitted<KVCacheBlocks>, Error> {
+    let row = state.request(request_id)?;
+    let plan = match plan_allocation(state, row, asked)? {
+        Ok(plan) => plan,
+        Err(refusal) => {
+            apply_trims(state, row, &refusal.trims);
+            return Ok(Err(refusal.refused));
+        }
+    };
+    commit(state, asked, &plan);
+    let grown = |(group, table): (usize, &Vec<BlockId>)| {
+        let count = plan.growth.get(group).map_or(0, |each| each.grown) as usize;
+        table[table.len() - count..].to_vec()
+    };
+    let blocks = state[row].tables.iter().enumerate().map(grown).collect();
+    Ok(Ok(KVCacheBlocks { blocks }))
+}
+
+/// What `allocate_slots` would say to the same arguments. Does not modify the state.
+pub fn can_allocate(state: &State, request_id: &str, asked: &Asked) -> Result<Verdict, Error> {
+    let row = state.request(request_id)?;
+    Ok(match plan_allocation(state, row, asked)? {
+        Ok(_) => Verdict::Ok,
+        Err(refusal) => match refusal.refused.reason {
+            Reason::Later => Verdict::Later,
+            Reason::Never => Verdict::Never,
+        },
+    })
+}
+
+/// Add one token to each request and schedule one slot for each, in order.
+///
+/// Requests from the first refused one on are untouched, but for the refused one's window trim.
+/// Fails with UnknownRequest, SwappedOut, LoadUnfinished, LengthMismatch, DraftsPending,
+/// BeyondModelLength.
+pub fn append(
+    state: &mut State,
+    requests: Requests<'_>,
+    tokens: &[u32],
+) -> Result<Appended, Error> {
+    let found;
+    let rows = match requests {
+        Requests::Rows(rows) => {
+            check_rows(state, rows, tokens.len())?;
+            rows
+        }
+        Requests::Ids(ids) => {
+            found = check_append(state, ids, tokens.len())?;
+            &found[..]
+        }
+    };
+    let asked = Asked::new(1);
+    for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
+        let row = Row(row);
+        if append_quietly(state, row, token) {
+            continue;
+        }
+        let num_hashed = state[row].block_hashes.len();
+        extend(state, row, &[token]);
+        if is_quiet(state, row) {
+            note_scheduled(state, row, true);
+            state[row].num_computed += 1;
+            continue;
+        }
+        if fits_in_place(state, row) {
+            commit_in_place(state, row);
+            continue;
+        }
+        let planned = plan_allocation(state, row, &asked);
+        match planned.expect("NOCRASH: check_append has checked every call of the append") {
+            Ok(plan) => commit(state, &asked, &plan),
+            Err(refusal) => {
+                let request = &mut state[row];
+                request.tokens.pop();
+                request.block_hashes.truncate(num_hashed);
+                apply_trims(state, row, &refusal.trims);
+                return Ok(Appended { done, refused: Some(refusal.refused) });
+            }
+        }
+    }
+    Ok(Appended { done: rows.len() as u64, refused: None })
+}
+
+/// Add and schedule a token that changes counts alone, as most do; false, with nothing done, where
+/// it fills a block or may do more.
+#[inline(always)] // of each request in each step
+fn append_quietly(state: &mut State, row: Row, token: u32) -> bool {
+    let State { requests, hash_block_size, num_pins, .. } = state;
+    let request = request_mut(requests, row);
+    let end = (request.block_hashes.len() + 1) * *hash_block_size as usize;
+    if !is_known_quiet(request, *num_pins) || request.tokens.len() + 1 >= end {
+        return false;
+    }
+    request.tokens.push(token);
+    debug_assert!(is_quiet(state, row));
+    note_scheduled(state, row, true);
+    state[row].num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
+    true
+}
+
+/// The rows as a buffer holds them. Fails with UnknownRequest where no request is.
+pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
+    let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
+    match rows.iter().find(is_free) {
+        Some(row) => Err(Error::UnknownRequest { request: format!("in row {row}") }),
+        None => Ok(()),
+    }
+}
+
+/// Fails as any call of the append would, before the first one changes anything.
+fn check_rows(state: &State, rows: &[u32], num_tokens: usize) -> Result<(), Error> {
+    let limit = state.config.length_limit();
+    let known = |row: u32| state.requests.get(row as usize).and_then(Option::as_ref);
+    let fits = |(times, &row)| known(row).is_some_and(|each| can_grow(each, times, limit));
+    if rows.len() == num_tokens && (1..).zip(rows).all(fits) {
+        return Ok(());
+    }
+    read_request_ids(state, rows)?;
+    check_lengths(rows.len(), num_tokens)?;
+    (1..=rows.len()).try_for_each(|end| check_one(state, &rows[..end], limit))
+}
+
+/// The same; returns the rows of the requests.
+fn check_append(
+    state: &State,
+    ids: &[&str],
+    num_tokens: usize,
+) -> Result<SmallVec<[u32; 4]>, Error> {
+    check_lengths(ids.len(), num_tokens)?;
+    let limit = state.config.length_limit();
+    let mut rows = SmallVec::new();
+    for id in ids {
+        rows.push(state.request(id)?.0);
+        check_one(state, &rows, limit)?;
+    }
+    Ok(rows)
+}
+
+/// Fails with LengthMismatch unless there is a token for each request.
+fn check_lengths(num_requests: usize, num_tokens: usize) -> Result<(), Error> {
+    if num_requests == num_tokens {
+        return Ok(());
+    }
+    let (num_requests, num_tokens) = (num_requests as i64, num_tokens as i64);
+    Err(Error::LengthMismatch { num_requests, num_tokens })
+}
+
+/// Whether a request can grow by so many tokens, as far as a look shows.
+#[inline(always)] // of each request in each step
+fn can_grow(request: &RequestState, times: u64, limit: u32) -> bool {
+    let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
+    let is_ready = is_idle && request.drafts.is_empty();
+    let is_quiet = request.num_computed < request.quiet_until;
+    debug_assert!(!is_quiet || is_ready, "a quiet request has no drafts, loads or host blocks");
+    (is_quiet || is_ready) && u64::from(request.num_computed) + times <= u64::from(limit)
+}
+
+/// Fails with SwappedOut, LoadUnfinished, DraftsPending or BeyondModelLength unless the last of
+/// these can grow by a token, once for each time that it is among them.
+fn check_one(state: &State, rows: &[u32], limit: u32) -> Result<(), Error> {
+    let Some(&row) = rows.last() else { return Ok(()) };
+    if can_grow(&state[Row(row)], rows.len() as u64, limit) {
+        return Ok(());
+    }
+    check_closely(state, rows, row, limit)
+}
+
+/// The same where something is wrong, or may be.
+fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<(), Error> {
+    let times = rows.iter().filter(|&&each| each == row).count() as u64;
+    let row = Row(row);
+    state.check_idle(row)?;
+    check_no_drafts(&state[row])?;
+    let computed = u64::from(state[row].num_computed);
+    if computed + times > u64::from(limit) {
+        let (asked, max_model_len) = ((computed + times) as i64, i64::from(limit));
+        return Err(Error::BeyondModelLength { request: state[row].name(), asked, max_model_len });
+    }
+    Ok(())
+}
+
+/// Do what a plan says.
+pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
+    let row = plan.row;
+    let request = &state[row];
+    if let Some(hit) = &asked.hit
+        && !request.holds_blocks()
+    {
+        let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
+        state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
+    }
+    note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
+    apply_trims(state, row, &plan.trims);
+    (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
+    if plan.num_loaded > plan.num_local && !asked.loads {
+        note_load(state, row, plan.num_local, plan.num_loaded);
+    }
+    if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
+        let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
+        let grown = |each: &Growth| each.external + each.grown;
+        let grown: u32 = plan.growth.iter().map(grown).sum();
+        let fresh = state.device.take(num_shared + grown, &mut state.effects);
+        forget_new(state, &fresh);
+        let mut fresh = fresh.into_iter();
+        for rewrite in &plan.rewrites {
+            apply_rewrite(state, row, *rewrite, &mut fresh);
+        }
+        for (group, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
+            grow(state, row, group, std::iter::repeat_n(NULL_BLOCK, nulls as usize), true);
+            grow(state, row, group, fresh.by_ref().take(external as usize), asked.loads);
+        }
+        for (group, growth) in (0..).zip(&plan.growth) {
+            grow(state, row, group, fresh.by_ref().take(growth.grown as usize), false);
+        }
+    }
+    state[row].num_computed = plan.num_scheduled;
+    if !asked.delay_cache_blocks && state.config.publishes_at_once() {
+        publish_blocks(state, row, state[row].num_accepted(), false);
+    }
+    settle(state, row);
+}
+
+/// Schedule one more token of a request whose slot is there.
+fn commit_in_place(state: &mut State, row: Row) {
+    if state.has_windows {
+        let seen_from = visible_from(state, row, state[row].num_computed);
+        if moves_on(state, row, seen_from) {
+            apply_trims(state, row, &plan_trims(state, row, seen_from));
+        }
+    }
+    note_scheduled(state, row, true);
+    state[row].num_computed += 1;
+    if state.config.publishes_at_once() {
+        publish_blocks(state, row, state[row].num_computed, false);
+    }
+    settle(state, row);
+}
+
+/// Remember what a request had computed before its first slots in the open batch.
+///
+/// publishes: the batch's completion may publish them.
+#[inline(always)] // of each request in each step
+fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
+    let before = state[row].num_computed;
+    state.batch.records.insert_missing(row, BatchRecord::new(before));
+    if !state.config.tracks_batches() {
+        return;
+    }
+    mark(state, row, before, before, Some(publishes && state.config.enable_caching));
+}
+
+/// Add the request as an owner of its hits, at the start of its table.
+fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
+    for (position, &block) in (0..).zip(hits) {
+        if !state.is_null(block) {
+            state.device.touch(block, &mut state.effects);
+        }
+        state.effects.emit(Command::SetTable { row, group, position, block });
+    }
+    let request = &mut state[row];
+    request.tables[group as usize].extend_from_slice(hits);
+    if !hits.is_empty() {
+        request.num_cached[group as usize] = hits.len() as u32;
+        if !state.loads.is_empty() {
+            rest(state, row, hits);
+        }
+    }
+}
+
+/// Make one block of a table fit to be written.
+fn apply_rewrite(
+    state: &mut State,
+    row: Row,
+    rewrite: Rewrite,
+    fresh: &mut impl Iterator<Item = BlockId>,
+) {
+    let Rewrite { group, position, shared, copied, same } = rewrite;
+    let block = state[row].tables[group as usize][position as usize];
+    if same {
+        let key = state[row].key(state.scales[group as usize], group, position);
+        note_given(state, block, key);
+        let end = (position + 1) * state.config.groups[group as usize].block_size;
+        note_rewritten(state, row, block, end);
+        return;
+    }
+    if !shared {
+        if !seeded(Mutant::KeyedWrittenInPlace) {
+            state.device.unpublish(block, &mut state.effects);
+        }
+        return;
+    }
+    let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
+    let restore = position * state.config.groups[group as usize].block_size;
+    mark(state, row, state[row].num_computed, restore, None);
+    let_go(state, row, group, position..position + 1);
+    replace(state, row, group, position);
+    if copied && !seeded(Mutant::CowNoCopy) {
+        state.effects.emit(Command::CopyOnWrite { source: block, target });
+        state.device.note_use(block, state.batch.number);
+        state.device.note_use(target, state.batch.number);
+    } else {
+        let State { config, effects, new_blocks, .. } = state;
+        let news = config.record_new_blocks.then_some(new_blocks);
+        use_fresh((group, &config.groups[group as usize]), news, target, effects);
+    }
+    state.effects.emit(Command::SetTable { row, group, position, block: target });
+    state.device.release([block], &mut state.effects);
+    state[row].tables[group as usize][position as usize] = target;
+}
+
+/// Put blocks at the end of a table; filled: they are null, or get their content.
+fn grow(
+    state: &mut State,
+    row: Row,
+    group: u32,
+    blocks: impl Iterator<Item = BlockId>,
+    filled: bool,
+) {
+    let State { config, effects, requests, new_blocks, .. } = state;
+    let rule = &config.groups[group as usize];
+    let mut news = config.record_new_blocks.then_some(new_blocks);
+    let table = &mut request_mut(requests, row).tables[group as usize];
+    for block in blocks {
+        if !filled {
+            use_fresh((group, rule), news.as_deref_mut(), block, effects);
+        }
+        effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
+        table.push(block);
+    }
+}
+
+/// Zero a block that nothing fills, where its group asks for it, and record it as new.
+#[inline]
+fn use_fresh(
+    (group, rule): (u32, &Group),
+    news: Option<&mut NewBlocks>,
+    block: BlockId,
+    effects: &mut Effects,
+) {
+    if rule.zero_new_blocks {
+        effects.emit(Command::Zero { block });
+    }
+    if let Some(news) = news
+        && matches!(rule.kind, Kind::FullAttention | Kind::Mla)
+    {
+        news.push(group, block);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of a batch: taken, and completed.
+//!
+//! Rules: with `max_in_flight=0` a taken batch counts as executed, so what it wrote is there for
+//! the next one. Else it is unfinished until it is completed, in the order of the numbers; then
+//! blocks that only it used join the free queue. With `Publish::Completed` what a batch wrote is
+//! findable once it is completed, up to what later batches and the open one had not yet begun. With
+//! `Duplicates::Merge` a block that was filled although its content was findable is looked up again
+//! when it is there: the table's move to the older block, and the `Free`, open the next batch.
+//! Source: design, 7.2 and 7.3. Twin: kvcore/transitions/batches.py.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::{
+    Unfinished, in_order, let_go, lower, note_given, num_finished, replace,
+};
+use crate::state::state::{Merge, State};
+use crate::state::unconfirmed_loads::{confirm, note_keyed, rest};
+use crate::transitions::publish::{announce_stored, publish_blocks};
+use crate::types::commands::{Batch, Command, Commands, close_into};
+use crate::types::config::Publish;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+use crate::types::values::Status;
+
+/// Close and number the open batch and give its commands; pending merges open the next one.
+///
+/// Fails with TooManyInFlight.
+pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
+    let mut batch = Batch::default();
+    take_batch_into(state, &mut batch)?;
+    Ok(batch)
+}
+
+/// The same in the room of a batch that nobody needs any more, which costs no allocation.
+pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error> {
+    let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.unfinished.len());
+    if limit > 0 && num_in_flight >= limit {
+        let (num_in_flight, max_in_flight) = (num_in_flight as i64, limit as i64);
+        return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
+    }
+    close_into(batch, state.batch.number, &state.effects.commands);
+    if let Some(before) = state.batch.number.checked_sub(1)
+        && limit == 0
+    {
+        confirm(&mut state.loads, before);
+    }
+    let closed = state.config.tracks_batches().then(|| close_marks(state));
+    let merges = std::mem::take(&mut state.batch.merges);
+    state.effects.commands.clear();
+    state.batch.advance();
+    if let Some(closed) = closed {
+        if limit > 0 {
+            state.unfinished.push(Arc::new(closed));
+        } else {
+            publish_written(state, &closed);
+        }
+    }
+    settle_merges(state, merges);
+    Ok(())
+}
+
+/// Finish the oldest unfinished batch: its forward pass has run.
+///
+/// Fails with NotInFlight, BatchOutOfOrder.
+pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
+    check_in_flight(state, batch)?;
+    let oldest = state.unfinished[0].number;
+    if oldest != batch as u64 {
+        return Err(Error::BatchOutOfOrder { batch, oldest: oldest as i64 });
+    }
+    let finished = state.unfinished.remove(0);
+    confirm(&mut state.loads, oldest);
+    for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
+        pool.end_use(|user| user == oldest || seeded(Mutant::FirstBatchEndsAllUses));
+        if !seeded(Mutant::QuarantineNeverEnds) {
+            pool.end_quarantine();
+        }
+    }
+    if state.config.publish == Publish::Completed {
+        publish_written(state, &finished);
+    }
+    Ok(())
+}
+
+/// Fails with NotInFlight unless this is the number of an unfinished batch.
+pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
+    let numbers = || state.unfinished.iter().map(|batch| batch.number);
+    if numbers().any(|each| Ok(each) == u64::try_from(number)) {
+        return Ok(());
+    }
+    let known: Vec<String> = numbers().map(|each| each.to_string()).collect();
+    let unfinished = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(Error::NotInFlight { batch: number, unfinished })
+}
+
+/// What the open batch remembers from now on: what its forward pass uses, and its rows.
+fn close_marks(state: &mut State) -> Unfinished {
+    let mut marks = std::mem::take(&mut state.batch.marks);
+    marks.hold(state.config.groups.len(), |row, held| {
+        if state.batch.records.get(row).is_some() {
+            let tables = held.iter_mut().zip(&state[row].tables);
+            tables.for_each(|(length, table)| *length = table.len() as u32);
+        }
+    });
+    Unfinished {
+        number: state.batch.number,
+        marks,
+        given: std::mem::take(&mut state.batch.given),
+        rows: named_rows(&state.effects.commands),
+        replaced: BTreeSet::new(),
+    }
+}
+
+/// The rows whose tables commands change, rising.
+pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
+    let named = |command| match command {
+        Command::SetTable { row, .. } | Command::CutTable { row, .. } => Some(row),
+        _ => None,
+    };
+    let mut rows: Vec<Row> = commands.iter().filter_map(named).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Make findable what a batch wrote that has just finished.
+fn publish_written(state: &mut State, batch: &Unfinished) {
+    let before = std::mem::take(&mut state.batch.merges);
+    for (row, made) in in_order(&batch.marks) {
+        if made.publishes && state[row].status() == Status::Running && state[row].num_loading == 0 {
+            let num_tokens = num_finished(state, row);
+            let late = u32::from(seeded(Mutant::PublishedLate)).min(num_tokens);
+            publish_blocks(state, row, num_tokens - late, true);
+        }
+    }
+    let merges = std::mem::replace(&mut state.batch.merges, before);
+    settle_merges(state, merges);
+}
+
+/// Look up again what was filled although its content was findable.
+fn settle_merges(state: &mut State, merges: Vec<Merge>) {
+    for merge in merges {
+        apply_merge(state, &merge);
+    }
+}
+
+/// Move a table to the older block of its content, or publish its own where that is gone.
+fn apply_merge(state: &mut State, merge: &Merge) {
+    let Some(&row) = state.rows.get(&merge.request_id) else { return };
+    let request = &state[row];
+    let (group, position) = (merge.group as usize, merge.position as usize);
+    let same = request.tables[group].get(position) == Some(&merge.block);
+    let size = state.config.groups[group].block_size;
+    let computed = request.num_accepted() >= (merge.position + 1) * size;
+    if !same || !computed || state.device.key(merge.block).is_some() {
+        return;
+    }
+    let scale = state.scales[group];
+    if merge.position >= request.num_hashed(scale)
+        || request.key(scale, merge.group, merge.position) != merge.key
+    {
+        return;
+    }
+    let (group, position) = (merge.group, merge.position);
+    let Some(older) = state.device.index.first(&merge.key) else {
+        state.device.publish(merge.block, merge.key);
+        if !state.loads.is_empty() {
+            note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
+        }
+        if state.config.publish == Publish::Scheduled {
+            note_given(state, merge.block, merge.key);
+        }
+        announce_stored(state, row, group, (position, position + 1));
+        return;
+    };
+    state.device.touch(older, &mut state.effects);
+    rest(state, row, &[older]);
+    if state.config.publish == Publish::Scheduled {
+        lower(state, row, position * size);
+    }
+    let_go(state, row, group, position..position + 1);
+    replace(state, row, group, position);
+    state.effects.emit(Command::SetTable { row, group, position, block: older });
+    if !seeded(Mutant::MergeNoRemap) {
+        state[row].tables[group as usize][position as usize] = older;
+    }
+    state.device.release([merge.block], &mut state.effects);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::encode::encode;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::free::free;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::ids::BlockId;
+    use crate::types::values::Request;
+
+    /// Four usable blocks; batch 0 computes four tokens of a request and is in flight.
+    fn one_in_flight(publish: Publish) -> State {
+        let config = Config { max_in_flight: 1, publish, ..Config::new(5, 2, b"seed") };
+        let mut state = make_state(config).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        state
+    }
+
+    #[test]
+    fn a_released_block_waits_for_the_batch_that_reads_it() {
+        let mut state = one_in_flight(Publish::Scheduled);
+        free(&mut state, "a").unwrap();
+        assert_eq!((state.device.num_free(), state.device.num_quarantined()), (2, 2));
+        complete(&mut state, 0).unwrap();
+        let order: Vec<BlockId> = state.device.queue.iter().collect();
+        assert_eq!(order, [3, 4, 2, 1].map(BlockId));
+    }
+
+    #[test]
+    fn what_a_batch_wrote_is_findable_once_it_is_completed() {
+        let mut state = one_in_flight(Publish::Completed);
+        assert_eq!(state.device.index.len(), 0);
+        complete(&mut state, 0).unwrap();
+        assert_eq!(state.device.index.len(), 2);
+    }
+
+    #[test]
+    fn batches_are_completed_once_and_no_more_are_taken_than_may_be() {
+        let mut state = one_in_flight(Publish::Scheduled);
+        let before = encode(&state);
+        let many = Error::TooManyInFlight { num_in_flight: 1, max_in_flight: 1 };
+        assert_eq!(take_batch(&mut state), Err(many));
+        let unknown = |batch, unfinished: &str| {
+            Err(Error::NotInFlight { batch, unfinished: unfinished.to_owned() })
+        };
+        assert_eq!(complete(&mut state, -1), unknown(-1, "0"));
+        assert_eq!(encode(&state), before);
+        complete(&mut state, 0).unwrap();
+        assert_eq!(complete(&mut state, 0), unknown(0, "none"));
+    }
+}

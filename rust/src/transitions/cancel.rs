@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cancel: unfinished batches are taken back, executed or not.
+//!
+//! Rules: a batch is taken back with all later ones and the open one; their numbers are not used
+//! again. The keys that they published are withdrawn, each request falls to the least count that
+//! they remember, and the blocks behind it go. What they evicted stays evicted, what was freed
+//! stays freed. The new open batch begins with what was given back and with the whole tables of
+//! every row that the cancelled commands name: right whether or not those had been applied. Source:
+//! design, 7.4. Twin: kvcore/transitions/cancel.py.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::{Unfinished, in_order};
+use crate::state::row_map::RowMap;
+use crate::state::state::{OpenBatch, State, request_mut};
+use crate::transitions::batches::{check_in_flight, named_rows};
+use crate::transitions::free::{cut_tables, drop_host};
+use crate::types::commands::Command;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+
+/// Take back an unfinished batch, all later ones and the open one. Fails with NotInFlight.
+pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
+    check_in_flight(state, batch)?;
+    let number = batch as u64;
+    let first = state.unfinished.partition_point(|each| each.number < number);
+    let mut cancelled = state.unfinished.split_off(first);
+    let rows = named_rows(&state.effects.commands);
+    state.effects.commands.clear();
+    let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
+    let OpenBatch { number: open, marks, given, .. } = std::mem::replace(&mut state.batch, next);
+    cancelled.push(Arc::new(Unfinished {
+        number: open,
+        marks,
+        given,
+        rows,
+        ..Unfinished::default()
+    }));
+    state.loads.retain(|load| load.batch < number);
+    take_back(state, &cancelled, number);
+    let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
+    let told = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
+    told.for_each(|row| rebuild(state, row));
+    Ok(())
+}
+
+/// Withdraw keys, end uses, and let each request fall to what is left of it.
+fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
+    let State { device, host, effects, .. } = state;
+    device.end_use(|user| user >= number);
+    for &(block, key) in cancelled.iter().flat_map(|batch| &batch.given) {
+        if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
+            device.unpublish(block, effects);
+        }
+    }
+    device.end_quarantine();
+    if let Some(host) = host {
+        host.end_use(|user| user >= number);
+        host.end_quarantine();
+    }
+    let mut counts: RowMap<u32> = RowMap::default();
+    for (row, mark) in cancelled.iter().flat_map(|batch| in_order(&batch.marks)) {
+        match counts.get_mut(row) {
+            Some(count) => *count = mark.restore.min(*count),
+            None => counts.insert_new(row, mark.restore),
+        }
+    }
+    // Nothing is removed from this map, so its order is that of the first marks.
+    for (row, &count) in counts.iter().filter(|_| !seeded(Mutant::CancelKeepsCounts)) {
+        fall(state, row, count, number);
+    }
+}
+
+/// Take a request back to so many tokens, without the loads that were cancelled.
+fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
+    let State { operations, requests, .. } = state;
+    let request = request_mut(requests, row);
+    for operation in operations.values_mut() {
+        if operation.request == Some(row) && operation.batch >= number {
+            operation.request = None;
+            (request.num_loading, request.load_end) = (0, 0);
+        }
+    }
+    if request.host_tables.is_empty() {
+        cut_tables(state, row, num_tokens);
+    } else if num_tokens < request.num_computed {
+        drop_host(state, row);
+    }
+}
+
+/// Set the tables of a row anew, whatever they are in the runtime.
+fn rebuild(state: &mut State, row: Row) {
+    let State { config, requests, effects, .. } = state;
+    for group in 0..config.groups.len() as u32 {
+        effects.emit(Command::CutTable { row, group, length: 0 });
+        let Some(request) = &requests[row.index()] else { continue };
+        for (position, &block) in (0..).zip(&request.tables[group as usize]) {
+            effects.emit(Command::SetTable { row, group, position, block });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::{Requests, allocate_slots, append};
+    use crate::transitions::batches::{complete, take_batch};
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::ids::BlockId;
+    use crate::types::values::Request;
+
+    #[test]
+    fn a_cancelled_batch_leaves_the_request_where_it_was() {
+        let config = Config { max_in_flight: 2, ..Config::new(5, 2, b"seed") };
+        let mut state = make_state(config).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        append(&mut state, Requests::Ids(&["a"]), &[4]).unwrap();
+        take_batch(&mut state).unwrap();
+        append(&mut state, Requests::Ids(&["a"]), &[5]).unwrap();
+        assert!(state.device.key(BlockId(2)).is_some());
+        cancel(&mut state, 1).unwrap();
+        assert_eq!((state[row].num_computed, state.batch.number), (3, 3));
+        assert!(state.device.key(BlockId(1)).is_some() && state.device.key(BlockId(2)).is_none());
+        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let (group, at) = (0, |position: u32| BlockId(position + 1));
+        let set = |position| Command::SetTable { row, group, position, block: at(position) };
+        let cut = Command::CutTable { row, group, length: 0 };
+        assert_eq!(commands[commands.len() - 3..], [cut, set(0), set(1)]);
+        complete(&mut state, 0).unwrap();
+        assert_eq!((state.in_flight().count(), state.device.num_quarantined()), (0, 0));
+    }
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How far a request can grow without anything but its count changing.
+//!
+//! Rules: most decode tokens go to a slot that is there, fill no block and move no window. That
+//! holds from the last allocation on up to a count which is known then, as long as nobody else gets
+//! an owner's share in the request's blocks: `fork` and every cut forget it for the request, `pin`
+//! for all. A request that is quiet up to any count ahead has no drafts and no unfinished loads and
+//! is on the device: who changes that forgets it too. Debug builds plan each such token and find
+//! that the plan is empty.
+
+use crate::state::state::{RequestState, State};
+use crate::transitions::plan::plan_allocation;
+use crate::transitions::slot_request::Asked;
+use crate::types::groups::{Group, Kind, skipped_blocks};
+use crate::types::ids::{BlockId, Row};
+
+/// Whether the last token of a request that `append` has checked changes its count alone.
+#[must_use]
+pub(crate) fn is_quiet(state: &State, row: Row) -> bool {
+    let quiet = is_known_quiet(&state[row], state.num_pins);
+    debug_assert!(!quiet || is_nothing(state, row));
+    quiet
+}
+
+#[inline(always)] // of each request in each step
+pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
+    request.num_computed < request.quiet_until && request.quiet_since == num_pins
+}
+
+/// Note up to which count the next tokens of a request are quiet.
+pub(crate) fn settle(state: &mut State, row: Row) {
+    let num_computed = state[row].num_computed;
+    if !state[row].drafts.is_empty() {
+        state[row].quiet_until = 0;
+        return;
+    }
+    let groups = (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross());
+    let until = groups.map(|(index, group)| quiet_in_group(state, row, (index, group)));
+    let until = until.min().unwrap_or(num_computed);
+    let num_pins = state.num_pins;
+    let request = &mut state[row];
+    (request.quiet_until, request.quiet_since) = (until, num_pins);
+}
+
+/// The same for one group; 0 where the next token is not quiet.
+fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
+    let request = &state[row];
+    let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
+    let position = local / size;
+    if !table.get(position as usize).is_some_and(|&block| state.device.is_writable(block)) {
+        return 0;
+    }
+    let mut until = (position + 1).saturating_mul(size);
+    if state.config.publishes_at_once() {
+        // The token that fills the next block publishes it.
+        until = until.min((request.num_cached[index] + 1).saturating_mul(size) - 1);
+    }
+    if group.is_windowed() {
+        until = until.min(next_trim(state, table, group, local));
+    }
+    until
+}
+
+/// The count at which a group's window moves on by a block; 0 where it has moved already.
+fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
+    let skipped = skipped_blocks(group, num_computed);
+    let held = skipped.checked_sub(1).and_then(|last| table.get(last as usize));
+    if held.is_some_and(|&block| !state.is_null(block)) {
+        return 0;
+    }
+    let window = group.window.unwrap_or(u32::MAX);
+    match group.kind {
+        Kind::SlidingWindow => {
+            ((skipped + 1).saturating_mul(group.block_size)).saturating_add(window - 1)
+        }
+        _ => (num_computed / window + 1).saturating_mul(window),
+    }
+}
+
+/// Whether the plan of one more token takes and gives nothing, and the token fills no block.
+fn is_nothing(state: &State, row: Row) -> bool {
+    let Ok(Ok(plan)) = plan_allocation(state, row, &Asked::new(1)) else { return false };
+    let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
+    let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
+    let publishes = state.config.publishes_at_once() && groups.any(full);
+    let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
+    !publishes && !takes && plan.trims.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::{Requests, allocate_slots, append};
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::fork::fork;
+    use crate::transitions::pins::pin;
+    use crate::transitions::requests::add_request;
+    use crate::types::config::Config;
+    use crate::types::values::Request;
+
+    /// Five tokens in blocks of four, scheduled and taken.
+    fn running() -> (State, Row) {
+        let mut state = make_state(Config::new(9, 4, b"seed")).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        (state, row)
+    }
+
+    #[test]
+    fn the_token_that_fills_a_block_is_not_quiet() {
+        let (mut state, row) = running();
+        let mut quiet = Vec::new();
+        for token in 6..11 {
+            quiet.push(is_known_quiet(&state[row], state.num_pins));
+            append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+        }
+        assert_eq!(quiet, [true, true, false, false, true]);
+        assert_eq!(state[row].num_cached, [2]);
+    }
+
+    #[test]
+    fn the_token_at_which_a_window_leaves_a_block_is_not_quiet() {
+        let mut config = Config::new(9, 4, b"seed");
+        config.groups = vec![Group::windowed(4, Kind::SlidingWindow, 3)];
+        let mut state = make_state(config).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        let mut seen = Vec::new();
+        for token in 6..12 {
+            let quiet = is_known_quiet(&state[row], state.num_pins);
+            append(&mut state, Requests::Rows(&[row.0]), &[token]).unwrap();
+            take_batch(&mut state).unwrap();
+            let held = state[row].tables[0].iter().filter(|&&block| !state.is_null(block));
+            seen.push((quiet, held.count()));
+        }
+        // The queries at 6 and 10 are the first that do not see block 0 and block 1. The token at
+        // 7 fills a block, and that at 8 begins one.
+        let expected = [(true, 2), (false, 1), (false, 1), (false, 2), (true, 2), (false, 1)];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn who_shares_the_block_ends_the_quiet() {
+        let (mut state, row) = running();
+        assert!(is_known_quiet(&state[row], state.num_pins));
+        fork(&mut state, "a", "b").unwrap();
+        assert!(!is_known_quiet(&state[row], state.num_pins));
+        let (mut state, row) = running();
+        pin(&mut state, &[2]).unwrap();
+        assert!(!is_known_quiet(&state[row], state.num_pins));
+        append(&mut state, Requests::Rows(&[row.0]), &[6]).unwrap();
+        assert_eq!(state[row].tables, [[1, 3].map(BlockId)], "the pinned block was copied");
+    }
+}

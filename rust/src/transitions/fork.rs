@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fork: a child that shares its parent's blocks (parallel sampling, beam search).
+//!
+//! Rules: commands run before the forward pass, so a copy could not see what the open batch
+//! schedules: the child shares the blocks up to the tokens that the parent had computed before that
+//! batch, a partial tail included, and gets no lookahead. Whoever writes a shared block first gets
+//! a copy (`allocate.rs`). Twin: kvcore/transitions/fork.py.
+
+use std::sync::Arc;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::inherit;
+use crate::state::state::State;
+use crate::state::unconfirmed_loads::inherit_rest;
+use crate::transitions::requests::{check_drafts_settled, check_new_id, empty_request};
+use crate::types::commands::Command;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+
+/// Add a child with its parent's tokens, hashes and computed blocks; returns its row.
+///
+/// Fails with UnknownRequest, SwappedOut, LoadUnfinished, EmptyRequestId, RepeatedRequest,
+/// DraftsPending.
+pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, Error> {
+    let parent_row = state.idle(parent_id)?;
+    check_new_id(state, child_id)?;
+    check_drafts_settled(&state[parent_row])?;
+    let computed = state.num_settled(parent_row);
+    let row = empty_request(state, child_id);
+    let mut child = state[parent_row].clone();
+    child.request_id = Arc::clone(&state[row].request_id);
+    child.drafts.clear();
+    child.num_computed = computed;
+    child.preempted = false;
+    child.quiet_until = 0;
+    if !seeded(Mutant::ForkKeepsQuiet) {
+        state[parent_row].quiet_until = 0;
+    }
+    for (group, table) in (0..).zip(&mut child.tables) {
+        table.truncate(state.num_kept(group, table, computed));
+        for (position, &block) in (0..).zip(&*table) {
+            if !state.is_null(block) {
+                state.device.touch(block, &mut state.effects);
+            }
+            state.effects.emit(Command::SetTable { row, group, position, block });
+        }
+    }
+    for (cached, group) in child.num_cached.iter_mut().zip(&state.config.groups) {
+        *cached = (computed / group.block_size).min(*cached);
+    }
+    state[row] = child;
+    inherit(state, parent_row, row);
+    inherit_rest(state, parent_row, row, computed);
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::{Requests, allocate_slots, append};
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::ids::BlockId;
+    use crate::types::values::Request;
+
+    fn parent_of_three_tokens() -> State {
+        let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        state
+    }
+
+    #[test]
+    fn a_child_shares_nothing_that_the_open_batch_writes() {
+        let mut state = parent_of_three_tokens();
+        let row = fork(&mut state, "a", "b").unwrap();
+        assert_eq!((state[row].num_computed, state[row].holds_blocks()), (0, false));
+        assert_eq!(state[row].tokens, [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_first_to_write_a_shared_tail_gets_a_copy() {
+        let mut state = parent_of_three_tokens();
+        take_batch(&mut state).unwrap();
+        let child = fork(&mut state, "a", "b").unwrap();
+        assert_eq!(state[child].tables, [[BlockId(1), BlockId(2)]]);
+        append(&mut state, Requests::Ids(&["b", "a"]), &[7, 8]).unwrap();
+        assert_eq!(state[child].tables, [[BlockId(1), BlockId(3)]]);
+        assert_eq!(state[Row(0)].tables, [[BlockId(1), BlockId(2)]]);
+        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let copy = Command::CopyOnWrite { source: BlockId(2), target: BlockId(3) };
+        assert_eq!(commands.iter().filter(|&each| *each == copy).count(), 1);
+    }
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Giving blocks back: free, and leaving the open batch.
+//!
+//! Rules: tail blocks are released first, so that they are evicted first. A request that leaves the
+//! open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
+//! published for content it would have written are withdrawn, the computed count falls back, the
+//! blocks past it go. A cut to a count whose window was given back starts the request anew. If
+//! another request counts tokens in such a block, the call is misuse. Source: S000-37, 38; bug
+//! catalogue, row 72. Twin: kvcore/transitions/free.py.
+
+use std::collections::BTreeSet;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::{leave, let_go, shorten};
+use crate::state::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
+use crate::state::unconfirmed_loads::fall_to;
+use crate::types::commands::Command;
+use crate::types::config::Config;
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+
+/// Give back a request's blocks, tail first; its tokens and hashes stay, its computed count is 0.
+///
+/// A request that holds nothing is left as it is. Fails with UnknownRequest, HitInOpenBatch.
+pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
+    let row = state.request(request_id)?;
+    check_leaving(state, &[row])?;
+    if !state[row].host_tables.is_empty() {
+        drop_host(state, row);
+    } else if state[row].holds_blocks() {
+        abandon_loads(state, row);
+        leave_open_batch(state, row);
+        cut_tables(state, row, 0);
+        state[row].preempted = true;
+    }
+    Ok(())
+}
+
+/// Leave a request's unfinished loads, which go on without it.
+pub(crate) fn abandon_loads(state: &mut State, row: Row) {
+    if state[row].num_loading == 0 {
+        return;
+    }
+    for operation in state.operations.values_mut() {
+        if operation.request == Some(row) {
+            operation.request = None;
+        }
+    }
+    let request = &mut state[row];
+    (request.num_loading, request.load_end) = (0, 0);
+}
+
+/// Fails with HitInOpenBatch if requests outside count tokens that these would leave unwritten.
+pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error> {
+    let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
+    let mut others: BTreeSet<&str> = BTreeSet::new();
+    let records = leaving.iter().filter_map(|&row| state.batch.records.get(row));
+    for item in records.flat_map(|record| state.batch.published_by(record)) {
+        if state.device.ref_count(item.block) < 2 {
+            continue;
+        }
+        for row in state.batch.records.keys().filter(|row| !leaving.contains(row)) {
+            if counts_on(state, row, item) {
+                blocks.insert(item.block);
+                others.insert(&state[row].request_id);
+            }
+        }
+    }
+    if others.is_empty() {
+        return Ok(());
+    }
+    Err(Error::HitInOpenBatch {
+        blocks: blocks.into_iter().map(i64::from).collect(),
+        requests: others.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+/// Whether a request counts the tokens of a published block at its position.
+fn counts_on(state: &State, row: Row, item: &Published) -> bool {
+    let request = &state[row];
+    let end = (item.position + 1) * state.config.groups[item.group as usize].block_size;
+    let table = &request.tables[item.group as usize];
+    request.num_computed >= end && table.get(item.position as usize) == Some(&item.block)
+}
+
+/// Take a request out of the open batch.
+///
+/// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
+pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
+    let Some(record) = state.batch.records.remove(row) else { return };
+    leave(state, row);
+    let State { config, device, effects, requests, batch, .. } = state;
+    for item in batch.published_by(&record) {
+        let ours = device.key(item.block) == Some(&item.key);
+        if ours && !seeded(Mutant::LeavingKeepsKeys) {
+            device.unpublish(item.block, effects);
+        }
+    }
+    let request_id = &request_mut(requests, row).request_id;
+    batch.merges.retain(|merge| !is_unwritten(config, merge, &record, request_id));
+    cut_tables(state, row, record.num_computed_before);
+}
+
+/// Whether a merge waits for a block that the open batch would have written for a request.
+fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id: &str) -> bool {
+    let end = (merge.position + 1) * config.groups[merge.group as usize].block_size;
+    *merge.request_id == *request_id && end > record.num_computed_before
+}
+
+/// Keep the blocks of so many tokens and release the rest, tail first.
+///
+/// Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
+/// where the window that it needs was given back.
+pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
+    let mut num_computed = state[row].num_accepted().min(num_tokens);
+    if state.resumable(row, num_computed) < num_computed {
+        (num_computed, num_tokens) = (0, 0);
+    }
+    if !state.loads.is_empty() {
+        fall_to(state, row, num_computed);
+    }
+    for group in 0..state.config.groups.len() as u32 {
+        let table = &state[row].tables[group as usize];
+        let keep = state.num_kept(group, table, num_tokens);
+        if table.len() > keep {
+            let (length, end) = (keep as u32, table.len() as u32);
+            let_go(state, row, group, length..end);
+            shorten(state, row, group, length);
+            let State { device, effects, requests, .. } = state;
+            let table = &mut request_mut(requests, row).tables[group as usize];
+            let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
+            if seeded(Mutant::FreeHeadFirst) {
+                device.release(table.drain(keep.max(first_held)..), effects);
+            } else {
+                device.release(table.drain(keep.max(first_held)..).rev(), effects);
+            }
+            table.truncate(keep);
+            if !seeded(Mutant::CutNotTold) {
+                effects.emit(Command::CutTable { row, group, length });
+            }
+        }
+        let num_full = num_computed / state.config.groups[group as usize].block_size;
+        let cached = &mut state[row].num_cached[group as usize];
+        *cached = num_full.min(*cached);
+    }
+    let request = &mut state[row];
+    request.drafts.clear();
+    request.num_computed = num_computed;
+    request.quiet_until = 0;
+}
+
+/// Give back a request's host blocks, tail first; it waits again.
+pub(crate) fn release_host(state: &mut State, row: Row) {
+    let request = &mut state[row];
+    request.num_computed = 0;
+    let tables = std::mem::take(&mut request.host_tables);
+    let (host, effects) = state.host_parts();
+    for table in tables {
+        let held = table.into_iter().rev().filter(|&block| block != NO_HOST_BLOCK);
+        host.release(held, effects);
+    }
+}
+
+/// Give back a swapped request's host blocks; it waits, as after a preemption.
+pub(crate) fn drop_host(state: &mut State, row: Row) {
+    release_host(state, row);
+    fall_to(state, row, 0);
+    state[row].preempted = true;
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an engine can ask of the core: each takes the state and changes it, or refuses.
+
+pub mod allocate;
+pub mod batches;
+pub mod cancel;
+pub mod drain;
+pub(crate) mod fast_path;
+pub mod fork;
+pub mod free;
+pub mod pins;
+pub mod plan;
+pub mod prefix_lookup;
+pub mod publish;
+pub mod queries;
+pub mod requests;
+pub mod rewind;
+pub mod slot_request;
+pub mod swap;
+pub mod transfers;
+pub mod truncate;
+pub mod window;

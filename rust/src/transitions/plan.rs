@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Planning an allocation: every check, and what it would take, before anything changes.
+//!
+//! Rules: a plan that fails or refuses has changed nothing. Slots along a request: computed | hit |
+//! external | new | lookahead; external tokens and lookahead are clipped at the model length, new
+//! tokens are not. What no query from the first external or new token on sees is trimmed before the
+//! fit is judged; when the step is refused, what the computed tokens alone allow stays trimmed
+//! . The full-sequence gate is judged before that. A write goes to blocks with one owner and
+//! no key: a shared block is replaced (copied if it holds earlier positions), a keyed one loses its
+//! key, unless the write computes just the tokens that the key names. Hits in the free queue cost
+//! capacity, since they are about to leave it. Source: S000-01 to S000-20, S004-07; design, 7.5.
+//! Twin: kvcore/transitions/plan.py.
+
+use smallvec::SmallVec;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::state::{NULL_BLOCK, RequestState, State, Table};
+use crate::transitions::slot_request::{Asked, check_asked, read_asked};
+use crate::transitions::window::{Trims, num_freed, plan_trims, visible_from};
+use crate::types::errors::Error;
+use crate::types::groups::{Group, skipped_blocks};
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::{Reason, Refused};
+
+/// A block of the request that is about to be written although it is shared or keyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewrite {
+    /// The group of the table.
+    pub group: u32,
+    /// The place in the table.
+    pub position: u32,
+    /// A fresh block takes its place.
+    pub shared: bool,
+    /// It holds earlier positions, so the fresh one is a copy.
+    pub copied: bool,
+    /// Its key is the one of what is written, and stays.
+    pub same: bool,
+}
+
+/// How one group's table grows behind the hits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Growth {
+    /// Positions that are skipped already.
+    pub nulls: u32,
+    /// Blocks for external tokens.
+    pub external: u32,
+    /// Blocks behind those, preallocation included.
+    pub grown: u32,
+}
+
+/// What an allocation will do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The row of the request.
+    pub row: Row,
+    /// Hit blocks a group, the null block where none is needed; empty where there are none.
+    pub hits: Vec<Vec<BlockId>>,
+    /// Computed and hit tokens.
+    pub num_local: u32,
+    /// With the external ones.
+    pub num_loaded: u32,
+    /// With the new ones.
+    pub num_scheduled: u32,
+    /// What falls behind a window.
+    pub trims: Trims,
+    /// In table order.
+    pub rewrites: Vec<Rewrite>,
+    /// One a group; empty where no table grows, as in most steps.
+    pub growth: SmallVec<[Growth; 4]>,
+}
+
+/// An allocation that does not fit, and the trim that it leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The row of the request.
+    pub row: Row,
+    /// What the call gives.
+    pub refused: Refused,
+    /// What falls behind a window.
+    pub trims: Trims,
+}
+
+/// Tokens of an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Computed and hit.
+    pub local: u32,
+    /// With the external ones.
+    pub total: u32,
+    /// With the new ones.
+    pub scheduled: u32,
+    /// With lookahead.
+    pub slots: u32,
+    /// The first query that the trim must leave its window; of no meaning without windows.
+    pub seen_from: u32,
+}
+
+/// The plan of an allocation, or its refusal. Changes nothing.
+///
+/// Fails as `allocate_slots` does.
+pub fn plan_allocation(
+    state: &State,
+    row: Row,
+    asked: &Asked,
+) -> Result<Result<Plan, Refusal>, Error> {
+    state.check_idle(row)?;
+    let request = &state[row];
+    read_asked(asked)?;
+    let mut hits = check_asked(state, request, asked)?;
+    let lengths = measure(state, row, asked);
+    for (group, blocks) in state.config.groups.iter().zip(&mut hits) {
+        needed_hits(group, blocks, &lengths);
+    }
+    let rewrites = plan_rewrites(state, request, &lengths);
+    let mut reserve = asked.reserved_blocks;
+    if !request.holds_blocks() {
+        reserve += i64::from(state.config.watermark_blocks);
+    }
+    let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
+    let fixed = queued + num_shared(&rewrites);
+    if asked.full_sequence_must_fit {
+        let (needed, most) = gate_need(state, request, asked, &hits, &lengths);
+        let available = i64::from(state.device.num_free());
+        if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
+            return Ok(Err(Refusal { row, refused, trims: Trims::new() }));
+        }
+    }
+    let trims = plan_trims(state, row, lengths.seen_from);
+    let available = i64::from(state.device.num_free() + num_freed(state, row, &trims));
+    let mut growth = plan_growth(state, request, asked, &hits, &lengths);
+    let grown: i64 = growth.iter().map(|each| i64::from(each.external + each.grown)).sum();
+    let needed = fixed + grown;
+    let most = || step_most(state, request, asked, &lengths);
+    if let Some(refused) = refuse(state, needed, available, most, reserve) {
+        let trims = plan_trims(state, row, visible_from(state, row, request.num_computed));
+        return Ok(Err(Refusal { row, refused, trims }));
+    }
+    preallocate(state, request, &hits, &mut growth, available - needed - reserve);
+    Ok(Ok(Plan {
+        row,
+        hits,
+        num_local: lengths.local,
+        num_loaded: lengths.total,
+        num_scheduled: lengths.scheduled,
+        trims,
+        rewrites,
+        growth,
+    }))
+}
+
+/// Whether one more token of a request that `append` has checked takes no block: its slot is there,
+/// of one owner and without a key in every group. Its plan then has a window's trim at most.
+#[must_use]
+pub fn fits_in_place(state: &State, row: Row) -> bool {
+    let request = &state[row];
+    let mut groups = state.config.groups.iter().zip(&request.tables);
+    let fits = groups.all(|(group, table)| {
+        let block = table.get((request.num_computed / group.block_size) as usize);
+        block.is_some_and(|&block| state.device.is_writable(block))
+    });
+    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &Asked::new(1))));
+    fits
+}
+
+/// Whether an allocation is admitted and takes nothing.
+fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
+    let Ok(Ok(plan)) = planned else { return false };
+    plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty()
+}
+
+/// The tokens of an allocation that was checked.
+#[must_use]
+pub fn measure(state: &State, row: Row, asked: &Asked) -> Lengths {
+    let limit = i64::from(state.config.length_limit());
+    let local = i64::from(state[row].num_computed) + asked.num_hit_tokens();
+    let total = (local + asked.num_external_computed_tokens).min(limit);
+    let scheduled = total + asked.num_new_tokens;
+    let slots = (scheduled + asked.num_lookahead_tokens).min(limit);
+    let total = total as u32;
+    Lengths {
+        local: local as u32,
+        total,
+        scheduled: scheduled as u32,
+        slots: slots as u32,
+        seen_from: if state.has_windows { visible_from(state, row, total) } else { total },
+    }
+}
+
+/// Put the null block where no query sees one of the hit blocks of a group.
+pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
+    let skipped = skipped_blocks(group, lengths.seen_from) as usize;
+    let end = skipped.min(blocks.len());
+    blocks[..end].fill(NULL_BLOCK);
+}
+
+/// The blocks that the write of the new slots finds shared or keyed, in table order.
+#[must_use]
+pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -> Vec<Rewrite> {
+    let mut rewrites = Vec::new();
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
+        let size = group.block_size;
+        let held = table.len() as u64 * u64::from(size);
+        if group.is_cross() || held <= u64::from(lengths.local) {
+            continue;
+        }
+        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
+        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
+        for position in first..last {
+            let block = table[position as usize];
+            if state.device.is_writable(block) {
+                continue;
+            }
+            let shared = state.device.ref_count(block) > 1;
+            let copied = shared && lengths.local > position * size;
+            let same = !shared && writes_same(state, request, (index, position), lengths);
+            rewrites.push(Rewrite { group: index, position, shared, copied, same });
+        }
+    }
+    rewrites
+}
+
+/// Whether a keyed block of a table has the key of what the new slots will hold.
+///
+/// Tokens that a load brings may fail, so they are never the same.
+fn writes_same(
+    state: &State,
+    request: &RequestState,
+    (index, position): (u32, u32),
+    lengths: &Lengths,
+) -> bool {
+    let scale = state.scales[index as usize];
+    if lengths.local < lengths.total || position >= request.num_hashed(scale) {
+        return false;
+    }
+    let block = request.tables[index as usize][position as usize];
+    state.device.key(block) == Some(&request.key(scale, index, position))
+}
+
+/// What each table grows by, without preallocation; empty where none does.
+#[must_use]
+pub fn plan_growth(
+    state: &State,
+    request: &RequestState,
+    asked: &Asked,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> SmallVec<[Growth; 4]> {
+    let covers = |(group, table): (&Group, &Table)| {
+        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { lengths.slots };
+        table.len() as u64 * u64::from(group.block_size) >= u64::from(num_tokens)
+    };
+    if state.config.groups.iter().zip(&request.tables).all(covers) {
+        return SmallVec::new();
+    }
+    let mut growth = SmallVec::new();
+    for (index, group) in state.config.groups.iter().enumerate() {
+        let (size, held) = (group.block_size, num_held(request, hits, index));
+        if group.is_cross() {
+            let needed = asked.num_encoder_tokens().div_ceil(size);
+            growth.push(Growth { grown: needed.saturating_sub(held), ..Growth::default() });
+            continue;
+        }
+        let num_total = lengths.total.div_ceil(size);
+        let skipped = skipped_blocks(group, lengths.seen_from).min(num_total);
+        let nulls = skipped.saturating_sub(held);
+        let external = num_total.saturating_sub(held + nulls);
+        let needed = lengths.slots.div_ceil(size);
+        let grown = needed.saturating_sub(held + nulls + external);
+        growth.push(Growth { nulls, external, grown });
+    }
+    growth
+}
+
+/// Fresh blocks for the whole request, and the most that it holds at once of an empty pool.
+///
+/// A windowed group recycles what falls behind its window, so its need is capped.
+#[must_use]
+pub fn gate_need(
+    state: &State,
+    request: &RequestState,
+    asked: &Asked,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> (i64, i64) {
+    let num_full = request.num_tokens().min(state.config.length_limit()).max(lengths.slots);
+    let (mut needed, mut most) = (0, 0);
+    for (index, group) in (0..).zip(&state.config.groups) {
+        let held = i64::from(num_held(request, hits, index as usize));
+        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { num_full };
+        let mut blocks = i64::from(num_tokens.div_ceil(group.block_size));
+        if group.is_cross() {
+            blocks = blocks.max(held);
+        }
+        let skipped = i64::from(skipped_blocks(group, lengths.seen_from));
+        let mut fresh = (blocks - held.max(skipped)).max(0);
+        if let Some(cap) = state.config.cap(index).map(i64::from) {
+            let table = request.tables[index as usize].iter();
+            let live = table.chain(hits.get(index as usize).into_iter().flatten());
+            let num_live = live.filter(|&&block| !state.is_null(block)).count() as i64;
+            blocks = blocks.min(cap);
+            fresh = fresh.min((cap - num_live).max(0));
+        }
+        needed += fresh;
+        most += blocks;
+    }
+    (needed, most)
+}
+
+/// Blocks that the request would hold after this call.
+#[must_use]
+pub fn step_most(state: &State, request: &RequestState, asked: &Asked, lengths: &Lengths) -> i64 {
+    let most = |(group, table): (&Group, &Table)| {
+        if group.is_cross() {
+            let blocks = asked.num_encoder_tokens().div_ceil(group.block_size);
+            return (table.len() as i64).max(i64::from(blocks));
+        }
+        let skipped = skipped_blocks(group, lengths.total);
+        i64::from(lengths.slots.div_ceil(group.block_size)) - i64::from(skipped)
+    };
+    state.config.groups.iter().zip(&request.tables).map(most).sum()
+}
+
+/// The refusal of so many blocks where so many are to stay free, None where they fit.
+///
+/// A call that needs none is not refused. most: what the call holds of an empty pool.
+#[must_use]
+pub fn refuse(
+    state: &State,
+    needed: i64,
+    available: i64,
+    most: impl FnOnce() -> i64,
+    reserve: i64,
+) -> Option<Refused> {
+    if needed == 0 || needed + reserve <= available {
+        return None;
+    }
+    let never = most() + reserve > i64::from(state.device.num_usable());
+    let reason = if never { Reason::Never } else { Reason::Later };
+    let available = (available - reserve).max(0) as u32;
+    Some(Refused::new(reason, needed as u64, available).while_pending(state.num_pending()))
+}
+
+/// Add room for more tokens to the growth, as far as spare blocks go (S004-07).
+pub fn preallocate(
+    state: &State,
+    request: &RequestState,
+    hits: &[Vec<BlockId>],
+    growth: &mut [Growth],
+    mut spare: i64,
+) {
+    let num_preallocate = state.config.num_preallocate_tokens;
+    if num_preallocate == 0 {
+        return;
+    }
+    let limit = state.config.length_limit();
+    for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
+        if group.is_cross() || (!request.tables[index].is_empty() && each.grown == 0) {
+            continue;
+        }
+        let held = num_held(request, hits, index) + each.nulls + each.external + each.grown;
+        let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
+        let extra = i64::from(num_preallocate.div_ceil(group.block_size));
+        let more = extra.min(spare).min(room).max(0);
+        spare -= more;
+        each.grown += more as u32;
+    }
+}
+
+/// Blocks of a group's table, those of its hits included.
+fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group: usize) -> u32 {
+    (request.tables[group].len() + hits.get(group).map_or(0, Vec::len)) as u32
+}
+
+fn num_shared(rewrites: &[Rewrite]) -> i64 {
+    rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64
+}
+
+/// Hit blocks that are about to leave the free queue.
+fn num_queued(state: &State, hits: &[Vec<BlockId>]) -> i64 {
+    let queued = |&&block: &&BlockId| !state.is_null(block) && state.device.is_queued(block);
+    hits.iter().flatten().filter(queued).count() as i64
+}

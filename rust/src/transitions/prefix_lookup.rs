@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The longest cached prefix of a request, over all groups at once.
+//!
+//! Rules: every group resumes at the same token, so the length is a multiple of all block sizes,
+//! and the largest at which each group finds what its next query would see: full attention the
+//! whole prefix, a sliding window the blocks before the length (one at least), a chunk those from
+//! its start. Where a group drops its last hit, the block behind the length must be found too. One
+//! group's miss shortens the length for all, until none does. Source: S000-54, 57, 58; S001-79, 81.
+//! Twin: kvcore/transitions/prefix_lookup.py.
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::state::{NULL_BLOCK, RequestState, State};
+use crate::types::groups::{Kind, skipped_blocks};
+use crate::types::ids::BlockId;
+use crate::types::values::{Hit, KVCacheBlocks};
+
+/// The longest hit that leaves at least one token to compute; nothing where caching is off.
+#[must_use]
+pub fn longest_hit(state: &State, request: &RequestState) -> Hit {
+    let mut search = Search { state, request, most: 0, found: Vec::new() };
+    search.found.resize(state.config.groups.len(), Vec::new());
+    let mut length = 0;
+    if state.config.enable_caching && !request.skip_reading {
+        let num_hashed = request.block_hashes.len() as u32 * state.hash_block_size;
+        let left = u32::from(!seeded(Mutant::FullHit));
+        search.most = request.num_tokens().saturating_sub(left).min(num_hashed);
+        let longest = aligned(state, search.most);
+        length = common_length(&mut search, longest);
+    }
+    Hit { blocks: KVCacheBlocks { blocks: hit_blocks(search, length) }, num_tokens: length }
+}
+
+/// A search, and what it has found.
+#[derive(Debug)]
+pub struct Search<'a> {
+    state: &'a State,
+    request: &'a RequestState,
+    /// Tokens that may match.
+    most: u32,
+    /// Leading blocks a group, where that is the order to look.
+    found: Vec<Vec<BlockId>>,
+}
+
+/// The largest length up to this one that every group finds.
+fn common_length(search: &mut Search<'_>, mut length: u32) -> u32 {
+    let groups = &search.state.config.groups;
+    let mut order: Vec<u32> = (0..groups.len() as u32).collect();
+    order.sort_by_key(|&group| groups[group as usize].is_windowed());
+    let mut agreed = 0;
+    let mut group = 0;
+    while agreed < order.len() && length > 0 {
+        let found = group_length(search, order[group], length);
+        agreed = if found == length { agreed + 1 } else { 1 };
+        length = found;
+        group = (group + 1) % order.len();
+    }
+    length
+}
+
+/// The largest length up to this one that one group finds.
+fn group_length(search: &mut Search<'_>, group: u32, mut length: u32) -> u32 {
+    let state = search.state;
+    let size = state.config.groups[group as usize].block_size;
+    let dropped = u32::from(state.config.drops_last_hit(group));
+    let most = (search.most / size).saturating_sub(dropped) * size;
+    length = aligned(state, length.min(most));
+    while length > 0 {
+        let positions = needed(search, group, length);
+        let Some(missing) = first_missing(search, group, positions) else {
+            return length;
+        };
+        length = aligned(state, missing.saturating_sub(dropped) * size);
+        if !state.config.groups[group as usize].is_windowed() {
+            return length;
+        }
+    }
+    0
+}
+
+/// The largest length up to so many tokens at which all groups can resume.
+fn aligned(state: &State, num_tokens: u32) -> u32 {
+    num_tokens / state.hit_alignment * state.hit_alignment
+}
+
+/// The positions of a group's table that a hit needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    /// From the first one to the one before the second, in this order.
+    Forward(u32, u32),
+    /// The same, the last one first.
+    Backward(u32, u32),
+}
+
+/// The positions that a group must find to resume at a length, in the order to look.
+fn needed(search: &Search<'_>, group: u32, length: u32) -> Needed {
+    let config = &search.state.config;
+    let rule = &config.groups[group as usize];
+    let num_blocks = length / rule.block_size;
+    let end = num_blocks + u32::from(config.drops_last_hit(group));
+    let first = skipped_blocks(rule, length);
+    if rule.kind == Kind::SlidingWindow {
+        return Needed::Backward(first.min(num_blocks - 1), end);
+    }
+    Needed::Forward(first, end)
+}
+
+/// The first of these positions whose block is not findable.
+fn first_missing(search: &mut Search<'_>, group: u32, positions: Needed) -> Option<u32> {
+    match positions {
+        Needed::Backward(first, end) => {
+            (first..end).rev().find(|&position| search.look(group, position).is_none())
+        }
+        Needed::Forward(0, end) => {
+            for position in search.found[group as usize].len() as u32..end {
+                match search.look(group, position) {
+                    Some(block) => search.found[group as usize].push(block),
+                    None => return Some(position),
+                }
+            }
+            None
+        }
+        Needed::Forward(first, end) => {
+            (first..end).find(|&position| search.look(group, position).is_none())
+        }
+    }
+}
+
+impl Search<'_> {
+    /// The block that answers for a position.
+    fn look(&self, group: u32, position: u32) -> Option<BlockId> {
+        let scale = self.state.scales[group as usize];
+        if position >= self.request.num_hashed(scale) {
+            return None;
+        }
+        self.state.device.index.first(&self.request.key(scale, group, position))
+    }
+}
+
+/// The blocks of a hit a group; the null block where no query sees one.
+fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
+    let look = |group, position| {
+        let block = search.look(group, position);
+        block.expect("IDX-COMPLETE: the group has found each block of the length")
+    };
+    let mut blocks = Vec::with_capacity(search.found.len());
+    for (index, group) in (0..).zip(&search.state.config.groups) {
+        let num_blocks = if group.is_cross() { 0 } else { length / group.block_size };
+        let first = skipped_blocks(group, length).min(num_blocks);
+        let mut ids = vec![NULL_BLOCK; first as usize];
+        let found = &search.found[index as usize];
+        if first == 0 && found.len() >= num_blocks as usize {
+            ids.extend_from_slice(&found[..num_blocks as usize]);
+        } else {
+            ids.extend((first..num_blocks).map(|position| look(index, position)));
+        }
+        blocks.push(ids);
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::publish::evict_blocks;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::groups::Group;
+    use crate::types::values::Request;
+
+    /// A full group in blocks of 2 and a window of 3 tokens in blocks of 4; eight tokens cached.
+    fn two_groups() -> State {
+        let mut config = Config::new(12, 2, b"seed");
+        config.groups.push(Group::windowed(4, Kind::SlidingWindow, 3));
+        let mut state = make_state(config).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5, 6, 7, 8, 9])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(8)).unwrap().unwrap();
+        state
+    }
+
+    fn found(state: &State) -> (Vec<Vec<u32>>, u32) {
+        let hit = longest_hit(state, &state[state.request("b").unwrap()]);
+        (hit.blocks.get_block_ids(), hit.num_tokens)
+    }
+
+    #[test]
+    fn a_window_needs_only_what_the_next_query_sees() {
+        let mut state = two_groups();
+        assert_eq!(found(&state), (vec![vec![1, 2, 3, 4], vec![0, 6]], 8));
+        evict_blocks(&mut state, &[5]).unwrap();
+        assert_eq!(found(&state), (vec![vec![1, 2, 3, 4], vec![0, 6]], 8));
+    }
+
+    #[test]
+    fn one_groups_miss_shortens_the_hit_for_all() {
+        let mut state = two_groups();
+        evict_blocks(&mut state, &[4]).unwrap();
+        assert_eq!(found(&state), (vec![vec![1, 2], vec![5]], 4));
+        evict_blocks(&mut state, &[5]).unwrap();
+        assert_eq!(found(&state), (vec![vec![], vec![]], 0));
+    }
+}

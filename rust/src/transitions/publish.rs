@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is findable: publication of full blocks, and its withdrawal.
+//!
+//! Rules: the call that schedules the write of a block's last token publishes the block, so a later
+//! request of the same step may hit it. A key whose block the open batch itself writes is
+//! remembered in the batch's record, since it is withdrawn if the request leaves the batch. With
+//! `Duplicates::Merge` a block whose content is findable already waits for `take_batch` instead
+//! . Source: S000-29 to 31, 41, 42, 49. Twin: kvcore/transitions/publish.py.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::hashing::block_hash::{Key, root_hash};
+use crate::mutants::{Mutant, seeded};
+use crate::pool::block_pool::{AHEAD, BlockPool};
+use crate::state::batch_records::num_finished;
+use crate::state::state::{Merge, Published, RequestState, State, request_mut};
+use crate::state::unconfirmed_loads::note_keyed;
+use crate::types::config::{Config, Duplicates, Publish};
+use crate::types::effects::Effects;
+use crate::types::errors::Error;
+use crate::types::events::{News, Stored};
+use crate::types::ids::{BlockId, Row};
+
+/// Publish a request's full blocks up to so many tokens, whose caching was delayed.
+///
+/// Nothing happens where caching is off. With `Publish::Completed` what unfinished batches write
+/// waits for their completion. Fails with UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
+/// BeyondComputed.
+pub fn cache_blocks(
+    state: &mut State,
+    request_id: &str,
+    num_computed_tokens: i64,
+) -> Result<(), Error> {
+    let row = state.idle(request_id)?;
+    let num_computed = i64::from(state[row].num_computed);
+    if num_computed_tokens < 0 {
+        let name = "num_computed_tokens";
+        return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
+    }
+    if num_computed_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, asked: num_computed_tokens });
+    }
+    if state.config.enable_caching {
+        let mut count = state[row].num_tokens().min(num_computed_tokens as u32);
+        if state.config.publish == Publish::Completed {
+            count = count.min(num_finished(state, row));
+        }
+        publish_blocks(state, row, count, false);
+    }
+    Ok(())
+}
+
+/// Forget the keys of blocks; owners and places in the free queue stay. Fails with UnknownBlock.
+pub fn evict_blocks(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
+    let check = |&block: &i64| state.device.check_block(block);
+    let blocks: Vec<BlockId> = block_ids.iter().map(check).collect::<Result<_, _>>()?;
+    for block in blocks {
+        state.device.unpublish(block, &mut state.effects);
+    }
+    Ok(())
+}
+
+/// Forget every key of every tier. False, with nothing done, while any block is used.
+pub fn reset_prefix_cache(state: &mut State) -> bool {
+    let used = |pool: &BlockPool| pool.num_free() < pool.num_usable();
+    let ignored = seeded(Mutant::ResetInUse);
+    if !ignored && used(&state.device) || state.host.as_ref().is_some_and(used) {
+        return false;
+    }
+    state.device.clear_index(&mut state.effects);
+    state.effects.announce(&News::AllBlocksCleared);
+    state.stats.reset = true;
+    true
+}
+
+/// Publish the full blocks up to so many tokens that are not yet.
+///
+/// last: their content is there, so no cancel withdraws the keys.
+pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
+    for group in 0..state.config.groups.len() as u32 {
+        let size = state.config.groups[group as usize].block_size;
+        let cached = state[row].num_cached[group as usize];
+        let fills = u64::from(num_tokens) >= (u64::from(cached) + 1) * u64::from(size);
+        if !fills && !seeded(Mutant::CacheWholePrompt) {
+            continue;
+        }
+        let num_hashed = state[row].num_hashed(state.scales[group as usize]);
+        let num_full = if seeded(Mutant::CacheWholePrompt) {
+            num_hashed.min(state[row].tables[group as usize].len() as u32)
+        } else {
+            num_hashed.min(num_tokens / size)
+        };
+        publish_range(state, row, group, cached..num_full, last);
+        state[row].num_cached[group as usize] = cached.max(num_full);
+    }
+}
+
+/// Publish the blocks at these positions, or note their merges.
+fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>, last: bool) {
+    let State { config, scales, requests, device, batch, effects, loads, .. } = state;
+    let request = &*request_mut(requests, row);
+    let (size, scale) = (config.groups[group as usize].block_size, scales[group as usize]);
+    let before = batch.records.get(row).map_or(u32::MAX, |record| record.num_computed_before);
+    let merges = config.duplicates == Duplicates::Merge;
+    let can_be_cancelled = !last && config.max_in_flight > 0;
+    let mut first = positions.start;
+    let mut keyed = Vec::new();
+    let start = batch.published.len() as u32;
+    for position in positions.clone() {
+        let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
+        if let Some(ahead) = request.block_hashes.get(ahead) {
+            device.index.prefetch_bucket(Key::head_of(ahead, group));
+        }
+        let block = request.tables[group as usize][position as usize];
+        let mut publishes = !device.is_null(block) && device.key(block).is_none();
+        if publishes {
+            let key = request.key(scale, group, position);
+            if merges && device.index.first(&key).is_some() {
+                let request_id = Arc::clone(&request.request_id);
+                batch.merges.push(Merge { request_id, group, position, block, key });
+                publishes = false;
+            } else {
+                device.publish(block, key);
+                if !loads.is_empty() {
+                    keyed.push((block, (position + 1) * size));
+                }
+                if can_be_cancelled {
+                    batch.given.push((block, key));
+                }
+                if (position + 1) * size > before {
+                    batch.published.push(Published { group, position, block, key, next: None });
+                }
+            }
+        }
+        if !publishes {
+            announce(effects, request, (config, scales), group, (first, position));
+            first = position + 1;
+        }
+    }
+    announce(effects, request, (config, scales), group, (first, positions.end));
+    batch.chain_published(row, start);
+    if !keyed.is_empty() {
+        note_keyed(state, row, &keyed);
+    }
+}
+
+/// Tell that a request's blocks at positions [first, end) became findable.
+pub(crate) fn announce_stored(state: &mut State, row: Row, group: u32, blocks: (u32, u32)) {
+    let State { config, scales, effects, requests, .. } = state;
+    announce(effects, request_mut(requests, row), (config, scales), group, blocks);
+}
+
+fn announce(
+    effects: &mut Effects,
+    request: &RequestState,
+    (config, scales): (&Config, &[u32]),
+    group: u32,
+    blocks: (u32, u32),
+) {
+    if effects.events_enabled() && blocks.0 < blocks.1 {
+        let hidden;
+        let mut said = stored(request, config, scales, group, blocks);
+        if config.hide_salts {
+            hidden = said.extra_keys.hide_salt(&root_hash(&config.hash_seed, config.hashing));
+            said.extra_keys = &hidden;
+        }
+        effects.announce(&News::BlockStored(said));
+    }
+}
+
+/// What the event says of a request's blocks at positions [first, end) that became findable.
+fn stored<'a>(
+    request: &'a RequestState,
+    config: &Config,
+    scales: &[u32],
+    group: u32,
+    blocks: (u32, u32),
+) -> Stored<'a> {
+    Stored {
+        blocks,
+        tokens: &request.tokens,
+        hashes: &request.block_hashes,
+        scale: scales[group as usize],
+        block_size: config.groups[group as usize].block_size,
+        group,
+        extra_keys: request.extra_keys(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::values::Request;
+
+    #[test]
+    fn what_a_cancel_withdraws_is_noted_if_batches_can_be_in_flight() {
+        for (max_in_flight, num_noted) in [(0, 0), (1, 2)] {
+            let mut config = Config::new(5, 2, b"seed");
+            config.max_in_flight = max_in_flight;
+            let mut state = make_state(config).unwrap();
+            add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+            allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+            assert_eq!(state.batch.given.len(), num_noted);
+        }
+    }
+}

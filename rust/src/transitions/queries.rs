@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Questions to a state. None of them changes it.
+//!
+//! Source: S000-43, 48, 54, 56. Twin: kvcore/transitions/queries.py.
+
+use crate::hashing::block_hash::Key;
+use crate::state::state::{NULL_BLOCK, RequestState, State, Table};
+use crate::transitions::prefix_lookup::longest_hit;
+use crate::types::errors::Error;
+use crate::types::groups::Group;
+use crate::types::ids::BlockId;
+use crate::types::values::{Hit, KVCacheBlocks};
+
+/// The request of this id. Fails with UnknownRequest.
+pub fn find_request<'a>(state: &'a State, request_id: &str) -> Result<&'a RequestState, Error> {
+    Ok(&state[state.request(request_id)?])
+}
+
+/// The longest cached prefix that leaves at least one token to compute.
+///
+/// Nothing where caching is off. Fails with UnknownRequest.
+pub fn get_computed_blocks(state: &State, request_id: &str) -> Result<Hit, Error> {
+    Ok(longest_hit(state, find_request(state, request_id)?))
+}
+
+/// The device blocks of a request; empty while it waits or is swapped out.
+///
+/// Fails with UnknownRequest.
+pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Error> {
+    Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.clone() })
+}
+
+/// The keys of a request's full blocks, a group: what an external store has them by.
+///
+/// Fails with UnknownRequest.
+pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, Error> {
+    let request = find_request(state, request_id)?;
+    let keys = |(group, &scale): (u32, &u32)| {
+        (0..request.num_hashed(scale)).map(|at| request.key(scale, group, at)).collect()
+    };
+    Ok((0..).zip(&state.scales).map(keys).collect())
+}
+
+/// Leading blocks of a request that every request with device blocks holds, a group.
+///
+/// 0 for groups that are windowed or cross-attention, and where caching is off. Fails with
+/// UnknownRequest.
+pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<Vec<u32>, Error> {
+    let request = find_request(state, request_id)?;
+    let holders = state.requests().filter(|request| request.holds_blocks()).count() as u32;
+    let by_all = |&&block: &&BlockId| {
+        state.device.ref_count(block) - state.device.num_pins(block) == holders
+    };
+    let common = |(group, table): (&Group, &Table)| {
+        if !state.config.enable_caching || group.is_windowed() || group.is_cross() {
+            return 0;
+        }
+        table.iter().take_while(by_all).count() as u32
+    };
+    Ok(state.config.groups.iter().zip(&request.tables).map(common).collect())
+}
+
+/// Whether a device block is findable; the null block counts as such. Fails with UnknownBlock.
+pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
+    if block == 0 && state.is_null(NULL_BLOCK) {
+        return Ok(true);
+    }
+    Ok(state.device.key(state.device.check_block(block)?).is_some())
+}
+
+/// Share of the usable device blocks that have an owner, 0.0 to 1.0.
+#[must_use]
+pub fn usage(state: &State) -> f64 {
+    1.0 - f64::from(state.device.num_free()) / f64::from(state.device.num_usable())
+}

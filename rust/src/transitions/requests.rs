@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests come, grow and go.
+//!
+//! Rules: a request's tokens and its chain of block hashes grow together, so each full block is
+//! hashed once; an engine that hands in hashes of its own hands in all of them. Drafts stand behind
+//! the tokens and are never hashed; those that were scheduled are accepted or dropped before
+//! anything else is scheduled. A row is given for the life of a request; the row given back last is
+//! used first. Without prefix caching there are no hashes. Twin: kvcore/transitions/requests.py.
+
+use std::sync::Arc;
+
+use crate::hashing::block_hash::{HASH_SIZE, extend_chain};
+use crate::hashing::extra_keys::{NO_EXTRA_KEYS, read_extra_keys};
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::forget;
+use crate::state::state::{Apart, RequestState, State, Table};
+use crate::state::unconfirmed_loads::forget_loader;
+use crate::types::errors::{Error, repr};
+use crate::types::ids::Row;
+use crate::types::values::{GivenHashes, Request};
+
+/// Make a request known; returns its row.
+///
+/// Fails with EmptyRequestId, RepeatedRequest, EmptyTokens, InvalidExtraKey, UnsortedMedia,
+/// CountMismatch, WrongBlockHashes.
+pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error> {
+    let Request { request_id, tokens, extra_keys, block_hashes, .. } = request;
+    check_new_id(state, request_id)?;
+    check_tokens(request_id, &tokens)?;
+    let (num_tokens, size) = (tokens.len() as u32, state.hash_block_size);
+    let extra_keys = read_extra_keys(request_id, extra_keys, num_tokens, size)?;
+    if let Some(hashes) = &block_hashes {
+        check_hashes(request_id, true, (num_tokens / size) as usize, hashes)?;
+    }
+    let row = empty_request(state, request_id);
+    let known = &mut state[row];
+    known.own_hashes = block_hashes.is_some();
+    known.skip_reading = request.skip_reading_prefix_cache;
+    known.extra_keys = (!extra_keys.is_empty()).then(|| Arc::new(extra_keys));
+    known.tokens = tokens;
+    known.block_hashes.extend(block_hashes.into_iter().flatten().flatten());
+    hash_new_blocks(state, row);
+    Ok(row)
+}
+
+/// Add tokens behind those that a request has; full blocks are hashed. Fails with UnknownRequest,
+/// EmptyTokens, DraftsPending.
+pub fn add_tokens(state: &mut State, request_id: &str, tokens: &[u32]) -> Result<(), Error> {
+    let row = state.request(request_id)?;
+    check_tokens(request_id, tokens)?;
+    check_no_drafts(&state[row])?;
+    extend(state, row, tokens);
+    Ok(())
+}
+
+/// Add the engine's hashes of the next full blocks of a request that brought its own.
+///
+/// Fails with UnknownRequest, WrongBlockHashes.
+pub fn add_block_hashes(
+    state: &mut State,
+    request_id: &str,
+    hashes: GivenHashes,
+) -> Result<(), Error> {
+    let row = state.request(request_id)?;
+    extend_hashes(state, row, hashes)
+}
+
+/// Put guessed tokens behind those of a request, in place of the guesses before; none is fine.
+///
+/// They can be scheduled, and are published only when they were accepted. Fails with
+/// UnknownRequest, SwappedOut, LoadUnfinished, DraftsPending.
+pub fn add_drafts(state: &mut State, request_id: &str, tokens: Vec<u32>) -> Result<(), Error> {
+    let row = state.idle(request_id)?;
+    check_drafts_settled(&state[row])?;
+    let request = &mut state[row];
+    (request.drafts, request.quiet_until) = (tokens, 0);
+    Ok(())
+}
+
+/// Make the first drafts tokens of the request and drop the others; its blocks stay.
+///
+/// The computed count falls to the accepted tokens. Fails with UnknownRequest, SwappedOut,
+/// InvalidCount, InOpenBatch, BeyondDrafts.
+pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<(), Error> {
+    let row = state.on_device(request_id)?;
+    let request = &state[row];
+    if num_accepted < 0 {
+        return Err(Error::InvalidCount { name: "num_accepted", value: num_accepted, least: 0 });
+    }
+    let num_scheduled = i64::from(request.num_computed - request.num_accepted());
+    if num_scheduled > 0 && state.batch.records.get(row).is_some() {
+        return Err(Error::InOpenBatch { thing: format!("request {}", request.name()) });
+    }
+    if num_accepted > num_scheduled {
+        let request = request.name();
+        return Err(Error::BeyondDrafts { request, num_scheduled, asked: num_accepted });
+    }
+    let mut drafts = std::mem::take(&mut state[row].drafts);
+    extend(state, row, &drafts[..num_accepted as usize]);
+    drafts.clear();
+    let request = &mut state[row];
+    request.drafts = drafts;
+    request.quiet_until = 0;
+    request.num_computed = request.num_accepted();
+    Ok(())
+}
+
+/// Forget a request that holds no blocks; its row can be given again. Fails with UnknownRequest,
+/// StillHoldsBlocks.
+pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> {
+    let row = state.request(request_id)?;
+    let request = &state[row];
+    let held: usize = request.tables.iter().chain(&request.host_tables).map(Table::len).sum();
+    if held > 0 {
+        let num_blocks = held as i64;
+        return Err(Error::StillHoldsBlocks { request: request.name(), num_blocks });
+    }
+    if !seeded(Mutant::RemoveKeepsRow) {
+        state.rows.remove(request_id);
+    }
+    state.requests[row.index()] = None;
+    forget(state, row);
+    forget_loader(state, row);
+    state.free_rows.push(row);
+    Ok(())
+}
+
+/// Fails with EmptyRequestId or RepeatedRequest unless a request of this id can be added.
+pub fn check_new_id(state: &State, request_id: &str) -> Result<(), Error> {
+    if request_id.is_empty() {
+        return Err(Error::EmptyRequestId { value: repr(request_id) });
+    }
+    if state.rows.contains_key(request_id) {
+        return Err(Error::RepeatedRequest { request: repr(request_id) });
+    }
+    Ok(())
+}
+
+/// Fails with DraftsPending while the request has drafts.
+pub fn check_no_drafts(request: &RequestState) -> Result<(), Error> {
+    if request.drafts.is_empty() {
+        return Ok(());
+    }
+    let num_drafts = request.drafts.len() as i64;
+    Err(Error::DraftsPending { request: request.name(), num_drafts })
+}
+
+/// Fails with DraftsPending while the request has scheduled drafts that were not yet accepted.
+pub fn check_drafts_settled(request: &RequestState) -> Result<(), Error> {
+    if request.num_computed > request.num_tokens() { check_no_drafts(request) } else { Ok(()) }
+}
+
+/// Put a request without tokens in a row of its own; returns it.
+pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
+    let row = state.free_rows.pop().unwrap_or_else(|| {
+        state.requests.push(None);
+        Row((state.requests.len() - 1) as u32)
+    });
+    let num_groups = state.config.groups.len();
+    let request_id: Arc<str> = request_id.into();
+    state.rows.insert(Arc::clone(&request_id), row);
+    state.requests[row.index()] = Some(RequestState {
+        request_id,
+        tokens: Vec::new(),
+        drafts: Vec::new(),
+        block_hashes: Vec::new(),
+        own_hashes: false,
+        skip_reading: false,
+        extra_keys: None,
+        num_computed: 0,
+        tables: vec![Table::new(); num_groups],
+        num_cached: vec![0; num_groups],
+        host_tables: Vec::new(),
+        preempted: false,
+        num_loading: 0,
+        load_end: 0,
+        quiet_until: 0,
+        quiet_since: 0,
+        apart: Apart::default(),
+    });
+    row
+}
+
+/// Add tokens, and the hashes of the blocks that they fill.
+#[inline]
+pub(crate) fn extend(state: &mut State, row: Row, tokens: &[u32]) {
+    let size = state.hash_block_size as usize;
+    let request = &mut state[row];
+    request.tokens.extend_from_slice(tokens);
+    if request.tokens.len() >= (request.block_hashes.len() + 1) * size {
+        hash_new_blocks(state, row);
+    }
+}
+
+/// Hash the blocks that are full and were not hashed yet.
+fn hash_new_blocks(state: &mut State, row: Row) {
+    let (root, size, hashing) = (state.root, state.hash_block_size, state.config.hashing);
+    let caching = state.config.enable_caching;
+    let request = &mut state[row];
+    let start = request.block_hashes.len() * size as usize;
+    if !caching || request.own_hashes || request.tokens.len() < start + size as usize {
+        return;
+    }
+    let parent = request.block_hashes.last().copied().unwrap_or(root);
+    let tokens = &request.tokens[start..];
+    let extra_keys = request.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS);
+    let hashes = &mut request.block_hashes;
+    extend_chain(hashes, parent, tokens, (size, start as u32), extra_keys, hashing);
+}
+
+/// Add more of the engine's hashes. Fails with WrongBlockHashes.
+pub(crate) fn extend_hashes(state: &mut State, row: Row, hashes: GivenHashes) -> Result<(), Error> {
+    let request = &state[row];
+    let num_full = request.tokens.len() / state.hash_block_size as usize;
+    let most = num_full.saturating_sub(request.block_hashes.len());
+    check_hashes(&request.request_id, request.own_hashes, most, &hashes)?;
+    state[row].block_hashes.extend(hashes.into_iter().flatten());
+    Ok(())
+}
+
+/// Fails with WrongBlockHashes unless a request of its own hashes can have these, and at most so
+/// many more.
+fn check_hashes(
+    request_id: &str,
+    own_hashes: bool,
+    most: usize,
+    hashes: &GivenHashes,
+) -> Result<(), Error> {
+    let reason = if !own_hashes {
+        "it did not bring its own when it was added".to_owned()
+    } else if hashes.len() > most {
+        format!("its tokens fill {most} more blocks")
+    } else if hashes.iter().any(Option::is_none) {
+        format!("each must be {HASH_SIZE} bytes")
+    } else {
+        return Ok(());
+    };
+    let (request, num_hashes) = (repr(request_id), hashes.len() as i64);
+    Err(Error::WrongBlockHashes { request, num_hashes, reason })
+}
+
+fn check_tokens(request_id: &str, tokens: &[u32]) -> Result<(), Error> {
+    if tokens.is_empty() {
+        return Err(Error::EmptyTokens { request: repr(request_id) });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hashing::block_hash::{Hashing, hash_block, hash_blocks, root_hash};
+    use crate::hashing::extra_keys::ExtraKeys;
+    use crate::state::state::make_state;
+    use crate::types::config::Config;
+
+    fn state() -> State {
+        make_state(Config::new(5, 2, b"seed")).unwrap()
+    }
+
+    #[test]
+    fn a_hashed_block_is_not_hashed_again() {
+        let mut grown = state();
+        let row = add_request(&mut grown, Request::new("a", &[1, 2, 3])).unwrap();
+        // Whoever hashed the first block again would take the mark away.
+        let mark = [7; HASH_SIZE];
+        grown[row].block_hashes[0] = mark;
+        add_tokens(&mut grown, "a", &[4]).unwrap();
+        add_tokens(&mut grown, "a", &[5]).unwrap();
+        let second = hash_block(&mark, &[3, 4], &[], Hashing::Sha256);
+        assert_eq!(grown[row].block_hashes, [mark, second]);
+    }
+
+    #[test]
+    fn the_chain_grows_with_the_tokens() {
+        let mut grown = state();
+        let row = add_request(&mut grown, Request::new("a", &[1])).unwrap();
+        assert_eq!(grown[row].block_hashes.len(), 0);
+        add_tokens(&mut grown, "a", &[2, 3]).unwrap();
+        add_tokens(&mut grown, "a", &[4, 5]).unwrap();
+        let root = root_hash(b"seed", Hashing::Sha256);
+        let none = ExtraKeys::default();
+        let expected: Vec<_> =
+            hash_blocks(root, &[1, 2, 3, 4, 5], 2, 0, &none, Hashing::Sha256).collect();
+        assert_eq!(grown[row].block_hashes, expected);
+        assert_eq!(grown[row].tokens(), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn the_row_given_back_last_is_used_first() {
+        let mut state = state();
+        for (row, id) in ["a", "b", "c"].into_iter().enumerate() {
+            assert_eq!(add_request(&mut state, Request::new(id, &[1])), Ok(Row(row as u32)));
+        }
+        remove_request(&mut state, "a").unwrap();
+        remove_request(&mut state, "b").unwrap();
+        assert_eq!(add_request(&mut state, Request::new("d", &[1])), Ok(Row(1)));
+        assert_eq!(add_request(&mut state, Request::new("e", &[1])), Ok(Row(0)));
+        assert_eq!(add_request(&mut state, Request::new("f", &[1])), Ok(Row(3)));
+    }
+
+    #[test]
+    fn misuse_is_named() {
+        let mut state = state();
+        add_request(&mut state, Request::new("a", &[1])).unwrap();
+        let name = "'a'".to_owned();
+        let repeated = Error::RepeatedRequest { request: name.clone() };
+        assert_eq!(add_request(&mut state, Request::new("a", &[1])), Err(repeated));
+        assert_eq!(add_tokens(&mut state, "a", &[]), Err(Error::EmptyTokens { request: name }));
+        let unknown = Error::UnknownRequest { request: "'b'".to_owned() };
+        assert_eq!(remove_request(&mut state, "b"), Err(unknown));
+        let empty = Error::EmptyRequestId { value: "''".to_owned() };
+        assert_eq!(add_request(&mut state, Request::new("", &[1])), Err(empty));
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rewind: what requests count was not written, since a load failed or came in part.
+//!
+//! Rules: the tokens stay and are computed anew. The keys of the requests' blocks past the count
+//! are withdrawn, so that no request hits them; any other request that counts tokens in such a
+//! block must be named in the same call. While a load is unconfirmed (`unconfirmed.rs`), the rewind
+//! of a request that asked for it or rests on it reports that the load failed. From the load on,
+//! what rests on it is withdrawn instead, wherever it is, and every request that counts it falls to
+//! the count; a swapped request waits again. Twin: kvcore/transitions/rewind.py.
+
+use std::collections::BTreeSet;
+
+use crate::state::state::{RequestState, State};
+use crate::state::unconfirmed_loads::{first_reported, most_loaded, spoil, spoilt_requests};
+use crate::transitions::free::{
+    abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
+};
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+
+/// Let requests count no more than num_computed_tokens; returns the rows of those that fell.
+///
+/// They leave the open batch. A failed load that is still unconfirmed reaches every request that
+/// rests on it, named or not. Fails with UnknownRequest, RepeatedRequest, SwappedOut,
+/// LoadUnfinished, InvalidCount, BeyondComputed, HitInOpenBatch, HeldByOthers.
+pub fn rewind(
+    state: &mut State,
+    request_ids: &[&str],
+    num_computed_tokens: i64,
+) -> Result<Vec<Row>, Error> {
+    let rows = state.distinct(request_ids)?;
+    if num_computed_tokens < 0 {
+        let name = "num_computed_tokens";
+        return Err(Error::InvalidCount { name, value: num_computed_tokens, least: 0 });
+    }
+    for &row in &rows {
+        check_rewound(state, row, num_computed_tokens)?;
+    }
+    let count = num_computed_tokens as u32;
+    let mut kept: Vec<(Row, u32)> = rows.iter().map(|&row| (row, count)).collect();
+    kept.extend(spoilt_requests(state, &rows, count));
+    let falling: Vec<Row> = kept.iter().map(|&(row, _)| row).collect();
+    check_leaving(state, &falling)?;
+    check_held(state, &falling, &rows, count)?;
+    for &row in &rows {
+        for block in unwritten(state, row, count) {
+            state.device.unpublish(block, &mut state.effects);
+        }
+    }
+    spoil(state, &rows, count);
+    let before: Vec<u32> = falling.iter().map(|&row| state[row].num_computed).collect();
+    for (row, num_tokens) in kept {
+        fall(state, row, num_tokens);
+    }
+    let fell = falling.into_iter().zip(before);
+    Ok(fell.filter(|&(row, count)| state[row].num_computed < count).map(|(row, _)| row).collect())
+}
+
+/// Fails unless a request counts or loads at least num_tokens tokens, and can be cut.
+///
+/// A request that reports a load may be swapped out, may wait, or may have loads of its own.
+fn check_rewound(state: &State, row: Row, num_tokens: i64) -> Result<(), Error> {
+    let loaded = most_loaded(state, row);
+    if num_tokens >= i64::from(loaded) {
+        state.check_idle(row)?;
+    }
+    let num_computed = i64::from(state[row].num_computed.max(loaded));
+    if num_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, asked: num_tokens });
+    }
+    Ok(())
+}
+
+/// Let a request leave the open batch and count no more than num_tokens tokens.
+fn fall(state: &mut State, row: Row, num_tokens: u32) {
+    if !state[row].host_tables.is_empty() {
+        drop_host(state, row);
+        return;
+    }
+    abandon_loads(state, row);
+    leave_open_batch(state, row);
+    cut_tables(state, row, num_tokens);
+}
+
+/// The blocks of a request for positions from num_tokens on, up to the first load that it reports.
+fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
+    let mut blocks = Vec::new();
+    let loaded = first_reported(state, row, num_tokens);
+    for (group, table) in state.config.groups.iter().zip(&state[row].tables) {
+        if !group.is_cross() {
+            let end = loaded.map_or(u32::MAX, |loaded| loaded.div_ceil(group.block_size));
+            let first = (num_tokens / group.block_size) as usize;
+            let past = table.iter().take(end as usize).skip(first);
+            blocks.extend(past.filter(|&&block| !state.is_null(block)));
+        }
+    }
+    blocks
+}
+
+/// Fails with HeldByOthers if requests that do not fall count tokens that these leave unwritten.
+fn check_held(
+    state: &State,
+    falling: &[Row],
+    rewound: &[Row],
+    num_tokens: u32,
+) -> Result<(), Error> {
+    let shared: BTreeSet<BlockId> = rewound
+        .iter()
+        .flat_map(|&row| unwritten(state, row, num_tokens))
+        .filter(|&block| state.device.ref_count(block) > 1)
+        .collect();
+    if shared.is_empty() {
+        return Ok(());
+    }
+    let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
+    let mut others: BTreeSet<&str> = BTreeSet::new();
+    for (row, other) in (0..).map(Row).zip(&state.requests) {
+        let Some(other) = other else { continue };
+        if other.num_computed <= num_tokens || falling.contains(&row) {
+            continue;
+        }
+        for block in counted(state, other, num_tokens) {
+            if shared.contains(&block) {
+                blocks.insert(block);
+                others.insert(&other.request_id);
+            }
+        }
+    }
+    if others.is_empty() {
+        return Ok(());
+    }
+    Err(Error::HeldByOthers {
+        blocks: blocks.into_iter().map(i64::from).collect(),
+        requests: others.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+/// The blocks in which a request counts tokens past so many.
+fn counted<'a>(
+    state: &'a State,
+    request: &'a RequestState,
+    num_tokens: u32,
+) -> impl Iterator<Item = BlockId> + 'a {
+    let tables = state.config.groups.iter().zip(&request.tables);
+    tables.filter(|(group, _)| !group.is_cross()).flat_map(move |(group, table)| {
+        let first = (num_tokens / group.block_size) as usize;
+        let end = request.num_computed.div_ceil(group.block_size) as usize;
+        table.iter().take(end).skip(first).copied()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::queries::get_computed_blocks;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::{Asked, AskedHit};
+    use crate::types::config::Config;
+    use crate::types::values::Request;
+
+    #[test]
+    fn who_counts_what_was_not_written_is_named() {
+        let mut state = make_state(Config::new(6, 2, b"seed")).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        let held = Error::HeldByOthers { blocks: vec![2], requests: vec!["b".to_owned()] };
+        assert_eq!(rewind(&mut state, &["a"], 2), Err(held));
+        rewind(&mut state, &["a", "b"], 2).unwrap();
+        assert_eq!(state.device.key(BlockId(2)), None);
+        assert!(state.device.key(BlockId(1)).is_some());
+        assert!(state.requests().all(|each| each.num_computed == 2 && each.tables[0].len() == 1));
+    }
+
+    #[test]
+    fn a_rewind_into_a_block_leaves_the_whole_block_unwritten() {
+        let mut state = make_state(Config::new(6, 4, b"seed")).unwrap();
+        for id in ["a", "b"] {
+            add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
+        }
+        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
+        take_batch(&mut state).unwrap();
+        let held = Error::HeldByOthers { blocks: vec![1], requests: vec!["b".to_owned()] };
+        assert_eq!(rewind(&mut state, &["a"], 3), Err(held));
+    }
+}

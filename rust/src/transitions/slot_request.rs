@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The arguments of an allocation, judged.
+//!
+//! Rules: what can be wrong with a call is found here, before anything is planned; a hit is
+//! believed only where each of its blocks still holds the request's key. Source: S000-01, 04, 21,
+//! 22, 25. Twin: kvcore/transitions/slot_request.py.
+
+use crate::state::state::{NULL_BLOCK, RequestState, State};
+use crate::transitions::requests::check_drafts_settled;
+use crate::types::errors::Error;
+use crate::types::groups::{Group, skipped_blocks};
+use crate::types::ids::BlockId;
+use crate::types::values::Hit;
+
+/// A hit as an engine hands it in: nothing of it is believed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AskedHit {
+    /// Block ids, one list a group.
+    pub blocks: Vec<Vec<i64>>,
+    /// The tokens that they are said to hold.
+    pub num_tokens: i64,
+}
+
+impl From<&Hit> for AskedHit {
+    fn from(hit: &Hit) -> Self {
+        let groups = hit.blocks.blocks.iter();
+        AskedHit {
+            blocks: groups.map(|ids| ids.iter().copied().map(i64::from).collect()).collect(),
+            num_tokens: i64::from(hit.num_tokens),
+        }
+    }
+}
+
+/// Most encoder tokens that are judged.
+pub const MAX_COUNT: i64 = (1 << 31) - 1;
+
+/// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Tokens to schedule.
+    pub num_new_tokens: i64,
+    /// Of `get_computed_blocks`, for a request that holds nothing.
+    pub hit: Option<AskedHit>,
+    /// Slots behind the new tokens.
+    pub num_lookahead_tokens: i64,
+    /// Tokens that are computed elsewhere.
+    pub num_external_computed_tokens: i64,
+    /// Publish nothing; `cache_blocks` does it later.
+    pub delay_cache_blocks: bool,
+    /// Of the cross-attention groups.
+    pub num_encoder_tokens: i64,
+    /// Refuse unless all the request's tokens would fit now.
+    pub full_sequence_must_fit: bool,
+    /// Leave so many blocks free.
+    pub reserved_blocks: i64,
+    /// A load fills the blocks of the external tokens, so they are not zeroed.
+    pub loads: bool,
+}
+
+impl Asked {
+    /// So many new tokens and nothing else.
+    #[must_use]
+    pub fn new(num_new_tokens: i64) -> Self {
+        Asked { num_new_tokens, ..Asked::default() }
+    }
+
+    /// The encoder tokens that are judged: no pool has blocks for more.
+    #[must_use]
+    pub fn num_encoder_tokens(&self) -> u32 {
+        self.num_encoder_tokens.min(MAX_COUNT) as u32
+    }
+
+    /// The tokens of the hit.
+    #[must_use]
+    pub fn num_hit_tokens(&self) -> i64 {
+        self.hit.as_ref().map_or(0, |hit| hit.num_tokens)
+    }
+}
+
+/// Fails with InvalidCount for a count below zero.
+pub fn read_asked(asked: &Asked) -> Result<(), Error> {
+    let check = |name, value| match value {
+        0.. => Ok(()),
+        _ => Err(Error::InvalidCount { name, value, least: 0 }),
+    };
+    check("num_new_tokens", asked.num_new_tokens)?;
+    check("num_lookahead_tokens", asked.num_lookahead_tokens)?;
+    check("num_external_computed_tokens", asked.num_external_computed_tokens)?;
+    check("num_encoder_tokens", asked.num_encoder_tokens)?;
+    check("reserved_blocks", asked.reserved_blocks)
+}
+
+/// The hit blocks a group, none where there is no hit. Fails for nothing to do, wrong hits, and
+/// tokens that are not there.
+pub fn check_asked(
+    state: &State,
+    request: &RequestState,
+    asked: &Asked,
+) -> Result<Vec<Vec<BlockId>>, Error> {
+    if asked.num_new_tokens == 0 && asked.num_external_computed_tokens == 0 {
+        return Err(Error::InvalidCount { name: "num_new_tokens", value: 0, least: 1 });
+    }
+    check_drafts_settled(request)?;
+    if asked.num_encoder_tokens > 0 && !state.config.groups.iter().any(Group::is_cross) {
+        let num_encoder_tokens = asked.num_encoder_tokens;
+        return Err(Error::NoEncoderGroup { request: request.name(), num_encoder_tokens });
+    }
+    let hits = match &asked.hit {
+        Some(hit) if hit.blocks.iter().any(|ids| !ids.is_empty()) => {
+            check_hit(state, request, hit)?
+        }
+        Some(hit) if hit.num_tokens != 0 => {
+            let num_tokens = hit.num_tokens;
+            return Err(Error::WrongHit { request: request.name(), num_blocks: 0, num_tokens });
+        }
+        _ => Vec::new(),
+    };
+    check_length(state, request, asked)?;
+    Ok(hits)
+}
+
+/// Fails unless the hit is a prefix of the request that the pool still holds under its keys.
+pub fn check_hit(
+    state: &State,
+    request: &RequestState,
+    hit: &AskedHit,
+) -> Result<Vec<Vec<BlockId>>, Error> {
+    let num_blocks = hit.blocks.iter().map(Vec::len).max().unwrap_or(0) as i64;
+    if !state.config.enable_caching {
+        return Err(Error::CachingDisabled { request: request.name(), num_blocks });
+    }
+    if request.holds_blocks() {
+        return Err(Error::HitsOnRunningRequest { request: request.name(), num_blocks });
+    }
+    let (groups, num_tokens) = (&state.config.groups, hit.num_tokens);
+    let num_hashed = request.block_hashes.len() as i64 * i64::from(state.hash_block_size);
+    let whole = |(ids, group): (&Vec<i64>, &Group)| {
+        ids.len() as i64 * i64::from(group.block_size) == num_tokens
+    };
+    let fits = hit.blocks.len() == groups.len()
+        && (1..i64::from(request.num_tokens())).contains(&num_tokens)
+        && hit.blocks.iter().zip(groups).all(whole)
+        && num_tokens <= num_hashed;
+    if !fits {
+        return Err(Error::WrongHit { request: request.name(), num_blocks, num_tokens });
+    }
+    let check = |group: u32, position: u32, number: i64| {
+        let rule = &groups[group as usize];
+        if number == 0 && position < skipped_blocks(rule, num_tokens as u32) {
+            return Ok(NULL_BLOCK);
+        }
+        let block = state.device.check_block(number)?;
+        let key = request.key(state.scales[group as usize], group, position);
+        if state.device.key(block) != Some(&key) {
+            let (block, position) = (number, i64::from(position));
+            return Err(Error::StaleHits { request: request.name(), block, position });
+        }
+        Ok(block)
+    };
+    let groups = (0..).zip(&hit.blocks);
+    groups
+        .map(|(group, ids)| (0..).zip(ids).map(|(at, &block)| check(group, at, block)).collect())
+        .collect()
+}
+
+/// Fails unless the request has the tokens, drafts included, and the model takes them.
+pub fn check_length(state: &State, request: &RequestState, asked: &Asked) -> Result<(), Error> {
+    let limit = i64::from(state.config.length_limit());
+    let num_local = i64::from(request.num_computed) + asked.num_hit_tokens();
+    let num_total = (num_local + asked.num_external_computed_tokens).min(limit);
+    let num_scheduled = num_local.max(num_total + asked.num_new_tokens);
+    if num_scheduled > limit {
+        let (request, asked) = (request.name(), num_scheduled);
+        return Err(Error::BeyondModelLength { request, asked, max_model_len: limit });
+    }
+    let num_tokens = i64::from(request.num_tokens());
+    let num_guessed = request.drafts.len() as i64;
+    if num_total > num_tokens || num_scheduled > num_tokens + num_guessed {
+        let request = request.name();
+        return Err(Error::TooManyTokens { request, num_tokens, asked: num_scheduled });
+    }
+    Ok(())
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Swap: the blocks of a set of requests move between the device and the host tier.
+//!
+//! Rules: each distinct block of the set is copied once and shared again on the other side; a block
+//! that others hold is copied and stays for them. Swapped out, a request leaves the open batch
+//! first; what is left of it is copied, and with nothing left it waits. On the way in, a block
+//! whose content is findable on the device is a hit, not a copy, unless the open batch published
+//! it. Source: design, 7.6; S003-25 to 28. Twin: kvcore/transitions/swap.py.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::mutants::{Mutant, seeded};
+use crate::pool::block_pool::BlockPool;
+use crate::state::batch_records::mark;
+use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
+use crate::state::unconfirmed_loads::rest;
+use crate::transitions::drain::forget_new;
+use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
+use crate::types::commands::Command;
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+use crate::types::values::{Admitted, Reason, Refused, Status};
+
+/// Host blocks in the order of their first use, each with the device block that has its content.
+type Hits = Vec<(BlockId, Option<BlockId>)>;
+
+/// Move what the open batch leaves of the requests' blocks to the host tier.
+///
+/// Refused where the host tier has too few free blocks. Fails with NoHostTier, UnknownRequest,
+/// RepeatedRequest, NotRunning, LoadUnfinished, HitInOpenBatch.
+pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
+    state.host_tier()?;
+    let rows = state.distinct(request_ids)?;
+    for &row in &rows {
+        if state[row].status() != Status::Running {
+            return Err(Error::NotRunning { request: state[row].name() });
+        }
+        state.check_idle(row)?;
+    }
+    check_leaving(state, &rows)?;
+    let mut seen = HashSet::new();
+    let blocks: Vec<BlockId> =
+        rows.iter().flat_map(|&row| kept(state, row)).filter(|&block| seen.insert(block)).collect();
+    let host = state.host_tier()?;
+    if blocks.len() as u32 > host.num_free() {
+        let refused = refuse(host, blocks.len() as u32, 0);
+        return Ok(Err(refused.while_pending(host.num_quarantined())));
+    }
+    for &row in &rows {
+        leave_open_batch(state, row);
+    }
+    let State { host, host_effects, effects, device, batch, .. } = state;
+    let host = host.as_mut().expect("TIER-PART: checked at the start");
+    let taken = host.take(blocks.len() as u32, host_effects);
+    for (&block, &host_block) in blocks.iter().zip(&taken) {
+        effects.emit(Command::SwapOut { block, host_block });
+        device.note_use(block, batch.number);
+        host.note_use(host_block, batch.number);
+    }
+    move_out(state, &rows, &blocks.into_iter().zip(taken).collect());
+    Ok(Ok(()))
+}
+
+/// Move swapped requests back to the device.
+///
+/// Refused where the device has too few free blocks for those that it needs. Fails with NoHostTier,
+/// UnknownRequest, RepeatedRequest, NotSwapped.
+pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<()>, Error> {
+    state.host_tier()?;
+    let rows = state.distinct(request_ids)?;
+    for &row in &rows {
+        if state[row].status() != Status::Swapped {
+            return Err(Error::NotSwapped { request: state[row].name() });
+        }
+    }
+    let hits = find_hits(state, &rows);
+    let found: HashSet<BlockId> = hits.iter().filter_map(|&(_, block)| block).collect();
+    let in_queue = found.iter().filter(|&&block| state.device.is_queued(block)).count();
+    let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
+    let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
+    if needed > 0 && needed + watermark > state.device.num_free() {
+        let refused = refuse(&state.device, needed, watermark);
+        return Ok(Err(refused.while_pending(state.num_pending())));
+    }
+    move_in(state, &rows, hits);
+    Ok(Ok(()))
+}
+
+/// The refusal of so many blocks of a pool that keeps so many free.
+fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
+    let never = needed + watermark > pool.num_usable();
+    let reason = if never { Reason::Never } else { Reason::Later };
+    Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark))
+}
+
+/// The blocks of a request that hold tokens computed before the open batch, in table order.
+fn kept(state: &State, row: Row) -> impl Iterator<Item = BlockId> + '_ {
+    let num_tokens = state.num_settled(row);
+    let held = move |(group, table): (u32, &'_ Table)| {
+        table[..state.num_kept(group, table, num_tokens)].to_vec()
+    };
+    let tables = (0..).zip(&state[row].tables);
+    tables.flat_map(held).filter(|&block| !state.is_null(block))
+}
+
+/// Put the requests' tables on the host side and give back their device blocks, tail first.
+fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>) {
+    let mut owned: HashSet<BlockId> = HashSet::new();
+    for &row in rows {
+        let num_computed = state.num_settled(row);
+        let side = |(group, table): (u32, &Table)| -> Table {
+            let held = &table[..state.num_kept(group, table, num_computed)];
+            let target = |block: &BlockId| {
+                if state.is_null(*block) { NO_HOST_BLOCK } else { targets[block] }
+            };
+            held.iter().map(target).collect()
+        };
+        let tables: Vec<Table> = (0..).zip(&state[row].tables).map(side).collect();
+        let host = state.host.as_mut().expect("TIER-PART: checked at the start");
+        for &block in tables.iter().flatten() {
+            if block != NO_HOST_BLOCK && !owned.insert(block) {
+                host.touch(block, &mut state.host_effects);
+            }
+        }
+        let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
+        cut_tables(state, row, 0);
+        if let Some(loads) = loads {
+            state.loads = loads;
+        }
+        mark(state, row, 0, 0, None);
+        let request = &mut state[row];
+        if num_computed > 0 {
+            request.num_computed = num_computed;
+            request.host_tables = tables;
+        } else {
+            request.preempted = true;
+        }
+    }
+}
+
+/// Host block to the device block that has its content, None where it must be copied.
+fn find_hits(state: &State, rows: &[Row]) -> Hits {
+    let unwritten = state.batch.unwritten();
+    let mut hits: Hits = Vec::new();
+    let mut places: HashMap<BlockId, usize> = HashMap::new();
+    for request in rows.iter().map(|&row| &state[row]) {
+        for (group, table) in (0..).zip(&request.host_tables) {
+            let scale = state.scales[group as usize];
+            let num_full = request.num_computed / state.config.groups[group as usize].block_size;
+            let num_full = num_full.min(request.num_hashed(scale));
+            for (position, &host_block) in (0..).zip(table) {
+                if host_block == NO_HOST_BLOCK {
+                    continue;
+                }
+                let place = *places.entry(host_block).or_insert_with(|| {
+                    hits.push((host_block, None));
+                    hits.len() - 1
+                });
+                if !state.config.enable_caching || position >= num_full {
+                    continue;
+                }
+                let block = state.device.index.first(&request.key(scale, group, position));
+                if let Some(block) = block.filter(|block| !unwritten.contains(block)) {
+                    hits[place].1 = Some(block);
+                }
+            }
+        }
+    }
+    hits
+}
+
+/// Put the requests' tables on the device side and give back their host blocks, tail first.
+fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
+    let State { device, effects, .. } = state;
+    let mut owned: HashSet<BlockId> = HashSet::new();
+    for &(_, block) in &hits {
+        if let Some(block) = block
+            && owned.insert(block)
+        {
+            device.touch(block, effects);
+        }
+    }
+    let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
+    let taken = device.take(num_copied as u32, effects);
+    forget_new(state, &taken);
+    let State { device, host, effects, batch, .. } = state;
+    let host = host.as_mut().expect("TIER-PART: checked at the start");
+    let mut taken = taken.into_iter();
+    let mut targets: HashMap<BlockId, BlockId> = HashMap::new();
+    for (host_block, hit) in hits {
+        let block = hit.unwrap_or_else(|| {
+            let block = taken.next().expect("ADMIT-EXACT: a block for each copy was planned");
+            effects.emit(Command::SwapIn { host_block, block });
+            device.note_use(block, batch.number);
+            if !seeded(Mutant::CopyHoldsNothing) {
+                host.note_use(host_block, batch.number);
+            }
+            block
+        });
+        targets.insert(host_block, block);
+    }
+    let mut owned: HashSet<BlockId> = HashSet::new();
+    for &row in rows {
+        put_back(state, row, &targets, &mut owned);
+    }
+}
+
+/// Put one request's tables on the device side; `owned` has the blocks that have their first owner.
+fn put_back(
+    state: &mut State,
+    row: Row,
+    targets: &HashMap<BlockId, BlockId>,
+    owned: &mut HashSet<BlockId>,
+) {
+    let side = |table: &Table| table.iter().map(|&block| place(block, targets)).collect();
+    let tables: Vec<Table> = state[row].host_tables.iter().map(side).collect();
+    for (group, table) in (0..).zip(&tables) {
+        for (position, &block) in (0..).zip(table) {
+            if !state.is_null(block) && !owned.insert(block) {
+                state.device.touch(block, &mut state.effects);
+            }
+            state.effects.emit(Command::SetTable { row, group, position, block });
+        }
+        if !state.loads.is_empty() {
+            rest(state, row, table);
+        }
+    }
+    let num_computed = state[row].num_computed;
+    let cached = |(group, table): (u32, &Table)| num_published(state, row, group, table);
+    let num_cached = (0..).zip(&tables).map(cached).collect();
+    release_host(state, row);
+    mark(state, row, 0, 0, None);
+    let request = &mut state[row];
+    request.num_computed = num_computed;
+    request.num_cached = num_cached;
+    request.tables = tables;
+    request.quiet_until = 0;
+}
+
+/// The device block that a host block's content is found in.
+fn place(host_block: BlockId, targets: &HashMap<BlockId, BlockId>) -> BlockId {
+    if host_block == NO_HOST_BLOCK { NULL_BLOCK } else { targets[&host_block] }
+}
+
+/// Leading full blocks that are findable already, or no longer needed.
+fn num_published(state: &State, row: Row, group: u32, blocks: &[BlockId]) -> u32 {
+    let num_full = state[row].num_computed / state.config.groups[group as usize].block_size;
+    let done = |&&block: &&BlockId| state.is_null(block) || state.device.key(block).is_some();
+    blocks.iter().take(num_full as usize).take_while(done).count() as u32
+}

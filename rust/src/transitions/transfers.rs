@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Store and load: blocks move to and from an external store by key, as operations that may fail.
+//!
+//! Rules: an operation holds its block, as a pin does, until it is completed, done or failed; that
+//! the request is freed meanwhile changes nothing of it. A load gives its request slots that count
+//! as computed and are findable only when the last of its operations is done: then the blocks
+//! before the first failed one are published, and the count falls to there. Until then the request
+//! is not scheduled. Commands run before the forward pass, so what the open batch writes cannot be
+//! stored yet. Twin: kvcore/transitions/transfers.py.
+
+use crate::state::batch_records::num_finished;
+use crate::state::state::{MAX_OPERATION, Operation, State};
+use crate::state::unconfirmed_loads::is_unconfirmed;
+use crate::transitions::allocate::commit;
+use crate::transitions::drain::forget_new;
+use crate::transitions::free::cut_tables;
+use crate::transitions::plan::plan_allocation;
+use crate::transitions::publish::publish_blocks;
+use crate::transitions::slot_request::Asked;
+use crate::transitions::window::apply_trims;
+use crate::types::commands::Command;
+use crate::types::config::Publish;
+use crate::types::errors::Error;
+use crate::types::ids::Row;
+use crate::types::values::Admitted;
+
+/// Copy blocks to the external store under their keys; returns one operation a block.
+///
+/// Fails with UnknownBlock, NotPublished, InOpenBatch, LoadUnconfirmed.
+pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
+    let unwritten = state.batch.unwritten();
+    let check = |&number: &i64| {
+        let block = state.device.check_block(number)?;
+        let Some(&key) = state.device.key(block) else {
+            return Err(Error::NotPublished { block: number });
+        };
+        if unwritten.contains(&block) {
+            return Err(Error::InOpenBatch { thing: format!("block {number}") });
+        }
+        if is_unconfirmed(state, block) {
+            return Err(Error::LoadUnconfirmed { block: number });
+        }
+        Ok((block, key))
+    };
+    let blocks = block_ids.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    let mut started = Vec::with_capacity(blocks.len());
+    for (block, key) in blocks {
+        let batch = state.batch.number;
+        let operation = Operation { block, key, batch, request: None, first_token: 0 };
+        let number = start(state, operation);
+        state.effects.emit(Command::Store { operation: number, block, key });
+        started.push(number);
+    }
+    Ok(started)
+}
+
+/// Fill slots for the next tokens of a request from the external store; returns one operation a
+/// block, group by group, or a refusal.
+///
+/// asked: its external tokens are the ones to load, whole blocks of every group behind whole
+/// blocks; a token is left to compute. Where no query sees what would be loaded (a whole chunk),
+/// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
+/// delayed caching. Fails as that does, and with WrongLoad.
+pub fn load(
+    state: &mut State,
+    request_id: &str,
+    asked: &Asked,
+) -> Result<Admitted<Vec<u32>>, Error> {
+    let row = state.idle(request_id)?;
+    let num_tokens = asked.num_external_computed_tokens;
+    if num_tokens < 1 {
+        return Err(Error::InvalidCount { name: "num_tokens", value: num_tokens, least: 1 });
+    }
+    let asked = &Asked { delay_cache_blocks: true, loads: true, ..asked.clone() };
+    let planned = plan_allocation(state, row, asked)?;
+    check_load(state, row, asked)?;
+    let plan = match planned {
+        Ok(plan) => plan,
+        Err(refusal) => {
+            apply_trims(state, row, &refusal.trims);
+            return Ok(Err(refusal.refused));
+        }
+    };
+    commit(state, asked, &plan);
+    let started = start_loads(state, row, plan.num_scheduled - num_tokens as u32);
+    if !started.is_empty() {
+        let request = &mut state[row];
+        (request.num_loading, request.quiet_until) = (started.len() as u32, 0);
+        request.load_end = plan.num_scheduled;
+    }
+    Ok(Ok(started))
+}
+
+/// Fails unless whole blocks with keys are asked for, and a token is left to compute.
+pub fn check_load(state: &State, row: Row, asked: &Asked) -> Result<(), Error> {
+    let request = &state[row];
+    if !state.config.enable_caching {
+        return Err(Error::CachingDisabled { request: request.name(), num_blocks: 0 });
+    }
+    let num_tokens = asked.num_external_computed_tokens;
+    let first = i64::from(request.num_computed) + asked.num_hit_tokens();
+    let (end, alignment) = (first + num_tokens, i64::from(state.hit_alignment));
+    let limit = i64::from(state.config.length_limit());
+    if end > limit {
+        let request = request.name();
+        return Err(Error::BeyondModelLength { request, asked: end, max_model_len: limit });
+    }
+    let num_hashed = request.block_hashes.len() as i64;
+    let reason = if first % alignment != 0 || num_tokens % alignment != 0 {
+        format!("it begins at token {first}, and both must be multiples of {alignment}")
+    } else if end >= i64::from(request.num_tokens()) {
+        format!("of its {} tokens one must be left to compute", request.num_tokens())
+    } else if end > num_hashed * i64::from(state.hash_block_size) {
+        format!("it has {num_hashed} block hashes")
+    } else {
+        return Ok(());
+    };
+    Err(Error::WrongLoad { request: request.name(), num_tokens, reason })
+}
+
+/// One operation for each block that holds tokens from first on, in table order.
+fn start_loads(state: &mut State, row: Row, first: u32) -> Vec<u32> {
+    let mut started = Vec::new();
+    for group in 0..state.config.groups.len() as u32 {
+        let size = state.config.groups[group as usize].block_size;
+        for position in first / size..state[row].num_computed / size {
+            let block = state[row].tables[group as usize][position as usize];
+            if state.is_null(block) {
+                continue;
+            }
+            let key = state[row].key(state.scales[group as usize], group, position);
+            let (batch, first_token) = (state.batch.number, position * size);
+            let operation = Operation { block, key, batch, request: Some(row), first_token };
+            let number = start(state, operation);
+            forget_new(state, &[block]);
+            state.effects.emit(Command::Load { operation: number, key, block });
+            started.push(number);
+        }
+    }
+    started
+}
+
+/// Hold an operation's block and give it a number that no unfinished one has.
+fn start(state: &mut State, operation: Operation) -> u32 {
+    let next = |number: u32| if number < MAX_OPERATION { number + 1 } else { 0 };
+    let mut number = state.next_operation;
+    while state.operations.contains_key(&number) {
+        number = next(number);
+    }
+    state.next_operation = next(number);
+    state.device.pin(operation.block, &mut state.effects);
+    state.device.note_use(operation.block, state.batch.number);
+    state.operations.insert(number, operation);
+    number
+}
+
+/// Finish a store or load, done or failed; its block is no longer held.
+///
+/// With the last operation of a load the request's loaded blocks are published. Fails with
+/// UnknownOperation, InOpenBatch.
+pub fn complete_operation(state: &mut State, operation: i64, done: bool) -> Result<(), Error> {
+    let known = u32::try_from(operation).ok().and_then(|number| state.operations.get(&number));
+    let Some(found) = known else { return Err(Error::UnknownOperation { operation }) };
+    if found.batch == state.batch.number {
+        return Err(Error::InOpenBatch { thing: format!("operation {operation}") });
+    }
+    let found = found.clone();
+    state.operations.remove(&(operation as u32));
+    state.device.unpin(found.block, &mut state.effects);
+    if let Some(row) = found.request {
+        finish_load(state, row, &found, done);
+    }
+    Ok(())
+}
+
+/// Note that one operation of a request's load ended; with the last one the load is settled.
+fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
+    let request = &mut state[row];
+    request.num_loading -= 1;
+    if !done {
+        request.load_end = request.load_end.min(operation.first_token);
+    }
+    if request.num_loading > 0 {
+        return;
+    }
+    let end = std::mem::take(&mut request.load_end);
+    cut_tables(state, row, end);
+    let count = match state.config.publish {
+        Publish::Scheduled => state[row].num_accepted(),
+        Publish::Completed => num_finished(state, row),
+    };
+    publish_blocks(state, row, count, false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::free::free;
+    use crate::transitions::requests::add_request;
+    use crate::types::config::Config;
+    use crate::types::ids::BlockId;
+    use crate::types::values::Request;
+
+    /// Seven tokens in blocks of two, of which six are being loaded.
+    fn loading() -> (State, Row) {
+        let mut state = make_state(Config::new(6, 2, b"seed")).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7])).unwrap();
+        let asked = Asked { num_external_computed_tokens: 6, ..Asked::default() };
+        assert_eq!(load(&mut state, "a", &asked), Ok(Ok(vec![0, 1, 2])));
+        (state, row)
+    }
+
+    #[test]
+    fn a_load_counts_up_to_its_first_failure() {
+        let (mut state, row) = loading();
+        let open = Error::InOpenBatch { thing: "operation 0".to_owned() };
+        assert_eq!(complete_operation(&mut state, 0, true), Err(open));
+        take_batch(&mut state).unwrap();
+        complete_operation(&mut state, 1, false).unwrap();
+        complete_operation(&mut state, 2, true).unwrap();
+        assert!(state.device.key(BlockId(1)).is_none());
+        complete_operation(&mut state, 0, true).unwrap();
+        assert_eq!((state[row].num_computed, state[row].tables[0].len()), (2, 1));
+        assert!(state.device.key(BlockId(1)).is_some());
+        let unknown = Error::UnknownOperation { operation: 0 };
+        assert_eq!(complete_operation(&mut state, 0, true), Err(unknown));
+    }
+
+    #[test]
+    fn a_load_ends_at_the_model_length() {
+        let mut config = Config::new(6, 2, b"seed");
+        config.max_model_len = Some(4);
+        let mut state = make_state(config).unwrap();
+        add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7])).unwrap();
+        let asked = |count| Asked { num_external_computed_tokens: count, ..Asked::default() };
+        let beyond = load(&mut state, "a", &asked(6));
+        let request = "'a'".to_owned();
+        assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 6, max_model_len: 4 }));
+        assert_eq!(load(&mut state, "a", &asked(4)), Ok(Ok(vec![0, 1])));
+    }
+
+    #[test]
+    fn blocks_of_a_freed_request_stay_held_until_their_loads_end() {
+        let (mut state, _) = loading();
+        take_batch(&mut state).unwrap();
+        free(&mut state, "a").unwrap();
+        assert_eq!(state.device.num_free(), 2);
+        for operation in 0..3 {
+            complete_operation(&mut state, operation, true).unwrap();
+        }
+        assert_eq!((state.device.num_free(), state.device.index.len()), (5, 0));
+    }
+}

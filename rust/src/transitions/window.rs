@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What windows give back: blocks that no later query sees make room for the null block.
+//!
+//! Rules: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped
+//! one down to the first null block, so the newest is evicted first. What the open batch's forward
+//! pass sees is not given back before the batch is taken. Source: S000-15, 16, 39, 40; S001-80.
+//! Twin: kvcore/transitions/window.py.
+
+use smallvec::SmallVec;
+
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::{let_go, mark, replace, users};
+use crate::state::state::{NULL_BLOCK, State, request_mut};
+use crate::types::commands::Command;
+use crate::types::errors::Error;
+use crate::types::groups::skipped_blocks;
+use crate::types::ids::Row;
+
+/// At most one a group: few groups have a window, so they need no room on the heap.
+pub type Trims = SmallVec<[Trim; 4]>;
+
+/// Positions [first, end) of a group's table that become the null block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trim {
+    /// The group of the table.
+    pub group: u32,
+    /// The first position.
+    pub first: u32,
+    /// The one behind the last.
+    pub end: u32,
+}
+
+/// Give back the blocks that no query at total_computed_tokens or later sees.
+///
+/// Drafts do not count as computed here: they may be dropped. Fails with UnknownRequest,
+/// SwappedOut, LoadUnfinished, InvalidCount, BeyondComputed.
+pub fn remove_skipped_blocks(
+    state: &mut State,
+    request_id: &str,
+    total_computed_tokens: i64,
+) -> Result<(), Error> {
+    let row = state.idle(request_id)?;
+    let num_computed = i64::from(state[row].num_accepted());
+    if total_computed_tokens < 0 {
+        let name = "total_computed_tokens";
+        return Err(Error::InvalidCount { name, value: total_computed_tokens, least: 0 });
+    }
+    if total_computed_tokens > num_computed {
+        let request = state[row].name();
+        return Err(Error::BeyondComputed { request, num_computed, asked: total_computed_tokens });
+    }
+    let trims = plan_trims(state, row, visible_from(state, row, total_computed_tokens as u32));
+    apply_trims(state, row, &trims);
+    Ok(())
+}
+
+/// The first query whose window must stay: the open batch's where that is earlier.
+#[must_use]
+pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
+    let record = state.batch.records.get(row);
+    record.map_or(num_computed, |record| num_computed.min(record.num_computed_before))
+}
+
+/// What no query at seen_from or later sees and is still held. Changes nothing.
+#[must_use]
+pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
+    let mut trims = Trims::new();
+    if !state.has_windows {
+        return trims;
+    }
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&state[row].tables) {
+        if !group.is_windowed() {
+            continue;
+        }
+        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+        let held = table[..end as usize].iter().rev().take_while(|&&block| !state.is_null(block));
+        let first = end - held.count() as u32;
+        if first < end {
+            trims.push(Trim { group: index, first, end });
+        }
+    }
+    trims
+}
+
+/// Whether anything that is still held falls behind a window: in most steps nothing does.
+#[must_use]
+pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
+    let mut groups = state.config.groups.iter().zip(&state[row].tables);
+    groups.any(|(group, table)| {
+        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+        end > 0 && !state.is_null(table[end as usize - 1])
+    })
+}
+
+/// Blocks that the trims would give to the free queue.
+#[must_use]
+pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
+    let places = trims.iter().flat_map(|trim| {
+        (trim.first..trim.end).filter(|&position| comes_back(state, row, trim.group, position))
+    });
+    places.count() as u32
+}
+
+/// Whether a block that a table lets go would join the free queue at once.
+fn comes_back(state: &State, row: Row, group: u32, position: u32) -> bool {
+    let block = state[row].tables[group as usize][position as usize];
+    state.device.ref_count(block) == 1
+        && !state.device.is_busy(block)
+        && users(state, row, group, position).next().is_none()
+}
+
+/// Put the null block in these places; the blocks are released, highest first.
+pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
+    if !trims.is_empty() {
+        mark(state, row, state[row].num_computed, 0, None);
+    }
+    for &Trim { group, first, end } in trims {
+        let_go(state, row, group, first..end);
+        let State { device, effects, requests, .. } = state;
+        let table = &mut request_mut(requests, row).tables[group as usize];
+        let given = &mut table[first as usize..end as usize];
+        device.release(given.iter().rev().copied(), effects);
+        given.fill(NULL_BLOCK);
+        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotTold)) {
+            effects.emit(Command::SetTable { row, group, position, block: NULL_BLOCK });
+        }
+        (first..end).for_each(|position| replace(state, row, group, position));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::state::make_state;
+    use crate::transitions::allocate::allocate_slots;
+    use crate::transitions::batches::take_batch;
+    use crate::transitions::requests::add_request;
+    use crate::transitions::slot_request::Asked;
+    use crate::types::config::Config;
+    use crate::types::groups::{Group, Kind};
+    use crate::types::ids::BlockId;
+    use crate::types::values::Request;
+
+    /// A window of 3 tokens in blocks of 2: a query at 6 sees positions 4 to 6.
+    fn six_of_eight() -> (State, Row) {
+        let mut config = Config::new(9, 2, b"seed");
+        config.groups = vec![Group::windowed(2, Kind::SlidingWindow, 3)];
+        let mut state = make_state(config).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7, 8])).unwrap();
+        allocate_slots(&mut state, "a", &Asked::new(6)).unwrap().unwrap();
+        (state, row)
+    }
+
+    #[test]
+    fn blocks_behind_the_window_are_given_back_highest_first() {
+        let (mut state, row) = six_of_eight();
+        take_batch(&mut state).unwrap();
+        remove_skipped_blocks(&mut state, "a", 6).unwrap();
+        assert_eq!(state[row].tables, [[0, 0, 3].map(BlockId)]);
+        let commands: Vec<Command> = state.effects.commands.iter().collect();
+        let free = |block| Command::Free { block: BlockId(block), cached: true };
+        assert_eq!(commands[..2], [free(2), free(1)]);
+        take_batch(&mut state).unwrap();
+        remove_skipped_blocks(&mut state, "a", 6).unwrap();
+        assert!(state.effects.commands.is_empty());
+    }
+
+    #[test]
+    fn what_the_open_batch_reads_stays() {
+        let (mut state, row) = six_of_eight();
+        remove_skipped_blocks(&mut state, "a", 6).unwrap();
+        assert_eq!(state[row].tables, [[1, 2, 3].map(BlockId)]);
+        let beyond = remove_skipped_blocks(&mut state, "a", 7);
+        let request = "'a'".to_owned();
+        assert_eq!(beyond, Err(Error::BeyondComputed { request, num_computed: 6, asked: 7 }));
+    }
+}

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a runtime must do, as plain data with ids only.
+//!
+//! Rules: a batch is a list of commands and its meaning is their order, one after the other. Its
+//! segments say where order matters: inside a segment no block is written twice, or read after it
+//! was written, or written after it was read. A batch leaves as int32 columns, so that torch, numpy
+//! or another rank take it without a loop over commands. Numbers of kinds are part of the format.
+//! Twin: kvcore/types/commands.py.
+
+use hashbrown::HashSet;
+
+use crate::hashing::block_hash::{KEY_SIZE, Key};
+use crate::types::clone_in_place::clone_in_place;
+use crate::types::errors::Error;
+use crate::types::ids::{BlockId, Row};
+
+/// The rows of a batch's buffer, in order.
+pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
+
+/// Where a block lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// The accelerator's memory.
+    Device,
+    /// The host's memory.
+    Host,
+}
+
+/// One thing that a runtime must do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[rustfmt::skip] // one line a command, as a table
+#[allow(missing_docs)] // the fields are the ids that each line names
+pub enum Command {
+    /// The block has a new owner; its content is undefined until written.
+    Allocate { block: BlockId },
+    /// The block has an owner again; its content is kept (a hit or a pin).
+    Touch { block: BlockId },
+    /// The content of the block is no longer findable under this key.
+    Evict { block: BlockId, key: Key },
+    /// No content is findable any more.
+    EvictAll,
+    /// The block has no owner any more; cached: its content can still be hit.
+    Free { block: BlockId, cached: bool },
+    /// Fill the block with zeros before it is first read.
+    Zero { block: BlockId },
+    /// Copy a block that is about to be written and has other owners.
+    CopyOnWrite { source: BlockId, target: BlockId },
+    /// Copy a device block to a host block.
+    SwapOut { block: BlockId, host_block: BlockId },
+    /// Copy a host block to a device block.
+    SwapIn { host_block: BlockId, block: BlockId },
+    /// Copy a block to the external store under this key; the operation may fail.
+    Store { operation: u32, block: BlockId, key: Key },
+    /// Fill a block with the content of this key in the external store; the operation may fail.
+    Load { operation: u32, key: Key, block: BlockId },
+    /// Put a block at a position of a request's block table in one group.
+    SetTable { row: Row, group: u32, position: u32, block: BlockId },
+    /// Shorten a request's block table in one group to so many blocks.
+    CutTable { row: Row, group: u32, length: u32 },
+}
+
+impl Command {
+    /// The number of the kind in a batch.
+    #[must_use]
+    #[inline(always)]
+    pub fn kind(&self) -> i32 {
+        match self {
+            Command::Allocate { .. } => 1,
+            Command::Touch { .. } => 2,
+            Command::Evict { .. } => 3,
+            Command::EvictAll => 4,
+            Command::Free { .. } => 5,
+            Command::Zero { .. } => 6,
+            Command::CopyOnWrite { .. } => 7,
+            Command::SwapOut { .. } => 8,
+            Command::SwapIn { .. } => 9,
+            Command::Store { .. } => 10,
+            Command::Load { .. } => 11,
+            Command::SetTable { .. } => 12,
+            Command::CutTable { .. } => 13,
+        }
+    }
+
+    /// The block whose content this command reads.
+    #[must_use]
+    #[inline(always)]
+    pub fn reads(&self) -> Option<(Tier, BlockId)> {
+        match *self {
+            Command::CopyOnWrite { source, .. } => Some((Tier::Device, source)),
+            Command::SwapOut { block, .. } | Command::Store { block, .. } => {
+                Some((Tier::Device, block))
+            }
+            Command::SwapIn { host_block, .. } => Some((Tier::Host, host_block)),
+            _ => None,
+        }
+    }
+
+    /// The block whose content this command writes.
+    #[must_use]
+    #[inline(always)]
+    pub fn writes(&self) -> Option<(Tier, BlockId)> {
+        match *self {
+            Command::Zero { block } => Some((Tier::Device, block)),
+            Command::CopyOnWrite { target, .. } => Some((Tier::Device, target)),
+            Command::SwapOut { host_block, .. } => Some((Tier::Host, host_block)),
+            Command::SwapIn { block, .. } | Command::Load { block, .. } => {
+                Some((Tier::Device, block))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Commands in the order of their making, as rows of kind, a, b, c, d; keys apart.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Commands {
+    rows: Vec<[i32; 5]>,
+    keys: Vec<u8>,
+    /// Whether any of them moves content, so that order can matter: in most batches none does.
+    moves_content: bool,
+}
+
+clone_in_place!(Commands { rows, keys, moves_content });
+
+impl Commands {
+    /// Add a command.
+    #[inline(always)] // the kind is known where it is called, and folds
+    pub fn push(&mut self, command: Command) {
+        let [a, b, c, d] = to_row(&command, &mut self.keys);
+        self.rows.push([command.kind(), a, b, c, d]);
+        self.moves_content |= command.reads().is_some() || command.writes().is_some();
+    }
+
+    /// Commands so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The commands, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Command> + '_ {
+        self.rows.iter().map(|&[kind, a, b, c, d]| {
+            from_row(kind, [a, b, c, d], &self.keys)
+                .expect("CMD-ROW: rows are written by push alone")
+        })
+    }
+
+    /// Forget all commands, keep the room.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.keys.clear();
+        self.moves_content = false;
+    }
+}
+
+impl FromIterator<Command> for Commands {
+    fn from_iter<T: IntoIterator<Item = Command>>(commands: T) -> Self {
+        let mut rows = Commands::default();
+        commands.into_iter().for_each(|command| rows.push(command));
+        rows
+    }
+}
+
+/// The commands of one engine step, closed and numbered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Batches are numbered from 0 without gaps.
+    pub number: u64,
+    /// int32 little-endian, C order, shape [6, n], rows as in `COLUMNS`.
+    pub buffer: Vec<[u8; 4]>,
+    /// Keys of `KEY_SIZE` bytes; key fields in the columns are indices into them.
+    pub keys: Vec<u8>,
+}
+
+impl Batch {
+    /// Commands of the batch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.buffer.len() / COLUMNS.len()
+    }
+
+    /// Whether the batch has no command.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// The values of one column, by its place in `COLUMNS`.
+    pub fn column(&self, column: usize) -> impl Iterator<Item = i32> + '_ {
+        let count = self.len();
+        let values = self.buffer[column * count..(column + 1) * count].iter();
+        values.map(|bytes| i32::from_le_bytes(*bytes))
+    }
+
+    /// The commands, in order. Fails with DamagedBatch.
+    pub fn commands(&self) -> Result<Vec<Command>, Error> {
+        let (size, keys) = (4 * self.buffer.len(), self.keys.len());
+        if !size.is_multiple_of(4 * COLUMNS.len()) || !keys.is_multiple_of(KEY_SIZE) {
+            let sizes = format!("{size} bytes of columns, {keys} of keys");
+            return Err(self.damaged(format!("it is cut off: {sizes}")));
+        }
+        let columns: [Vec<i32>; 6] = std::array::from_fn(|column| self.column(column).collect());
+        let [kinds, _, a, b, c, d] = columns;
+        let read = |at: usize| {
+            let command = from_row(kinds[at], [a[at], b[at], c[at], d[at]], &self.keys);
+            command.map_err(|what| self.damaged(format!("command {at} has {what}")))
+        };
+        (0..self.len()).map(read).collect()
+    }
+
+    /// The error for this batch.
+    fn damaged(&self, reason: String) -> Error {
+        Error::DamagedBatch { batch: self.number as i64, reason }
+    }
+}
+
+/// The four value columns of a command; appends its key, if it has one, to keys.
+#[inline(always)]
+pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
+    match *command {
+        Command::Allocate { block } | Command::Touch { block } | Command::Zero { block } => {
+            row([block.0, 0, 0, 0])
+        }
+        Command::Evict { block, key } => row([block.0, keep(keys, &key), 0, 0]),
+        Command::EvictAll => [0; 4],
+        Command::Free { block, cached } => row([block.0, u32::from(cached), 0, 0]),
+        Command::CopyOnWrite { source, target } => row([source.0, target.0, 0, 0]),
+        Command::SwapOut { block, host_block } => row([block.0, host_block.0, 0, 0]),
+        Command::SwapIn { host_block, block } => row([host_block.0, block.0, 0, 0]),
+        Command::Store { operation, block, key } => row([operation, block.0, keep(keys, &key), 0]),
+        Command::Load { operation, key, block } => row([operation, keep(keys, &key), block.0, 0]),
+        Command::SetTable { row: of, group, position, block } => {
+            row([of.0, group, position, block.0])
+        }
+        Command::CutTable { row: of, group, length } => row([of.0, group, length, 0]),
+    }
+}
+
+/// Add a key to those of a batch; returns its place.
+fn keep(keys: &mut Vec<u8>, key: &Key) -> u32 {
+    let place = keys.len() / KEY_SIZE;
+    keys.extend_from_slice(&key.0);
+    place as u32
+}
+
+/// Ids and counts are at most `MAX_BLOCKS`, so they fit.
+fn row(values: [u32; 4]) -> [i32; 4] {
+    values.map(|value| value as i32)
+}
+
+/// The command of one row of the columns; undoes `to_row`. Fails with the kind or key that is none.
+pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, String> {
+    let [a, b, c, d] = values.map(|value| value as u32);
+    let (block, second) = (BlockId(a), BlockId(b));
+    let keys = keys.as_chunks().0;
+    let key = |place: u32| match keys.get(place as usize) {
+        Some(key) => Ok(Key(*key)),
+        None => Err(format!("key {} of {}", place as i32, keys.len())),
+    };
+    Ok(match kind {
+        1 => Command::Allocate { block },
+        2 => Command::Touch { block },
+        3 => Command::Evict { block, key: key(b)? },
+        4 => Command::EvictAll,
+        5 => Command::Free { block, cached: b != 0 },
+        6 => Command::Zero { block },
+        7 => Command::CopyOnWrite { source: block, target: second },
+        8 => Command::SwapOut { block, host_block: second },
+        9 => Command::SwapIn { host_block: block, block: second },
+        10 => Command::Store { operation: a, block: second, key: key(c)? },
+        11 => Command::Load { operation: a, key: key(b)?, block: BlockId(c) },
+        12 => Command::SetTable { row: Row(a), group: b, position: c, block: BlockId(d) },
+        13 => Command::CutTable { row: Row(a), group: b, length: c },
+        _ => return Err(format!("kind {kind}")),
+    })
+}
+
+/// The segment number of each command, from 0, never falling: a new one opens at each hazard.
+#[must_use]
+pub fn segments(commands: &Commands) -> Vec<i32> {
+    if !commands.moves_content {
+        return vec![0; commands.len()];
+    }
+    let mut current = 0;
+    let mut read: HashSet<(Tier, BlockId)> = HashSet::new();
+    let mut written: HashSet<(Tier, BlockId)> = HashSet::new();
+    let mut number = |command: Command| {
+        let (source, target) = (command.reads(), command.writes());
+        let stale = source.is_some_and(|block| written.contains(&block));
+        if stale || target.is_some_and(|block| written.contains(&block) || read.contains(&block)) {
+            current += 1;
+            read.clear();
+            written.clear();
+        }
+        read.extend(source);
+        written.extend(target);
+        current
+    };
+    commands.iter().map(&mut number).collect()
+}
+
+/// The batch of these commands, as columns with segments.
+#[must_use]
+pub fn close(number: u64, commands: &Commands) -> Batch {
+    let mut batch = Batch::default();
+    close_into(&mut batch, number, commands);
+    batch
+}
+
+/// The same in the room of a batch that nobody needs any more.
+pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
+    let Batch { buffer, keys, .. } = batch;
+    keys.clone_from(&commands.keys);
+    buffer.clear();
+    buffer.reserve(commands.len() * COLUMNS.len());
+    let column = |number: usize| commands.rows.iter().map(move |row| row[number].to_le_bytes());
+    buffer.extend(column(0));
+    if commands.moves_content {
+        buffer.extend(segments(commands).into_iter().map(i32::to_le_bytes));
+    } else {
+        buffer.resize(2 * commands.len(), [0; 4]);
+    }
+    (1..COLUMNS.len() - 1).for_each(|number| buffer.extend(column(number)));
+    batch.number = number;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: BlockId = BlockId(1);
+    const B: BlockId = BlockId(2);
+    const C: BlockId = BlockId(3);
+
+    fn every_command() -> Vec<Command> {
+        vec![
+            Command::Allocate { block: A },
+            Command::Touch { block: B },
+            Command::Evict { block: A, key: Key([7; KEY_SIZE]) },
+            Command::EvictAll,
+            Command::Free { block: C, cached: true },
+            Command::Evict { block: B, key: Key([8; KEY_SIZE]) },
+            Command::Zero { block: A },
+            Command::CopyOnWrite { source: B, target: C },
+            Command::SwapOut { block: A, host_block: B },
+            Command::SwapIn { host_block: A, block: B },
+            Command::Store { operation: 7, block: A, key: Key([9; KEY_SIZE]) },
+            Command::Load { operation: 8, key: Key([10; KEY_SIZE]), block: C },
+            Command::SetTable { row: Row(4), group: 1, position: 2, block: C },
+            Command::CutTable { row: Row(4), group: 1, length: 2 },
+        ]
+    }
+
+    #[test]
+    fn a_batch_reads_as_the_commands_that_were_pushed() {
+        let commands: Commands = every_command().into_iter().collect();
+        assert_eq!(commands.iter().collect::<Vec<_>>(), every_command());
+        let batch = close(5, &commands);
+        assert_eq!(batch.commands(), Ok(every_command()));
+        assert_eq!((batch.number, batch.len()), (5, 14));
+        assert_eq!(close(0, &Commands::default()).commands(), Ok(vec![]));
+    }
+
+    #[test]
+    fn columns_are_little_endian_and_one_after_the_other() {
+        let commands = [Command::Allocate { block: A }, Command::Free { block: C, cached: true }];
+        let batch = close(0, &commands.into_iter().collect());
+        let values: Vec<i32> = (0..6).flat_map(|column| batch.column(column)).collect();
+        assert_eq!(values, [1, 5, 0, 0, 1, 3, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(batch.buffer[..2], [[1, 0, 0, 0], [5, 0, 0, 0]]);
+    }
+
+    #[test]
+    fn a_segment_opens_at_each_hazard_and_tiers_do_not_meet() {
+        let numbers = |commands: &[Command]| segments(&commands.iter().copied().collect());
+        let copy = |source, target| Command::CopyOnWrite { source, target };
+        assert_eq!(numbers(&[copy(A, B), copy(A, C)]), [0, 0]);
+        assert_eq!(numbers(&[copy(A, B), copy(B, C)]), [0, 1], "read after write");
+        assert_eq!(numbers(&[copy(A, B), copy(C, A)]), [0, 1], "write after read");
+        assert_eq!(numbers(&[copy(A, B), copy(C, B)]), [0, 1], "write after write");
+        let host = Command::SwapOut { block: A, host_block: B };
+        assert_eq!(numbers(&[copy(A, B), host, copy(B, C)]), [0, 0, 1]);
+        assert_eq!(numbers(&[host, Command::SwapIn { host_block: B, block: A }]), [0, 1]);
+    }
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a manager is made for: pool sizes, groups and the options of the core.
+//!
+//! Rules: a configuration that cannot work is refused when it is made, with the numbers that would
+//! work. Options compose; none is a fork of the code. Twin: kvcore/types/config.py.
+
+use crate::hashing::block_hash::Hashing;
+use crate::types::clone_in_place::clone_in_place;
+use crate::types::errors::{Error, bytes_repr};
+use crate::types::groups::{Group, admission_cap};
+
+/// Most blocks of a pool; ids and counts are int32 in batches.
+pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
+/// Most groups of a pool.
+pub const MAX_GROUPS: usize = 64;
+/// Most taken batches that may be unfinished at a time.
+pub const MAX_IN_FLIGHT: u32 = 62;
+/// The length limit where there is none.
+pub const NO_LIMIT: u32 = (1 << 31) - 1;
+
+/// Which freed block leaves first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// The one that was freed first.
+    Lru,
+    /// Blocks without content, last freed first; then the one that was freed first.
+    UncachedFirst,
+}
+
+/// Whether a second block of one content stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duplicates {
+    /// It stays, behind the first.
+    Keep,
+    /// The table moves to the first when the batch is taken.
+    Merge,
+}
+
+/// When full blocks become findable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Publish {
+    /// From the call on that schedules their last token.
+    Scheduled,
+    /// Once the batch that writes it is completed.
+    Completed,
+}
+
+/// Sizes and options of one manager; `make_state` checks them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Blocks of the device pool, the null block included.
+    pub num_blocks: u32,
+    /// At least one group.
+    pub groups: Vec<Group>,
+    /// Blocks of the host tier, 0 for none.
+    pub num_host_blocks: u32,
+    /// Longest request in tokens; the pool must hold one such request.
+    pub max_model_len: Option<u32>,
+    /// Most tokens that one step computes of a request, None for max_model_len.
+    pub max_num_batched_tokens: Option<u32>,
+    /// Whether full blocks can be found again.
+    pub enable_caching: bool,
+    /// Whether block 0 of the device pool is a placeholder.
+    pub null_block: bool,
+    /// Which freed block leaves first.
+    pub eviction: Eviction,
+    /// Whether a second block of one content stays.
+    pub duplicates: Duplicates,
+    /// Room added behind a request when it grows, in tokens.
+    pub num_preallocate_tokens: u32,
+    /// Blocks that an admission leaves free.
+    pub watermark_blocks: u32,
+    /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in all if
+    /// none is.
+    pub use_eagle: bool,
+    /// Whether changes of the index are told.
+    pub enable_events: bool,
+    /// Keep what `take_new_block_ids` hands out.
+    pub record_new_blocks: bool,
+    /// How block hashes are made.
+    pub hashing: Hashing,
+    /// Root of the key chains.
+    pub hash_seed: Vec<u8>,
+    /// Taken batches that may be unfinished at a time; 0: taking a batch completes it.
+    pub max_in_flight: u32,
+    /// When full blocks become findable.
+    pub publish: Publish,
+    /// Events have a digest of a request's salt, not the salt.
+    pub hide_salts: bool,
+}
+
+clone_in_place!(Config {
+    num_blocks,
+    groups,
+    num_host_blocks,
+    max_model_len,
+    max_num_batched_tokens,
+    enable_caching,
+    null_block,
+    eviction,
+    duplicates,
+    num_preallocate_tokens,
+    watermark_blocks,
+    use_eagle,
+    enable_events,
+    record_new_blocks,
+    hashing,
+    hash_seed,
+    max_in_flight,
+    publish,
+    hide_salts
+});
+
+impl Config {
+    /// One group and the defaults of `kvcore.Config`. hash_seed: root of the key chains.
+    #[must_use]
+    pub fn new(num_blocks: u32, block_size: u32, hash_seed: &[u8]) -> Self {
+        Config {
+            num_blocks,
+            groups: vec![Group::new(block_size)],
+            num_host_blocks: 0,
+            max_model_len: None,
+            max_num_batched_tokens: None,
+            enable_caching: true,
+            null_block: true,
+            eviction: Eviction::Lru,
+            duplicates: Duplicates::Keep,
+            num_preallocate_tokens: 0,
+            watermark_blocks: 0,
+            use_eagle: false,
+            enable_events: false,
+            record_new_blocks: false,
+            hashing: Hashing::Sha256,
+            hash_seed: hash_seed.to_vec(),
+            max_in_flight: 0,
+            publish: Publish::Scheduled,
+            hide_salts: false,
+        }
+    }
+
+    /// Device blocks that can hold tokens.
+    #[must_use]
+    pub fn num_usable_blocks(&self) -> u32 {
+        self.num_blocks - u32::from(self.null_block)
+    }
+
+    /// Longest request in tokens, as a number.
+    #[must_use]
+    pub fn length_limit(&self) -> u32 {
+        self.max_model_len.unwrap_or(NO_LIMIT)
+    }
+
+    /// Whether batches remember what they did to requests.
+    #[must_use]
+    pub fn tracks_batches(&self) -> bool {
+        self.max_in_flight > 0 || self.publish == Publish::Completed
+    }
+
+    /// Whether full blocks are findable from the call on that schedules their last token.
+    #[must_use]
+    pub(crate) fn publishes_at_once(&self) -> bool {
+        self.enable_caching && self.publish == Publish::Scheduled
+    }
+
+    /// Tokens that one block hash stands for: the groups' greatest common divisor.
+    #[must_use]
+    pub fn hash_block_size(&self) -> u32 {
+        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
+        sizes.fold(0, gcd) as u32
+    }
+
+    /// Tokens that a hit is a multiple of: the groups' least common multiple.
+    #[must_use]
+    pub fn hit_alignment(&self) -> u32 {
+        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
+        u32::try_from(lcm(sizes)).unwrap_or(u32::MAX)
+    }
+
+    /// Hashed blocks in one block of a group: hashes are made at the groups' common divisor.
+    #[must_use]
+    pub fn scale(&self, group: u32) -> u32 {
+        self.groups[group as usize].block_size / self.hash_block_size()
+    }
+
+    /// Whether a hit leaves this group's last matched block to be computed.
+    #[must_use]
+    pub fn drops_last_hit(&self, group: u32) -> bool {
+        let flagged = self.groups.iter().any(|each| each.eagle);
+        self.use_eagle && (self.groups[group as usize].eagle || !flagged)
+    }
+
+    /// Most blocks that a request holds at once in a group, None where it keeps everything.
+    #[must_use]
+    pub fn cap(&self, group: u32) -> Option<u32> {
+        let limit = self.length_limit();
+        let max_num_batched = self.max_num_batched_tokens.unwrap_or(limit);
+        admission_cap(&self.groups[group as usize], max_num_batched, limit)
+    }
+
+    /// Most blocks that one request holds over all groups on its way to so many tokens.
+    #[must_use]
+    pub fn blocks_for(&self, num_tokens: u32) -> u64 {
+        let held = |(index, group): (u32, &Group)| {
+            let blocks = num_tokens.div_ceil(group.block_size);
+            u64::from(self.cap(index).map_or(blocks, |cap| blocks.min(cap)))
+        };
+        (0..).zip(&self.groups).filter(|(_, group)| !group.is_cross()).map(held).sum()
+    }
+
+    /// Fails with `InvalidConfig` or `GroupsDoNotFit` unless this configuration can work.
+    pub fn check(&self) -> Result<(), Error> {
+        check_options(self)?;
+        check_groups(self)?;
+        check_sizes(self)
+    }
+}
+
+fn check_options(config: &Config) -> Result<(), Error> {
+    if config.hashing == Hashing::Sha256Cbor && str::from_utf8(&config.hash_seed).is_err() {
+        let shown = bytes_repr(&config.hash_seed);
+        return Err(refuse("hash_seed", shown, "must be UTF-8 text for sha256_cbor"));
+    }
+    check_count("num_host_blocks", config.num_host_blocks, 0)?;
+    check_count("num_preallocate_tokens", config.num_preallocate_tokens, 0)?;
+    check_count("watermark_blocks", config.watermark_blocks, 0)?;
+    check_count("max_in_flight", config.max_in_flight, 0)?;
+    if config.max_in_flight > MAX_IN_FLIGHT {
+        let reason = format!("must be at most {MAX_IN_FLIGHT}");
+        return Err(refuse("max_in_flight", config.max_in_flight, reason));
+    }
+    config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))?;
+    let batched = config.max_num_batched_tokens;
+    batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))
+}
+
+fn check_groups(config: &Config) -> Result<(), Error> {
+    let groups = &config.groups;
+    if groups.is_empty() {
+        return Err(refuse("groups", "", "at least one group"));
+    }
+    groups.iter().try_for_each(Group::check)?;
+    if groups.len() > MAX_GROUPS {
+        return Err(refuse("groups", groups.len(), format!("at most {MAX_GROUPS} groups")));
+    }
+    let pages = groups.iter().enumerate();
+    let said: Vec<(usize, u64)> =
+        pages.filter_map(|(index, group)| Some((index, group.page_bytes?))).collect();
+    if said.iter().any(|(_, size)| *size != said[0].1) {
+        let groups = listed(said.iter().map(|(index, _)| index));
+        let sizes = listed(said.iter().map(|(_, size)| size));
+        return Err(Error::GroupsDoNotFit { groups, sizes });
+    }
+    let is_cross = groups.iter().all(Group::is_cross);
+    for group in groups {
+        let reason = if is_cross {
+            "cross-attention needs a group beside it that holds the request's own tokens"
+        } else if group.is_windowed() && !config.null_block {
+            "a group with a window needs the null block"
+        } else if group.is_cross() && config.enable_caching {
+            "cross-attention blocks are never cached: set enable_caching=False"
+        } else if group.eagle && !config.use_eagle {
+            "a group is flagged eagle, and use_eagle is off"
+        } else {
+            continue;
+        };
+        return Err(refuse("groups", listed(groups.iter().map(|each| each.kind.name())), reason));
+    }
+    if lcm(groups.iter().map(|group| u64::from(group.block_size))) > u64::from(MAX_BLOCKS) {
+        let sizes = listed(groups.iter().map(|group| group.block_size));
+        let reason =
+            format!("the least common multiple of the block sizes must be at most {MAX_BLOCKS}");
+        return Err(refuse("groups", sizes, reason));
+    }
+    Ok(())
+}
+
+fn check_sizes(config: &Config) -> Result<(), Error> {
+    check_count("num_blocks", config.num_blocks, 1)?;
+    let null = if config.null_block { " and the null block" } else { "" };
+    let kept = u64::from(config.watermark_blocks);
+    let rest = if kept == 0 { null.to_owned() } else { format!("{null}, {kept} stay free") };
+    let more = kept + u64::from(config.null_block);
+    let least = config.groups.len() as u64;
+    if u64::from(config.num_usable_blocks()) < least + kept {
+        let blocks = if least == 1 { "1 block".to_owned() } else { format!("{least} blocks") };
+        let reason = format!("one request needs {blocks}{rest}, so {}", least + more);
+        return Err(refuse("num_blocks", config.num_blocks, reason));
+    }
+    if let Some(longest) = config.max_model_len {
+        let least = config.blocks_for(longest);
+        if u64::from(config.num_usable_blocks()) < least + kept {
+            let reason = format!(
+                "one request of max_model_len={longest} tokens needs {least} blocks{rest}, so {}",
+                least + more
+            );
+            return Err(refuse("num_blocks", config.num_blocks, reason));
+        }
+    }
+    Ok(())
+}
+
+fn check_count(field: &'static str, value: u32, least: u32) -> Result<(), Error> {
+    if value < least {
+        return Err(refuse(field, value, format!("must be an integer of at least {least}")));
+    }
+    if value > MAX_BLOCKS {
+        return Err(refuse(field, value, format!("must be at most {MAX_BLOCKS}")));
+    }
+    Ok(())
+}
+
+fn listed(items: impl Iterator<Item = impl ToString>) -> String {
+    items.map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Sizes beyond any that is allowed give some number beyond, too.
+fn lcm(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(1, |total, size| (total / gcd(total, size)).saturating_mul(size))
+}
+
+fn gcd(mut common: u64, mut rest: u64) -> u64 {
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    common
+}
+
+fn refuse(field: &'static str, value: impl ToString, reason: impl Into<String>) -> Error {
+    Error::InvalidConfig { field, value: value.to_string(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_smaller_than_one_request_says_how_many_are_needed() {
+        let mut config = Config::new(5, 4, b"");
+        assert_eq!(config.check(), Ok(()));
+        config.max_model_len = Some(17);
+        let message = config.check().expect_err("17 tokens need 5 blocks").to_string();
+        let reason =
+            "one request of max_model_len=17 tokens needs 5 blocks and the null block, so 6";
+        assert_eq!(message, format!("config num_blocks=5: {reason}"));
+    }
+
+    #[test]
+    fn sizes_that_cannot_work_are_refused() {
+        assert!(Config::new(0, 4, b"").check().is_err());
+        assert!(Config::new(1, 4, b"").check().is_err());
+        assert!(Config::new(2, 0, b"").check().is_err());
+        let mut none = Config::new(9, 4, b"");
+        none.groups.clear();
+        assert!(none.check().is_err());
+    }
+}

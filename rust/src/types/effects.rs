@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What transitions emit: commands for the runtime, events for mirrors of the index.
+//!
+//! Rules: a state's effects gather until its batch or its events are taken; those of the host pool
+//! are silent, since all that concerns the runtime is said by the swaps. Twin:
+//! kvcore/types/effects.py.
+
+use crate::hashing::block_hash::Key;
+use crate::types::clone_in_place::clone_in_place;
+use crate::types::commands::{Command, Commands};
+use crate::types::events::{EventLog, News, removed};
+
+/// Commands and events in the order of their making; events only where they are enabled.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Since the batch was opened.
+    pub commands: Commands,
+    /// Since they were last taken.
+    pub events: EventLog,
+    events_enabled: bool,
+    silent: bool,
+}
+
+clone_in_place!(Effects { commands, events, events_enabled, silent });
+
+impl Effects {
+    /// No effects yet.
+    #[must_use]
+    pub fn new(events_enabled: bool) -> Self {
+        Effects { events_enabled, ..Effects::default() }
+    }
+
+    /// Effects that nobody reads.
+    #[must_use]
+    pub fn silent() -> Self {
+        Effects { silent: true, ..Effects::default() }
+    }
+
+    /// Whether events are wanted.
+    #[must_use]
+    pub fn events_enabled(&self) -> bool {
+        self.events_enabled
+    }
+
+    /// Add a command.
+    #[inline(always)] // see Commands::push
+    pub fn emit(&mut self, command: Command) {
+        if !self.silent {
+            self.commands.push(command);
+        }
+    }
+
+    /// Add an event, where events are enabled.
+    pub fn announce(&mut self, news: &News<'_>) {
+        if self.events_enabled {
+            self.events.push(news);
+        }
+    }
+
+    /// Add the event that the last copy under a key is gone, where events are enabled.
+    #[inline]
+    pub fn announce_removed(&mut self, key: &Key) {
+        if self.events_enabled {
+            self.announce(&removed(key));
+        }
+    }
+}

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Misuse and corruption, each as a variant of its own.
+//!
+//! Rules: a refusal is a value (`values::Refused`), never an error. Misuse is an [`Error`]: the
+//! message names the thing and the numbers, `fields` holds them for programs, and the state is as
+//! it was before the call. A broken invariant is an [`InvariantViolation`]: a bug of kvcore, nobody
+//! catches it. Twin: kvcore/types/errors.py.
+
+use std::fmt;
+
+/// A field of an error, in a form that every language has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Field {
+    /// A number.
+    Int(i64),
+    /// A text.
+    Text(String),
+    /// Numbers, in order.
+    Ints(Vec<i64>),
+    /// Texts, in order.
+    Texts(Vec<String>),
+}
+
+impl From<i64> for Field {
+    fn from(value: i64) -> Self {
+        Field::Int(value)
+    }
+}
+
+impl From<&str> for Field {
+    fn from(value: &str) -> Self {
+        Field::Text(value.to_owned())
+    }
+}
+
+impl From<String> for Field {
+    fn from(value: String) -> Self {
+        Field::Text(value)
+    }
+}
+
+impl From<Vec<i64>> for Field {
+    fn from(value: Vec<i64>) -> Self {
+        Field::Ints(value)
+    }
+}
+
+impl From<Vec<String>> for Field {
+    fn from(value: Vec<String>) -> Self {
+        Field::Texts(value)
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Field::Int(value) => write!(f, "{value}"),
+            Field::Text(value) => write!(f, "{value}"),
+            Field::Ints(values) => write!(f, "{values:?}"),
+            Field::Texts(values) => {
+                let quoted: Vec<String> = values.iter().map(|each| repr(each)).collect();
+                write!(f, "[{}]", quoted.join(", "))
+            }
+        }
+    }
+}
+
+/// A text as a Python literal, the form in which messages name a request.
+#[must_use]
+pub fn repr(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut shown = String::with_capacity(text.len() + 2);
+    shown.push(quote);
+    for each in text.chars() {
+        match each {
+            '\\' => shown.push_str("\\\\"),
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            _ if each == quote => shown.extend(['\\', each]),
+            _ if is_printable(each) => shown.push(each),
+            _ => shown.push_str(&match u32::from(each) {
+                code @ ..0x100 => format!("\\x{code:02x}"),
+                code @ ..0x1_0000 => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            }),
+        }
+    }
+    shown.push(quote);
+    shown
+}
+
+/// Bytes as a Python literal.
+#[must_use]
+pub fn bytes_repr(bytes: &[u8]) -> String {
+    let quote = if bytes.contains(&b'\'') && !bytes.contains(&b'"') { b'"' } else { b'\'' };
+    let mut shown = String::from("b");
+    shown.push(char::from(quote));
+    for &each in bytes {
+        match each {
+            b'\\' => shown.push_str("\\\\"),
+            b'\n' => shown.push_str("\\n"),
+            b'\r' => shown.push_str("\\r"),
+            b'\t' => shown.push_str("\\t"),
+            _ if each == quote => shown.extend(['\\', char::from(each)]),
+            0x20..0x7f => shown.push(char::from(each)),
+            _ => shown.push_str(&format!("\\x{each:02x}")),
+        }
+    }
+    shown.push(char::from(quote));
+    shown
+}
+
+/// By Rust's own table for `escape_debug`, which leaves a combining mark alone behind a letter.
+fn is_printable(each: char) -> bool {
+    each.is_ascii_graphic()
+        || ['a', each].iter().collect::<String>().escape_debug().nth(1) == Some(each)
+}
+
+macro_rules! errors {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* } $message:literal;)*) => {
+        /// A call that was wrong; nothing has changed.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Error {
+            $($(#[$doc])* $name {
+                $(#[doc = concat!("`", stringify!($field), "` of the message.")] $field: $kind),*
+            }),*
+        }
+
+        impl Error {
+            /// The name of the variant, which is the name of the Python class.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Error::$name { .. } => stringify!($name)),*
+                }
+            }
+
+            /// The fields by name, in the order of the variant.
+            #[must_use]
+            pub fn fields(&self) -> Vec<(&'static str, Field)> {
+                match self {
+                    $(Error::$name { $($field),* } => {
+                        vec![$((stringify!($field), Field::from($field.clone()))),*]
+                    }),*
+                }
+            }
+        }
+
+        impl fmt::Display for Error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Error::$name { $($field),* } => {
+                        $(let $field = Field::from($field.clone());)*
+                        write!(f, $message)
+                    }),*
+                }
+            }
+        }
+    };
+}
+
+errors! {
+    /// A configuration that cannot work.
+    InvalidConfig { field: &'static str, value: String, reason: String }
+        "config {field}={value}: {reason}";
+    /// One pool has one page size, so that any block can serve any group.
+    GroupsDoNotFit { groups: String, sizes: String }
+        "groups {groups} have blocks of {sizes} bytes: one pool has one size of block";
+    /// No request of this id (or row) is known.
+    UnknownRequest { request: String } "request {request} is not known";
+    /// A request of this id exists already, or is named twice in one call.
+    RepeatedRequest { request: String } "request {request} is named twice";
+    /// A request id is a non-empty str.
+    EmptyRequestId { value: String } "a request id must be a non-empty str, not {value}";
+    /// A request has at least one token; an extension adds at least one.
+    EmptyTokens { request: String } "request {request} is given no tokens";
+    /// A token id is an integer from 0 to 2**32 - 1.
+    InvalidToken { value: String, position: i64 }
+        "token {value} at position {position} of the call is not an integer in [0, 2**32)";
+    /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
+    UnsupportedBuffer { format: String, dimensions: i64 }
+        "token buffer of format {format} and {dimensions} dimensions is not a row of integers";
+    /// Two arguments of one call must have as many items.
+    LengthMismatch { num_requests: i64, num_tokens: i64 }
+        "{num_requests} requests are given {num_tokens} tokens";
+    /// A count is below what the call needs.
+    InvalidCount { name: &'static str, value: i64, least: i64 }
+        "{name} is {value}, must be at least {least}";
+    /// Slots are asked for tokens that the request does not have.
+    TooManyTokens { request: String, num_tokens: i64, asked: i64 }
+        "request {request} has {num_tokens} tokens, slots are asked up to token {asked}";
+    /// New tokens would pass the longest length that the model takes.
+    BeyondModelLength { request: String, asked: i64, max_model_len: i64 }
+        "request {request} would reach {asked} tokens, the model takes {max_model_len}";
+    /// The call names more tokens than were computed.
+    BeyondComputed { request: String, num_computed: i64, asked: i64 }
+        "request {request} has {num_computed} computed tokens, the call names {asked}";
+    /// Hashes that an engine hands in are of one size, and one for each full block at most.
+    WrongBlockHashes { request: String, num_hashes: i64, reason: String }
+        "request {request} is given {num_hashes} block hashes: {reason}";
+    /// Draft tokens were not yet accepted or dropped.
+    DraftsPending { request: String, num_drafts: i64 }
+        "request {request} has {num_drafts} draft tokens, accept or drop them first";
+    /// Only drafts that were scheduled can be accepted.
+    BeyondDrafts { request: String, num_scheduled: i64, asked: i64 }
+        "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}";
+    /// What the open batch schedules is not written yet.
+    InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
+    /// As many batches are unfinished as the config allows.
+    TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
+        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the \
+         oldest or cancel first";
+    /// No unfinished batch has this number.
+    NotInFlight { batch: i64, unfinished: String }
+        "batch {batch} is not unfinished; unfinished are: {unfinished}";
+    /// Batches are completed in the order of their numbers.
+    BatchOutOfOrder { batch: i64, oldest: i64 }
+        "batch {batch} cannot be completed before batch {oldest}";
+    /// The request waits for the external store.
+    LoadUnfinished { request: String, num_operations: i64 }
+        "request {request} has {num_operations} unfinished loads: complete them or free the \
+         request";
+    /// What rests on external tokens is not handed on while their load may fail.
+    LoadUnconfirmed { block: i64 }
+        "block {block} rests on external tokens whose load may still fail: store it later";
+    /// Only whole blocks with keys can be loaded.
+    WrongLoad { request: String, num_tokens: i64, reason: String }
+        "request {request} cannot load {num_tokens} tokens: {reason}";
+    /// Only a block with a key can be stored.
+    NotPublished { block: i64 } "block {block} has no key to be stored under";
+    /// No unfinished operation has this number.
+    UnknownOperation { operation: i64 } "operation {operation} is not unfinished";
+    /// Other requests count tokens in blocks that were not written.
+    HeldByOthers { blocks: Vec<i64>, requests: Vec<String> }
+        "blocks {blocks} are counted by requests {requests} too: name those in the same call";
+    /// Encoder tokens need a cross-attention group.
+    NoEncoderGroup { request: String, num_encoder_tokens: i64 }
+        "request {request} brings {num_encoder_tokens} encoder tokens, no group is cross-attention";
+    /// A cut lies outside the request.
+    BeyondRequest { request: String, num_tokens: i64, asked: i64 }
+        "request {request} has {num_tokens} tokens, cannot be cut to {asked}: keep at least 1";
+    /// Only a request that holds nothing can bring hits.
+    HitsOnRunningRequest { request: String, num_blocks: i64 }
+        "request {request} already holds blocks and brings {num_blocks} hit blocks";
+    /// The blocks of a hit and its token count do not belong together, or not to this request.
+    WrongHit { request: String, num_blocks: i64, num_tokens: i64 }
+        "request {request}: {num_blocks} hit blocks cannot stand for {num_tokens} of its tokens";
+    /// A hit block does not, or no longer, hold the request's key.
+    StaleHits { request: String, block: i64, position: i64 }
+        "request {request}: block {block} at position {position} does not hold its key any more";
+    /// Hits make no sense where prefix caching is off.
+    CachingDisabled { request: String, num_blocks: i64 }
+        "request {request} brings {num_blocks} hit blocks, prefix caching is off";
+    /// The request's blocks are in the host tier.
+    SwappedOut { request: String } "request {request} is swapped out, swap it in first";
+    /// The request has nothing in the host tier.
+    NotSwapped { request: String } "request {request} is not swapped out";
+    /// The request holds no blocks.
+    NotRunning { request: String } "request {request} holds no blocks";
+    /// A request is forgotten only after it gave back its blocks.
+    StillHoldsBlocks { request: String, num_blocks: i64 }
+        "request {request} still holds {num_blocks} blocks, free it first";
+    /// Other requests count on blocks that this call would leave unwritten.
+    HitInOpenBatch { blocks: Vec<i64>, requests: Vec<String> }
+        "blocks {blocks} were published in the open batch and are counted by requests {requests}: \
+         free those first, or take the batch";
+    /// The configuration has no host blocks.
+    NoHostTier { } "there is no host tier: num_host_blocks is 0";
+    /// The pool has no such block, or it is the null block.
+    UnknownBlock { block: i64, first: i64, last: i64 }
+        "block {block} is not one of the blocks {first} to {last} of this pool";
+    /// A block is given back more often than it is held.
+    DoubleFree { block: i64, ref_count: i64, asked: i64 }
+        "block {block} has {ref_count} owners, asked to release {asked}";
+    /// A block is unpinned more often than it was pinned.
+    NotPinned { block: i64, num_pins: i64, asked: i64 }
+        "block {block} has {num_pins} pins, asked to remove {asked}";
+    /// A block does not, or no longer, have the key that it is asked to have.
+    WrongKey { block: i64, position: i64 }
+        "block {block} at position {position} does not have the key of that position";
+    /// A block without owner and key holds nothing that could be kept.
+    UnusedBlock { block: i64 } "block {block} has neither owner nor key";
+    /// What is copied or taken over is held by somebody.
+    NoOwner { block: i64 } "block {block} has no owner";
+    /// A block that has an owner is not in the free queue.
+    NotQueued { block: i64 } "block {block} is not in the free queue";
+    /// A block is at most once in the free queue.
+    AlreadyQueued { block: i64 } "block {block} is in the free queue already";
+    /// A block has at most one key.
+    AlreadyPublished { block: i64 } "block {block} already has a key";
+    /// Keys have one size, since a batch carries them one after the other.
+    InvalidKey { size: i64, expected: i64 } "a key has {expected} bytes, not {size}";
+    /// Bytes that are not an encoded state.
+    DamagedState { reason: String, offset: i64 }
+        "not an encoded state: {reason} at byte {offset}";
+    /// Columns and keys that are not a batch.
+    DamagedBatch { batch: i64, reason: String } "batch {batch} is damaged: {reason}";
+    /// A text trace that cannot be read.
+    TraceError { source: String, line: i64, reason: String } "{source}, line {line}: {reason}";
+    /// A part of a block's extra keys that no key can be made of.
+    InvalidExtraKey { name: &'static str, expected: &'static str, value: String }
+        "{name} must be {expected}, not {value}";
+    /// Media items stand in the prompt one behind the other.
+    UnsortedMedia {
+        request: String, position: i64, offset: i64, length: i64, first: i64, num_tokens: i64
+    }
+        "request {request}: media item {position} takes {length} tokens from {offset} on, \
+         must lie within tokens {first} to {num_tokens}";
+    /// Two parts of one request do not have the sizes that belong together.
+    CountMismatch { request: String, name: &'static str, given: i64, expected: i64 }
+        "request {request} is given {given} {name}, must be {expected}";
+}
+
+impl std::error::Error for Error {}
+
+/// A named property of every reachable state does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvariantViolation {
+    name: &'static str,
+    detail: String,
+}
+
+impl InvariantViolation {
+    /// The violation of the invariant of this name.
+    #[must_use]
+    pub fn new(name: &'static str, detail: String) -> Self {
+        InvariantViolation { name, detail }
+    }
+
+    /// The name of the invariant.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What was found.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+}
+
+impl fmt::Display for InvariantViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.detail)
+    }
+}
+
+impl std::error::Error for InvariantViolation {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_the_thing_and_the_numbers() {
+        let error = Error::DoubleFree { block: 3, ref_count: 1, asked: 2 };
+        assert_eq!(error.to_string(), "block 3 has 1 owners, asked to release 2");
+        assert_eq!(error.name(), "DoubleFree");
+        let fields = [("block", 3), ("ref_count", 1), ("asked", 2)];
+        assert_eq!(error.fields(), fields.map(|(name, value)| (name, Field::Int(value))));
+    }
+
+    #[test]
+    fn lists_read_as_in_python() {
+        let requests = vec!["a".to_owned(), "b".to_owned()];
+        let error = Error::HitInOpenBatch { blocks: vec![1, 2], requests };
+        let message = error.to_string();
+        assert!(message.starts_with("blocks [1, 2] were"), "{message}");
+        assert!(message.contains("requests ['a', 'b']: free"), "{message}");
+    }
+
+    #[test]
+    fn an_id_is_shown_as_a_python_literal() {
+        assert_eq!(repr("r1"), "'r1'");
+        assert_eq!(repr("it's"), "\"it's\"");
+        assert_eq!(repr("a'b\"c\n\u{1}\\"), r#"'a\'b"c\n\x01\\'"#);
+        assert_eq!(bytes_repr(b"it's\x00\xff"), "b\"it's\\x00\\xff\"");
+        assert_eq!(bytes_repr(b"'\"\\\n"), r#"b'\'"\\\n'"#);
+        assert_eq!(repr("e\u{301} \u{ad}\u{200b}\u{e0001}"), "'e\u{301} \\xad\\u200b\\U000e0001'");
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Groups: layers that share block size and retention rule, and those rules.
+//!
+//! Rules: positions are tokens; n is the number of computed tokens, so the next query stands at n
+//! and sees positions from `skipped_tokens(group, n)` on. What stands before is never read again:
+//! its blocks are given back and the null block takes their places. Cross-attention holds one table
+//! for the encoder's tokens, which does not grow with the request and is never cached. Source:
+//! S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
+
+use crate::types::errors::Error;
+
+/// What a group's layers see of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Everything.
+    FullAttention,
+    /// Everything, in one compressed vector a token.
+    Mla,
+    /// So many tokens, the query's own included.
+    SlidingWindow,
+    /// The chunk of so many tokens that the query stands in.
+    ChunkedLocal,
+    /// The encoder's tokens.
+    CrossAttention,
+}
+
+/// The kinds, by their number in the canonical bytes.
+pub const KINDS: [Kind; 5] =
+    [Kind::FullAttention, Kind::Mla, Kind::SlidingWindow, Kind::ChunkedLocal, Kind::CrossAttention];
+/// Most tokens of a block, and of a window.
+pub const MAX_BLOCK_SIZE: u32 = (1 << 31) - 1;
+/// Most bytes of a block.
+pub const MAX_PAGE_BYTES: u64 = (1 << 63) - 1;
+
+impl Kind {
+    /// The name that configurations give it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::FullAttention => "full_attention",
+            Kind::Mla => "mla",
+            Kind::SlidingWindow => "sliding_window",
+            Kind::ChunkedLocal => "chunked_local",
+            Kind::CrossAttention => "cross_attention",
+        }
+    }
+}
+
+/// Layers that share block size and retention rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// Tokens a block.
+    pub block_size: u32,
+    /// What the layers see of a request.
+    pub kind: Kind,
+    /// Tokens of a window or chunk; None for kinds without one.
+    pub window: Option<u32>,
+    /// A draft model reads these layers, so a hit leaves the last matched block to be computed.
+    pub eagle: bool,
+    /// A `Zero` follows each `Allocate` that nothing else fills.
+    pub zero_new_blocks: bool,
+    /// Bytes of one block of these layers, None where it is not said.
+    pub page_bytes: Option<u64>,
+}
+
+impl Group {
+    /// A full attention group of this block size that asks for no zeros.
+    #[must_use]
+    pub fn new(block_size: u32) -> Self {
+        Group {
+            block_size,
+            kind: Kind::FullAttention,
+            window: None,
+            eagle: false,
+            zero_new_blocks: false,
+            page_bytes: None,
+        }
+    }
+
+    /// A sliding window or chunked local group of this block size and window.
+    #[must_use]
+    pub fn windowed(block_size: u32, kind: Kind, window: u32) -> Self {
+        Group { kind, window: Some(window), ..Group::new(block_size) }
+    }
+
+    /// Whether blocks are given back behind a window.
+    #[must_use]
+    pub fn is_windowed(&self) -> bool {
+        matches!(self.kind, Kind::SlidingWindow | Kind::ChunkedLocal)
+    }
+
+    /// Whether the table holds the encoder's tokens.
+    #[must_use]
+    pub fn is_cross(&self) -> bool {
+        self.kind == Kind::CrossAttention
+    }
+
+    /// Fails with `InvalidConfig` unless such a group can be.
+    pub fn check(&self) -> Result<(), Error> {
+        if !(1..=MAX_BLOCK_SIZE).contains(&self.block_size) {
+            return refuse("block_size", self.block_size, "must be at least 1");
+        }
+        let name = self.kind.name();
+        match self.window {
+            Some(window) if !self.is_windowed() => {
+                refuse("window", window, format!("a {name} group has none"))
+            }
+            Some(1..=MAX_BLOCK_SIZE) => Ok(()),
+            None if !self.is_windowed() => Ok(()),
+            window => {
+                let shown = window.map_or("None".to_owned(), |window| window.to_string());
+                refuse("window", shown, format!("a {name} group needs at least 1 token"))
+            }
+        }?;
+        match self.page_bytes {
+            Some(bytes) if !(1..=MAX_PAGE_BYTES).contains(&bytes) => {
+                refuse("page_bytes", bytes, "must be at least 1 where it is said")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Leading positions that no query at num_computed or later sees.
+#[must_use]
+pub fn skipped_tokens(group: &Group, num_computed: u32) -> u32 {
+    match (group.kind, group.window) {
+        (Kind::SlidingWindow, Some(window)) => (num_computed + 1).saturating_sub(window),
+        (_, Some(window)) => num_computed / window * window,
+        (_, None) => 0,
+    }
+}
+
+/// Leading blocks that no query at num_computed or later sees any token of.
+#[must_use]
+pub fn skipped_blocks(group: &Group, num_computed: u32) -> u32 {
+    skipped_tokens(group, num_computed) / group.block_size
+}
+
+/// Most blocks that a request of any length holds at once, None where nothing is given back.
+///
+/// max_num_batched: most tokens that one step computes of a request. One block more where the first
+/// token that is seen need not stand at the start of a block.
+#[must_use]
+pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) -> Option<u32> {
+    let window = group.window?;
+    let sliding = group.kind == Kind::SlidingWindow;
+    let seen = if sliding { window - 1 } else { window };
+    let most = seen.saturating_add(max_num_batched).min(max_model_len);
+    let straddles = sliding || !window.is_multiple_of(group.block_size);
+    Some(most.div_ceil(group.block_size) + u32::from(straddles))
+}
+
+fn refuse(
+    field: &'static str,
+    value: impl ToString,
+    reason: impl Into<String>,
+) -> Result<(), Error> {
+    Err(Error::InvalidConfig { field, value: value.to_string(), reason: reason.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_sees_its_own_token() {
+        let group = Group::windowed(2, Kind::SlidingWindow, 3);
+        let skipped: Vec<u32> = (0..7).map(|computed| skipped_tokens(&group, computed)).collect();
+        assert_eq!(skipped, [0, 0, 0, 1, 2, 3, 4]);
+        assert_eq!(skipped_blocks(&group, 5), 1);
+        assert_eq!(admission_cap(&group, 4, 100), Some(4));
+        assert_eq!(admission_cap(&group, u32::MAX, 9), Some(6), "the model length bounds it");
+    }
+
+    #[test]
+    fn a_chunk_is_forgotten_at_its_end() {
+        let group = Group::windowed(2, Kind::ChunkedLocal, 4);
+        let skipped: Vec<u32> = (2..6).map(|computed| skipped_tokens(&group, computed)).collect();
+        assert_eq!(skipped, [0, 0, 4, 4]);
+        assert_eq!(admission_cap(&group, 4, 100), Some(4));
+        let odd = Group::windowed(2, Kind::ChunkedLocal, 5);
+        assert_eq!(admission_cap(&odd, 4, 100), Some(6), "the second chunk starts within a block");
+        assert_eq!(admission_cap(&Group::new(2), 4, 100), None);
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_is_refused_with_its_field() {
+        let message = |group: Group| group.check().expect_err("it cannot be").to_string();
+        let empty = Group::windowed(2, Kind::SlidingWindow, 0);
+        let reason = "a sliding_window group needs at least 1 token";
+        assert_eq!(message(empty), format!("config window=0: {reason}"));
+        let missing = Group { window: None, ..empty };
+        assert_eq!(message(missing), format!("config window=None: {reason}"));
+        let needless = Group { kind: Kind::Mla, ..empty };
+        assert_eq!(message(needless), "config window=0: a mla group has none");
+        assert_eq!(message(Group::new(0)), "config block_size=0: must be at least 1");
+        let bytes = Group { page_bytes: Some(0), ..Group::new(1) };
+        assert!(message(bytes).starts_with("config page_bytes=0"));
+    }
+}
