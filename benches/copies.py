@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import attrs
 import torch
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.copies import copy_blocks, swap_in, swap_out, zero_blocks
-from kvcore_runtime.layout import CacheLayout, Order
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.copies import copy_blocks, swap_in, swap_out, zero_blocks
+from kvcore_runtime.cache.layout import CacheLayout, Order
 
 PAGE_KIB = (8, 64, 512, 2048)
 GOALS = {512: 0.9, 2048: 0.9, 64: 0.5}

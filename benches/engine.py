@@ -17,11 +17,11 @@ from typing import Any
 
 import attrs
 import torch
-from kvcore_runtime.contiguous import generate_reference
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.model import Llama, LlamaConfig, tiny_model
-from kvcore_runtime.sampling import Sampling
-from kvcore_runtime.sequence import GenerationRequest
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.contiguous import generate_reference
+from kvcore_runtime.model.model import Llama, LlamaConfig, tiny_model
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config
 

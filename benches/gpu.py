@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import attrs
 import torch
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.copies import copy_blocks, swap_in, swap_out, zero_blocks
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.copies import copy_blocks, swap_in, swap_out, zero_blocks
+from kvcore_runtime.cache.tables import BlockTables
 from msgspec.structs import replace as evolve
 
 from benches.copies import page_layout

@@ -13,9 +13,9 @@ import time
 
 import attrs
 import torch
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sequence import GenerationRequest
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 
 from benches.engine import make_requests
 from kvcore import Config

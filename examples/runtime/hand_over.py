@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvcore_runtime.connector import Channel, Receiver, Sender
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.engine import Engine
-from kvcore_runtime.identity import identify
-from kvcore_runtime.model import tiny_model
-from kvcore_runtime.sampling import Sampling
-from kvcore_runtime.sequence import GenerationRequest
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.engine.connector import Channel, Receiver, Sender
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.identity import identify
+from kvcore_runtime.model.model import tiny_model
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config, Group
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from kvcore_runtime.cache_errors import TierError
-from kvcore_runtime.directory import DirectoryTier
+from kvcore_runtime.cache.directory import DirectoryTier
+from kvcore_runtime.cache.errors import TierError
 from torch import Tensor
 
 from kvcore.hashing.block_hash import make_key

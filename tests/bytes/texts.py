@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from kvcore_runtime.errors import KvcoreRuntimeError
-from kvcore_runtime.prompts import read_prompts
-from kvcore_runtime.sampling import Sampling
+from kvcore_runtime.generate.prompts import read_prompts
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore.replay.errors import TraceFileError
 from kvcore.replay.trace_file import LENGTH_MAX, TraceReader

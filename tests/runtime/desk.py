@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from kvcore_runtime.cache_errors import TierError
-from kvcore_runtime.directory import DirectoryTier
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.engine import Engine
-from kvcore_runtime.sequence import GenerationRequest, Sequence
-from kvcore_runtime.transfers import Finished
+from kvcore_runtime.cache.directory import DirectoryTier
+from kvcore_runtime.cache.errors import TierError
+from kvcore_runtime.cache.transfers import Finished
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.sequence import GenerationRequest, Sequence
 
 from kvcore import Batch, Config, Group, KVCacheManager, Refused, Request
 from kvcore.types.commands import Load, Store

@@ -15,7 +15,7 @@ import random
 from collections import Counter
 
 import attrs
-from kvcore_runtime.shadow import Computed, Shadow, stamp_tokens
+from kvcore_runtime.cache.shadow import Computed, Shadow, stamp_tokens
 
 from kvcore import Batch, Config, Hit, KVCacheManager, KvcoreError, Refused, Request, Status
 from tests.conftest import Backend

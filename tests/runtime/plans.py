@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler over a real manager, for stories with a handful of blocks of four tokens."""
 
-from kvcore_runtime.drafts import Drafter
-from kvcore_runtime.exchange import Exchange
-from kvcore_runtime.sampling import Sampling
-from kvcore_runtime.scheduler import Preemption, Scheduler
-from kvcore_runtime.sequence import GenerationRequest, Sequence
+from kvcore_runtime.engine.drafts import Drafter
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.scheduler import Preemption, Scheduler
+from kvcore_runtime.engine.sequence import GenerationRequest, Sequence
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config, KVCacheManager, Request
 from tests.conftest import Backend

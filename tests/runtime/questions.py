@@ -6,11 +6,11 @@ from functools import cache
 
 import attrs
 import torch
-from kvcore_runtime.contiguous import Generation, generate_reference
-from kvcore_runtime.engine import Engine
-from kvcore_runtime.model import Llama
-from kvcore_runtime.sampling import Sampling, derive_seed
-from kvcore_runtime.sequence import Completion, GenerationRequest
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.sequence import Completion, GenerationRequest
+from kvcore_runtime.model.contiguous import Generation, generate_reference
+from kvcore_runtime.model.model import Llama
+from kvcore_runtime.model.sampling import Sampling, derive_seed
 
 SYSTEM = b"You are the parrot of this ship and say everything twice. Be brief. "
 QUESTIONS = (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from kvcore_runtime.apply import Runtime, batch_columns
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.cache.apply import Runtime, batch_columns
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import (
     BadSegments,
     BatchOutOfOrder,
     BlockOutOfRange,
@@ -20,8 +20,8 @@ from kvcore_runtime.cache_errors import (
     TableOutOfRange,
     UnsupportedCommand,
 )
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.segments import (
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.segments import (
     COPYING,
     Copying,
     Run,
@@ -30,7 +30,7 @@ from kvcore_runtime.segments import (
     run_segments,
     run_shuffled,
 )
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.tables import BlockTables
 from msgspec.structs import replace as evolve
 
 from kvcore.hashing.block_hash import KEY_SIZE

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kvcore_runtime.attention import PagedAttention, _parts
-from kvcore_runtime.contiguous import ContiguousAttention, ContiguousCache
+from kvcore_runtime.attention.attention import PagedAttention, _parts
+from kvcore_runtime.attention.ragged import RaggedStep
 from kvcore_runtime.errors import ShapeMismatch, TooLong
-from kvcore_runtime.model import Llama, tiny_model
-from kvcore_runtime.ragged import RaggedStep
+from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
+from kvcore_runtime.model.model import Llama, tiny_model
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64)

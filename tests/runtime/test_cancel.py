@@ -12,16 +12,16 @@ from typing import Any
 
 import attrs
 import pytest
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.drafts import PromptLookup
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.exchange import Exchange
-from kvcore_runtime.forward import StepInputs
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sequence import Completion
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.drafts import PromptLookup
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.forward import StepInputs
+from kvcore_runtime.engine.sequence import Completion
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Batch, Config, Group, Status

@@ -6,13 +6,13 @@ from functools import cache, partial
 
 import attrs
 import pytest
-from kvcore_runtime.cache_errors import ParcelMismatch
-from kvcore_runtime.connector import Channel, Parcel, Receiver, Sender
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sequence import GenerationRequest
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.errors import ParcelMismatch
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 
 from kvcore import Config, Request
 from tests.conftest import Backend

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from kvcore_runtime import copies
-from kvcore_runtime.cache import Cache, Tier
-from kvcore_runtime.cache_errors import (
-    BlockOutOfRange,
-    CopyHazard,
-    LayoutMismatch,
-    LengthMismatch,
-)
-from kvcore_runtime.copies import (
+from kvcore_runtime.cache import copies
+from kvcore_runtime.cache.cache import Cache, Tier
+from kvcore_runtime.cache.copies import (
     copy_blocks,
     fill_pages,
     merge_runs,
@@ -24,7 +18,13 @@ from kvcore_runtime.copies import (
     swap_out,
     zero_blocks,
 )
-from kvcore_runtime.layout import DTYPES, CacheLayout
+from kvcore_runtime.cache.errors import (
+    BlockOutOfRange,
+    CopyHazard,
+    LayoutMismatch,
+    LengthMismatch,
+)
+from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 
 NUM_BLOCKS = 12
 

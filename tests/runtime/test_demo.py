@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvcore_runtime import generate
-from kvcore_runtime.options import TINY_PROMPTS
-from kvcore_runtime.prompts import read_prompts
-from kvcore_runtime.sampling import Sampling
+from kvcore_runtime.generate import command
+from kvcore_runtime.generate.options import TINY_PROMPTS
+from kvcore_runtime.generate.prompts import read_prompts
+from kvcore_runtime.model.sampling import Sampling
 
 from tests.conftest import Backend
 
@@ -29,7 +29,7 @@ def test_the_tiny_demo_verifies_itself(
 ) -> None:
     picture = tmp_path / "pool.png"
     argv = ["--tiny", "--guard", "--backend", backend, "--json", "--picture", str(picture)]
-    assert generate.main(argv) == 0
+    assert command.main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     summary, verified = result["summary"], result["verified"]
     assert summary["backend"] == backend
@@ -45,7 +45,7 @@ def test_the_tiny_demo_verifies_itself(
 
 
 def test_the_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate.main(["--tiny", "--guard"]) == 0
+    assert command.main(["--tiny", "--guard"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("verified: 12 answers equal to a contiguous cache's, ")
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.errors import (
     BlockDamaged,
     BlockForeign,
     BlockMissing,
     TierFailed,
     TierUnusable,
 )
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.layout import CacheLayout
+from kvcore_runtime.cache.layout import CacheLayout
 from torch import Tensor
 
 from kvcore.hashing.block_hash import make_key

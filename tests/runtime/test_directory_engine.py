@@ -7,19 +7,19 @@ from pathlib import Path
 
 import attrs
 import pytest
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.errors import (
     BlockDamaged,
     BlockForeign,
     BlockMissing,
     TierFailed,
 )
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sequence import Completion, GenerationRequest, Sequence
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.sequence import Completion, GenerationRequest, Sequence
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Config

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from kvcore_runtime.sequence import Sequence
+from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Group
 from kvcore.types.commands import Store

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.cache.directory import DirectoryTier
+from kvcore_runtime.cache.errors import (
     BlockDamaged,
     BlockForeign,
     BlockMissing,
@@ -20,7 +21,6 @@ from kvcore_runtime.cache_errors import (
     TierFailed,
     TierUnusable,
 )
-from kvcore_runtime.directory import DirectoryTier
 
 from kvcore.hashing.block_hash import make_key
 

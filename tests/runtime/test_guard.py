@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import StaleRead, UnownedWrite
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.tables import BlockTables
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import StaleRead, UnownedWrite
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
 
 from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.commands import (

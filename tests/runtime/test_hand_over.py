@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import attrs
 import pytest
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.connector import Channel, Parcel, Receiver, Sender
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.engine import Engine
-from kvcore_runtime.exchange import Exchange, is_null
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.sequence import GenerationRequest, Sequence
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.exchange import Exchange, is_null
+from kvcore_runtime.engine.sequence import GenerationRequest, Sequence
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request, Status
 from tests.conftest import Backend

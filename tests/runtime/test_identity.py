@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from kvcore_runtime import generate
-from kvcore_runtime.identity import identify
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, LlamaConfig, tiny_config, tiny_model
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.generate import command
+from kvcore_runtime.model.identity import identify
+from kvcore_runtime.model.model import Llama, LlamaConfig, tiny_config, tiny_model
 
 from kvcore import Group
 from tests.conftest import Backend
@@ -111,7 +111,7 @@ def call(tmp_path: Path, backend: Backend) -> list[str]:
 
 def answer(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, dict[str, int]]:
     """The answers of a call that must verify them, and its figures."""
-    assert generate.main(argv) == 0
+    assert command.main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     summary = result["summary"]
     assert result["verified"]["rows of logits bit by bit"] == summary["generated_tokens"]
@@ -130,7 +130,7 @@ def assert_found_by_its_own_model(
     """Of two calls on one directory neither loads what the other one left, nor touches it."""
 
     def run(argv: list[str], seed: int) -> tuple[Any, dict[str, int]]:
-        monkeypatch.setattr(generate, "tiny_model", partial(tiny_model, seed))
+        monkeypatch.setattr(command, "tiny_model", partial(tiny_model, seed))
         return answer(argv, capsys)
 
     kept = ["--directory", str(path)]

@@ -16,19 +16,19 @@ from typing import Any
 
 import attrs
 import pytest
-from kvcore_runtime import generate
-from kvcore_runtime.connector import Channel, Receiver, Sender
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.drafts import PromptLookup, Spoiled
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.exchange import Exchange
-from kvcore_runtime.forward import StepInputs
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.scheduler import Chunk
-from kvcore_runtime.sequence import Sequence
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.connector import Channel, Receiver, Sender
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.drafts import PromptLookup, Spoiled
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.forward import StepInputs
+from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.sequence import Sequence
+from kvcore_runtime.generate import command
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Config
@@ -239,7 +239,7 @@ def test_prompts_are_handed_over_while_batches_are_in_flight(
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    code = generate.main(["--tiny", "--backend", "python", *options])
+    code = command.main(["--tiny", "--backend", "python", *options])
     return code, capsys.readouterr().out
 
 
@@ -266,5 +266,5 @@ def test_the_command_overlaps_steps_and_says_what_it_brought(
 
 
 def test_the_command_says_which_numbers_of_batches_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate.main(["--tiny", "--in-flight", "99"]) == 2
+    assert command.main(["--tiny", "--in-flight", "99"]) == 2
     assert "max_in_flight=99: must be at most 62" in capsys.readouterr().err

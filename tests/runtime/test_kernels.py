@@ -15,12 +15,12 @@ import pytest
 
 CHECKS = """
 import torch
-from kvcore_runtime import kernels
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.table_merge import entries_of
-from kvcore_runtime.tables import BlockTables
-from kvcore_runtime.apply import batch_columns
+from kvcore_runtime.cache import kernels
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.table_merge import entries_of
+from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.cache.apply import batch_columns
 from kvcore.types.commands import CutTable, SetTable, close
 
 kernels.CHUNK_ENTRIES = 4

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.forward import Forward, StepInputs
-from kvcore_runtime.lane import Lane, NotExecuted
-from kvcore_runtime.transfers import Finished
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.transfers import Finished
+from kvcore_runtime.engine.batch_executor import Lane, NotExecuted
+from kvcore_runtime.engine.forward import Forward, StepInputs
 from torch import Tensor
 
 from kvcore import Batch

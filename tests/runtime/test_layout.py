@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
-from kvcore_runtime.layout import DTYPES, CacheLayout
-from kvcore_runtime.memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import (
+    GroupOutOfRange,
+    InvalidLayout,
+    InvalidSize,
+    LayerOutOfRange,
+)
+from kvcore_runtime.cache.host_memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
+from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 
 SIZES: dict[str, Any] = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 5, "block_size": 4}
 

@@ -13,10 +13,10 @@ import random
 from typing import Any
 
 import pytest
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
 
 from tests.conformance.legacy_utils.requests import SIZE, EngineRequest
 from tests.conformance.legacy_utils.stories import make

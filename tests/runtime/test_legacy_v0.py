@@ -13,10 +13,10 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
 
 from kvcore.legacy.v0.block_manager import BlockSpaceManager
 from kvcore.legacy.v0.interfaces import Device

@@ -12,11 +12,11 @@ from collections import Counter
 from typing import Literal
 
 import pytest
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.tables import BlockTables
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request, Status
 

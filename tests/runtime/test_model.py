@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import attrs
 import pytest
 import torch
-from kvcore_runtime.contiguous import (
+from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
+from kvcore_runtime.model.contiguous import (
     ContiguousAttention,
     ContiguousCache,
     Generation,
     generate_reference,
 )
-from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
-from kvcore_runtime.model import Llama, LlamaConfig, tiny_config, tiny_model
-from kvcore_runtime.sampling import FinishReason, Sampling
+from kvcore_runtime.model.model import Llama, LlamaConfig, tiny_config, tiny_model
+from kvcore_runtime.model.sampling import FinishReason, Sampling
 from torch import Tensor
 
 PROMPT = list(b"A prompt of some length.")

@@ -3,9 +3,9 @@
 
 from collections.abc import Sequence as Row
 
-from kvcore_runtime.exchange import Exchange
-from kvcore_runtime.scheduler import Chunk, Preemptions
-from kvcore_runtime.sequence import Sequence
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.scheduler import Chunk, Preemptions
+from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Hit, Status
 from tests.conftest import Backend

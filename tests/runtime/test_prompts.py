@@ -4,8 +4,13 @@
 from pathlib import Path
 
 import pytest
-from kvcore_runtime.prompts import FIELDS, NUM_SAMPLES_MAX, PromptsError, read_prompts
-from kvcore_runtime.sampling import Sampling
+from kvcore_runtime.generate.prompts import (
+    FIELDS,
+    NUM_SAMPLES_MAX,
+    PromptsError,
+    read_prompts,
+)
+from kvcore_runtime.model.sampling import Sampling
 
 DEFAULTS = Sampling(max_tokens=5, temperature=0.25)
 GOOD = b'{"id": "a", "turns": ["Hello?"]}'

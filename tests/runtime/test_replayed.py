@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.segments import Copying, run_program_order
-from kvcore_runtime.simulated import TorchDevice, make_device
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.segments import Copying, run_program_order
+from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
 from kvcore.check.simulate.device import Pass, Plan
 from kvcore.replay.applied import OnDevice, Prefix
@@ -81,7 +81,7 @@ def test_a_swap_that_is_forgotten_is_found(
     def forget(cache: Cache, commands: Sequence[Copying]) -> None:
         run_program_order(cache, [each for each in commands if each.kind != SwapIn.kind])
 
-    monkeypatch.setattr("kvcore_runtime.apply.run_program_order", forget)
+    monkeypatch.setattr("kvcore_runtime.cache.apply.run_program_order", forget)
     with pytest.raises(InvariantViolation, match="KV-READ: in the tensors: step "):
         replayed(backend, options(preempt="swap"))
 

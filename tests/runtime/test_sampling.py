@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kvcore_runtime.errors import InvalidSampling, ShapeMismatch
-from kvcore_runtime.sampling import (
+from kvcore_runtime.model.sampling import (
     FinishReason,
     Sampling,
     cut_at_stop,

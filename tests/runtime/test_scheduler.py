@@ -2,8 +2,8 @@
 """Stories of the scheduler with a handful of blocks of four tokens, to be followed on paper."""
 
 import pytest
-from kvcore_runtime.scheduler import Preemption, Preemptions
-from kvcore_runtime.sequence import Sequence
+from kvcore_runtime.engine.scheduler import Preemption, Preemptions
+from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Status
 from tests.conftest import Backend

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kvcore_runtime import connector, copies, directory, directory_exchange, scheduler
+from kvcore_runtime.cache import copies, directory
+from kvcore_runtime.engine import connector, directory_exchange, scheduler
 
 from tests.conftest import Backend
 from tests.runtime import (

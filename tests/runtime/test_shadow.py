@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvcore_runtime.cache_errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
-from kvcore_runtime.shadow import Computed, MemoryTier, Shadow, stamp_tokens
+from kvcore_runtime.cache.errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
+from kvcore_runtime.cache.shadow import Computed, MemoryTier, Shadow, stamp_tokens
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
 from kvcore.types.commands import close

@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.segments import Copying, run_program_order
-from kvcore_runtime.simulated import TorchDevice, make_device
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.segments import Copying, run_program_order
+from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
 from kvcore.check.simulate.device import GROUP
 from kvcore.check.simulate.runs import simulate
@@ -30,7 +30,7 @@ def test_a_runtime_that_forgets_copies_is_found(monkeypatch: pytest.MonkeyPatch)
     def forget(cache: Cache, commands: list[Copying]) -> None:
         run_program_order(cache, [each for each in commands if each.kind != CopyOnWrite.kind])
 
-    monkeypatch.setattr("kvcore_runtime.apply.run_program_order", forget)
+    monkeypatch.setattr("kvcore_runtime.cache.apply.run_program_order", forget)
     failures = [
         simulate(seed, 120, backend="python", devices=[make_device]).failure for seed in range(4)
     ]

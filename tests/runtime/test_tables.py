@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvcore_runtime.apply import batch_columns
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.cache.apply import batch_columns
+from kvcore_runtime.cache.errors import (
     BeyondTable,
     InvalidSize,
     LengthMismatch,
@@ -18,8 +18,8 @@ from kvcore_runtime.cache_errors import (
     TableGap,
     TableOutOfRange,
 )
-from kvcore_runtime.table_merge import entries_of
-from kvcore_runtime.tables import PADDING_BLOCK, BlockTables
+from kvcore_runtime.cache.table_merge import entries_of
+from kvcore_runtime.cache.tables import PADDING_BLOCK, BlockTables
 
 from kvcore.types.commands import Command, CutTable, Free, SetTable, close
 

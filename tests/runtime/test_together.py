@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 
 import attrs
-from kvcore_runtime.cache_errors import TierFailed
-from kvcore_runtime.connector import Channel, Parcel, Receiver, Sender
-from kvcore_runtime.directory import DirectoryTier, describe
-from kvcore_runtime.directory_exchange import DirectoryExchange
-from kvcore_runtime.drafts import PromptLookup, Spoiled
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.exchange import Exchange
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sequence import Completion, Sequence
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.errors import TierFailed
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.connector import Channel, Parcel, Receiver, Sender
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.drafts import PromptLookup, Spoiled
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.sequence import Completion, Sequence
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Config

@@ -4,9 +4,9 @@
 import random
 
 import pytest
-from kvcore_runtime.chat import Message
 from kvcore_runtime.errors import InvalidMessages
-from kvcore_runtime.tokenizer import ByteTokenizer, StreamDecoder
+from kvcore_runtime.model.chat import Message
+from kvcore_runtime.model.tokenizer import ByteTokenizer, StreamDecoder
 
 TOKENIZER = ByteTokenizer()
 SPECIAL = TOKENIZER.SPECIAL

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from kvcore_runtime.apply import Runtime
-from kvcore_runtime.cache import Cache
-from kvcore_runtime.cache_errors import (
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import (
     BlockMissing,
     BlockOutOfRange,
     CopyHazard,
@@ -16,8 +16,8 @@ from kvcore_runtime.cache_errors import (
     TierFailed,
     UnownedWrite,
 )
-from kvcore_runtime.layout import CacheLayout
-from kvcore_runtime.tables import BlockTables
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
 from torch import Tensor
 
 from kvcore.hashing.block_hash import make_key

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import torch
-from kvcore_runtime.contiguous import generate_reference
 from kvcore_runtime.errors import ModelNotFound, UnsupportedModel
-from kvcore_runtime.model import Llama, LlamaConfig
-from kvcore_runtime.options import DEFAULTS
-from kvcore_runtime.prompts import read_prompts
-from kvcore_runtime.sampling import FinishReason, Sampling
-from kvcore_runtime.tokenizer import BpeTokenizer, StreamDecoder
-from kvcore_runtime.weights import (
+from kvcore_runtime.generate.options import DEFAULTS
+from kvcore_runtime.generate.prompts import read_prompts
+from kvcore_runtime.model.contiguous import generate_reference
+from kvcore_runtime.model.model import Llama, LlamaConfig
+from kvcore_runtime.model.sampling import FinishReason, Sampling
+from kvcore_runtime.model.tokenizer import BpeTokenizer, StreamDecoder
+from kvcore_runtime.model.weights import (
     SMOLLM2_PACKAGE,
     GgufFile,
     find_smollm2,

@@ -6,15 +6,15 @@ from functools import cache
 
 import attrs
 import pytest
-from kvcore_runtime.cache_errors import GroupsDoNotHoldModel, UnequalPages
-from kvcore_runtime.engine import Engine, EngineOptions
-from kvcore_runtime.engine_errors import InvalidOption
-from kvcore_runtime.layer_groups import make_groups
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.sampling import Sampling
-from kvcore_runtime.scheduler import Preemption
-from kvcore_runtime.sequence import GenerationRequest
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, UnequalPages
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.errors import InvalidOption
+from kvcore_runtime.engine.scheduler import Preemption
+from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config, Group
 from kvcore.types.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut

@@ -9,13 +9,13 @@ import random
 
 import pytest
 import torch
-from kvcore_runtime.attention import PagedAttention
-from kvcore_runtime.contiguous import ContiguousAttention, ContiguousCache
+from kvcore_runtime.attention.attention import PagedAttention
+from kvcore_runtime.attention.ragged import RaggedStep
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.layer_groups import make_groups, place_layers
 from kvcore_runtime.errors import UnsupportedModel
-from kvcore_runtime.layer_groups import make_groups, place_layers
-from kvcore_runtime.model import Llama, tiny_config, tiny_model
-from kvcore_runtime.ragged import RaggedStep
-from kvcore_runtime.visibility import FULL, Visibility
+from kvcore_runtime.model.contiguous import ContiguousAttention, ContiguousCache
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from torch import Tensor
 
 from kvcore import Group

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact causal attention of the sequences of one step, wherever their keys come from.
+
+The queries of a sequence are its last `query_len` positions. Each sequence is attended alone,
+so neighbours in the batch never change its bits. Keys that no query of the step sees, those before
+its window, need not be there.
+
+Invariant mode cuts the queries of a sequence into tiles of `QUERY_TILE` aligned to its absolute
+positions. A tile always has all its rows (absent ones are zero), always sees the same number of
+keys (from the first position to its own end, absent ones zero and masked) and is always masked: one
+shape a tile, therefore one order of additions, however the sequence was cut into steps and whatever
+lies behind its window.
+"""
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.errors import ShapeMismatch, TooLong
+
+QUERY_TILE = 16
+"""Queries of a tile, and the keys of a tile are a multiple of it, in invariant mode."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RaggedStep:
+    """How many positions each sequence of a step computes, and how many it has afterwards."""
+
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    invariant: bool = False
+    device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    visibility: Visibility = FULL
+    _tiles: "_TileMasks | None" = attrs.field(init=False, repr=False)
+    _masks: tuple[Tensor | None, ...] = attrs.field(init=False, repr=False)
+    _first_keys: tuple[int, ...] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.query_lens) != len(self.seq_lens):
+            raise ShapeMismatch(
+                name="seq_lens", expected=(len(self.query_lens),), actual=(len(self.seq_lens),)
+            )
+        for index, (query_len, seq_len) in enumerate(self.pairs()):
+            if query_len <= 0:
+                raise ShapeMismatch(name=f"queries of {index}", expected=(1,), actual=(query_len,))
+            if query_len > seq_len:
+                raise TooLong(
+                    what=f"sequence {index}", num_tokens=query_len, num_tokens_max=seq_len
+                )
+        object.__setattr__(self, "_first_keys", self._find_first_keys())
+        width = _round_up(max(self.seq_lens, default=0))
+        tiles = _TileMasks(self.visibility, width, self.device) if self.invariant else None
+        object.__setattr__(self, "_tiles", tiles)
+        object.__setattr__(self, "_masks", () if self.invariant else self._build_masks())
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step, over all sequences."""
+        return sum(self.query_lens)
+
+    def pairs(self) -> Iterable[tuple[int, int]]:
+        """(query_len, seq_len) of each sequence."""
+        return zip(self.query_lens, self.seq_lens, strict=True)
+
+    @property
+    def first_keys(self) -> tuple[int, ...]:
+        """The first position of each sequence that a query of the step sees."""
+        return self._first_keys
+
+    def positions(self) -> Tensor:
+        """Position of each row in its sequence, [T] int64."""
+        parts = [torch.arange(s - n, s, device=self.device) for n, s in self.pairs()]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=self.device)
+
+    def last_rows(self) -> Tensor:
+        """Row of each sequence's last token, [num_seqs] int64: the rows one samples from."""
+        lens = torch.tensor(self.query_lens, dtype=torch.int64, device=self.device)
+        return lens.cumsum(0) - 1
+
+    def attend(self, q: Tensor, keys_values: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Attend every sequence to its own keys.
+
+        q: [T, num_heads, head_dim]. keys_values: a sequence's ([n, num_kv_heads, head_dim], the
+        same), those of its last n positions, from its first key (`first_keys`) or an earlier one
+        on; any strides, taken one after another. Returns [T, num_heads, head_dim].
+        """
+        queries = torch.split(q, list(self.query_lens))
+        outputs = []
+        for index, (keys, values) in zip(range(len(queries)), keys_values, strict=True):
+            if self._tiles is not None:
+                seq_len = self.seq_lens[index]
+                output = _attend_tiles(queries[index], keys, values, seq_len, self._tiles)
+            else:
+                unseen = keys.shape[0] - self.seq_lens[index] + self.first_keys[index]
+                if unseen:
+                    keys, values = keys[unseen:], values[unseen:]
+                output = _attend_plain(queries[index], keys, values, self._masks[index])
+            outputs.append(output)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _find_first_keys(self) -> tuple[int, ...]:
+        if self.visibility.window is None:
+            return (0,) * len(self.seq_lens)
+        return tuple(self.visibility.first_seen(s - n) for n, s in self.pairs())
+
+    def _build_masks(self) -> tuple[Tensor | None, ...]:
+        """One mask a sequence, for all layers; None where causal or single-query needs none."""
+        return tuple(
+            self.visibility.mask(range(s - n, s), range(first, s), self.device)
+            if n > 1 and (n < s or self.visibility.window is not None)
+            else None
+            for (n, s), first in zip(self.pairs(), self.first_keys, strict=True)
+        )
+
+
+class _TileMasks:
+    """Masks of the tiles of a step; one that ends at position e is [QUERY_TILE, e]."""
+
+    def __init__(self, visibility: Visibility, width: int, device: torch.device) -> None:
+        """width: the largest e."""
+        self._visibility = visibility
+        self._device = device
+        self._by_end: dict[int, Tensor] = {}
+        # What a chunk shows depends on positions. All else depends on distances alone, so that the
+        # right end of the widest mask is the mask of every other tile.
+        self._width = 0 if visibility.kind == "chunked_local" else width
+
+    def ending_at(self, end: int) -> Tensor:
+        """The mask of the tile whose last query is at end - 1."""
+        made_for = max(end, self._width)
+        if made_for not in self._by_end:
+            queries = range(made_for - QUERY_TILE, made_for)
+            mask = self._visibility.mask(queries, range(made_for), self._device)
+            self._by_end[made_for] = mask
+        return self._by_end[made_for][:, made_for - end :]
+
+
+def _attend_plain(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """[L, H, D] over [S, H_kv, D]; without a mask L is 1 or S."""
+    causal = mask is None and q.shape[0] > 1
+    return _attention(q, keys, values, mask=mask, causal=causal)
+
+
+def _attend_tiles(
+    q: Tensor, keys: Tensor, values: Tensor, seq_len: int, masks: _TileMasks
+) -> Tensor:
+    """As `_attend_plain`, tile by tile."""
+    query_len, absent = q.shape[0], seq_len - keys.shape[0]
+    start = seq_len - query_len
+    first = start - start % QUERY_TILE
+    end = _round_up(seq_len)
+    keys, values = (functional.pad(x, (0, 0, 0, 0, absent, end - seq_len)) for x in (keys, values))
+    tiled = functional.pad(q, (0, 0, 0, 0, start - first, end - seq_len))
+    outputs = []
+    for tile_start in range(first, end, QUERY_TILE):
+        tile_end = tile_start + QUERY_TILE
+        tile = tiled[tile_start - first : tile_end - first]
+        mask = masks.ending_at(tile_end)
+        outputs.append(_attention(tile, keys[:tile_end], values[:tile_end], mask=mask))
+    return torch.cat(outputs)[start - first : start - first + query_len]
+
+
+def _attention(
+    q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention of one sequence; tokens first, grouped key-value heads."""
+    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (q, keys, values))
+    seen = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
+    )
+    return seen.squeeze(0).transpose(0, 1)
+
+
+def _round_up(num_tokens: int) -> int:
+    return -(-num_tokens // QUERY_TILE) * QUERY_TILE

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applies batches: kvcore's commands to cache tensors and block tables.
+
+Rules: batches come in number order, each exactly once (CMD-ONCE); cancelled ones may be left out
+(`skip`). A batch is checked whole before
+anything changes. Its meaning is program order; copies run segment by segment (segments.py), table
+changes, which do not depend on contents, at once. Stores and loads are operations of their own,
+whose ends are handed out by `take_finished`: one that fails is no error of the batch. In guard mode
+commands run one at a time, and the guard's errors are the only ones that come in the middle of a
+batch. Commands of batch n run before forward pass n, on the current stream; nothing here
+synchronises, but for what a store reads from a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvcore.types.commands import (
+    COLUMNS,
+    KINDS,
+    Allocate,
+    Batch,
+    Evict,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    Touch,
+)
+from kvcore_runtime.attention.visibility import Visibility
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.copies import check_blocks
+from kvcore_runtime.cache.errors import (
+    BatchOutOfOrder,
+    NoTier,
+    NotSkipped,
+    UnsupportedCommand,
+)
+from kvcore_runtime.cache.guard import Guard
+from kvcore_runtime.cache.segments import (
+    COPYING,
+    Copying,
+    Run,
+    check_segments,
+    run_program_order,
+    run_segments,
+)
+from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.cache.transfers import (
+    TRANSFERS,
+    ExternalTier,
+    Finished,
+    Transfer,
+    read_transfers,
+    run_transfers,
+)
+
+KIND, _, A, _, _, D = range(len(COLUMNS))
+_MOVING = torch.tensor([*COPYING, *TRANSFERS], dtype=torch.int32)
+_OWNING = torch.tensor([Allocate.kind, Touch.kind, Evict.kind, Free.kind], dtype=torch.int32)
+_KNOWN = torch.tensor(sorted(KINDS), dtype=torch.int32)
+
+
+class Runtime:
+    """One cache and its tables, and the number of the batch that is next.
+
+    kept: what each cache group keeps for a query, everything if not said; guard mode takes what is
+    behind for not read. external: where stores and loads go. next_number: the first batch to come;
+    a new manager's is 0. null_block: whether block 0 is kvcore's null block.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        tables: BlockTables,
+        *,
+        kept: Sequence[Visibility] = (),
+        external: ExternalTier | None = None,
+        next_number: int = 0,
+        null_block: bool = True,
+    ) -> None:
+        self.cache = cache
+        self.tables = tables
+        self.external = external
+        self.next_number = next_number
+        self._finished: list[Finished] = []
+        self.guard = Guard(cache, kept, null_block=null_block) if cache.guard else None
+
+    @property
+    def slots(self) -> Tensor:
+        """The persistent slot mappings, [num_groups, max_tokens] int32; `tables` fills them."""
+        return self.tables.slots
+
+    def apply(self, batch: Batch, run: Run = run_segments) -> None:
+        """Carry out a batch.
+
+        run: how its copies are run; the other orders of segments.py give the same contents. In
+        guard mode it is always program order. Raises BatchOutOfOrder, UnsupportedCommand,
+        BadSegments, BlockOutOfRange, CopyHazard, NoTier, TableOutOfRange or TableGap before
+        anything changes, and StaleRead or UnownedWrite in guard mode.
+        """
+        if batch.number != self.next_number:
+            raise BatchOutOfOrder(number=batch.number, expected=self.next_number)
+        columns = batch_columns(batch)
+        moves = _check(self.cache, batch.number, columns)
+        has_transfers = any(each.kind in TRANSFERS for each in moves)
+        transfers = read_transfers(batch, columns) if has_transfers else []
+        if transfers and self.external is None:
+            raise NoTier(number=batch.number, operation=transfers[0].operation)
+        planned = self.tables.plan(columns)
+        if self.guard is not None:
+            self._run_guarded(self.guard, columns, transfers, batch.number)
+        elif transfers:
+            self._run_by_segment(run, moves, transfers)
+        else:
+            run(self.cache, moves)
+        self.tables.commit(planned)
+        self.next_number += 1
+
+    def skip(self, next_number: int) -> None:
+        """Take note that the next batch is this one: those before it that did not come, or that
+        were stopped half-way by an error, are cancelled.
+
+        The first batch after a `cancel` names the whole table of each row that they touched. Raises
+        NotSkipped where it would go backward.
+        """
+        if next_number < self.next_number:
+            raise NotSkipped(number=next_number, expected=self.next_number)
+        self.next_number = next_number
+
+    def take_finished(self) -> list[Finished]:
+        """Hand out the stores and loads that are over, done or failed, since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def check_reads(
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+    ) -> None:
+        """In guard mode check what the forward pass of the last batch will read; else do nothing.
+
+        starts: the first position of each row that the step computes. lengths: tokens of each row,
+        this step's included. Raises StaleRead.
+        """
+        if self.guard is not None:
+            last = self.next_number - 1
+            self.guard.check_reads(self.tables, rows, starts, lengths, requests, last)
+
+    def check_content(
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+    ) -> None:
+        """In guard mode check that the forward pass of the last batch left no slot unwritten.
+
+        Arguments as for `check_reads`. Raises StaleRead.
+        """
+        if self.guard is not None:
+            last = self.next_number - 1
+            self.guard.check_content(self.tables, rows, starts, lengths, requests, last)
+
+    def _run_guarded(
+        self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int
+    ) -> None:
+        waiting = iter(transfers)
+        for kind, segment, a, b, c, d in columns.t().tolist():
+            if kind in COPYING or kind in TRANSFERS:
+                move = _move(kind, segment, a, b, c)
+                guard.before(kind, move.a, move.b, number)
+                if kind in COPYING:
+                    run_program_order(self.cache, [move])
+                else:
+                    self._transfer([next(waiting)])
+            guard.after(kind, d if kind == SetTable.kind else a, b)
+
+    def _run_by_segment(
+        self, run: Run, moves: Sequence[Copying], transfers: Sequence[Transfer]
+    ) -> None:
+        """Inside a segment the order is free, so its stores and loads come last."""
+        for segment in sorted({each.segment for each in moves}):
+            copying = [each for each in moves if each.kind in COPYING]
+            run(self.cache, [each for each in copying if each.segment == segment])
+            self._transfer([each for each in transfers if each.segment == segment])
+
+    def _transfer(self, transfers: Sequence[Transfer]) -> None:
+        assert self.external is not None
+        self._finished += run_transfers(self.cache.blocks, self.external, transfers)
+
+
+def batch_columns(batch: Batch) -> Tensor:
+    """A batch's columns as [6, n] int32 on the CPU, sharing its memory."""
+    if len(batch) == 0:
+        return torch.zeros((len(COLUMNS), 0), dtype=torch.int32)
+    return torch.frombuffer(batch.buffer, dtype=torch.int32).view(len(COLUMNS), -1)
+
+
+def _check(cache: Cache, number: int, columns: Tensor) -> list[Copying]:
+    """Check kinds, block ids and segments; what reads or writes blocks, in program order."""
+    kinds = columns[KIND]
+    unknown = kinds[~torch.isin(kinds, _KNOWN)]
+    if unknown.numel():
+        raise UnsupportedCommand(number=number, kind=int(unknown[0]))
+    for named in (columns[A, torch.isin(kinds, _OWNING)], columns[D, kinds == SetTable.kind]):
+        if named.numel():
+            check_blocks(cache.blocks, [int(named.min()), int(named.max())])
+    chosen = columns[:, torch.isin(kinds, _MOVING)][:D]
+    moves = [_move(*row) for row in chosen.t().tolist()]
+    check_segments(cache, number, moves)
+    return moves
+
+
+def _move(kind: int, segment: int, a: int, b: int, c: int) -> Copying:
+    """A row of the columns as what it reads and writes."""
+    if kind == Store.kind:
+        return Copying(kind, segment, b, b)
+    if kind == Load.kind:
+        return Copying(kind, segment, c, c)
+    return Copying(kind, segment, a, b)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache tensors: one device tier, one host tier, both in one layout.
+
+Rules: blocks of all cache groups come from one pool; a block's page holds as many layers and tokens
+as its group says, which take the same bytes in every group. A tier is allocated once and never
+moves, so that views, graphs and transfers may keep its address. The host tier is pinned where the
+device is a GPU. With guard mode on, storage starts as NaN (guard.py says what follows); otherwise
+it starts as zeros. Block 0 may be kvcore's null block: nothing here treats it apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidSize, LayerOutOfRange
+from kvcore_runtime.cache.host_memory import allocate
+from kvcore_runtime.cache.layout import CacheLayout
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Tier:
+    """Blocks that lie in one memory.
+
+    name: "device" or "host". data: logical view, CacheLayout.shape(num_blocks).
+    pieces: [num_pieces, num_blocks, words] view of the same memory, innermost contiguous; words are
+    int64 where a piece is a multiple of 8 bytes, else int16.
+    """
+
+    name: str
+    data: Tensor
+    pieces: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of this tier."""
+        return self.data.shape[0]
+
+    @property
+    def piece_size_bytes(self) -> int:
+        """Bytes of one contiguous piece of a block."""
+        return self.pieces.shape[2] * self.pieces.element_size()
+
+
+class GroupLayers:
+    """The device blocks as one cache group sees them.
+
+    data: [num_blocks, *layout.page_shape], a view. layout: of the group's blocks.
+    """
+
+    def __init__(self, blocks: Tensor, layout: CacheLayout) -> None:
+        self.layout = layout
+        shape = layout.shape(blocks.shape[0])
+        self.data = blocks if tuple(blocks.shape) == shape else blocks.view(shape)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, as strided views that may be written.
+
+        Each is [num_blocks, block_size, num_kv_heads, head_dim]. Raises LayerOutOfRange.
+        """
+        if not 0 <= layer < self.layout.num_layers:
+            count = self.layout.num_layers
+            raise LayerOutOfRange(layer=layer, num_layers=count, last=count - 1)
+        return self.data[:, layer, 0], self.data[:, layer, 1]
+
+
+class Cache:
+    """Device and host tier of one pool of blocks.
+
+    layout: of the blocks of group 0. num_blocks: device blocks, the null block included.
+    num_host_blocks: 0 for no host tier. groups: (layers, tokens a block) of every group, one of all
+    the layout's layers if not said. Raises InvalidSize, InvalidLayout.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        device: torch.device | str = "cpu",
+        guard: bool = False,
+        *,
+        groups: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        _check_size("num_blocks", num_blocks, 1)
+        _check_size("num_host_blocks", num_host_blocks, 0)
+        self.layout = layout
+        self.device = torch.device(device)
+        self.guard = guard
+        on_gpu = self.device.type == "cuda"
+        fill = math.nan if guard else 0.0
+        self.blocks = _make_tier("device", layout, num_blocks, self.device, False, fill)
+        host = torch.device("cpu")
+        pin = on_gpu and num_host_blocks > 0
+        self.host_blocks = _make_tier("host", layout, num_host_blocks, host, pin, fill)
+        self._side_stream: torch.cuda.Stream | None = None
+        shapes = groups or [(layout.num_layers, layout.block_size)]
+        layouts = [layout.regrouped(*each) for each in shapes]
+        self.groups = tuple(GroupLayers(self.blocks.data, each) for each in layouts)
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks."""
+        return self.blocks.num_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Host blocks."""
+        return self.host_blocks.num_blocks
+
+    def layer(self, layer: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer of a group; see `GroupLayers.layer`.
+
+        Raises GroupOutOfRange, LayerOutOfRange.
+        """
+        if not 0 <= group < len(self.groups):
+            count = len(self.groups)
+            raise GroupOutOfRange(group=group, num_groups=count, last=count - 1)
+        return self.groups[group].layer(layer)
+
+    def side_stream(self) -> torch.cuda.Stream:
+        """The stream that swaps run on, beside the current one; only where the device is a GPU."""
+        if self._side_stream is None:
+            self._side_stream = torch.cuda.Stream(self.device)
+        return self._side_stream
+
+    def synchronize(self) -> None:
+        """Wait until all that was enqueued on the device is done; nothing to do on the CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _make_tier(
+    name: str,
+    layout: CacheLayout,
+    num_blocks: int,
+    device: torch.device,
+    pin: bool,
+    fill: float,
+) -> Tier:
+    shape = layout.shape(num_blocks)
+    physical = tuple(shape[axis] for axis in layout.stride_order)
+    storage = allocate(physical, layout.dtype, device, pin=pin, fill=fill)
+    places = [layout.stride_order.index(axis) for axis in range(len(shape))]
+    word = torch.int64 if layout.piece_size_bytes % 8 == 0 else torch.int16
+    num_words = layout.piece_size_bytes // word.itemsize
+    pieces = storage.view(-1).view(word).view(layout.num_pieces, num_blocks, num_words)
+    return Tier(name=name, data=storage.permute(places), pieces=pieces)
+
+
+def _check_size(name: str, value: int, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidSize(name=name, value=value, least=least)

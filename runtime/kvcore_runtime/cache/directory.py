@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks in the files of a directory, named by key.
+
+Rules: a file is there whole or not at all: it is written under a temporary name, synchronised, then
+renamed; a renaming that a power failure undoes costs a block and nothing else, and what a writer
+that died has left under a temporary name is nobody's block. A file says what it holds: a header
+(magic, sizes, key, description of the layout), the page, and a SHA-256 of all that. Whoever reads
+it believes nothing else: what is cut, torn or flipped is damaged, and is removed. A store writes
+anew what it does not find whole and of its own description. Salt, adapters and media of a request
+are in its keys, so they need no rule here. The description tells models and layouts apart, which
+keys do only where the hash seed does. Keys of several processes agree where their hash seeds do.
+
+Only the user of the process may read or write the directory and its files. The digest finds damage,
+not intent: it has no secret, so whoever can write the directory is trusted. Only regular files are
+read, so nothing else under a key's name can block a read or lead it to another place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import struct
+import uuid
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import (
+    BlockDamaged,
+    BlockForeign,
+    BlockMissing,
+    TierError,
+    TierFailed,
+    TierUnusable,
+)
+
+MAGIC = b"kvblock1"
+SUFFIX = ".kv"
+_HEADER = struct.Struct(f"<8sIQ{KEY_SIZE}s")  # magic, bytes of description, bytes of page, key
+_CHECKSUM_SIZE = hashlib.sha256().digest_size
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# What opening something else than a file gives: a link, a socket, a directory.
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
+# As much of another description as an error says.
+_SAID_SIZE_MAX = 1024
+
+
+class DirectoryTier:
+    """Pages by key in one directory, which is made if it is not there, with mode 700.
+
+    description: what the pages are, written into each file and expected in it: `describe` makes one
+    of a cache. num_written: files written here, without those that were there already. Raises
+    TierUnusable if the directory cannot be made, or if other users may use it: its mode is then
+    left as it is, since the directory may hold more than blocks.
+    """
+
+    def __init__(self, path: Path, description: str) -> None:
+        self.path = path
+        self._description = description.encode()
+        self.num_written = 0
+        try:
+            _make_private(path)
+        except OSError as error:
+            raise TierUnusable(place=path, reason=_say(error)) from error
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a regular file has this key's name; what is in it, `load` finds out."""
+        try:
+            return stat.S_ISREG(self.file(key).lstat().st_mode)
+        except OSError:
+            return False
+
+    def file(self, key: bytes) -> Path:
+        """Where the page of this key is, or would be."""
+        return self.path / f"{key.hex()}{SUFFIX}"
+
+    def store(self, key: bytes, page: Tensor) -> None:
+        """Write a page, unless a whole one is there: the same key means the same content.
+
+        page: its bytes, [n] uint8, contiguous, on the CPU. Raises TierFailed; then no file is left
+        but what was there before.
+        """
+        if self._has_whole(key, page.numel()):
+            return
+        header = _HEADER.pack(MAGIC, len(self._description), page.numel(), key)
+        parts = [header, self._description, page.numpy().tobytes()]
+        checksum = _checksum(*parts)
+        temporary = self.path / f".{key.hex()}.{uuid.uuid4().hex}"
+        try:
+            with open(temporary, "xb", opener=_open_private) as file:
+                file.writelines((*parts, checksum))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.file(key))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise TierFailed(key=key.hex(), place=self.path, reason=_say(error)) from error
+        self.num_written += 1
+
+    def load(self, key: bytes, num_bytes: int) -> Tensor:
+        """Read a page of so many bytes, [num_bytes] uint8; a damaged file is removed.
+
+        Raises BlockMissing, BlockDamaged, BlockForeign, TierFailed.
+        """
+        try:
+            return self._read(key, num_bytes)
+        except BlockDamaged:
+            with contextlib.suppress(OSError):
+                self.file(key).unlink(missing_ok=True)
+            raise
+
+    def _has_whole(self, key: bytes, num_bytes: int) -> bool:
+        """Whether `load` would give this page now; reads it, so that damage is written anew."""
+        try:
+            self._read(key, num_bytes)
+        except TierError:
+            return False
+        return True
+
+    def _read(self, key: bytes, num_bytes: int) -> Tensor:
+        """As `load`, but removes nothing."""
+        try:
+            with open(self.file(key), "rb", opener=_open_at_once) as file:
+                info = os.fstat(file.fileno())
+                if not stat.S_ISREG(info.st_mode):
+                    raise self._damaged(key, "it is not a regular file")
+                content = self._content(file, info.st_size, key, num_bytes)
+        except FileNotFoundError:
+            raise BlockMissing(key=key.hex(), place=self.path) from None
+        except OSError as error:
+            if error.errno in _NOT_REGULAR:
+                raise self._damaged(key, "it is not a regular file") from error
+            raise TierFailed(key=key.hex(), place=self.path, reason=_say(error)) from error
+        start = _HEADER.size + len(self._description)
+        return torch.frombuffer(content, dtype=torch.uint8)[start : start + num_bytes]
+
+    def _content(self, file: BinaryIO, file_size: int, key: bytes, num_bytes: int) -> bytearray:
+        """A whole file of this key and description; its sizes are checked before it is read."""
+        header = file.read(_HEADER.size)
+        if file_size < _HEADER.size + _CHECKSUM_SIZE or len(header) < _HEADER.size:
+            raise self._damaged(key, f"it has {file_size} bytes, fewer than a header")
+        magic, description_size, page_size, found = _HEADER.unpack(header)
+        if magic != MAGIC:
+            raise self._damaged(key, f"it begins with {magic!r}, expected {MAGIC!r}")
+        size = _HEADER.size + description_size + page_size + _CHECKSUM_SIZE
+        if file_size != size:
+            raise self._damaged(key, f"it has {file_size} bytes, expected {size}")
+        if description_size != len(self._description) or page_size != num_bytes:
+            description = file.read(min(description_size, _SAID_SIZE_MAX))
+            raise self._foreign(key, description, page_size, num_bytes)
+        content = bytearray(header + file.read(size - _HEADER.size))
+        if _checksum(memoryview(content)[:-_CHECKSUM_SIZE]) != content[-_CHECKSUM_SIZE:]:
+            raise self._damaged(key, "its checksum does not fit its content")
+        if found != key:
+            raise self._damaged(key, f"it holds block {found.hex()}")
+        description = bytes(content[_HEADER.size : _HEADER.size + description_size])
+        if description != self._description:
+            raise self._foreign(key, description, page_size, num_bytes)
+        return content
+
+    def _damaged(self, key: bytes, reason: str) -> BlockDamaged:
+        return BlockDamaged(key=key.hex(), place=self.path, reason=reason)
+
+    def _foreign(
+        self, key: bytes, description: bytes, page_size: int, num_bytes: int
+    ) -> BlockForeign:
+        return BlockForeign(
+            key=key.hex(),
+            place=self.path,
+            found=f"{page_size} bytes of {description.decode(errors='replace')!r}",
+            expected=f"{num_bytes} bytes of {self._description.decode()!r}",
+        )
+
+
+def describe(cache: Cache, model: str) -> str:
+    """What the pages of a cache are: the model that wrote them, element type, shapes by group.
+
+    model: a name that no other model has, as `identify` makes one; then also say it in the
+    `hash_seed` of the manager, so that two models do not want the same files.
+    """
+    shapes = " ".join("x".join(map(str, group.layout.page_shape)) for group in cache.groups)
+    return f"model {model} {cache.layout.dtype} groups {shapes}"
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _make_private(path: Path) -> None:
+    """Make a directory for this user alone, whatever the umask. Raises TierUnusable, OSError."""
+    try:
+        path.mkdir(mode=_DIRECTORY_MODE, parents=True)
+        path.chmod(_DIRECTORY_MODE)
+    except OSError:
+        if not path.is_dir():
+            raise
+        info = path.stat()
+        if info.st_uid != os.geteuid():
+            reason = f"it belongs to user {info.st_uid}, not to user {os.geteuid()}"
+            raise TierUnusable(place=path, reason=reason) from None
+        if info.st_mode & _OTHERS:
+            reason = f"other users may use it, its mode is {stat.S_IMODE(info.st_mode):o}"
+            reason += f"; make it {_DIRECTORY_MODE:o}, or name another directory"
+            raise TierUnusable(place=path, reason=reason) from None
+
+
+def _open_private(path: str, flags: int) -> int:
+    """An opener of a file for this user alone, whatever the umask."""
+    descriptor = os.open(path, flags, _FILE_MODE)
+    os.fchmod(descriptor, _FILE_MODE)
+    return descriptor
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener that neither follows a link nor waits for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _say(error: OSError) -> str:
+    return error.strerror or type(error).__name__

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guard mode: knows from the commands alone what each block may be read for, and poisons the rest.
+
+Rules: a device block has an owner from Allocate, Touch or SetTable to Free, and a key after
+Free(cached) to Evict or EvictAll; what has neither is filled with NaN at the command that brings it
+there (design, section 7, item 9), and so is a newly allocated block, whose content is undefined.
+Such fills are writes: commands come one at a time, in program order. A forward pass may read owned
+blocks only; a copy may also read cached ones. A host block may be read once a SwapOut wrote it.
+What lies behind a group's window is not read: there the table may name any block, and names the
+null block, which nobody owns, so that reading it is found like any stale read. A table names only
+what its request owns; after a cancelled batch, whose commands may never have come, that is how the
+owner is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvcore.types.commands import (
+    Allocate,
+    CopyOnWrite,
+    Evict,
+    EvictAll,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    SwapIn,
+    SwapOut,
+    Touch,
+    Zero,
+)
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.copies import fill_pages
+from kvcore_runtime.cache.errors import StaleRead, UnownedWrite
+from kvcore_runtime.cache.tables import PADDING_BLOCK, BlockTables
+
+_READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
+_WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
+
+
+class Guard:
+    """Owners and keys of one cache's blocks, as the commands seen so far say.
+
+    kept: what each cache group keeps for a query, everything if not said. owned, keyed:
+    [num_blocks] bool on the CPU. written: [num_host_blocks] bool on the CPU. null_block: whether
+    block 0 is kvcore's null block.
+    """
+
+    def __init__(
+        self, cache: Cache, kept: Sequence[Visibility] = (), *, null_block: bool = True
+    ) -> None:
+        self._cache = cache
+        self._null = PADDING_BLOCK if null_block else None
+        self._kept = tuple(kept) or (FULL,) * len(cache.groups)
+        self.owned = torch.zeros(cache.num_blocks, dtype=torch.bool)
+        self.keyed = torch.zeros(cache.num_blocks, dtype=torch.bool)
+        self.written = torch.zeros(cache.num_host_blocks, dtype=torch.bool)
+
+    def before(self, kind: int, a: int, b: int, step: int) -> None:
+        """Check what a copying command is about to read and write; does not modify the guard.
+
+        kind, a, b: as in `segments.Copying`. Raises StaleRead or UnownedWrite.
+        """
+        if kind in _READS and not self.owned[a] and not self.keyed[a]:
+            raise StaleRead(step=step, request=None, block=a, reason="it has neither owner nor key")
+        if kind == SwapIn.kind and not self.written[a]:
+            reason = "no SwapOut has written this host block"
+            raise StaleRead(step=step, request=None, block=a, reason=reason)
+        if kind in _WRITES:
+            block = a if kind == Zero.kind else b
+            if not self.owned[block]:
+                raise UnownedWrite(step=step, command=_WRITES[kind], block=block)
+
+    def after(self, kind: int, a: int, b: int) -> None:
+        """Take note of a command that was carried out, and poison what nobody may read any more.
+
+        a: of SetTable the block.
+        """
+        if kind == Allocate.kind:
+            self.owned[a], self.keyed[a] = True, False
+            self._poison([a])
+        elif kind == Touch.kind or (kind == SetTable.kind and a != self._null):
+            self.owned[a] = True
+        elif kind == Free.kind:
+            self.owned[a], self.keyed[a] = False, bool(b)
+            if not b:
+                self._poison([a])
+        elif kind == Evict.kind:
+            self.keyed[a] = False
+            if not self.owned[a]:
+                self._poison([a])
+        elif kind == EvictAll.kind:
+            self._poison((self.keyed & ~self.owned).nonzero().view(-1).tolist())
+            self.keyed.fill_(False)
+        elif kind == SwapOut.kind:
+            self.written[b] = True
+
+    def check_reads(
+        self,
+        tables: BlockTables,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+        step: int,
+    ) -> None:
+        """Check that all positions that a step reads or writes lie in owned blocks, in every group.
+
+        The step computes positions starts[i] to lengths[i] of rows[i]; requests: the rows'
+        requests, for the message. To be called after batch `step` was applied and before its
+        forward pass. Raises StaleRead.
+        """
+        for group in range(tables.num_groups):
+            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
+                seen = range(self._kept[group].first_seen(start), length)
+                blocks = self._blocks_read(tables, group, row, seen, request, step)
+                stale = blocks[~self.owned[blocks]]
+                if stale.numel():
+                    reason = f"it has no owner, and is in row {row}, group {group}"
+                    raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
+
+    def check_content(
+        self,
+        tables: BlockTables,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        requests: Sequence[str],
+        step: int,
+    ) -> None:
+        """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
+
+        As `check_reads`, but after the forward pass of `step`. Raises StaleRead.
+        """
+        for group in range(tables.num_groups):
+            size, data = tables.block_sizes[group], self._cache.groups[group].data
+            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
+                seen = range(self._kept[group].first_seen(start), length)
+                blocks = self._blocks_read(tables, group, row, seen, request, step)
+                content = data[blocks.to(self._cache.device)]
+                first = seen.start // size * size
+                by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
+                empty = by_slot[seen.start - first : length - first].nonzero()
+                if empty.numel():
+                    position = seen.start + int(empty[0])
+                    block = int(blocks[(position - first) // size])
+                    reason = f"position {position} of row {row} holds NaN, it was never written"
+                    raise StaleRead(step=step, request=request, block=block, reason=reason)
+
+    def _blocks_read(
+        self, tables: BlockTables, group: int, row: int, seen: range, request: str, step: int
+    ) -> Tensor:
+        """The blocks of these positions of a row."""
+        size = tables.block_sizes[group]
+        needed = -(-seen.stop // size)
+        held = int(tables.lengths[group, row])
+        if needed > held:
+            reason = (
+                f"row {row}, group {group} has {held} blocks, {seen.stop} tokens lie in {needed}"
+            )
+            raise StaleRead(step=step, request=request, block=None, reason=reason)
+        return tables.blocks[group, row, seen.start // size : needed].cpu().to(torch.int64)
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        fill_pages(self._cache.blocks, blocks, math.nan)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers of a model lie in which cache group.
+
+Rules: one pool, one page size: blocks of all groups take the same bytes, so layers times tokens a
+block are equal in all groups. Layers of one visibility are dealt out, in their order, to the groups
+that keep what they see; where there is no such group they go to the full-attention groups, which
+keep everything, and their window is a mask. Pure: nothing here touches a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from kvcore import Group
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, UnequalPages
+
+
+@attrs.frozen
+class Place:
+    """Where a layer lies: its group, its place among the group's layers, and what it sees."""
+
+    group: int
+    layer: int
+    visibility: Visibility
+
+
+@attrs.frozen(kw_only=True)
+class LayerGroups:
+    """The layers of a model, split over cache groups.
+
+    places: a layer's place, in the model's order. num_layers, block_sizes, kept: of each group, its
+    layers, the tokens of its blocks, and what it keeps for a query.
+    """
+
+    places: tuple[Place, ...]
+    num_layers: tuple[int, ...]
+    block_sizes: tuple[int, ...]
+    kept: tuple[Visibility, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Cache groups."""
+        return len(self.kept)
+
+
+def make_groups(visibilities: Sequence[Visibility], block_size: int) -> tuple[Group, ...]:
+    """Cache groups of one block size for layers that see this: the fewest of equal layer counts."""
+    counts = {each: visibilities.count(each) for each in dict.fromkeys(visibilities)}
+    num_layers = math.gcd(*counts.values())
+    return tuple(
+        Group(block_size, kind=each.kind, window=each.window)
+        for each, count in counts.items()
+        for _ in range(count // num_layers)
+    )
+
+
+def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) -> LayerGroups:
+    """Split layers that see this over a manager's groups.
+
+    Raises GroupsDoNotHoldModel where a layer has no group, a group no layer, or the layers of a
+    visibility do not split evenly; UnequalPages where blocks of two groups differ in size.
+    """
+    kept = [kept_by(index, group) for index, group in enumerate(groups)]
+    layers: list[list[int]] = [[] for _ in groups]
+    for wanted in dict.fromkeys(visibilities):
+        chosen = [index for index, each in enumerate(kept) if each == wanted]
+        chosen = chosen or [index for index, each in enumerate(kept) if each == FULL]
+        if not chosen:
+            raise GroupsDoNotHoldModel(reason=f"no group keeps what {_name(wanted)} layers see")
+        mine = [index for index, each in enumerate(visibilities) if each == wanted]
+        if len(mine) % len(chosen):
+            raise GroupsDoNotHoldModel(
+                reason=f"{len(mine)} {_name(wanted)} layers do not split over {len(chosen)} groups"
+            )
+        share = len(mine) // len(chosen)
+        for part, group in enumerate(chosen):
+            layers[group] += mine[part * share : (part + 1) * share]
+    if [] in layers:
+        raise GroupsDoNotHoldModel(reason=f"no layer lies in group {layers.index([])}")
+    _check_pages(layers, groups)
+    places = {
+        layer: Place(group, place, visibilities[layer])
+        for group, members in enumerate(layers)
+        for place, layer in enumerate(sorted(members))
+    }
+    return LayerGroups(
+        places=tuple(places[layer] for layer in range(len(visibilities))),
+        num_layers=tuple(len(members) for members in layers),
+        block_sizes=tuple(group.block_size for group in groups),
+        kept=tuple(kept),
+    )
+
+
+def kept_by(index: int, group: Group) -> Visibility:
+    """What a group keeps for a query. index: the group's. Raises GroupsDoNotHoldModel."""
+    match group.kind:
+        case "full_attention":
+            return FULL
+        case "sliding_window" | "chunked_local":
+            return Visibility(kind=group.kind, window=group.window)
+    raise GroupsDoNotHoldModel(reason=f"group {index} is {group.kind}, which no layer here is")
+
+
+def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
+    """Raise UnequalPages unless layers times tokens a block are equal in all groups."""
+    first = len(layers[0]) * groups[0].block_size
+    for index, (members, group) in enumerate(zip(layers, groups, strict=True)):
+        if len(members) * group.block_size != first:
+            raise UnequalPages(
+                group=index,
+                layers=len(members),
+                block_size=group.block_size,
+                first_layers=len(layers[0]),
+                first_block_size=groups[0].block_size,
+            )
+
+
+def _name(visibility: Visibility) -> str:
+    if visibility.window is None:
+        return visibility.kind
+    return f"{visibility.kind} {visibility.window}"

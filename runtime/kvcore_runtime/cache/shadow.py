@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small real cache beside a simulated engine: applies its batches and judges what is read.
+
+Rules: tensors are tiny (one number a slot and layer) but real, and the runtime that carries out
+the commands is the one that serves a model, in guard mode. In place of a model a forward pass
+writes a stamp at each slot, a number made of all tokens up to it, and compares what it reads: so a
+block that is shared, copied, swapped, hit or reused wrongly holds another number than its request
+expects. A batch that is never applied (cancelled) is skipped by `skip`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvcore import Config
+from kvcore.types.commands import Batch
+from kvcore.types.groups import skipped_tokens
+from kvcore_runtime.attention.visibility import FULL
+from kvcore_runtime.cache.apply import Runtime
+from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.errors import (
+    BlockMissing,
+    TablesDiffer,
+    TierFailed,
+    WrongContent,
+)
+from kvcore_runtime.cache.layer_groups import kept_by
+from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.tables import BlockTables
+from kvcore_runtime.cache.transfers import Finished, write_page
+
+STAMP_BITS = 45
+"""A stamp and the number of its group are one exact float64."""
+SPOILT, RUBBISH = -1, -2
+"""Stamps of slots that hold no token: after a failed load, and behind the last token."""
+
+
+@attrs.frozen(kw_only=True)
+class Computed:
+    """What a step computes of one request: positions [start, end) of the request in a row.
+
+    stamps: of positions 0 to end at least, drafts included (`stamp_tokens`). written: the first
+    position that is filled, where external tokens stand before start; None for start. failed: the
+    first of those that did not come, None where all did: from there on slots are spoilt, and so is
+    what is computed from them. num_slots: up to there lookahead slots are filled with rubbish.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    end: int
+    stamps: Sequence[int]
+    written: int | None = None
+    failed: int | None = None
+    num_slots: int | None = None
+
+    @property
+    def filled(self) -> range:
+        """The positions that the step fills."""
+        first = self.start if self.written is None else self.written
+        return range(first, max(self.end, self.num_slots or 0))
+
+    def contents(self) -> Tensor:
+        """The stamps that it puts there."""
+        first, last = self.filled.start, self.filled.stop
+        bad = self.start if self.failed is None else self.failed
+        held = torch.full((last - first,), SPOILT, dtype=torch.float64)
+        held[: bad - first] = as_stamps(self.stamps[first:bad])
+        held[self.start - first : self.end - first] = as_stamps(self.stamps[self.start : self.end])
+        held[self.end - first :] = RUBBISH
+        return held
+
+
+class MemoryTier:
+    """Pages by key. failing: keys whose next store or load fails, once."""
+
+    def __init__(self) -> None:
+        self.pages: dict[bytes, Tensor] = {}
+        self.failing: set[bytes] = set()
+
+    def store(self, key: bytes, page: Tensor) -> None:
+        """See `ExternalTier`."""
+        self._fail(key)
+        self.pages[key] = page.clone()
+
+    def load(self, key: bytes, num_bytes: int) -> Tensor:
+        """See `ExternalTier`."""
+        self._fail(key)
+        if key not in self.pages:
+            raise BlockMissing(key=key.hex(), place="memory")
+        return self.pages[key][:num_bytes]
+
+    def _fail(self, key: bytes) -> None:
+        if key in self.failing:
+            self.failing.discard(key)
+            raise TierFailed(key=key.hex(), place="memory", reason="told to fail")
+
+
+class Shadow:
+    """The tensors of one manager's pool and the tables of its rows.
+
+    max_rows: requests at a time. max_len: tokens of the longest request, lookahead included.
+    max_tokens: positions that a step writes at most, over all requests. tier: where stores and
+    loads go. Raises GroupsDoNotHoldModel for cross-attention, which holds no tokens of a request.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        max_rows: int,
+        max_len: int,
+        max_tokens: int,
+        tier: MemoryTier | None = None,
+    ) -> None:
+        sizes = [group.block_size for group in config.groups]
+        largest = math.lcm(*sizes)
+        kept = [
+            FULL if group.kind == "mla" else kept_by(index, group)
+            for index, group in enumerate(config.groups)
+        ]
+        shapes = [(largest // size, size) for size in sizes]
+        layout = CacheLayout(
+            num_layers=shapes[0][0],
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=sizes[0],
+            dtype=torch.float64,
+        )
+        cache = Cache(layout, config.num_blocks, config.num_host_blocks, guard=True, groups=shapes)
+        tables = BlockTables(
+            max_rows, -(-max_len // min(sizes)), max_tokens, sizes, num_groups=len(sizes)
+        )
+        self.tier = MemoryTier() if tier is None else tier
+        self.runtime = Runtime(
+            cache, tables, kept=kept, external=self.tier, null_block=config.null_block
+        )
+        self._groups = config.groups
+
+    def run(self, batch: Batch, steps: Sequence[Computed]) -> list[Finished]:
+        """Apply a batch in guard mode, then its forward pass; the stores and loads that are over.
+
+        Raises what `apply` and `forward` raise.
+        """
+        finished = self.apply(batch)
+        self.forward(steps)
+        return finished
+
+    def apply(self, batch: Batch) -> list[Finished]:
+        """Carry out the commands of a batch; the stores and loads that are over, done or failed.
+
+        Raises what `Runtime.apply` raises.
+        """
+        self.runtime.apply(batch)
+        return self.runtime.take_finished()
+
+    def skip(self, next_number: int) -> None:
+        """The next batch will be this one: those before it, not applied yet, are cancelled."""
+        self.runtime.skip(next_number)
+
+    def forward(self, steps: Sequence[Computed]) -> None:
+        """Write what the batch just applied schedules, then read as its queries do.
+
+        Raises StaleRead for a block without owner or a slot never written, and WrongContent.
+        """
+        reading = [each for each in steps if each.start < each.end]
+        rows, names = [each.row for each in reading], [each.request_id for each in reading]
+        starts, ends = [each.start for each in reading], [each.end for each in reading]
+        self.runtime.check_reads(rows, starts, ends, names)
+        for group in range(len(self._groups)):
+            self._write(group, steps)
+        forgiving = any(each.failed is not None for each in steps)
+        if forgiving:
+            for step in reading:
+                self._spread(step)
+        self.runtime.check_content(rows, starts, ends, names)
+        for group in range(len(self._groups)):
+            for step in reading:
+                self._read(group, step, forgiving)
+
+    def check_tables(self, tables: Mapping[int, Sequence[Sequence[int]]]) -> None:
+        """Raise TablesDiffer unless each row has these tables, one a group, and no other row any.
+
+        To be called when all batches that were taken are applied, with the tables that the manager
+        had when the last one was taken, before its merges.
+        """
+        mine = self.runtime.tables
+        for row in range(mine.max_rows):
+            for group in range(mine.num_groups):
+                expected = list(tables[row][group]) if row in tables else []
+                found = mine.row_blocks(row, group)
+                if found != expected:
+                    raise TablesDiffer(row=row, group=group, found=found, expected=expected)
+
+    def fill(self, block: int, group: int, stamps: Iterable[int]) -> None:
+        """Put stamps into a full block of a group, as a load that arrives late does."""
+        write_page(self.runtime.cache.blocks, block, self.page(group, stamps))
+
+    def page(self, group: int, stamps: Iterable[int]) -> Tensor:
+        """The page of a full block of a group that holds these stamps, for a tier."""
+        layout = self.runtime.cache.groups[group].layout
+        held = self._marks(group, as_stamps(list(stamps)))
+        page = torch.empty(layout.page_shape, dtype=torch.float64)
+        page[:] = held.view(1, 1, -1, 1, 1)
+        page[:, 1] *= -1
+        return page.view(-1).view(torch.uint8)
+
+    def _write(self, group: int, steps: Sequence[Computed]) -> None:
+        """Every layer's keys get the stamps, its values their negatives."""
+        mapping = self.runtime.tables.slot_mapping(
+            [each.row for each in steps],
+            [each.filled.start for each in steps],
+            [len(each.filled) for each in steps],
+            group=group,
+        )
+        stamps = [step.contents() for step in steps]
+        if stamps:
+            self._put(group, mapping.long(), self._marks(group, torch.cat(stamps)))
+
+    def _put(self, group: int, slots: Tensor, written: Tensor) -> None:
+        size, data = self._groups[group].block_size, self.runtime.cache.groups[group].data
+        for layer in range(data.shape[1]):
+            data[slots // size, layer, 0, slots % size, 0, 0] = written
+            data[slots // size, layer, 1, slots % size, 0, 0] = -written
+
+    def _spread(self, step: Computed) -> None:
+        """Spoil what is computed from spoilt slots."""
+        for query in range(step.start, step.end):
+            for group in range(len(self._groups)):
+                blocks, offsets = self._seen(group, step, query, query)
+                held = self.runtime.cache.groups[group].data[blocks, 0, 0, offsets, 0, 0]
+                if bool((held == self._mark(group, SPOILT)).any()):
+                    break
+            else:
+                continue
+            for group in range(len(self._groups)):
+                slots = self.runtime.tables.slot_mapping([step.row], [query], [1], group=group)
+                spoilt = torch.tensor([self._mark(group, SPOILT)], dtype=torch.float64)
+                self._put(group, slots.long(), spoilt)
+
+    def _seen(self, group: int, step: Computed, query: int, end: int) -> tuple[Tensor, Tensor]:
+        """Where the positions lie that a query sees, up to end: blocks, and slots in them."""
+        size = self._groups[group].block_size
+        positions = torch.arange(min(end, skipped_tokens(self._groups[group], query)), end)
+        table = self.runtime.tables.blocks[group, step.row].long()
+        return table[positions // size], positions % size
+
+    def _read(self, group: int, step: Computed, forgiving: bool) -> None:
+        """All that the queries see must be there, in every layer, keys and values.
+
+        forgiving: what a failed load spoilt may be, too.
+        """
+        size = self._groups[group].block_size
+        first = min(step.end, skipped_tokens(self._groups[group], step.start))
+        before = first // size
+        blocks = self.runtime.tables.blocks[group, step.row, before : -(-step.end // size)].long()
+        pages = self.runtime.cache.groups[group].data[blocks]
+        by_slot = pages[..., 0, 0].movedim(3, 1).flatten(0, 1)
+        held = by_slot[first - before * size : step.end - before * size]
+        expected = self._marks(group, as_stamps(step.stamps[first : step.end])).view(-1, 1)
+        wrong = held != torch.stack((expected, -expected), dim=2)
+        if forgiving:
+            wrong &= held.abs() != abs(self._mark(group, SPOILT))
+        places = wrong.flatten(1).any(1).nonzero()
+        if places.numel():
+            place = int(places[0, 0])
+            raise WrongContent(
+                step=self.runtime.next_number - 1,
+                request=step.request_id,
+                group=group,
+                block=int(blocks[(first + place) // size - before]),
+                position=first + place,
+            )
+
+    def _mark(self, group: int, stamp: int) -> int:
+        """A slot's number, of another size for each stamp and group, those of no token too."""
+        return (stamp + 3) * len(self._groups) + group
+
+    def _marks(self, group: int, stamps: Tensor) -> Tensor:
+        """The slots' numbers of many stamps, exact in float64."""
+        return (stamps + 3) * len(self._groups) + group
+
+
+def as_stamps(stamps: Sequence[int]) -> Tensor:
+    """Stamps as float64, without a Python loop where they are a buffer."""
+    return torch.from_numpy(np.array(stamps, dtype=np.float64))
+
+
+def stamp_tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
+    """A number for each position, made of all tokens up to it and of the salt.
+
+    salt: what else decides a block's content: adapter, media, cache salt.
+    """
+    digest, stamps = hashlib.blake2b(salt.encode(), digest_size=8), []
+    for token in tokens:
+        digest.update(token.to_bytes(8, "little"))
+        stamps.append(int.from_bytes(digest.digest(), "little") >> (64 - STAMP_BITS))
+    return stamps

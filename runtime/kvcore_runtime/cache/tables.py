@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block tables and slot mapping: persistent int32 tensors, changed in place by batches.
+
+Rules: the tensors are allocated once and never replaced, so that views and CUDA graphs may keep
+them; what does not fit is an error that says so. Entries past a row's length are the padding block,
+0: kvcore's null block, or, where there is none, an id that must not be read. Below a row's length
+the null block stands at positions behind a window, which are not read either. Row `padding_row` is
+no request's: rows that pad a batch read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvcore.types.commands import CutTable, SetTable
+from kvcore_runtime.cache.errors import (
+    BeyondTable,
+    InvalidSize,
+    LengthMismatch,
+    SlotsOverflow,
+    TableOutOfRange,
+)
+from kvcore_runtime.cache.table_merge import (
+    BLOCK,
+    GROUP,
+    KIND,
+    PLACE,
+    ROW,
+    TableChange,
+    entries_of,
+    merge,
+)
+
+PADDING_BLOCK = 0
+
+
+class BlockTables:
+    """Block tables of all rows and groups, and the slot mappings of one step.
+
+    max_rows: rows that requests may have. max_blocks: positions of the longest table. max_tokens:
+    tokens of the largest step. block_size: tokens a block, in every group or one a group. blocks:
+    [num_groups, max_rows + 1, max_blocks] int32 on device. lengths: [num_groups, max_rows + 1]
+    int32 on the CPU, in blocks. slots: [num_groups, max_tokens] int32 on device. Raises
+    InvalidSize, LengthMismatch.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_blocks: int,
+        max_tokens: int,
+        block_size: int | Sequence[int],
+        *,
+        num_groups: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        _check_size("max_rows", max_rows)
+        _check_size("max_blocks", max_blocks)
+        _check_size("max_tokens", max_tokens)
+        _check_size("num_groups", num_groups)
+        sizes = [block_size] * num_groups if isinstance(block_size, int) else list(block_size)
+        for each in sizes:
+            _check_size("block_size", each)
+        if len(sizes) != num_groups:
+            raise _mismatch("groups", num_groups, "block_size", len(sizes))
+        self.max_rows = max_rows
+        self.max_blocks = max_blocks
+        self.max_tokens = max_tokens
+        self.block_sizes = tuple(sizes)
+        self.num_groups = num_groups
+        self.device = torch.device(device)
+        shape = (num_groups, max_rows + 1, max_blocks)
+        self.blocks = torch.full(shape, PADDING_BLOCK, dtype=torch.int32, device=self.device)
+        self.lengths = torch.zeros(shape[:2], dtype=torch.int32)
+        self.slots = torch.zeros((num_groups, max_tokens), dtype=torch.int32, device=self.device)
+
+    @property
+    def padding_row(self) -> int:
+        """The row that pads a batch: of no request, length 0."""
+        return self.max_rows
+
+    def row_blocks(self, row: int, group: int = 0) -> list[int]:
+        """The block ids of one row, null blocks too, for people and tests; waits for the device."""
+        length = int(self.lengths[group, row])
+        return [int(each) for each in self.blocks[group, row, :length].tolist()]
+
+    def plan(self, columns: Tensor) -> list[TableChange]:
+        """Merge a batch's SetTable and CutTable, one change a group. Does not modify the tables.
+
+        columns: [6, n] int32 on the CPU, rows as kvcore.types.commands.COLUMNS; other kinds are
+        skipped. Raises TableOutOfRange or TableGap.
+        """
+        kinds = columns[KIND]
+        chosen = ((kinds == SetTable.kind) | (kinds == CutTable.kind)).nonzero().view(-1)
+        if chosen.numel() == 0:
+            return []
+        changes = columns[:, chosen].to(torch.int64)
+        self._check_changes(changes)
+        planned = []
+        for group in range(self.num_groups):
+            in_group = changes[GROUP] == group
+            here = changes if self.num_groups == 1 else changes[:, in_group]
+            if here.shape[1]:
+                planned.append(merge(group, here, self.lengths[group], self.max_blocks))
+        return planned
+
+    def commit(self, planned: Sequence[TableChange]) -> None:
+        """Carry out planned changes in place, on the current stream; on a GPU in one launch."""
+        if planned and self.device.type == "cuda":
+            from kvcore_runtime.cache import (
+                kernels,  # Triton is imported only where there is a GPU.
+            )
+
+            entries = entries_of(planned, self.blocks[0].numel(), PADDING_BLOCK)
+            with torch.cuda.device(self.device):
+                kernels.write_entries(self.blocks, self._send(entries))
+        for change in planned:
+            if self.device.type != "cuda":
+                flat = self.blocks[change.group].view(-1)
+                flat.index_fill_(0, change.cleared, PADDING_BLOCK)
+                flat.index_copy_(0, change.places, change.blocks.to(torch.int32))
+            lengths = change.lengths.to(torch.int32)
+            self.lengths[change.group].index_copy_(0, change.rows, lengths)
+
+    def apply(self, columns: Tensor) -> None:
+        """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
+        self.commit(self.plan(columns))
+
+    def slot_mapping(
+        self,
+        rows: Tensor | Sequence[int],
+        starts: Tensor | Sequence[int],
+        counts: Tensor | Sequence[int],
+        *,
+        group: int = 0,
+        pad_to: int = 0,
+    ) -> Tensor:
+        """Fill a group's `slots`, in order, with those of counts[i] positions of rows[i].
+
+        The positions of a row start at starts[i].
+
+        rows, starts, counts: [n] integers on the CPU, starts and counts in tokens. A slot is block
+        id * block_size + place in the block. With pad_to, slots after the last token up to pad_to
+        are the first slot of the padding block. Returns the filled part of the group's `slots`, a
+        view, not a copy. Raises LengthMismatch, TableOutOfRange, SlotsOverflow or BeyondTable
+        before changing it.
+        """
+        asked = [torch.as_tensor(each).to(torch.int64) for each in (rows, starts, counts)]
+        row, start, count = asked
+        num_tokens = self._check_slots(row, start, count, group, pad_to)
+        # The k-th token of the step has position k + (its row's start - the tokens of the rows
+        # before).
+        shift = start - (count.cumsum(0) - count)
+        position = torch.arange(num_tokens) + shift.repeat_interleave(count)
+        size = self.block_sizes[group]
+        place = row.repeat_interleave(count) * self.max_blocks + position // size
+        offset = (position % size).to(torch.int32)
+        slots = self.slots[group]
+        filled = slots[:num_tokens]
+        torch.index_select(self.blocks[group].view(-1), 0, self._send(place), out=filled)
+        filled.mul_(size).add_(self._send(offset))
+        slots[num_tokens:pad_to] = PADDING_BLOCK * size
+        return slots[: max(num_tokens, pad_to)]
+
+    def _check_changes(self, changes: Tensor) -> None:
+        is_set = changes[KIND] == SetTable.kind
+        _check_range("row", changes[ROW], self.max_rows - 1)
+        _check_range("group", changes[GROUP], self.num_groups - 1)
+        _check_range("position", changes[PLACE, is_set], self.max_blocks - 1)
+        _check_range("length", changes[PLACE, ~is_set], self.max_blocks)
+        _check_range("block", changes[BLOCK, is_set], torch.iinfo(torch.int32).max)
+
+    def _check_slots(
+        self, row: Tensor, start: Tensor, count: Tensor, group: int, pad_to: int
+    ) -> int:
+        for name, each in (("starts", start), ("counts", count)):
+            if each.shape != row.shape or row.dim() != 1:
+                raise _mismatch("rows", row.numel(), name, each.numel())
+        _check_range("row", row, self.max_rows)
+        _check_range("group", torch.tensor([group]), self.num_groups - 1)
+        size = self.block_sizes[group]
+        most = self.max_blocks * size
+        _check_range("position", start, most)
+        _check_range("count", count, most)
+        num_tokens = int(count.sum())
+        if max(num_tokens, pad_to) > self.max_tokens:
+            raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
+        length = self.lengths[group, row].to(torch.int64)
+        beyond = (start + count > length * size) & (count > 0)
+        if bool(beyond.any()):
+            at = int(beyond.nonzero()[0])
+            position = int(start[at] + count[at]) - 1
+            raise BeyondTable(
+                row=int(row[at]),
+                group=group,
+                position=position,
+                needed=position // size + 1,
+                length=int(length[at]),
+            )
+        return num_tokens
+
+    def _send(self, values: Tensor) -> Tensor:
+        """Values where the tables are, through pinned memory where that is a GPU."""
+        if self.device.type == "cuda":
+            return values.pin_memory().to(self.device, non_blocking=True)
+        return values
+
+
+def _check_range(name: str, values: Tensor, last: int) -> None:
+    wrong = ((values < 0) | (values > last)).nonzero()
+    if wrong.numel():
+        raise TableOutOfRange(name=name, value=int(values[wrong[0, 0]]), last=last)
+
+
+def _mismatch(first_name: str, num_first: int, second_name: str, num_second: int) -> LengthMismatch:
+    return LengthMismatch(
+        first_name=first_name, num_first=num_first, second_name=second_name, num_second=num_second
+    )
+
+
+def _check_size(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise InvalidSize(name=name, value=value, least=1)

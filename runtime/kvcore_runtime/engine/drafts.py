@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts: guesses of the next tokens, computed in one step with the token they follow.
+
+Rules: a drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted
+when the model samples that very token at its place; the first that is not, and all behind it, are
+rejected, and the token sampled there instead is the answer's. Sampling draws from a stream by place
+(sampling.py), so answers are those without drafts, at every temperature. Source: Leviathan et al.
+2023; prompt look-up: Saxena 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+
+from kvcore_runtime.engine.errors import InvalidOption
+from kvcore_runtime.model.sampling import uniform
+
+
+class Drafter(Protocol):
+    """Guesses what comes next."""
+
+    def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
+        """At most so many tokens that may follow these; none where it has no guess."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class PromptLookup:
+    """Guesses that what followed the newest few tokens last time follows them again.
+
+    num_matched: tokens that must repeat. num_drafts: tokens guessed at most. Raises InvalidOption.
+    """
+
+    num_matched: int = 2
+    num_drafts: int = 4
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("num_matched", "num_drafts"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(name=name, value=getattr(self, name), least=1)
+
+    def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
+        """See `Drafter`."""
+        newest = list(tokens[-self.num_matched :])
+        for start in range(len(tokens) - self.num_matched - 1, -1, -1):
+            after = start + self.num_matched
+            if list(tokens[start:after]) == newest:
+                return tokens[after : after + min(self.num_drafts, num_drafts_max)]
+        return ()
+
+
+@attrs.frozen(kw_only=True)
+class Spoiled:
+    """Another drafter's guesses, some of them made wrong on purpose; guesses where it has none.
+
+    share: of the tokens, 0.0 to 1.0, drawn by seed and place. num_tokens: ids of the model.
+    """
+
+    drafter: Drafter
+    seed: int
+    share: float
+    num_tokens: int
+
+    def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
+        """See `Drafter`."""
+        drafts = self.drafter.propose(tokens, num_drafts_max) or tokens[-1:][:num_drafts_max]
+        return [self._spoil(draft, len(tokens) + index) for index, draft in enumerate(drafts)]
+
+    def _spoil(self, draft: int, place: int) -> int:
+        """Another token instead of this one, or the same."""
+        number = uniform(self.seed, place)
+        if number >= self.share:
+            return draft
+        return (draft + 1 + int(number / self.share * (self.num_tokens - 1))) % self.num_tokens
+
+
+def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many drafts are what was sampled in their places, up to the first that is not."""
+    pairs = enumerate(zip(drafts, sampled, strict=False))
+    return next((place for place, (draft, token) in pairs if draft != token), len(drafts))

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference engine: how one drives kvcore to serve a model, readable top to bottom.
+
+A step (`Engine.step`) is: let the scheduler fill the manager's open batch; take the batch; apply
+it to the cache; run the forward pass over the block tables; sample. One batch, one forward pass,
+in this order: a taken batch counts as executed.
+
+With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
+on a thread of their own (lane.py): plan n+1; wait for n and complete it; take n+1 and hand it over;
+sample n, while n+1 is computed. If a batch fails, it and all later ones are cancelled, the error is
+raised, and the next step computes anew what was lost.
+
+Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
+then, so the children share all of it, the partial last block too, and the manager copies that
+block when one of them writes into it.
+
+Drafts are guesses that are computed in the step of the token they follow (drafts.py). Keys and
+values of other engines come and go through an exchange (exchange.py).
+"""
+
+import collections
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import attrs
+from torch import Tensor
+
+from kvcore import Config, KVCacheManager
+from kvcore.types.commands import Batch
+from kvcore_runtime.cache.transfers import Finished
+from kvcore_runtime.engine.batch_executor import Executed, Lane
+from kvcore_runtime.engine.drafts import Drafter
+from kvcore_runtime.engine.errors import (
+    EngineStuck,
+    InvalidOption,
+    NeverFits,
+    RepeatedRequest,
+)
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.forward import Forward, make_runtime
+from kvcore_runtime.engine.metrics import Metrics, timed
+from kvcore_runtime.engine.sample_step import Asker, draw_tokens, take_tokens
+from kvcore_runtime.engine.scheduler import Chunk, Preemption, Scheduler
+from kvcore_runtime.engine.sequence import (
+    Completion,
+    GenerationRequest,
+    Sequence,
+    as_core_request,
+    name_sequence,
+)
+from kvcore_runtime.model.contiguous import Decode
+from kvcore_runtime.model.model import Llama
+
+Observer = Callable[["Engine", Batch], None]
+"""Called in every step, after the batch was applied: to record, to draw, to test. With batches in
+flight it is called when the batch was handed over, and must not look at the cache."""
+
+
+@attrs.frozen(eq=False)
+class Flight:
+    """A batch in flight, and what it computes."""
+
+    number: int
+    chunks: list[Chunk]
+
+
+@attrs.frozen(kw_only=True)
+class EngineOptions:
+    """What an engine does besides its model and its pool.
+
+    backend: of the manager; None for the twin where it is built. token_budget: positions a step
+    computes at most. max_sequences: sequences known to the manager at a time, each with a row of
+    the block tables; more wait outside. drafter: guesses tokens (drafts.py). guard: check every
+    read of a block (guard.py). keep_logits: hand out the logits behind every token.
+    """
+
+    backend: Literal["rust", "python"] | None = None
+    token_budget: int = 256
+    max_sequences: int = 64
+    preemption: Preemption = "swap"
+    drafter: Drafter | None = None
+    guard: bool = False
+    keep_logits: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("token_budget", "max_sequences"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidOption(name=name, value=value, least=1)
+
+
+class Engine:
+    """Answers requests with one model out of one pool of blocks.
+
+    config: of the manager; its groups hold the layers of the model (layer_groups.py). exchange:
+    makes, for this engine, the exchange that it is to use. decode: ids to text, needed for stop
+    strings only. observe: see `Observer`. open_number: of the batch that is taken next. finished:
+    stores and loads that are over, for the exchange. Raises GroupsDoNotHoldModel, UnequalPages,
+    InvalidOption.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        config: Config,
+        options: EngineOptions | None = None,
+        *,
+        exchange: Callable[["Engine"], Exchange] | None = None,
+        decode: Decode | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self.model = model
+        self.options = options or EngineOptions()
+        self.metrics = Metrics()
+        self.manager = timed(KVCacheManager(config, self.options.backend), self.metrics)
+        _check_budget(config, self.options)
+        self.runtime, groups = make_runtime(
+            model,
+            config,
+            max_rows=self.options.max_sequences,
+            max_tokens=self.options.token_budget,
+            guard=self.options.guard,
+        )
+        self._forward = Forward(model, self.runtime, groups)
+        self._lane = Lane(self.runtime, self._forward) if config.max_in_flight else None
+        self._flights: collections.deque[Flight] = collections.deque()
+        self.open_number = 0
+        self.finished: list[Finished] = []
+        self.exchange = Exchange() if exchange is None else exchange(self)
+        self.scheduler = Scheduler(
+            self.manager,
+            token_budget=self.options.token_budget,
+            preemption=self.options.preemption,
+            drafter=self.options.drafter,
+            exchange=self.exchange,
+        )
+        self._decode = decode
+        self._observe = observe
+        self._backlog: collections.deque[GenerationRequest] = collections.deque()
+        self._open: dict[str, int] = {}  # request id to its samples on their way
+        self._num_arrived = 0
+        self._completions: list[Completion] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not (self._open or self._flights or self._completions or self.exchange.is_busy)
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Take a request in. Raises RepeatedRequest, NeverFits; then nothing has changed."""
+        if request.request_id in self._open:
+            raise RepeatedRequest(request=request.request_id)
+        self._check_fits(request)
+        self._open[request.request_id] = request.num_samples
+        self._backlog.append(request)
+        self.metrics.num_prompt_tokens += len(request.prompt)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request and all its samples, whatever they are doing; unknown ids are ignored."""
+        if self._open.pop(request_id, None) is None:
+            return
+        kept = [each for each in self._backlog if each.request_id != request_id]
+        self._backlog = collections.deque(kept)
+        for sequence in self.scheduler.unfinished():
+            if sequence.request.request_id == request_id:
+                self._release(sequence)
+
+    def cancel(self) -> None:
+        """Take back all batches in flight: what they compute is computed anew."""
+        if self._flights:
+            self._take_back(self._flights[0].number)
+
+    def step(self) -> list[Completion]:
+        """Compute one step; returns what finished in it. With nothing on its way does nothing.
+
+        Raises EngineStuck, and what a batch or its forward pass raised; with batches in flight the
+        engine can then go on: the batch was cancelled.
+        """
+        if self.is_idle:
+            return []
+        started = time.perf_counter()
+        self._take_in()
+        try:
+            if self._lane is None:
+                self._step_in_order()
+            else:
+                self._step_ahead(self._lane)
+        finally:
+            self.metrics.seconds += time.perf_counter() - started
+        completions, self._completions = self._completions, []
+        return completions
+
+    def take_finished(self) -> list[Finished]:
+        """Hand out the stores and loads that are over, of batches that have been executed."""
+        finished, self.finished = self.finished, []
+        return finished
+
+    def run(self) -> list[Completion]:
+        """Step until nothing is on its way; returns all that finished, in that order."""
+        completions = []
+        while not self.is_idle:
+            completions += self.step()
+        return completions
+
+    def _check_fits(self, request: GenerationRequest) -> None:
+        """Raise NeverFits for what could not be served even alone."""
+        name, config = request.request_id, self.manager.config
+        num_tokens = len(request.prompt) + request.sampling.max_tokens
+        num_blocks = config.num_usable_blocks - config.watermark_blocks
+        limits = {
+            "tokens": (num_tokens, self.model.config.max_model_len),
+            # The last token is sampled, never computed, so it takes no slot.
+            "blocks": (config.blocks_for(num_tokens - 1), num_blocks),
+            "sequences": (request.num_samples, self.options.max_sequences),
+        }
+        for what, (needed, available) in limits.items():
+            if needed > available:
+                raise NeverFits(request=name, what=what, needed=needed, available=available)
+
+    def _take_in(self) -> None:
+        """Make requests known to the manager, in order, while there is a row for each sample."""
+        num_known = sum(self._open.values()) - sum(each.num_samples for each in self._backlog)
+        while self._backlog:
+            request = self._backlog[0]
+            num_known += request.num_samples
+            if num_known > self.options.max_sequences:
+                return
+            self._backlog.popleft()
+            row = self.manager.add_request(as_core_request(request, name_sequence(request)))
+            self.scheduler.add(Sequence(request, arrival=self._num_arrived, row=row))
+            self._num_arrived += 1
+
+    def _step_in_order(self) -> None:
+        """Plan, apply, compute, sample."""
+        was_busy = self.exchange.is_busy
+        chunks = self.scheduler.schedule()
+        was_busy = was_busy or self.exchange.is_busy
+        batch = self._take_batch()
+        self.runtime.apply(batch)
+        self.finished += self.runtime.take_finished()
+        if self._observe is not None:
+            self._observe(self, batch)
+        if not chunks and not was_busy:
+            self._raise_stuck()
+        self.metrics.count_step(batch, chunks, self.manager.usage)
+        self._poll()
+        if chunks:
+            self._sample(chunks, self._forward.compute(self._forward.prepare(chunks)))
+
+    def _step_ahead(self, lane: Lane) -> None:
+        """Plan the next step while others are computed; sample the oldest while it is."""
+        in_flight = {chunk.sequence for flight in self._flights for chunk in flight.chunks}
+        was_busy = self.exchange.is_busy
+        chunks = self.scheduler.schedule(in_flight)
+        was_busy = was_busy or self.exchange.is_busy
+        executed: tuple[Flight, Executed] | None = None
+        if chunks or self.scheduler.has_moved or was_busy:
+            self.metrics.num_overlapped += bool(chunks and self._flights)
+            if len(self._flights) == self.manager.config.max_in_flight:
+                executed = self._complete(lane)
+            batch = self._take_batch()
+            self._flights.append(Flight(batch.number, chunks))
+            lane.submit(batch, self._forward.prepare(chunks) if chunks else None)
+            if self._observe is not None:
+                self._observe(self, batch)
+            self.metrics.count_step(batch, chunks, self.manager.usage)
+        elif self._flights:
+            self.metrics.num_stalls += 1
+            executed = self._complete(lane)
+        else:
+            self._raise_stuck()
+        goes_well = lane.drain() if self.exchange.needs_idle_cache else True
+        if executed is not None:
+            flight, done = executed
+            self.finished += done.finished
+            if done.logits is not None:
+                self._sample(flight.chunks, done.logits)
+        if goes_well:
+            self._poll()
+
+    def _complete(self, lane: Lane) -> tuple[Flight, Executed]:
+        """Wait for the oldest batch in flight and complete it. Raises as `step` does."""
+        flight = self._flights[0]
+        started = time.perf_counter()
+        try:
+            done = lane.wait()
+        except Exception:
+            self._take_back(flight.number)
+            raise
+        finally:
+            self.metrics.wait_seconds += time.perf_counter() - started
+        self._flights.popleft()
+        self.manager.complete(flight.number)
+        return flight, done
+
+    def _take_back(self, number: int) -> None:
+        """Cancel the oldest batch in flight, and so all: their sequences are computed anew."""
+        assert self._lane is not None
+        self.open_number += 1
+        self.finished += self._lane.clear(self.open_number)
+        self.manager.cancel(number)
+        self.metrics.num_cancelled += len(self._flights)
+        self._flights.clear()
+        self.scheduler.taken_back(self.exchange.cancelled(number))
+
+    def _take_batch(self) -> Batch:
+        batch = self.manager.take_batch()
+        self.open_number = batch.number + 1
+        return batch
+
+    def _poll(self) -> None:
+        """Let sequences go on whose load is done."""
+        for sequence in self.exchange.poll():
+            self.scheduler.loaded(sequence)
+
+    def _raise_stuck(self) -> None:
+        raise EngineStuck(
+            num_unfinished=len(self.scheduler.unfinished()),
+            num_free_blocks=self.manager.num_free_blocks,
+        )
+
+    def _sample(self, chunks: list[Chunk], logits: Tensor) -> None:
+        """Give each sequence its next tokens out of the logits of a forward pass."""
+        askers = self._askers(chunks)
+        kept = logits if self.options.keep_logits else None
+        for asker, sampled in zip(askers, draw_tokens(askers, logits), strict=True):
+            sequence = asker.sequence
+            taken = take_tokens(asker, sampled, kept, self._decode)
+            self.metrics.num_generated_tokens += taken.num_tokens
+            if asker.drafts:
+                self.manager.accept(sequence.sequence_id, taken.num_accepted)
+                self.metrics.count_drafts(len(asker.drafts), taken.num_accepted)
+            if taken.completion is not None:
+                self.exchange.finished(sequence)
+                self._release(sequence)
+                self._close(sequence)
+                self._completions.append(taken.completion)
+
+    def _askers(self, chunks: list[Chunk]) -> list[Asker]:
+        """Who samples from which rows of logits; at a prompt's end its other samples do too."""
+        askers = []
+        row = 0
+        for chunk in chunks:
+            sequence, rows = chunk.sequence, range(row, row + chunk.num_wanted)
+            row = rows.stop
+            if not rows or sequence.is_gone:
+                continue
+            askers.append(Asker(sequence, chunk.drafts, rows))
+            if not sequence.generated and sequence.sample == 0:
+                self.exchange.prompt_computed(sequence)
+                askers += [Asker(child, (), rows) for child in self._fork(sequence)]
+        return askers
+
+    def _fork(self, first: Sequence) -> list[Sequence]:
+        """The other samples of a prompt that was just computed, sharing its blocks."""
+        children = []
+        for sample_index in range(1, first.request.num_samples):
+            name = name_sequence(first.request, sample_index)
+            row = self.manager.fork(first.sequence_id, name)
+            arrival = first.age[0]
+            child = Sequence(first.request, arrival=arrival, row=row, sample=sample_index)
+            self.scheduler.add_running(child)
+            children.append(child)
+        return children
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give back all that a sequence holds and forget it."""
+        sequence.is_gone = True
+        self.exchange.forget(sequence)
+        self.scheduler.remove(sequence)
+        self.manager.free(sequence.sequence_id)
+        self.manager.remove_request(sequence.sequence_id)
+
+    def _close(self, sequence: Sequence) -> None:
+        """Count a finished sample; the request is closed with its last one."""
+        name = sequence.request.request_id
+        self._open[name] -= 1
+        if self._open[name] == 0:
+            del self._open[name]
+
+
+def _check_budget(config: Config, options: EngineOptions) -> None:
+    """Raise InvalidOption if a step may compute more of a request than the pool was made for."""
+    most = config.max_num_batched_tokens
+    if most is not None and most < options.token_budget:
+        raise InvalidOption(name="max_num_batched_tokens", value=most, least=options.token_budget)

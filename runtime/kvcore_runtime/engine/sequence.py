@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine is asked, what is on its way, and what comes out.
+
+A request asks for one or more samples of an answer; each sample is a sequence of its own. What
+has been computed of a sequence, and where it lies, only the manager knows.
+"""
+
+import attrs
+from torch import Tensor
+
+from kvcore import Request
+from kvcore_runtime.model.sampling import FinishReason, Sampling, derive_seed
+
+
+@attrs.frozen(kw_only=True)
+class GenerationRequest:
+    """A prompt as token ids, at least one, and how to answer it.
+
+    num_samples: how many answers; each draws from a stream of its own (`derive_seed`). cache_salt:
+    only requests of the same salt share blocks, wherever these are kept.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling = attrs.field(factory=Sampling)
+    num_samples: int = 1
+    cache_salt: str | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Completion:
+    """One finished answer. logits: [len(tokens), vocab], of engines that keep them."""
+
+    request_id: str
+    sample: int
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    logits: Tensor | None = None
+
+
+class Sequence:
+    """One sample of a request on its way.
+
+    arrival: requests are numbered as they come; the lower, the older. row: at the manager.
+    pending: the newest token was sampled but not yet given to the manager. is_gone: it is finished
+    or aborted: what a batch in flight still computes of it is of no use. num_reused: prompt tokens
+    that were cached when it was first admitted.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, *, arrival: int, row: int, sample: int = 0
+    ) -> None:
+        self.request = request
+        self.sample = sample
+        self.sequence_id = name_sequence(request, sample)
+        self.age = (arrival, sample)
+        self.row = row
+        self.sampling = attrs.evolve(
+            request.sampling, seed=derive_seed(request.sampling.seed, sample)
+        )
+        self.generated: list[int] = []
+        self.pending = False
+        self.is_gone = False
+        self.num_reused = 0
+        self.logits: list[Tensor] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens, the pending one too."""
+        return len(self.request.prompt) + len(self.generated)
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Token ids at positions [start, end)."""
+        length = len(self.request.prompt)
+        if start >= length:
+            return self.generated[start - length : end - length]
+        return [*self.request.prompt[start:end], *self.generated[: max(0, end - length)]]
+
+
+def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
+    """The manager's name for a sample: the request's own where it has only one."""
+    single = request.num_samples == 1
+    return request.request_id if single else f"{request.request_id}#{sample}"
+
+
+def as_core_request(request: GenerationRequest, name: str) -> Request:
+    """The request as the manager takes it, under the name of one of its samples."""
+    return Request(name, request.prompt, cache_salt=request.cache_salt)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch runtime as a device of `kvcore simulate --torch`: its tensors judge every read.
+
+Rules: the small real cache of shadow.py, in guard mode, is given the batches and forward passes of
+a simulated engine. Content is compared with what the simulator says: a block that is stored must
+hold what its key stands for, a query must find what its request wrote. A load fills its block when
+the simulator says that it arrived; until then the block holds NaN. What is wrong is raised as the
+property that it breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kvcore.check.simulate.device import Pass, Plan
+from kvcore.hashing.block_hash import HASH_SIZE
+from kvcore.types.commands import Batch, Load
+from kvcore.types.errors import InvariantViolation
+from kvcore_runtime.cache.apply import batch_columns
+from kvcore_runtime.cache.errors import (
+    BadSegments,
+    BeyondTable,
+    CopyHazard,
+    StaleRead,
+    TableGap,
+    TierFailed,
+    UnownedWrite,
+    WrongContent,
+)
+from kvcore_runtime.cache.shadow import SPOILT, Computed, MemoryTier, Shadow
+from kvcore_runtime.cache.transfers import read_transfers
+
+SLOTS_MAX = 1 << 20
+"""Positions that a simulated step writes at most."""
+BROKEN = {
+    StaleRead: "KV-READ",
+    WrongContent: "KV-READ",
+    BeyondTable: "KV-READ",
+    UnownedWrite: "KV-READ",
+    CopyHazard: "CMD-HAZARD",
+    BadSegments: "CMD-HAZARD",
+    TableGap: "TABLE-MIRROR",
+}
+"""The property that an error shows to be broken."""
+
+
+class TorchDevice:
+    """A `kvcore.check.simulate.device.Device` over tensors on the CPU."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._loads: dict[int, tuple[int, bytes]] = {}
+        self._sizes = [group.block_size for group in plan.config.groups]
+        self.shadow = Shadow(
+            plan.config,
+            max_rows=plan.num_rows,
+            max_len=plan.num_tokens,
+            max_tokens=min(plan.num_rows * plan.num_tokens, SLOTS_MAX),
+            tier=_Judge(self, plan.contents),
+        )
+
+    def apply(self, batch: Batch) -> None:
+        """See `Device`."""
+        self.shadow.skip(batch.number)
+        with _as_properties():
+            self.shadow.apply(batch)
+        for each in read_transfers(batch, batch_columns(batch)):
+            if each.kind == Load.kind:
+                self._loads[each.operation] = (each.block, each.key)
+
+    def forward(self, passes: Sequence[Pass]) -> None:
+        """See `Device`."""
+        steps = [
+            Computed(
+                request_id=each.request_id,
+                row=each.row,
+                start=each.loaded,
+                end=each.end,
+                stamps=each.nodes,
+                written=each.start,
+                failed=each.failed,
+                num_slots=each.num_slots,
+            )
+            for each in passes
+        ]
+        with _as_properties():
+            self.shadow.forward(steps)
+
+    def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
+        """See `Device`."""
+        if operation not in self._loads:
+            return
+        block, key = self._loads.pop(operation)
+        group = group_of(key)
+        spoilt = [SPOILT] * self._sizes[group]
+        self.shadow.fill(block, group, spoilt if nodes is None else nodes)
+
+
+class _Judge(MemoryTier):
+    """Where stores go, to be compared, and no load comes from."""
+
+    def __init__(self, device: TorchDevice, contents: Callable[[bytes], Sequence[int]]) -> None:
+        super().__init__()
+        self._device = device
+        self._contents = contents
+
+    def store(self, key: bytes, page: Tensor) -> None:
+        """Raise InvariantViolation unless a page holds what its key stands for."""
+        expected = self._device.shadow.page(group_of(key), self._contents(key))
+        if not torch.equal(page, expected):
+            raise InvariantViolation("CACHE-KV", f"what is stored is not content {key.hex()}")
+
+    def load(self, key: bytes, num_bytes: int) -> Tensor:
+        """Nothing comes at once: `arrive` says when, and what."""
+        del num_bytes
+        raise TierFailed(key=key.hex(), place="the simulated store", reason="it comes later")
+
+
+def make_device(plan: Plan) -> TorchDevice:
+    """The device of a run."""
+    return TorchDevice(plan)
+
+
+def group_of(key: bytes) -> int:
+    """The group that a block's key is of."""
+    return int.from_bytes(key[HASH_SIZE:], "big")
+
+
+@contextlib.contextmanager
+def _as_properties() -> Iterator[None]:
+    """Raise what is known to break a property as InvariantViolation."""
+    try:
+        yield
+    except tuple(BROKEN) as error:
+        raise InvariantViolation(BROKEN[type(error)], f"in the tensors: {error}") from error

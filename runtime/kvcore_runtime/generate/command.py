@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvcore generate`: answers a file of prompts out of a pool of blocks, and proves the answers.
+
+All input is read and checked before the model is loaded, and before anything is written. Exit
+codes: 0 all is well; 1 an answer was not verified, or a prompt never fits; 2 the call or its input
+was wrong; 3 all answers are right, but something that --require-all demands did not happen.
+Progress goes to stderr where that is a terminal, results to stdout.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from tqdm import tqdm
+
+from kvcore import InvariantViolation, KvcoreError
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.generate.arguments import Job, read_job
+from kvcore_runtime.generate.conversation import Held, hold_conversations
+from kvcore_runtime.generate.picture import draw_pool
+from kvcore_runtime.generate.pool_record import PoolRecord
+from kvcore_runtime.generate.report import (
+    Summary,
+    as_json,
+    format_answers,
+    format_count,
+    format_table,
+    summarise,
+)
+from kvcore_runtime.generate.verify import (
+    NotExercised,
+    NotVerified,
+    Verified,
+    verify_answers,
+    verify_drained,
+    verify_pressure,
+)
+from kvcore_runtime.model.identity import identify
+from kvcore_runtime.model.model import (
+    LayerWeights,
+    Llama,
+    LlamaWeights,
+    tiny_config,
+    tiny_model,
+)
+from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
+from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
+
+DIRECTORY_SEED = "kvcore generate --directory"
+"""With the model's identity the root of the keys of blocks in files, the same in every run."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        job = read_job(argv)
+        model, tokenizer = load_model(job)
+        engine, record = make_engine(job, model, tokenizer)
+    except (KvcoreError, KvcoreRuntimeError) as error:
+        print(f"kvcore generate: {error}", file=sys.stderr)
+        return 2
+    held = run(job, engine, tokenizer)
+    summary = summarise(engine, held)
+    proof = prove(job, engine, held, tokenizer)
+    if job.as_json:
+        result = as_json(summary, held, proof.as_json(), proof.not_exercised)
+        print(json.dumps(result, ensure_ascii=False, indent=1))
+    else:
+        print(f"{format_answers(held, job.prompts)}\n\n{format_table(summary)}\n", flush=True)
+    if job.picture is not None and record is not None:
+        draw(job, record, summary)
+    if not job.as_json and proof.counts and proof.failure is None:
+        counts = (format_count(count, name) for name, count in proof.counts.items())
+        print(f"verified: {', '.join(counts)}")
+    for refusal in held.refusals:
+        print(f"kvcore generate: {refusal.reason}", file=sys.stderr)
+    if proof.not_exercised is not None:
+        print(f"kvcore generate: not exercised: {proof.not_exercised}", file=sys.stderr)
+    if proof.failure is not None:
+        print(f"kvcore generate: NOT verified: {proof.failure}", file=sys.stderr)
+    if proof.failure is not None or held.refusals:
+        return 1
+    return 0 if proof.not_exercised is None else 3
+
+
+def load_model(job: Job) -> tuple[Llama, Tokenizer]:
+    """The model, in invariant mode where it is to be verified, and its tokenizer.
+
+    Raises ModelNotFound, UnsupportedModel.
+    """
+    torch.set_num_threads(job.threads)
+    if job.model == "tiny":
+        config = tiny_config(visibilities=job.visibilities)
+        model = tiny_model(invariant=job.verify, config=config)
+        return place_model(model, job.device), ByteTokenizer()
+    file = open_gguf(find_smollm2())
+    with tqdm(desc="loading", unit="layer", leave=False, disable=None) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        model = load_llama(file, device=job.device, invariant=job.verify, progress=show)
+    return model, BpeTokenizer(file)
+
+
+def make_engine(job: Job, model: Llama, tokenizer: Tokenizer) -> tuple[Engine, PoolRecord | None]:
+    """The engine, and the record that it fills where a picture is wanted."""
+    record = PoolRecord() if job.picture is not None else None
+    config, exchange = job.config, None
+    if job.directory is not None:
+        identity = identify(model, config.groups)
+        config = attrs.evolve(config, hash_seed=f"{DIRECTORY_SEED} {identity}".encode())
+        exchange = partial(keep_in_directory, path=job.directory, model=f"{job.model} {identity}")
+    engine = Engine(
+        model,
+        config,
+        job.options,
+        exchange=exchange,
+        decode=tokenizer.decode,
+        observe=record,
+    )
+    return engine, record
+
+
+def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
+    """Let an engine keep its blocks in files. model: a name that no other model has."""
+    tier = DirectoryTier(path, describe(engine.runtime.cache, model))
+    return DirectoryExchange(engine, tier)
+
+
+def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:
+    """Hold all conversations, under a progress bar."""
+    total = sum(len(each.turns) * each.num_samples for each in job.prompts)
+    with tqdm(desc="answering", total=total, unit="answer", disable=None) as bar:
+
+        def show(held: Held) -> None:
+            bar.set_postfix_str(
+                f"{engine.metrics.num_generated_tokens} tokens, "
+                f"pool {engine.metrics.usages[-1]:.0%}",
+                refresh=False,
+            )
+            bar.update(len(held.answers) - bar.n)
+
+        return hold_conversations(engine, tokenizer, job.prompts, show)
+
+
+@attrs.frozen(kw_only=True)
+class Proof:
+    """What was checked of a run: counts by what they count, and what was not as it must be.
+
+    failure: why the answers are not verified. not_exercised: what had to happen and did not.
+    """
+
+    counts: dict[str, int]
+    failure: str | None = None
+    not_exercised: str | None = None
+
+    def as_json(self) -> dict[str, Any] | None:
+        """The counts or the failure, None where nothing was asked for."""
+        return (self.counts or None) if self.failure is None else {"failed": self.failure}
+
+
+def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
+    """Check everything that was asked for."""
+    counts: dict[str, int] = {}
+    failure = not_exercised = None
+    try:
+        counts |= check_answers(job, engine, held, tokenizer)
+    except (NotVerified, InvariantViolation) as error:
+        failure = str(error)
+    if job.require_all:
+        try:
+            counts |= verify_pressure(engine, refused=bool(held.refusals))
+        except NotExercised as error:
+            not_exercised = str(error)
+    return Proof(counts=counts, failure=failure, not_exercised=not_exercised)
+
+
+def check_answers(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[str, int]:
+    """How much was computed again and found equal. Raises NotVerified, InvariantViolation."""
+    verify_drained(engine)
+    if not job.verify:
+        return {}
+    total = len(held.answers)
+    with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
+
+        def show(num_answers: int) -> None:
+            bar.update(num_answers)
+
+        done = verify_answers(engine.model, held.answers, decode=tokenizer.decode, progress=show)
+    return _name_counts(done)
+
+
+def draw(job: Job, record: PoolRecord, summary: Summary) -> None:
+    """Write the picture and say where; without a step there is nothing to draw."""
+    assert job.picture is not None
+    if summary.steps == 0:
+        print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)
+        return
+    title = (
+        f"Block pool over time: {summary.num_blocks} blocks of {summary.block_size} tokens, "
+        f"{format_count(summary.num_answers, 'answers')} in {format_count(summary.steps, 'steps')}"
+    )
+    draw_pool(record, job.picture, title=title, first_block=int(job.config.null_block))
+    print(f"picture: {job.picture}", file=sys.stderr)
+
+
+def _name_counts(done: Verified) -> dict[str, int]:
+    counts = {
+        "answers equal to a contiguous cache's": done.num_answers,
+        "tokens": done.num_tokens,
+    }
+    if done.num_logits:
+        counts["rows of logits bit by bit"] = done.num_logits
+    return counts
+
+
+def place_model(model: Llama, device: torch.device) -> Llama:
+    """The model with its weights on a device."""
+    if model.device == device:
+        return model
+    weights = model.weights
+    layers = tuple(
+        LayerWeights(**{name: each.to(device) for name, each in attrs.asdict(layer).items()})
+        for layer in weights.layers
+    )
+    embedding = weights.embedding.to(device)
+    head = embedding if weights.head is weights.embedding else weights.head.to(device)
+    placed = LlamaWeights(
+        embedding=embedding, layers=layers, norm=weights.norm.to(device), head=head
+    )
+    return attrs.evolve(model, weights=placed)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells: the answers, a table of figures, and both as JSON."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.engine import Engine
+from kvcore_runtime.generate.conversation import Answer, Held
+from kvcore_runtime.generate.prompts import Prompt
+
+WIDTH = 96
+
+
+@attrs.frozen(kw_only=True)
+class Summary:
+    """The figures of one run.
+
+    prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
+    came back from preemption. drafts: tokens guessed. blocks_stored: in files, of
+    which blocks_written were not there already; blocks_loaded: from files; operations_failed:
+    stores and loads that are in neither. steps_overlapped: planned while another was computed;
+    stalls: plans with nothing to do before a batch in flight was completed; waits_for_blocks: plans
+    in which somebody waited for such a batch's blocks. Usages and shares are 0.0 to 1.0, times
+    seconds unless the name says.
+    """
+
+    backend: str
+    num_blocks: int
+    block_size: int
+    num_host_blocks: int
+    num_answers: int
+    num_refused: int
+    prompt_tokens: int
+    prompt_tokens_reused: int
+    recompute_tokens_reused: int
+    computed_tokens: int
+    generated_tokens: int
+    evictions: int
+    copies_on_write: int
+    blocks_swapped_out: int
+    blocks_swapped_in: int
+    preemptions_by_swap: int
+    preemptions_by_recompute: int
+    drafts: int
+    drafts_accepted: int
+    blocks_stored: int
+    blocks_written: int
+    blocks_loaded: int
+    operations_failed: int
+    max_in_flight: int
+    publish: str
+    steps_overlapped: int
+    stalls: int
+    waits_for_blocks: int
+    batches_cancelled: int
+    peak_usage: float
+    mean_usage: float
+    steps: int
+    seconds: float
+    tokens_per_second: float
+    manager_share: float
+    manager_us_per_step: float
+
+
+def summarise(engine: Engine, held: Held) -> Summary:
+    """The figures of a finished run; drains the manager's statistics."""
+    config, metrics = engine.manager.config, engine.metrics
+    stats = engine.manager.take_stats()
+    kept = engine.exchange if isinstance(engine.exchange, DirectoryExchange) else None
+    return Summary(
+        backend=engine.manager.backend,
+        num_blocks=config.num_usable_blocks,
+        block_size=config.block_size,
+        num_host_blocks=config.num_host_blocks,
+        num_answers=len(held.answers),
+        num_refused=len(held.refusals),
+        prompt_tokens=metrics.num_prompt_tokens,
+        prompt_tokens_reused=stats.hits,
+        recompute_tokens_reused=stats.preempted_hits,
+        computed_tokens=metrics.num_computed_tokens,
+        generated_tokens=metrics.num_generated_tokens,
+        evictions=metrics.num_evictions,
+        copies_on_write=metrics.num_copies,
+        blocks_swapped_out=metrics.num_blocks_out,
+        blocks_swapped_in=metrics.num_blocks_in,
+        preemptions_by_swap=engine.scheduler.preemptions.by_swap,
+        preemptions_by_recompute=engine.scheduler.preemptions.by_recompute,
+        drafts=metrics.num_drafts,
+        drafts_accepted=metrics.num_accepted_drafts,
+        blocks_stored=kept.num_stored if kept else 0,
+        blocks_written=kept.num_written if kept else 0,
+        blocks_loaded=kept.num_loaded if kept else 0,
+        operations_failed=len(kept.errors) if kept else 0,
+        max_in_flight=config.max_in_flight,
+        publish=config.publish,
+        steps_overlapped=metrics.num_overlapped,
+        stalls=metrics.num_stalls,
+        waits_for_blocks=engine.scheduler.num_waits,
+        batches_cancelled=metrics.num_cancelled,
+        peak_usage=metrics.peak_usage,
+        mean_usage=metrics.mean_usage,
+        steps=metrics.num_steps,
+        seconds=metrics.seconds,
+        tokens_per_second=metrics.tokens_per_second,
+        manager_share=metrics.manager_share,
+        manager_us_per_step=metrics.manager_us_per_step,
+    )
+
+
+def format_table(summary: Summary) -> str:
+    """The figures as a table of two columns."""
+    s = summary
+    reused = s.prompt_tokens_reused / s.prompt_tokens if s.prompt_tokens else 0.0
+    rows = {
+        "prompt tokens": f"{s.prompt_tokens}",
+        "tokens reused": f"{s.prompt_tokens_reused} ({reused:.0%}), "
+        f"{s.recompute_tokens_reused} more after preemption",
+        "tokens computed": f"{s.computed_tokens}",
+        "tokens generated": f"{s.generated_tokens} in {format_count(s.num_answers, 'answers')}",
+        "evictions": f"{s.evictions}",
+        "copies on write": f"{s.copies_on_write}",
+        "blocks swapped": f"{s.blocks_swapped_out} out, {s.blocks_swapped_in} in",
+        "preemptions": f"{s.preemptions_by_swap} by swap, "
+        f"{s.preemptions_by_recompute} by recompute",
+        "drafts": f"{s.drafts}, {s.drafts_accepted} accepted",
+        "blocks in files": f"{s.blocks_written} written, "
+        f"{s.blocks_stored - s.blocks_written} there already, {s.blocks_loaded} loaded, "
+        f"{s.operations_failed} failed",
+        "in flight": f"{s.steps_overlapped} of {format_count(s.steps, 'steps')} planned while "
+        f"another ran, {s.batches_cancelled} cancelled",
+        "waits": f"{s.stalls} for tokens in flight, {s.waits_for_blocks} for blocks",
+        "published": f"when {s.publish}",
+        "pool": f"{s.num_blocks} blocks of {s.block_size} tokens, {s.num_host_blocks} host blocks",
+        "pool in use": f"peak {s.peak_usage:.0%}, mean {s.mean_usage:.0%}",
+        "speed": f"{s.tokens_per_second:.1f} tokens/s ({s.seconds:.1f} s, "
+        f"{format_count(s.steps, 'steps')})",
+        "manager": f"{s.manager_share:.2%} of the time, {s.manager_us_per_step:.0f} us a step "
+        f"({s.backend})",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def format_count(count: int, name: str) -> str:
+    """A number and what it counts. name: begins with a plural, as in "copies on write"."""
+    if count != 1:
+        return f"{count} {name}"
+    noun, space, rest = name.partition(" ")
+    one = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+    return f"1 {one}{space}{rest}"
+
+
+def format_answers(held: Held, prompts: Sequence[Prompt]) -> str:
+    """Every question with its answer, in the order of the prompts, refusals at the end."""
+    order = {prompt.prompt_id: place for place, prompt in enumerate(prompts)}
+    answers = sorted(
+        held.answers,
+        key=lambda each: (order[each.prompt.prompt_id], each.turn, each.completion.sample),
+    )
+    parts = [_format_answer(answer) for answer in answers]
+    parts += [f"-- {each.request_id}: refused\n   {each.reason}" for each in held.refusals]
+    return "\n\n".join(parts)
+
+
+def _format_answer(answer: Answer) -> str:
+    tokens = len(answer.completion.tokens)
+    several = answer.prompt.num_samples > 1
+    sample = f", sample {answer.completion.sample + 1}" if several else ""
+    head = (
+        f"-- {answer.request.request_id}{sample}: {len(answer.request.prompt)} prompt tokens, "
+        f"{tokens} generated ({answer.completion.reason.value})"
+    )
+    lines = [head]
+    for sign, text in ((">", answer.prompt.turns[answer.turn]), (" ", answer.text.strip())):
+        for line in _printable(text).splitlines():
+            lines += textwrap.wrap(line, WIDTH, initial_indent=f" {sign} ", subsequent_indent="   ")
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    """The text with a dot for what a terminal cannot show, as random models write it."""
+    shown = (c == "\n" or (c.isprintable() and c != "\ufffd") for c in text)
+    return "".join(c if good else "\u00b7" for c, good in zip(text, shown, strict=True))
+
+
+def as_json(
+    summary: Summary,
+    held: Held,
+    verified: Mapping[str, Any] | None,
+    not_exercised: str | None = None,
+) -> dict[str, Any]:
+    """All of a run as plain data.
+
+    verified: None where it was not asked for. not_exercised: what had to happen and did not.
+    """
+    return {
+        "answers": [
+            {
+                "prompt": each.prompt.prompt_id,
+                "turn": each.turn,
+                "sample": each.completion.sample,
+                "prompt_tokens": len(each.request.prompt),
+                "tokens": list(each.completion.tokens),
+                "reason": each.completion.reason.value,
+                "text": each.text,
+            }
+            for each in held.answers
+        ],
+        "refused": [attrs.asdict(each) for each in held.refusals],
+        "summary": attrs.asdict(summary),
+        "verified": verified,
+        "not_exercised": not_exercised,
+    }

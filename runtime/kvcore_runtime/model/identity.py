@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A digest of all that decides the keys and values which a model writes into its blocks.
+
+Rules: what keeps blocks for others names them by tokens, and tokens say nothing of the model. So
+this digest belongs into the hash seed of its keys, where another model then finds nothing, and into
+the description of its files, where another one is told apart. It covers the model's shape (RoPE,
+the visibility of each layer), its mode, element type and kind of device, every weight, and where in
+the groups' blocks its layers lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from kvcore import Group
+from kvcore_runtime.cache.layer_groups import place_layers
+from kvcore_runtime.model.model import Llama, LlamaWeights
+
+
+def identify(model: Llama, groups: Sequence[Group]) -> str:
+    """The digest of a model whose layers lie in a manager's groups, 64 hexadecimal digits.
+
+    Reads every weight once, from the device. Raises GroupsDoNotHoldModel, UnequalPages.
+    """
+    config = attrs.evolve(model.config, visibilities=model.config.layer_visibilities)
+    layers = place_layers(config.visibilities, groups)
+    shape = (config, model.invariant, model.device.type, layers.places, layers.block_sizes)
+    digest = hashlib.sha256(repr(shape).encode())
+    for name, weight in _named(model.weights):
+        digest.update(f"\n{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        content = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(content.numpy().data)
+    return digest.hexdigest()
+
+
+def _named(weights: LlamaWeights) -> Iterator[tuple[str, Tensor]]:
+    """All weights by name, a head that is the embedding itself left out."""
+    yield "embedding", weights.embedding
+    for index, layer in enumerate(weights.layers):
+        for field in attrs.fields(type(layer)):
+            yield f"layer {index} {field.name}", getattr(layer, field.name)
+    yield "norm", weights.norm
+    if weights.head is not weights.embedding:
+        yield "head", weights.head

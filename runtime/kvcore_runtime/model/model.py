@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama-shaped forward over a flat ragged batch.
+
+The tokens of all sequences of a step stand one after another in one dimension. Everything but
+attention treats a row alone, so only the `Attention` object knows which rows belong together
+and where their keys and values are kept: in blocks (`attention.py`) or in one tensor a request
+(`contiguous.py`). The same forward runs over both.
+
+Invariant mode pads the rows of the step to a multiple of `ROW_TILE`: matrix products of
+fewer rows take other kernels, which add in another order. Padded, a row's bits depend on that
+row alone.
+"""
+
+from typing import Protocol
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModel
+
+ROW_TILE = 16
+"""Rows of a matrix product are a multiple of this in invariant mode."""
+
+
+class Attention(Protocol):
+    """Keeps the keys and values of the sequences of one step, and reads them."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k and v of the step's tokens in this layer, then attend to all that q may see.
+
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]. Returns a tensor like q.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class LlamaConfig:
+    """The shape of a model; sizes in elements, lengths in tokens.
+
+    visibilities: of each layer, () for full attention in all. Raises UnsupportedModel.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+    max_model_len: int = 8192
+    visibilities: tuple[Visibility, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(LlamaConfig):
+            value = getattr(self, field.name)
+            if field.name != "visibilities" and value <= 0:
+                raise UnsupportedModel(what=field.name, value=value, expected="a positive number")
+        if len(self.layer_visibilities) != self.num_layers:
+            num_given = len(self.visibilities)
+            expected = f"one for each of {self.num_layers} layers"
+            raise UnsupportedModel(what="visibilities", value=num_given, expected=expected)
+        if self.num_heads % self.num_kv_heads:
+            raise UnsupportedModel(
+                what="num_heads",
+                value=self.num_heads,
+                expected=f"a multiple of {self.num_kv_heads}",
+            )
+        if self.head_dim % 2:
+            raise UnsupportedModel(what="head_dim", value=self.head_dim, expected="an even number")
+
+    @property
+    def layer_visibilities(self) -> tuple[Visibility, ...]:
+        """What each layer sees."""
+        return self.visibilities or (FULL,) * self.num_layers
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of the joint projection to queries, keys and values."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LayerWeights:
+    """One layer; matrices are [out, in]. Projections that read the same input are joined."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
+    output: Tensor  # [hidden, num_heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: Tensor  # [hidden, intermediate]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LlamaWeights:
+    """All weights of a model, of one dtype and on one device."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Llama:
+    """A model: shape, weights and how exact it is.
+
+    invariant: a token's logits have the same bits whatever else is in the step; the attention
+    object given to `forward` must be in the same mode.
+    """
+
+    config: LlamaConfig
+    weights: LlamaWeights
+    invariant: bool = False
+    _rope: Tensor = attrs.field(init=False, repr=False)  # [2, max_model_len, head_dim]: cos, sin
+
+    def __attrs_post_init__(self) -> None:
+        _check_shapes(self.config, self.weights)
+        object.__setattr__(self, "_rope", _rope_table(self.config, self.weights.embedding))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and the cache."""
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, tokens and the cache are."""
+        return self.weights.embedding.device
+
+    @torch.no_grad()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, rows: Tensor | None = None
+    ) -> Tensor:
+        """Run one step and return the logits of some of its rows.
+
+        token_ids, positions: [T] int64 on the model's device, T >= 1, sequences one after another;
+        positions count from 0 in each sequence. rows: [R] int64 indices into T, all if None.
+        Returns [R, vocab]. Raises ShapeMismatch.
+        """
+        hidden = self.hidden(token_ids, positions, attention)
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        num_rows = hidden.shape[0]
+        return functional.linear(self._pad_rows(hidden), self.weights.head)[:num_rows]
+
+    @torch.no_grad()
+    def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Run one step up to the final norm: [T] -> [T, hidden]. Arguments as for `forward`."""
+        if token_ids.shape != positions.shape:
+            raise ShapeMismatch(name="positions", expected=token_ids.shape, actual=positions.shape)
+        num_tokens = token_ids.shape[0]
+        x = self._pad_rows(functional.embedding(token_ids, self.weights.embedding))
+        cos, sin = self._rope.index_select(1, positions).unsqueeze(2)
+        for index, layer in enumerate(self.weights.layers):
+            x = x + self._attention(index, layer, x, cos, sin, attention)
+            x = x + self._mlp(layer, x)
+        return self._norm(x, self.weights.norm)[:num_tokens]
+
+    def check_length(self, what: str, num_tokens: int) -> None:
+        """Raise TooLong if a sequence of so many tokens does not fit the model."""
+        if num_tokens > self.config.max_model_len:
+            raise TooLong(
+                what=what, num_tokens=num_tokens, num_tokens_max=self.config.max_model_len
+            )
+
+    def _attention(
+        self, index: int, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, to: Attention
+    ) -> Tensor:
+        config = self.config
+        num_tokens = cos.shape[0]
+        qkv = functional.linear(self._norm(x, layer.attention_norm), layer.qkv)[:num_tokens]
+        num_rotated = config.num_heads + config.num_kv_heads
+        heads = qkv.view(num_tokens, -1, config.head_dim)
+        rotated = _rotate(heads[:, :num_rotated], cos, sin)
+        q, k = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        seen = to.attend(index, q, k, heads[:, num_rotated:])
+        return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        gate, up = functional.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, layer.down)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _pad_rows(self, x: Tensor) -> Tensor:
+        missing = -x.shape[0] % ROW_TILE if self.invariant else 0
+        return functional.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def tiny_config(
+    vocab_size: int = 260,
+    max_model_len: int = 2048,
+    *,
+    visibilities: tuple[Visibility, ...] = (),
+) -> LlamaConfig:
+    """The shape of the tiny test model: hidden 64, 4 query and 2 key-value heads.
+
+    visibilities: of its layers, of which there are as many; () for two of full attention.
+    """
+    return LlamaConfig(
+        num_layers=len(visibilities) or 2,
+        visibilities=visibilities,
+        hidden_size=64,
+        intermediate_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+    )
+
+
+def tiny_model(
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    invariant: bool = False,
+    config: LlamaConfig | None = None,
+    tied: bool = True,
+) -> Llama:
+    """Return a model of random weights: the same seed gives the same weights, in every dtype.
+
+    Logits are spread widely enough that two tokens almost never tie. config: `tiny_config()`.
+    """
+    shape = tiny_config() if config is None else config
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int, columns: int, scale: float) -> Tensor:
+        values = torch.randn(rows, columns, generator=random, dtype=torch.float64)
+        return (values * scale).to(dtype)
+
+    def layer() -> LayerWeights:
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        heads = shape.num_heads * shape.head_dim
+        return LayerWeights(
+            attention_norm=torch.ones(hidden, dtype=dtype),
+            qkv=draw(shape.qkv_size, hidden, 1.5 * hidden**-0.5),
+            output=draw(hidden, heads, heads**-0.5),
+            mlp_norm=torch.ones(hidden, dtype=dtype),
+            gate_up=draw(2 * inner, hidden, hidden**-0.5),
+            down=draw(hidden, inner, inner**-0.5),
+        )
+
+    embedding = draw(shape.vocab_size, shape.hidden_size, 0.5)
+    layers = tuple(layer() for _ in range(shape.num_layers))
+    head = embedding if tied else draw(shape.vocab_size, shape.hidden_size, 0.5)
+    norm = torch.ones(shape.hidden_size, dtype=dtype)
+    weights = LlamaWeights(embedding=embedding, layers=layers, norm=norm, head=head)
+    return Llama(config=shape, weights=weights, invariant=invariant)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + head_dim / 2) of x [T, H, D] by its position's angle."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+def _rope_table(config: LlamaConfig, like: Tensor) -> Tensor:
+    """Cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    positions = torch.arange(config.max_model_len, dtype=torch.float64)
+    angles = torch.outer(positions, config.rope_theta**-exponents).repeat(1, 2)
+    return torch.stack((angles.cos(), angles.sin())).to(like.device, like.dtype)
+
+
+def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
+    """Raise ShapeMismatch unless every weight has the shape that the configuration says."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer_shapes = {
+        "attention_norm": (hidden,),
+        "qkv": (config.qkv_size, hidden),
+        "output": (hidden, config.num_heads * config.head_dim),
+        "mlp_norm": (hidden,),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+    }
+    expected: list[tuple[str, tuple[int, ...], Tensor]] = [
+        ("embedding", (config.vocab_size, hidden), weights.embedding),
+        ("norm", (hidden,), weights.norm),
+        ("head", (config.vocab_size, hidden), weights.head),
+    ]
+    if len(weights.layers) != config.num_layers:
+        raise ShapeMismatch(
+            name="layers", expected=(config.num_layers,), actual=(len(weights.layers),)
+        )
+    for index, layer in enumerate(weights.layers):
+        for name, shape in layer_shapes.items():
+            expected.append((f"layer {index} {name}", shape, getattr(layer, name)))
+    for name, shape, tensor in expected:
+        if tuple(tensor.shape) != shape:
+            raise ShapeMismatch(name=name, expected=shape, actual=tensor.shape)

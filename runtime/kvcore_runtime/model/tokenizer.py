@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back: the BPE of a GGUF file, and plain bytes for tiny models."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from kvcore_runtime.errors import UnsupportedModel
+from kvcore_runtime.model.chat import CHATML, ChatTemplate, Message
+from kvcore_runtime.model.weights import GgufFile
+
+_REPLACEMENT = "\ufffd"
+_TOKEN_TYPE_NORMAL = 1
+
+
+class Tokenizer(Protocol):
+    """What an engine needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; no special token comes out."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids without special tokens; U+FFFD where bytes are not (yet) UTF-8."""
+        ...
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """A conversation as the model's template writes it, the answer's beginning included."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation. Raises InvalidMessages."""
+        ...
+
+
+class BpeTokenizer:
+    """Byte-level BPE with the vocabulary, merges and chat template of a GGUF file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """Build it. Raises UnsupportedModel if the file's tokenizer is of another kind."""
+        from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+        from tokenizers.models import BPE
+
+        _expect(file, "tokenizer.ggml.model", "gpt2")
+        _expect(file, "tokenizer.ggml.pre", "smollm")
+        tokens: list[str] = file.value("tokenizer.ggml.tokens")
+        types: list[int] = file.value("tokenizer.ggml.token_type")
+        merges = [tuple(merge.split(" ")) for merge in file.value("tokenizer.ggml.merges")]
+        special = {
+            token: index
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind != _TOKEN_TYPE_NORMAL
+        }
+        vocab = {token: index for index, token in enumerate(tokens)}
+        self._bpe: Any = Tokenizer(BPE(vocab=vocab, merges=merges))
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        self._bpe.decoder = decoders.ByteLevel()
+        self._bpe.add_special_tokens([AddedToken(token, special=True) for token in special])
+        self._bpe.encode_special_tokens = True
+        self._template = ChatTemplate(file.value("tokenizer.chat_template"), special)
+        self._vocab_size = len(tokens)
+        ends = {file.value("tokenizer.ggml.eos_token_id"), special.get("<|endoftext|>")}
+        self._end_ids = frozenset(int(token) for token in ends if token is not None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        return self._vocab_size
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The end of a turn and the end of a text."""
+        return self._end_ids
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        text: str = self._bpe.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """See `Tokenizer`."""
+        return self._template.render(messages)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """See `Tokenizer`."""
+        return self._template.encode(messages, self.encode)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, then a few special tokens: for models of random weights."""
+
+    SPECIAL: ClassVar[dict[str, int]] = {
+        "<|endoftext|>": 256,
+        "<|im_start|>": 257,
+        "<|im_end|>": 258,
+        "<|pad|>": 259,
+    }
+
+    def __init__(self) -> None:
+        self._template = ChatTemplate(CHATML, self.SPECIAL)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        return 256 + len(self.SPECIAL)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The end of a turn and the end of a text."""
+        return frozenset({self.SPECIAL["<|endoftext|>"], self.SPECIAL["<|im_end|>"]})
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """See `Tokenizer`."""
+        return self._template.render(messages)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """See `Tokenizer`."""
+        return self._template.encode(messages, self.encode)
+
+
+class StreamDecoder:
+    """Turns ids that come one by one into text that is never taken back.
+
+    Text is held while it ends in the middle of a character. Only the ids since the last
+    whole character are decoded again: the cost of a token does not grow with the answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pending: list[int] = []
+        self._num_given = 0  # characters of the pending ids that were given out
+
+    def push(self, token_id: int) -> str:
+        """Take the next id; return the text that is now certain, maybe none."""
+        self._pending.append(token_id)
+        text = self._tokenizer.decode(self._pending)
+        certain = text.rstrip(_REPLACEMENT)
+        piece = certain[self._num_given :]
+        self._num_given = max(self._num_given, len(certain))
+        if certain == text:
+            self._forget()
+        return piece
+
+    def flush(self) -> str:
+        """Return the held text; half a character becomes U+FFFD."""
+        text = self._tokenizer.decode(self._pending) if self._pending else ""
+        piece = text[self._num_given :]
+        self._forget()
+        return piece
+
+    def _forget(self) -> None:
+        self._pending.clear()
+        self._num_given = 0
+
+
+def _expect(file: GgufFile, key: str, expected: str) -> None:
+    value = file.value(key)
+    if value != expected:
+        raise UnsupportedModel(what=key, value=value, expected=expected)
