@@ -3,7 +3,7 @@
 
 Run: python -m benches.crossings [options of pytest, e.g. -k append]. pytest-benchmark in CPU time
 of the thread, since machines are shared; compare rows of one run with each other, and no row with
-one of another day. `tests/test_crossings.py` counts how many calls a step makes.
+one of another day. `tests/core/test_crossings.py` counts how many calls a step makes.
 """
 
 from __future__ import annotations

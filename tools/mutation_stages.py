@@ -25,19 +25,15 @@ UNBUILT = "does not compile"
 MEMORY_MAX = 12 * GIB
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 CARGO = ("cargo", "test", "--locked")
-STYLE = ("tests/test_tidy.py", "tests/test_wheel.py", "tests/unit/test_docs.py")
+STYLE = ("tests/test_tidy.py", "tests/test_wheel.py", "tests/docs/test_docs.py")
 NOT_THESE = tuple(f"--ignore={path}" for path in STYLE)
 EXTENSION = ("cargo", "build", "--locked", "--lib", "--features", "python")
 FAILED = re.compile(
     r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$|^test (\S+) \.\.\. FAILED", re.MULTILINE
 )
-SHORT = [
-    "fork", "swap", "truncate", "batches", "cancelled", "in_flight", "merge", "open_batch",
-    "pins", "generations", "preallocation", "prefix_caching", "windows", "refusals",
-    "eviction_order", "hashing", "extra_keys", "key_map", "hash_index", "tokens",
-]  # fmt: skip
 POOLS = tuple(f"tests/conformance/test_{word}.py" for word in ("pool", "free_queue"))
-UNITS = (*POOLS, "tests/test_pool_layer.py", *(f"tests/unit/test_{word}.py" for word in SHORT))
+ROOMS = ("tests/pool", *(f"tests/core/{room}" for room in ("types", "hashing", "transitions")))
+UNITS = (*POOLS, *ROOMS)
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +51,13 @@ class Stage:
     builds_twin: bool = False
 
 
-PARITY = ("tests/traces", "tests/property", "tests/unit", "tests/explore/test_agreement.py")
+PARITY = (
+    "tests/traces",
+    "tests/property",
+    "tests/pool",
+    "tests/core",
+    "tests/check/test_agreement.py",
+)
 STAGES = {
     "python": [
         Stage(name="traces", command=PYTEST, paths=("tests/traces",), cpu_s_max=60),
@@ -63,7 +65,7 @@ STAGES = {
         Stage(
             name="unit and conformance tests",
             command=(*PYTEST, *NOT_THESE),
-            paths=("tests/unit", "tests/conformance", "tests/legacy"),
+            paths=("tests/core", "tests/compat", "tests/conformance", "tests/legacy"),
             cpu_s_max=300,
         ),
         Stage(
@@ -71,8 +73,8 @@ STAGES = {
             command=PYTEST,
             paths=(
                 "tests/property",
-                "tests/explore/test_worlds.py",
-                "tests/explore/test_agreement.py",
+                "tests/check/test_worlds.py",
+                "tests/check/test_agreement.py",
             ),
             cpu_s_max=900,
             in_slice=False,

@@ -17,7 +17,7 @@ kept between blocks: a block's items are found by bisection. Twin: rust/src/hash
     6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
 
 Equal keys of a block mean equal content, if an identifier stands for one content of one length and
-all rows are of one size. Source: tests/unit/test_key_contents.py.
+all rows are of one size. Source: tests/core/hashing/test_key_contents.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from kvcore import Command, _twin
 from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.pool import transitions
 from tests.conftest import Backend
-from tests.test_pool_layer import Pure
+from tests.pool.test_transitions import Pure
 
 KEYS = [bytes([number]) * KEY_SIZE for number in range(4)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvcore import KVCacheBlocks, KVCacheManager, Reason, Refused
 from tests.conftest import Backend
-from tests.unit.stories import add, drop, make, serve, step, unchanged
+from tests.helpers.stories import add, drop, make, serve, step, unchanged
 
 LATER, NEVER = Reason.LATER, Reason.NEVER
 

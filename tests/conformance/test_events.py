@@ -19,7 +19,7 @@ from kvcore import (
 from kvcore.hashing.extra_keys import LoRA, MediaItem
 from kvcore.types.events import replay
 from tests.conftest import Backend
-from tests.unit.stories import add, admit, drop, keyed, make, serve, step
+from tests.helpers.stories import add, admit, drop, keyed, make, serve, step
 
 THREE = Group(2, kind="sliding_window", window=3)
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
 from tests.conftest import Backend
-from tests.unit.stories import add, admit, drop, make, serve, step, unchanged
+from tests.helpers.stories import add, admit, drop, make, serve, step, unchanged
 
 FULL = Group(2)
 THREE = Group(2, kind="sliding_window", window=3)

@@ -18,7 +18,18 @@ from kvcore.types.errors import (
     WrongHit,
 )
 from tests.conftest import Backend
-from tests.unit.stories import add, admit, blocks, drop, keyed, make, owners, serve, step, unchanged
+from tests.helpers.stories import (
+    add,
+    admit,
+    blocks,
+    drop,
+    keyed,
+    make,
+    owners,
+    serve,
+    step,
+    unchanged,
+)
 
 NOTHING = KVCacheBlocks(((),))
 

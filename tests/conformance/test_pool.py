@@ -10,7 +10,7 @@ from kvcore.pool import transitions
 from kvcore.types.errors import AlreadyPublished, DoubleFree, UnknownBlock
 from tests.conformance.pools import KEYS, cached, keys, make_pool, owners, queue
 from tests.conftest import Backend
-from tests.unit.stories import drop, make, serve, step
+from tests.helpers.stories import drop, make, serve, step
 
 
 @pytest.mark.seed("S001-06")

@@ -11,7 +11,17 @@ import pytest
 from kvcore import Hit, KVCacheBlocks, KVCacheManager, PrefixCacheStats, Request
 from kvcore.types.errors import UnknownRequest
 from tests.conftest import Backend
-from tests.unit.stories import add, admit, blocks, drop, keyed, make, serve, step, unchanged
+from tests.helpers.stories import (
+    add,
+    admit,
+    blocks,
+    drop,
+    keyed,
+    make,
+    serve,
+    step,
+    unchanged,
+)
 
 NOTHING = Hit(KVCacheBlocks(((),)), 0)
 

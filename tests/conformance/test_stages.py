@@ -11,7 +11,7 @@ import pytest
 from kvcore import BlockStored, Group, KVCacheBlocks, Reason, Refused, Request
 from kvcore.types.errors import NoEncoderGroup
 from tests.conftest import Backend
-from tests.unit.stories import (
+from tests.helpers.stories import (
     add,
     admit,
     blocks,

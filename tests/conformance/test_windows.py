@@ -14,7 +14,7 @@ import pytest
 from kvcore import Free, Group, Hit, KVCacheBlocks, KVCacheManager, Reason, Refused, SetTable
 from kvcore.types.groups import skipped_blocks, skipped_tokens
 from tests.conftest import Backend
-from tests.unit.stories import (
+from tests.helpers.stories import (
     add,
     admit,
     blocks,

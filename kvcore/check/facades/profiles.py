@@ -3,7 +3,7 @@
 
 Rules: every property that the checker knows is either judged or lifted with a reason; a fact of the
 specification stands behind a reason that is the facade's own. Counts of states are pinned by
-tests/explore/test_facades.py. Twin: none.
+tests/check/test_facades.py. Twin: none.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ SPECIFIED: dict[str, tuple[str, ...] | str] = {
     "ADMIT-EXACT": ("ADMIT-EXACT",),
     "NOCRASH": ("NOCRASH", "ATOMIC-FAIL"),
     "DETERMINISM": ("DETERMINISM",),
-    "EQUIVARIANCE": "judged on sampled edges by tests/explore/test_canonical.py",
+    "EQUIVARIANCE": "judged on sampled edges by tests/check/test_canonical.py",
     "LRU": ("LRU",),
     "MINIMAL-EVICT": "LRU says which block leaves: the front, where uncached blocks stand first",
     "REFINE": ("REFINE",),

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Equal keys of a block mean equal content, if an identifier stands for one content of one length
-//! and all rows are of one size. Source: tests/unit/test_key_contents.py.
+//! and all rows are of one size. Source: tests/core/hashing/test_key_contents.py.
 
 use sha2::{Digest, Sha256};
 

@@ -17,7 +17,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
 )
 from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import SIZE, allocator, full, ids, unchanged, use_up
+from tests.legacy.v0.small import SIZE, allocator, full, ids, unchanged, use_up
 
 
 @pytest.mark.seed("S002-01")

@@ -11,7 +11,7 @@ from kvcore.legacy.v0.block_manager import BlockSpaceManager
 from kvcore.legacy.v0.prefix_caching_block import Device, NoFreeBlocksError
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import admit, manager, unchanged
+from tests.legacy.v0.small import admit, manager, unchanged
 
 CACHING = [False, True]
 

@@ -16,7 +16,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
     PrefixCachingBlockAllocator,
 )
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import allocator, full, ids, unchanged, use_up
+from tests.legacy.v0.small import allocator, full, ids, unchanged, use_up
 
 
 def hashes(*numbers: int) -> list[int]:

@@ -14,7 +14,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
 )
 from kvcore.legacy.v0.tier_blocks import hash_of_key, key_of_hash
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import allocator, full, ids, unchanged
+from tests.legacy.v0.small import allocator, full, ids, unchanged
 
 
 def chain(

@@ -19,7 +19,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
 )
 from kvcore.types.errors import KvcoreError
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import allocator, full, ids, unchanged, use_up
+from tests.legacy.v0.small import allocator, full, ids, unchanged, use_up
 
 
 def evictable(

@@ -12,7 +12,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
 )
 from kvcore.legacy.v0.sequences import Sequence
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import full, two_tiers, unchanged
+from tests.legacy.v0.small import full, two_tiers, unchanged
 
 
 @pytest.mark.seed("S002-59")

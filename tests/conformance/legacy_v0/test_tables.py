@@ -17,7 +17,7 @@ from kvcore.legacy.v0.prefix_caching_block import (
     PrefixCachingBlockAllocator,
 )
 from tests.conftest import Backend
-from tests.helpers.legacy_v0 import ids, two_tiers, unchanged
+from tests.legacy.v0.small import ids, two_tiers, unchanged
 
 KINDS = ["naive", "prefix_caching"]
 GPU, CPU = Device.GPU, Device.CPU

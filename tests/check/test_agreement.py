@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both languages judge alike: of each state, and of each damaged one, they name the same breaks.
+
+The twin's properties are a second hand of the same sentences (`rust/src/check/`). States of small
+worlds hold all of them, in both. Then one bit of a state's bytes is changed: where that is a state
+at all, it breaks something or not, and both must say the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace as evolve
+
+from kvcore import Group, KvcoreError, _twin
+from kvcore.check.search.actions import actions
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.invariants import pool_and_state
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.pool.free_queue import make_free_queue
+from kvcore.state.state import State, make_state
+from kvcore.trace.calls import Call, Misuse, perform
+from tests.check.worlds import CHUNKS, WINDOW, world
+from tests.conftest import need_twin
+
+WORLDS = {
+    "basic": world(2, 2, 3),
+    "windows": world(4, 2, 4, groups=(Group(2), WINDOW), num_prompt=3, without=("fork",)),
+    "chunks": world(4, 2, 3, groups=(Group(1), CHUNKS), without=("fork",)),
+    "host": world(2, 2, 3, "swap_out", "swap_in", num_host_blocks=2, without=("fork",)),
+    "drafts": world(2, 1, 4, "add_drafts", "accept", num_prompt=2, num_drafts=2),
+    "loads": world(3, 2, 4, "load", "store", num_prompt=3, without=("fork",)),
+    "external": world(2, 2, 2, groups=(Group(1),), num_external=1, calls_per_batch=2),
+    "encoder": world(
+        4,
+        2,
+        3,
+        groups=(Group(2), Group(2, kind="cross_attention")),
+        enable_caching=False,
+        num_encoder=2,
+    ),
+    "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
+}
+IN_FLIGHT = {
+    "scheduled": world(4, 3, 4, "truncate", max_in_flight=2),
+    "completed": world(4, 3, 4, max_in_flight=1, publish="completed", duplicates="merge"),
+    "external in flight": world(4, 3, 4, "truncate", num_external=2, max_in_flight=2),
+    "host in flight": world(
+        4, 3, 4, "swap_out", "swap_in", "load", num_host_blocks=4, max_in_flight=2
+    ),
+}
+NUM_STATES, NUM_DAMAGED = 300, 1000
+NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE"}
+"""What bytes cannot break: the free queue and the index are made anew from them."""
+
+
+def reached(where: World) -> dict[bytes, None]:
+    """The states of a world, with open batches, in the order of first meeting."""
+    found: dict[bytes, None] = {}
+    check(where, watch=lambda *step: found.setdefault(encode(step[2].state)), max_states=250)
+    return found
+
+
+def walked(where: World, seed: int) -> dict[bytes, None]:
+    """States with batches in flight, on a random walk."""
+    choose = random.Random(seed)
+    state, prefixes = make_state(where.config), Prefixes(where.config)
+    found = {encode(state): None}
+    while len(found) < NUM_STATES:
+        prefixes.learn(state)
+        possible = list(actions(where, state, prefixes))
+        call = choose.choice([*possible[:1], *time_calls(state), choose.choice(possible)])
+        outcome = perform(state, call)
+        if not isinstance(outcome.value, Misuse):
+            state = outcome.state
+            found[encode(state)] = None
+    return found
+
+
+def time_calls(state: State) -> Iterator[Call]:
+    """Closing and finishing batches and operations, taking them back."""
+    yield Call("take_batch")
+    for batch in state.unfinished:
+        yield Call("complete", (batch.number,))
+    if len(state.unfinished) > 1:
+        yield Call("cancel", (state.unfinished[-1].number,))
+    for number in state.operations:
+        yield Call("complete_operation", (number, number % 3 > 0))
+
+
+def judged(data: bytes) -> tuple[str, ...]:
+    """The names of what does not hold in a state, or of the error that it is none."""
+    try:
+        state = decode(data)
+    except KvcoreError as error:
+        return (type(error).__name__,)
+    return tuple(name for name, holds in pool_and_state.PROPERTIES.items() if any(holds(state)))
+
+
+def judged_by_twin(data: bytes) -> tuple[str, ...]:
+    """The same in the twin."""
+    try:
+        return tuple(_twin.judge_state(data))
+    except KvcoreError as error:
+        return (type(error).__name__,)
+
+
+def damaged(data: bytes, choose: random.Random) -> bytes:
+    """A state's bytes with one of the low bits of one byte changed."""
+    place = choose.randrange(80, len(data))
+    changed = data[place] ^ 1 << choose.randrange(3)
+    return data[:place] + bytes([changed]) + data[place + 1 :]
+
+
+def agree(states: dict[bytes, None], seed: int) -> Counter[str]:
+    """Ask both about states and about damaged ones; how often each name was said."""
+    said: Counter[str] = Counter()
+    choose = random.Random(seed)
+    kept = choose.sample(list(states), min(NUM_STATES, len(states)))
+    for data in kept:
+        assert judged_by_twin(data) == judged(data) == ()
+    for _ in range(NUM_DAMAGED):
+        data = damaged(choose.choice(kept), choose)
+        names = judged(data)
+        assert judged_by_twin(data) == names, data.hex()
+        said.update(names)
+    return said
+
+
+@pytest.fixture(scope="module")
+def said() -> Counter[str]:
+    """All that was said in this file."""
+    need_twin()
+    return Counter()
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_both_languages_name_the_same_breaks(name: str, said: Counter[str]) -> None:
+    found = agree(reached(WORLDS[name]), 11)
+    assert found.total() > NUM_DAMAGED // 3
+    said.update(found)
+
+
+@pytest.mark.parametrize("name", IN_FLIGHT)
+def test_both_languages_name_the_same_breaks_in_flight(name: str, said: Counter[str]) -> None:
+    where = IN_FLIGHT[name]
+    states = walked(where, 12)
+    waits = [len(decode(data).device.quarantine or ()) for data in states]
+    assert any(waits), "no block waits in any state"
+    said.update(agree(states, 12))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[str]) -> None:
+    for data in list(reached(WORLDS[name]))[:100]:
+        for state in torn(decode(data)):
+            names = judged(encode(state))
+            assert judged_by_twin(encode(state)) == names
+            said.update(names)
+
+
+def torn(state: State) -> Iterator[State]:
+    """A state with one field of it that another state has."""
+    queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
+    yield evolve(state, device=evolve(state.device, queue=queue))
+    if len(state.rows):
+        yield evolve(state, free_rows=state.free_rows.append(0))
+    for name, request in state.requests.items():
+        for changed in (
+            evolve(request, num_computed=0),
+            evolve(request, tables=request.tables[::-1]),
+            evolve(request, tokens=request.tokens[:1]),
+        ):
+            yield evolve(state, requests=state.requests.set(name, changed))
+
+
+def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:
+    assert set(pool_and_state.PROPERTIES) - set(said) <= NEVER_DECODED

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds with batches in flight: both languages know as many states and edges, at each distance."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcore.check.search.search import check
+from kvcore.check.world.world import World
+from tests.check.worlds import world
+from tests.conftest import need_twin
+
+NO_FORK = ("fork",)
+WORLDS = {
+    "one request": (world(2, 1, 2, max_in_flight=1, without=NO_FORK), 910, 2902),
+    "swap": (
+        world(2, 1, 2, "swap_out", "swap_in", max_in_flight=1, num_host_blocks=2, without=NO_FORK),
+        1838,
+        6006,
+    ),
+    "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3665, 12398),
+}
+TWIN_WORLDS = {
+    "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 38311, 145301),
+    "completed, merging": (
+        world(
+            2,
+            2,
+            2,
+            max_in_flight=1,
+            publish="completed",
+            duplicates="merge",
+            without=NO_FORK,
+        ),
+        38558,
+        144607,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_both_languages_know_the_same_nodes(name: str) -> None:
+    need_twin()
+    where, num_states, num_edges = WORLDS[name]
+    reports = [check(where, backend=backend) for backend in ("python", "rust")]
+    for report in reports:
+        assert report.violation is None
+        assert (report.num_states, report.num_edges) == (num_states, num_edges)
+    assert reports[0].depths == reports[1].depths
+
+
+@pytest.mark.parametrize("name", TWIN_WORLDS)
+def test_the_twin_explores_two_requests_to_the_end(name: str) -> None:
+    need_twin()
+    where, num_states, num_edges = TWIN_WORLDS[name]
+    report = check(where, backend="rust")
+    assert (report.verdict, report.violation) == ("complete", None)
+    assert (report.num_states, report.num_edges) == (num_states, num_edges)
+
+
+def test_a_world_of_two_requests_begins_alike() -> None:
+    need_twin()
+    where: World = TWIN_WORLDS["two requests"][0]
+    reports = [check(where, backend=backend, max_depth=6) for backend in ("python", "rust")]
+    assert reports[0].depths == reports[1].depths

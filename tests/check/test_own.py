@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""People check what is theirs: a policy, a scheduler, a manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from kvcore import Config, KVCacheManager, Request, State
+from kvcore.check.extend.manager_model import ManagerModel
+from kvcore.check.extend.policies import LRU, FreeBlock, check_policy, check_scheduler
+from kvcore.check.search.report import Report
+from kvcore.check.search.search import check
+from kvcore.check.stories.story import render
+from kvcore.check.world.world import Move, World
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.trace.calls import Call
+from kvcore.types.errors import WrongArgument
+from tests.check.worlds import world
+from tests.conftest import need_twin
+
+SMALL = world(2, 2, 3)
+CONFIG = Config(2, 2, null_block=False)
+
+
+def found(report: Report) -> tuple[str, str]:
+    """Name and detail of a report's violation, which can be told."""
+    assert report.violation is not None
+    return report.violation.name, report.violation.detail
+
+
+def test_a_policy_that_is_the_default_changes_nothing() -> None:
+    report = check_policy(LRU(), SMALL)
+    usual = check(SMALL)
+    assert report.verdict == usual.verdict == "complete"
+    assert (report.num_states, report.num_edges) == (usual.num_states, usual.num_edges)
+
+
+class UncachedFirst(LRU):
+    """What `uncached_first` does."""
+
+    def join(self, queue: Sequence[FreeBlock], block: FreeBlock) -> int:
+        return len(queue) if block.cached else 0
+
+
+def test_a_policy_reaches_the_states_of_the_built_in_one() -> None:
+    built_in = check(world(2, 2, 3, eviction="uncached_first"))
+    own = check_policy(UncachedFirst(), SMALL)
+    assert (own.num_states, own.num_edges) == (built_in.num_states, built_in.num_edges)
+
+
+class Careless(LRU):
+    """Answers that are no place, or none at all."""
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+
+    def leave(self, _: Sequence[FreeBlock]) -> int:
+        place: int = self.place() if callable(self.place) else self.place
+        return place
+
+
+def forget() -> int:
+    raise KeyError("times")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [(2, "leave gives 2, which is no place up to 1"), (forget, "leave raised KeyError: 'times'")],
+)
+def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> None:
+    take = PoolDraft.take
+    name, detail = found(check_policy(Careless(place), SMALL, properties=["POLICY"]))
+    assert name == "POLICY"
+    assert said in detail
+    assert PoolDraft.take is take
+
+
+def first_come(where: World, state: State) -> Iterator[Call]:
+    """One request after the other, each to its end."""
+    for name in ("a", "b"):
+        request = state.requests.get(name)
+        if request is None:
+            yield Call("add_request", (Request(name, [1, 2]),))
+        elif not request.num_computed:
+            if len(request.tokens) < where.num_tokens:
+                yield Call("allocate_slots", (name, 2))
+            else:
+                yield Call("remove_request", (name,))
+        elif len(request.tokens) < where.num_tokens:
+            yield Call("append", ([name], [3]))
+        else:
+            yield Call("free", (name,))
+
+
+def test_a_scheduler_that_brings_everyone_to_an_end_is_right() -> None:
+    where = world(4, 2, 3)
+    report = check_scheduler(first_come, where)
+    assert report.verdict == "complete", report.violation
+    assert report.num_states > 10
+
+
+def test_a_scheduler_that_never_frees_stands_still() -> None:
+    def hold(_: World, state: State) -> Iterator[Call]:
+        for name in ("a", "b"):
+            if name not in state.requests:
+                yield Call("add_request", (Request(name, [1, 2]),))
+            elif not state.requests[name].num_computed:
+                yield Call("allocate_slots", (name, 2))
+
+    name, detail = found(check_scheduler(hold, SMALL))
+    assert name == "DEADLOCK-FREE"
+    assert "no move of the scheduler ever brings a token" in detail
+
+
+def test_a_scheduler_that_raises_is_a_finding_of_its_own() -> None:
+    def lost(_: World, state: State) -> Iterator[Call]:
+        if state.requests:
+            raise LookupError("nobody")
+        yield Call("add_request", (Request("a", [1, 2]),))
+
+    name, detail = found(check_scheduler(lost, SMALL))
+    assert name == "SCHEDULER"
+    assert "raised LookupError: nobody, in a state with 2 free blocks and 'a' waiting" in detail
+
+
+def no_moves(_: World, __: State) -> Any:
+    return ()
+
+
+def nothing(_: World, __: State) -> Any:
+    return None
+
+
+def a_text(_: World, __: State) -> Any:
+    yield "append"
+
+
+def unknown(_: World, __: State) -> Any:
+    yield Call("jump")
+
+
+def too_few(_: World, __: State) -> Any:
+    yield Call("append", (["a"],))
+
+
+def misused(_: World, __: State) -> Any:
+    yield Call("free", ("nobody",))
+
+
+def silent(_: World, __: State) -> Any:
+    def script() -> Any:
+        yield from ()
+
+    yield Move("wait", script)
+
+
+def breaks_off(_: World, __: State) -> Any:
+    def script() -> Any:
+        yield Call("add_request", (Request("a", [1, 2]),))
+        raise LookupError("lost")
+
+    yield Move("arrive", script)
+
+
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        (no_moves, "has no move, in a state with 2 free blocks and nobody"),
+        (nothing, "raised TypeError: 'NoneType' object is not iterable, in a state"),
+        (a_text, "gives 'append', which is neither a Call nor a Move, in a state"),
+        (unknown, "calls jump, which the core does not have, in a state"),
+        (too_few, "in a wrong way: missing a required argument: 'tokens', in a state"),
+        (misused, "has nothing but misuse, free('nobody') is UnknownRequest, in a state"),
+        (silent, "gives the move 'wait', which makes no call, in a state"),
+        (breaks_off, "raised LookupError: lost, in its move 'arrive', in a state"),
+    ],
+)
+def test_a_scheduler_that_gives_no_moves_is_a_finding_of_its_own(moves: Any, said: str) -> None:
+    where = attrs.evolve(SMALL, moves=moves)
+    for report in (check_scheduler(moves, SMALL), check(where)):
+        name, detail = found(report)
+        assert name == "SCHEDULER"
+        assert said in detail
+
+
+def test_a_scheduler_is_pythons_alone() -> None:
+    with pytest.raises(ValueError, match="a scheduler of your own is Python's alone"):
+        check_scheduler(first_come, SMALL, backend="rust")
+
+
+def test_the_managers_of_this_project_are_right_from_outside() -> None:
+    def make() -> KVCacheManager:
+        return KVCacheManager(CONFIG, "python")
+
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=3)
+    assert report.verdict == "bounded by depth"
+    assert model.notes["call", "allocate_slots: refused"]
+    assert model.notes["call", "fork: done"]
+
+
+def test_the_compiled_manager_is_right_from_outside_too() -> None:
+    need_twin()
+
+    def make() -> KVCacheManager:
+        return KVCacheManager(CONFIG, "rust")
+
+    def copied(manager: KVCacheManager) -> KVCacheManager:
+        other = make()
+        other.restore(manager.encode())
+        return other
+
+    name = KVCacheManager.encode
+    with pytest.raises(WrongArgument, match="copied must be a function that takes a KVCacheM"):
+        ManagerModel(make, CONFIG, name=name)
+    report = check(ManagerModel(make, CONFIG, num_tokens=3, name=name, copied=copied), max_depth=2)
+    assert report.verdict == "bounded by depth"
+
+
+class Wrong(KVCacheManager):
+    """The Python manager with a mistake in one method."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG, "python")
+
+
+class Raises(Wrong):
+    def free(self, request_id: str) -> None:
+        raise RuntimeError(request_id)
+
+
+class Leaks(Wrong):
+    @property
+    def num_free_blocks(self) -> int:
+        free = super().num_free_blocks
+        return free - self.state().batch.number if free == CONFIG.num_usable_blocks else free
+
+
+class Refuses(Wrong):
+    def allocate_slots(self, *_: Any, **__: Any) -> Any:
+        return None
+
+
+class Stops(Wrong):
+    def append(self, *_: Any) -> Any:
+        return None
+
+
+class Mixes(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple([0 for _ in ids] for ids in super().get_block_ids(request_id))
+
+
+class Forgets(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple(ids[1:] for ids in super().get_block_ids(request_id))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [
+        (Raises, "NOCRASH", "free('0') raises RuntimeError('0')"),
+        (Leaks, "LEAK", "blocks are free when all have left"),
+        (Refuses, "L-ADMIT", "request '0' needs 1 of 2 blocks and is refused"),
+        (Stops, "DEADLOCK-FREE", "no call brings request '0' a token further"),
+        (Mixes, "KV-READ", "r0 reads block 0 slot 0: it holds"),
+        (Forgets, "KV-READ", "the table of r0 has 0 blocks, none for token 0"),
+    ],
+)
+def test_a_wrong_manager_is_found_by_what_users_see(make: Any, name: str, said: str) -> None:
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=4)
+    wrong, detail = found(report)
+    assert wrong == name
+    assert said in detail
+    assert report.violation is not None
+    assert render(report.violation, model, colour=False).startswith(f"{name} (")
+
+
+class Unmade(Wrong):
+    def __init__(self) -> None:
+        raise OSError("no pool")
+
+
+class Lacks(Wrong):
+    append = None  # type: ignore[assignment] # that is what is wrong
+
+
+class Uncounted(Wrong):
+    num_free_blocks = None  # type: ignore[assignment] # that is what is wrong
+
+
+class OneTooMany(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return (*super().get_block_ids(request_id), [])
+
+
+class Shapeless(Wrong):
+    def get_block_ids(self, _: str) -> Any:
+        return {"blocks": 1}
+
+
+class Outside(Wrong):
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        return tuple([each + 7 for each in ids] for ids in super().get_block_ids(request_id))
+
+
+class NoBatch(Wrong):
+    def take_batch(self) -> Any:
+        return super().take_batch().number
+
+
+class BareHit(Wrong):
+    def get_computed_blocks(self, request_id: str) -> Any:
+        return super().get_computed_blocks(request_id).num_tokens
+
+
+class LongHit(Wrong):
+    def get_computed_blocks(self, _: str) -> Any:
+        return [], 9
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Unmade, "making one raises OSError('no pool')"),
+        (Lacks, "a Lacks has no method append"),
+        (Uncounted, "num_free_blocks is None, not a number of them"),
+        (OneTooMany, "get_block_ids('0') gives ([0], []), not the ids of blocks"),
+        (Shapeless, "get_block_ids('0') gives {'blocks': 1}, not the ids of blocks"),
+        (Outside, "get_block_ids('0') names block 7, the pool has 2"),
+        (NoBatch, "take_batch() gives 0, not commands"),
+        (BareHit, "get_computed_blocks('0') gives 0, not the blocks of a hit and its tokens"),
+        (LongHit, "get_computed_blocks('0') gives a hit of 9 tokens of 1"),
+    ],
+)
+def test_a_manager_that_lacks_or_answers_something_else_is_named(make: Any, said: str) -> None:
+    model = ManagerModel(make, CONFIG, num_tokens=3, name=KVCacheManager.encode)
+    report = check(model, max_depth=4)
+    name, detail = found(report)
+    assert name == "MANAGER"
+    assert said in detail
+    assert [each["name"] for each in report.to_json()["properties"]][-1] == "MANAGER"
+    assert report.violation is not None
+    assert render(report.violation, model, colour=False).startswith("MANAGER (crash)")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin's search finds what Python's finds: states, edges, depths and what happened on the way.
+
+The counts of larger worlds are pinned: Python would take minutes for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from kvcore import Config, Group, Request, _twin
+from kvcore.check import Symmetry, World, check, pytest_text, render
+from kvcore.check.profiles.registry import PROFILES
+from tests.check.worlds import world
+from tests.conftest import need_twin
+
+SLOT = Group(1)
+
+
+def engine(*sizes: int, **options: Any) -> World:
+    """A world of what an engine does."""
+    *counts, num_prompt = sizes
+    num_blocks, num_requests, num_tokens = counts
+    where = world(num_blocks, num_requests, num_tokens, num_prompt=num_prompt, **options)
+    return attrs.evolve(where, moves="engine")
+
+
+WORLDS = {
+    "calls": world(2, 2, 3),
+    "engine": engine(2, 2, 3, 3),
+    "two calls a batch": world(2, 2, 2, duplicates="merge", calls_per_batch=2),
+    "pins": world(2, 2, 2, "truncate", "pin", "unpin", "evict_blocks"),
+    "loads": world(
+        2, 2, 2, "load", "store", groups=(SLOT,), loads_fail=True, without=("fork", "append")
+    ),
+    "host tier": world(2, 2, 2, "swap_out", "swap_in", num_host_blocks=1),
+    "salts": world(2, 2, 2, num_letters=1, kinds_of_requests=({}, {"cache_salt": "one"})),
+}
+
+
+def counted(report: Any) -> tuple[Any, ...]:
+    """What must be the same in both languages; how often nothing was taken is not counted."""
+    notes = {what: count for what, count in report.notes.items() if count}
+    notes.pop(("call", "take_batch: done"), None)
+    return report.verdict, report.num_states, report.num_edges, report.depths, notes
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_both_searches_find_the_same(name: str) -> None:
+    need_twin()
+    assert counted(check(WORLDS[name], backend="rust")) == counted(check(WORLDS[name]))
+
+
+@pytest.mark.parametrize("off", ["requests", "blocks", "tokens"])
+def test_both_searches_fold_alike_without_a_symmetry(off: str) -> None:
+    need_twin()
+    where, symmetry = world(2, 2, 2), Symmetry(**{off: False})
+    rust = check(where, backend="rust", symmetry=symmetry)
+    assert counted(rust) == counted(check(where, symmetry=symmetry))
+
+
+def test_two_workers_find_what_one_finds() -> None:
+    need_twin()
+    where = engine(3, 2, 4, 4)
+    assert counted(check(where, backend="rust", workers=2)) == counted(check(where, backend="rust"))
+
+
+@pytest.mark.parametrize("name", ["engine", "host tier", "flight-hits"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whole_names_count_as_many_states_as_fingerprints(name: str, workers: int) -> None:
+    need_twin()
+    where = WORLDS[name] if name in WORLDS else PROFILES[name].world
+    short = check(where, backend="rust")
+    full = check(where, backend="rust", full_keys=True, workers=workers)
+    assert counted(full) == counted(short)
+    assert (short.keys, full.keys) == ("fingerprints of 128 bits", "full keys")
+    assert full.memory_bytes > short.memory_bytes
+
+
+def test_a_search_that_is_stopped_says_by_what() -> None:
+    need_twin()
+    found = check(engine(3, 2, 4, 4), backend="rust", max_depth=3)
+    assert (found.verdict, found.depth) == ("bounded by depth", 3)
+    found = check(engine(4, 2, 4, 4), backend="rust", max_states=5000)
+    assert found.verdict == "bounded by states"
+    assert 5000 <= found.num_states < 13413
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ((3, 2, 4, 4), (1917, 17751)),
+        ((4, 2, 4, 4), (13413, 129040)),
+        pytest.param((4, 2, 6, 5), (22972, 261907), marks=pytest.mark.slow),
+        pytest.param((4, 3, 4, 3), (133103, 1377807), marks=pytest.mark.slow),
+        pytest.param((5, 2, 6, 5), (196932, 2322760), marks=pytest.mark.slow),
+        pytest.param((5, 3, 4, 3), (1142780, 11978538), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_world_of_an_engine_is_right_on_every_edge(
+    sizes: tuple[int, ...], counts: tuple[int, int]
+) -> None:
+    need_twin()
+    found = check(engine(*sizes), backend="rust", workers=2)
+    assert (found.verdict, found.num_states, found.num_edges) == ("complete", *counts)
+
+
+def test_what_the_twin_finds_is_told_as_steps_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the twin gives it, were it wrong: names, arguments and options of each edge's calls."""
+    need_twin()
+    where, request = PROFILES["flight"].world, Request("0", [0])
+    edges: list[tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...]] = [
+        (("add_request", (request,), {}), ("allocate_slots", ("0", 1), {}), ("take_batch", (), {})),
+        (("execute", (0,), {}),),
+    ]
+    found = {**_twin.check_world(where, max_depth=1), "violation": ("KV-READ", "wrong", edges)}
+    monkeypatch.setattr(_twin, "check_world", lambda *_, **__: {**found, "verdict": "violation"})
+    report = check(where, backend="rust")
+    assert report.violation is not None
+    names = [step.call.name for step in report.violation.steps]
+    assert names == ["add_request", "allocate_slots", "take_batch", "execute"]
+    assert report.violation.steps[1].outcome.value is not None
+    assert "KV-READ" in render(report.violation, where, colour=False)
+    assert "allocate_slots" in pytest_text(report.violation, where)
+    found["violation"] = ("KV-READ", "wrong", [edges[0][:1], edges[0][1:2]])
+    report = check(PROFILES["3x2x4"].world, backend="rust")
+    assert report.violation is not None
+    names = [step.call.name for step in report.violation.steps]
+    assert names == ["add_request", "allocate_slots", "take_batch"]
+
+
+def test_encoders_in_flight_are_refused() -> None:
+    groups = (Group(2), Group(2, kind="cross_attention"))
+    config = Config(4, groups=groups, null_block=False, enable_caching=False, max_in_flight=1)
+    where = World(config=config, num_requests=1, num_tokens=2, num_prompt=2, num_encoder=2)
+    with pytest.raises(ValueError, match="encoders are not explored with batches in flight"):
+        check(where)
+
+
+def test_external_loads_in_flight_are_refused_by_the_twin() -> None:
+    with pytest.raises(ValueError, match="external loads in flight are Python's alone"):
+        check(PROFILES["flight-loads-fail"].world, backend="rust")
+
+
+def test_a_states_memory_is_bounded() -> None:
+    need_twin()
+    found = _twin.check_world(engine(4, 2, 4, 4))
+    assert found["num_bytes"] / found["num_states"] <= 100

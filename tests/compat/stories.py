@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short words for stories about `kvcore.compat`: make it, admit a prompt, end a request.
+
+Requests are the plain objects of `compat_worker`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvcore import Config
+from kvcore.compat import KVCacheManager
+from tests.compat.worker import EngineRequest
+from tests.conftest import Backend
+
+
+def make(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManager:
+    """A manager with blocks of two tokens."""
+    named = ("log_stats", "own_hashes", "keep_commands")
+    chosen = {name: options.pop(name) for name in named if name in options}
+    config = Config(num_blocks, 2, hash_seed=b"unit", **options)
+    return KVCacheManager(config, backend=backend, **chosen)
+
+
+def admit(
+    manager: KVCacheManager, name: str, prompt: list[int], **options: Any
+) -> tuple[EngineRequest, list[list[int]]]:
+    """Look a request up and schedule all of it, as in a step of its own; with its block ids."""
+    request = EngineRequest(name, prompt)
+    blocks, num_hit = manager.get_computed_blocks(request)
+    got = manager.allocate_slots(request, len(prompt) - num_hit, num_hit, blocks, **options)
+    assert got is not None
+    request.num_computed_tokens = len(prompt)
+    return request, list(manager.get_block_ids(name))
+
+
+def finish(manager: KVCacheManager, request: EngineRequest) -> None:
+    """Free a request that is over."""
+    request.status = "FINISHED_STOPPED"
+    manager.free(request)
+
+
+def plain(name: str, tokens: Any, **fields: Any) -> Any:
+    """A request object with the fewest attributes, and these."""
+    given = {"all_token_ids": tokens, "num_tokens": len(tokens), "num_computed_tokens": 0}
+    return SimpleNamespace(request_id=name, **{**given, **fields})

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/from_vllm.md` says what `kvcore.compat` does: its programs run, its names exist."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+import kvcore
+from kvcore import Config, Group, compat
+from kvcore.types import errors
+from tests.conftest import Backend
+from tests.docs.test_docs import programs
+
+PAGE = Path(__file__).parents[2] / "docs" / "from_vllm.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+VLLMS_OWN = {
+    *("KVCacheBlock", "KVCacheConfig", "KVCacheMetricsCollector", "PrefixCachingMetrics"),
+    "PYTHONHASHSEED",
+}
+PROGRAMS = dict(programs(PAGE))
+
+
+@pytest.mark.parametrize("heading", PROGRAMS)
+def test_programs_of_the_page_run(
+    heading: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    code = compile(PROGRAMS[heading], PAGE.name, "exec", dont_inherit=True)
+    exec(code, {"__name__": "tests.compat.test_docs"})
+
+
+def test_the_page_has_every_public_name_of_both_classes() -> None:
+    for kind in (compat.KVCacheManager, compat.KVCacheBlocks):
+        public = {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
+        named = set(re.findall(r"`(?:KVCacheBlocks\.)?(\w+)", TEXT))
+        assert public - {"has_key"} <= named
+
+
+def test_the_page_has_every_parameter() -> None:
+    for call in (compat.KVCacheManager.__init__, compat.KVCacheManager.allocate_slots):
+        for name in list(inspect.signature(call).parameters)[1:]:
+            assert re.search(rf"`[^`]*\b{name}\b[^`]*`", TEXT), name
+
+
+def test_what_the_page_names_exists() -> None:
+    for name in set(re.findall(r"`(kvcore(?:\.\w+)+)", TEXT)):
+        assert pkgutil.resolve_name(name) is not None
+    known = {*vars(errors), *vars(compat), *vars(kvcore), *dir(builtins)}
+    assert set(re.findall(r"`([A-Z]\w+)`", TEXT)) - known <= VLLMS_OWN
+
+
+def test_the_options_in_the_page_are_fields_of_the_configuration() -> None:
+    table = TEXT.partition("## Configuration")[2].partition("\n## ")[0]
+    right = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
+    named = {name for cell in right for name in re.findall(r"`(\w+)`", cell)}
+    fields = {field.name for kind in (Config, Group) for field in attrs.fields(kind)}
+    kinds = {"full_attention", "mla", "sliding_window", "chunked_local", "cross_attention"}
+    assert named - kinds - {"InvalidConfig"} <= fields

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `kvcore.compat` keeps the core in step with an engine's request objects.
+
+Nine usable blocks of two tokens unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvcore.compat import KVCacheManager, TokensChanged, request_registry
+from kvcore.types.errors import CountMismatch, InvalidToken, WrongArgument
+from tests.compat.stories import admit, finish, make, plain
+from tests.compat.worker import EngineRequest
+from tests.conftest import Backend
+
+
+@pytest.fixture
+def manager(backend: Backend) -> KVCacheManager:
+    """With one group."""
+    return make(backend)
+
+
+def num_known(manager: KVCacheManager) -> int:
+    """Requests that the core knows."""
+    return len(manager.core.state().requests)
+
+
+def test_only_new_tokens_cross_over(
+    manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crossed: list[list[int]] = []
+    add = manager.core.add_tokens
+
+    def add_tokens(name: str, tokens: list[int]) -> None:
+        crossed.append(tokens)
+        add(name, tokens)
+
+    monkeypatch.setattr(manager.core, "add_tokens", add_tokens)
+    request, _ = admit(manager, "r", [1, 2, 3])
+    for token in (4, 5):
+        manager.new_step_starts()
+        request.output.append(token)
+        assert manager.allocate_slots(request, 1) is not None
+        request.num_computed_tokens += 1
+    assert crossed == [[4], [5]]
+    assert manager.core.num_tokens("r") == 5
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda tokens: array("i", tokens)])
+def test_tokens_are_read_from_any_kind_of_sequence(backend: Backend, kind: Any) -> None:
+    manager = make(backend)
+    assert manager.allocate_slots(plain("whole", kind([1, 2, 3, 4])), 4) is not None
+    split = SimpleNamespace(
+        request_id="split",
+        num_tokens=5,
+        num_computed_tokens=0,
+        prompt_token_ids=kind([1, 2, 3]),
+        output_token_ids=kind([4, 5]),
+    )
+    assert manager.get_computed_blocks(split)[1] == 4
+
+
+def test_objects_that_are_no_requests_are_named(manager: KVCacheManager) -> None:
+    for wrong in (
+        SimpleNamespace(request_id="r", num_tokens=1),
+        SimpleNamespace(request_id="r", num_tokens=1, num_computed_tokens=0),
+    ):
+        with pytest.raises(WrongArgument, match="an object with"):
+            manager.get_computed_blocks(wrong)
+    with pytest.raises(CountMismatch, match="given 2 tokens, must be 3"):
+        manager.get_computed_blocks(plain("r", [1, 2], num_tokens=3))
+    with pytest.raises(InvalidToken):
+        manager.get_computed_blocks(plain("r", [1, -2]))
+    assert num_known(manager) == 0
+
+
+def test_what_is_finished_is_forgotten_and_what_rests_comes_back(
+    manager: KVCacheManager,
+) -> None:
+    first, _ = admit(manager, "first", [1, 2, 3])
+    manager.free(first)
+    first.num_computed_tokens = 0
+    assert num_known(manager) == 1
+    assert manager.get_computed_blocks(first)[1] == 2
+    for ended in ({"status": "FINISHED_ABORTED"}, {"is_finished": lambda: True}):
+        request = plain("r", [1, 2, 3], **ended)
+        assert manager.allocate_slots(request, 3) is not None
+        assert num_known(manager) == 2
+        manager.free(request)
+        assert num_known(manager) == 1
+    finish(manager, first)
+    assert num_known(manager) == 0
+
+
+def test_only_so_many_requests_rest(
+    manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_registry, "MAX_RESTING", 3)
+    held, _ = admit(manager, "held", [1, 2, 3])
+    waiting = [EngineRequest(f"w{number}", [1, 2, number]) for number in range(5)]
+    for request in waiting:
+        manager.get_computed_blocks(request)
+    assert num_known(manager) == 4
+    assert manager.get_block_ids("held") == ([1, 2],)
+    # The oldest was forgotten and comes back; the youngest of the others stays.
+    assert manager.get_computed_blocks(waiting[0])[1] == 2
+    assert set(manager.core.state().requests) == {"held", "w0", "w3", "w4"}
+    manager.get_computed_blocks(waiting[3])
+    manager.get_computed_blocks(waiting[1])
+    assert set(manager.core.state().requests) == {"held", "w0", "w1", "w3"}
+    finish(manager, held)
+
+
+def test_the_object_that_was_freed_is_the_one_that_comes_back(manager: KVCacheManager) -> None:
+    admit(manager, "r", [1, 2, 3])
+    freed = EngineRequest("r", [1, 2, 3], num_computed_tokens=3)
+    manager.free(freed)
+    freed.num_computed_tokens = 0
+    blocks, num_hit = manager.get_computed_blocks(freed)
+    assert manager.allocate_slots(freed, 1, num_hit, blocks) is not None
+    stats = manager.make_prefix_cache_stats()
+    assert stats is not None
+    assert (stats.requests, stats.preempted_requests) == (1, 1)
+
+
+@pytest.mark.parametrize("same_object", [False, True])
+def test_a_resting_id_with_other_tokens_is_another_request(
+    manager: KVCacheManager, same_object: bool
+) -> None:
+    first, _ = admit(manager, "r", [1, 2, 3, 4, 5])
+    manager.free(first)
+    other = first if same_object else EngineRequest("r", [1, 2, 9, 9, 5])
+    other.num_computed_tokens = 0
+    other.prompt = [1, 2, 9, 9, 8] if same_object else other.prompt
+    assert manager.get_computed_blocks(other)[1] == 2
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], [1, 2, 9], [1, 2, 9, 4, 5]])
+def test_tokens_of_a_running_request_do_not_change(
+    manager: KVCacheManager, tokens: list[int]
+) -> None:
+    request, table = admit(manager, "r", [1, 2, 3])
+    manager.new_step_starts()
+    before = manager.core.encode()
+    request.prompt, request.num_computed_tokens = tokens, 2
+    with pytest.raises(TokensChanged, match="free it first"):
+        manager.allocate_slots(request, 1)
+    assert manager.core.encode() == before
+    manager.free(request)
+    request.num_computed_tokens = 0
+    assert manager.get_computed_blocks(EngineRequest("other", [1, 2, 3]))[1] == 2
+    assert manager.allocate_slots(request, len(tokens)) is not None
+    assert len(table[0]) == 2

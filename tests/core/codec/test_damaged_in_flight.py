@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged bytes of batches in flight: a typed error in both languages, nothing half restored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from immutables import Map
+from msgspec.structs import replace as evolve
+from pyrsistent import pvector
+
+from kvcore import KVCacheManager, State
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.state.batch_records import Mark
+from kvcore.types.errors import DamagedState
+from tests.conftest import Backend
+from tests.helpers.stories import make, serve, step
+
+KEY = b"k" * KEY_SIZE
+RISE = "the unfinished batches do not rise"
+FORM = "what a batch uses is not in its canonical form"
+NO_REQUEST = "a mark is of no request"
+
+
+def in_flight(backend: Backend) -> KVCacheManager:
+    """Ten blocks; batch 0 schedules "a" in row 0 and "b" in row 1, batch 1 schedules "c"."""
+    manager = make(backend, max_in_flight=2)
+    for request_id, token in (("a", 10), ("b", 20), ("c", 30)):
+        serve(manager, request_id, [token, token + 1])
+        if request_id != "a":
+            step(manager)
+    return manager
+
+
+def check_damaged(manager: KVCacheManager, state: State, reason: str) -> None:
+    """Assert that the bytes of a state are refused for a reason, and that nothing changes."""
+    before, damaged = manager.encode(), encode(state)
+    for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
+        with pytest.raises(DamagedState, match=reason):
+            core()
+    assert manager.encode() == before
+
+
+def test_unfinished_batches_rise_and_so_do_their_rows(backend: Backend) -> None:
+    manager = in_flight(backend)
+    state = manager.state()
+    first, second = state.unfinished
+    assert (first.number, first.rows, second.number) == (0, (0, 1), 1)
+    for batches in (
+        (second, first),
+        (first, evolve(second, number=0)),
+        (evolve(first, rows=(1, 0)), second),
+        (evolve(first, rows=(0, 0)), second),
+    ):
+        check_damaged(manager, evolve(state, unfinished=batches), RISE)
+
+
+@pytest.mark.parametrize("block", [10, 11])
+def test_a_key_was_given_to_a_block_that_there_is(backend: Backend, block: int) -> None:
+    manager = in_flight(backend)
+    state = manager.state()
+    first, second = state.unfinished
+    damaged = evolve(first, given=pvector([(block, KEY)]))
+    check_damaged(manager, evolve(state, unfinished=(damaged, second)), "an id is not below 10")
+
+
+@pytest.mark.parametrize("row", [0, 9])
+def test_a_batch_marks_a_request_once_and_no_other(backend: Backend, row: int) -> None:
+    # The bytes name the row of "b", which is 0, as that of "a", or one that is not there.
+    manager = in_flight(backend)
+    state = manager.state()
+    damaged = state.requests.set("b", evolve(state.requests["b"], row=row))
+    check_damaged(manager, evolve(state, requests=damaged), NO_REQUEST)
+
+
+def test_nothing_is_marked_if_batches_end_as_they_are_taken(backend: Backend) -> None:
+    manager = make(backend)
+    serve(manager, "a", [10, 11])
+    state = manager.state()
+    marked = evolve(state.batch, marks=Map({"a": Mark(0, 0, 0)}))
+    check_damaged(manager, evolve(state, batch=marked), NO_REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"held": ()}, FORM),
+        ({"held": (1, 1)}, FORM),
+        ({"replaced": [(0, 0), (0, 0)]}, FORM),
+        ({"replaced": [(0, 1)]}, "a batch does not use the places that it lost"),
+        ({"replaced": [(1, 0)]}, "a batch does not use the places that it lost"),
+    ],
+)
+def test_a_batch_uses_places_of_the_tables_that_there_are(
+    backend: Backend, change: dict[str, Any], reason: str
+) -> None:
+    manager = in_flight(backend)
+    state = manager.state()
+    first, second = state.unfinished
+    assert first.marks["a"].held == (1,)  # one group, one block
+    marks = first.marks.set("a", evolve(first.marks["a"], **change))
+    damaged = (evolve(first, marks=marks), second)
+    check_damaged(manager, evolve(state, unfinished=damaged), reason)

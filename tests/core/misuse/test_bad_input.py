@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input, as a table over all transitions: a typed error, and the state is as it was.
+
+The rows are in `bad_requests.py`, `bad_allocations.py` and `bad_blocks.py`. Each runs on both
+backends against one expected error, so type, fields and message are the same in both languages.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvcore import KVCacheManager
+from kvcore.codec.encode import encode
+from kvcore.trace.calls import TRANSITIONS
+from kvcore.transitions import queries
+from kvcore.types import errors
+from kvcore.types.errors import KvcoreError, UnknownRequest
+from tests.conftest import Backend
+from tests.core.misuse import (
+    bad_allocations,
+    bad_batches,
+    bad_blocks,
+    bad_drafts,
+    bad_operations,
+    bad_requests,
+)
+from tests.helpers.misuse import Row, check_error
+from tests.helpers.stories import unchanged
+
+ROWS = [
+    *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
+    *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
+]
+ALLOCATIONS = [row for row in ROWS if row.call.name == "allocate_slots"]
+# These take nothing that could be wrong.
+WITHOUT_ARGUMENTS = {
+    *("reset_prefix_cache", "take_events", "take_stats"),
+    *("take_new_block_ids", "new_step_starts"),
+}
+# These are raised by calls that are no transitions: see test_bad_configs.py, test_bad_releases.py
+# test_damaged_bytes.py and test_damaged_batches.py; a TraceError is that of the trace reader.
+ELSEWHERE = {
+    "InvalidConfig",
+    "GroupsDoNotFit",
+    "DamagedState",
+    "DamagedBatch",
+    "BackendMissing",
+    "TraceError",
+    "WrongArgument",
+}
+# These are raised by calls of the pool layer alone: see tests/legacy/blocks/test_bad_tiers.py.
+POOL_LAYER = {
+    *("AlreadyPublished", "DoubleFree", "InvalidKey", "WrongKey"),
+    *("NoOwner", "NotQueued", "AlreadyQueued"),
+}
+
+
+@pytest.mark.seed("X-14")
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(row: Row, backend: Backend) -> None:
+    manager = row.world(backend)
+    with unchanged(manager), pytest.raises(KvcoreError) as caught:
+        getattr(manager, row.call.name)(*row.call.args, **row.call.options)
+    check_error(caught.value, row.error)
+    manager.check()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_wrong_call_of_a_pure_function_leaves_its_state_alone(row: Row) -> None:
+    state = row.world("python").state()
+    before = encode(state)
+    with pytest.raises(KvcoreError) as caught:
+        TRANSITIONS[row.call.name](state, *row.call.args, **row.call.options)
+    check_error(caught.value, row.error)
+    assert encode(state) == before
+
+
+@pytest.mark.parametrize("row", ALLOCATIONS, ids=str)
+def test_asking_whether_a_wrong_allocation_would_fit_is_as_wrong(
+    row: Row, backend: Backend
+) -> None:
+    manager = row.world(backend)
+    with unchanged(manager), pytest.raises(KvcoreError) as caught:
+        manager.can_allocate(*row.call.args, **row.call.options)
+    check_error(caught.value, row.error)
+
+
+@pytest.mark.seed("S000-45", "S000-48")
+@pytest.mark.parametrize("request_id", ["nobody", "", 7, None])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(KVCacheManager.get_computed_blocks, KVCacheManager.get_blocks),
+        *(KVCacheManager.get_block_ids, KVCacheManager.get_num_common_prefix_blocks),
+        *(KVCacheManager.num_tokens, KVCacheManager.num_computed_tokens),
+        *(KVCacheManager.get_row, KVCacheManager.status),
+        *(KVCacheManager.num_draft_tokens, KVCacheManager.get_block_keys),
+    ],
+)
+def test_a_question_about_an_unknown_request_is_misuse(
+    query: Callable[[KVCacheManager, Any], object], request_id: Any, backend: Backend
+) -> None:
+    # The seed this follows (S000-45) answers and inserts an empty entry, which changes what other
+    # queries say.
+    manager = bad_requests.crowd(backend)
+    with unchanged(manager), pytest.raises(UnknownRequest) as caught:
+        query(manager, request_id)
+    check_error(caught.value, UnknownRequest(request=repr(request_id)))
+
+
+def test_a_pure_query_about_an_unknown_request_is_misuse() -> None:
+    state = bad_requests.crowd("python").state()
+    for query in (
+        queries.get_computed_blocks,
+        queries.get_blocks,
+        queries.get_num_common_prefix_blocks,
+        queries.get_block_keys,
+    ):
+        with pytest.raises(UnknownRequest, match="'nobody'"):
+            query(state, "nobody")
+
+
+def test_every_transition_that_takes_arguments_has_rows() -> None:
+    assert {row.call.name for row in ROWS} == set(TRANSITIONS) - WITHOUT_ARGUMENTS
+
+
+def test_every_error_has_a_row() -> None:
+    kinds = {
+        each.__name__ for each in KvcoreError.__subclasses__() if each.__module__ == errors.__name__
+    }
+    assert {type(row.error).__name__ for row in ROWS} == kinds - ELSEWHERE - POOL_LAYER
+
+
+def test_an_error_survives_the_way_to_another_process() -> None:
+    error = errors.TooManyTokens(request="'r'", num_tokens=5, asked=6)
+    copy = pickle.loads(pickle.dumps(error))
+    check_error(copy, error)

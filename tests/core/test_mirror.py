@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The twin mirrors the core: the same rooms and files, with the same names in the same order.
+
+A Rust file stands at the relative path of its Python file. In the rooms of the core, each public
+function and class of the Python file is a function or type of the Rust file, in the same order, and
+each public method is one of its functions. What one language alone needs is listed below with its
+reason; a reason that is no longer needed fails, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
+TWIN = re.compile(r"Twin:\s+(rust/src/[\w/]+\.rs)")
+ITEM = re.compile(r"^\s*(?:pub(?:\(\w+\))? )?(?:fn|struct|enum|type) (\w+)", re.MULTILINE)
+VARIANT = re.compile(r"^    ([A-Z]\w*)(?: \{|\(|,)", re.MULTILINE)
+CORE = ("types", "hashing", "pool", "state", "transitions", "codec", "trace", "legacy")
+"""The rooms whose files have the same names in both languages."""
+OF_RUST = ("bindings", "fuzz")
+"""The rooms that Rust alone has."""
+
+DRAFT = "a mutable value needs no draft"
+KEYWORD = "a keyword of Rust: `note_use`"
+PYTHON_ONLY = {
+    ("pool/block_pool", "PoolDraft"): DRAFT,
+    ("pool/block_pool", "freeze"): DRAFT,
+    ("pool/block_pool", "use"): KEYWORD,
+    ("codec/decode", "read_event"): "in decode_events.rs, a part of decode.rs",
+    ("types/errors", "BackendMissing"): "the twin is not missing where it runs",
+    ("types/errors", "KvcoreError"): "the enum of its subclasses, `Error`",
+    ("types/errors", "WrongArgument"): "raised before a call reaches either language",
+    ("hashing/extra_keys", "check_kinds"): "raised before a call reaches either language",
+    ("hashing/extra_keys", "vllm_key"): "the twin lays out its bytes at once, in hash_message.rs",
+    ("pool/free_queue", "FreeQueueDraft"): DRAFT,
+    ("pool/free_queue", "freeze"): DRAFT,
+    ("pool/hash_index", "HashIndexDraft"): DRAFT,
+    ("pool/hash_index", "freeze"): DRAFT,
+    ("pool/quarantine", "QuarantineDraft"): DRAFT,
+    ("pool/quarantine", "freeze"): DRAFT,
+    ("pool/quarantine", "use"): KEYWORD,
+    ("pool/priority_eviction", "RankedDraft"): DRAFT,
+    ("pool/priority_eviction", "freeze"): DRAFT,
+    ("pool/priority_eviction", "make_draft"): DRAFT,
+    ("state/state", "Draft"): DRAFT,
+    ("state/state", "freeze"): DRAFT,
+    ("state/state", "store"): DRAFT,
+    ("state/state", "transition"): DRAFT,
+    ("legacy/blocks/tiers", "check_options"): "checked before a call reaches either language",
+    ("types/tokens", "check_tokens"): "a token is checked when it is converted to u32",
+    ("types/tokens", "read_request_tokens"): "requests.rs refuses to add no tokens",
+    ("trace/text", "BadWord"): "None in the twin",
+    ("trace/text", "read_number"): "`str::parse` in the twin",
+    ("trace/text", "read_u32"): "`str::parse` in the twin",
+    ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
+    ("types/values", "Outcome"): "a transition changes the state that it is given",
+}
+RUST_ONLY = {
+    "check/names/flight_name": "a part of in_flight.rs",
+    "check/names/order": "a part of canonical.rs, without the generators that Python has",
+    "check/names/renaming": "a part of canonical.rs",
+    "check/names/same": "Python compares states by their bytes",
+    "check/search/arena": "a part of flight_model.rs: Python packs a node as bytes",
+    "check/search/closing": "a part of core_model.rs",
+    "check/tests/checked_calls": "tests of the properties, which Python has under tests/",
+    "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
+    "check/tests/checked_states": "tests of the properties, which Python has under tests/",
+    "check/tests/search": "tests of the search, which Python has under tests/",
+    "check/world/calls": "the twin of kvcore/trace/calls.py: requests are named by numbers",
+    "codec/decode_events": "a part of decode.rs",
+    "codec/decode_request": "a part of decode.rs",
+    "hashing/hash_message": "the bytes that Python's libraries lay out, without an object for each",
+    "invariants/in_flight": "a part of pool_and_state.rs, of batches in flight",
+    "lib": "the list of rooms",
+    "mutants": "Python's seeded bugs are patches, in kvcore/check/mutants/",
+    "oracle/forward": "a part of contents.rs",
+    "oracle/mirror": "a part of contents.rs",
+    "pool/prefetch": "a hint to the processor, for which Python has no word",
+    "state/access": "what may be read of a state from outside: Python's fields are public",
+    "state/open_batch": "a part of state.rs: the links of what Python has as tuples",
+    "state/row_map": "Python's maps serve; the twin looks each request up in each step",
+    "trace/words": "a part of runner.rs: the conversions that Python has",
+    "transitions/fast_path": "what the twin need not look at in most steps",
+    "types/clone_in_place": "copies in place: Python's states are shared, not copied",
+    "types/ids": "newtypes for what Python has ints",
+}
+
+
+def python_files() -> dict[str, Path]:
+    """The Python files by relative path, without the lists of rooms."""
+    files = PYTHON.rglob("*.py")
+    return {name(path, PYTHON): path for path in files if path.name != "__init__.py"}
+
+
+def rust_files() -> dict[str, Path]:
+    """The Rust files by relative path, without the lists of rooms and the unit tests."""
+    files = [path for path in RUST.rglob("*.rs") if path.name not in ("mod.rs", "tests.rs")]
+    found = {name(path, RUST): path for path in files}
+    return {name: path for name, path in found.items() if not name.startswith(OF_RUST)}
+
+
+def name(path: Path, tree: Path) -> str:
+    """The path below a tree, without its suffix."""
+    return path.relative_to(tree).with_suffix("").as_posix()
+
+
+def pairs() -> list[str]:
+    """The files of the core that both languages have."""
+    both = sorted(set(python_files()) & set(rust_files()))
+    return [name for name in both if name.startswith(CORE)]
+
+
+def public(nodes: list[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
+    """The public functions and classes among statements, in order."""
+    named = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [node for node in named if not node.name.startswith("_")]
+
+
+def python_names(path: Path) -> tuple[list[str], list[str]]:
+    """The public functions and classes of a file, and their public methods, in order."""
+    items = public(ast.parse(path.read_text(encoding="utf-8")).body)
+    classes = [item for item in items if isinstance(item, ast.ClassDef)]
+    methods = [method.name for item in classes for method in public(item.body)]
+    return [item.name for item in items], methods
+
+
+def rust_names(path: Path) -> list[str]:
+    """The functions, types and variants of a file without its tests, in order."""
+    source = path.read_text(encoding="utf-8").partition("#[cfg(test)]")[0]
+    places = [(m.start(), m[1]) for pattern in (ITEM, VARIANT) for m in pattern.finditer(source)]
+    return [name for _, name in sorted(places)]
+
+
+@pytest.mark.parametrize("pair", pairs())
+def test_a_twin_has_the_names_of_its_core_file_in_their_order(pair: str) -> None:
+    rust = rust_names(rust_files()[pair])
+    items, methods = python_names(python_files()[pair])
+    expected = [item for item in items if (pair, item) not in PYTHON_ONLY]
+    rest = iter(rust)
+    missing_or_late = [item for item in expected if item not in rest]
+    assert not missing_or_late
+    lacking = {method for method in methods if method not in rust}
+    assert lacking <= {item for file, item in PYTHON_ONLY if file == pair}
+
+
+def test_each_rust_file_stands_where_its_python_file_does() -> None:
+    assert len(pairs()) > 40
+    assert set(rust_files()) - set(python_files()) == set(RUST_ONLY)
+
+
+def test_a_python_file_that_names_a_twin_has_it() -> None:
+    for file, path in python_files().items():
+        header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for twin in TWIN.findall(header):
+            assert (ROOT / twin).exists()
+            assert twin.startswith(f"rust/src/{OF_RUST[0]}/") or twin == f"rust/src/{file}.rs"
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    for file in {file for file, _ in PYTHON_ONLY}:
+        listed = {item for where, item in PYTHON_ONLY if where == file}
+        items, methods = python_names(python_files()[file])
+        twin = rust_files().get(file)
+        assert listed == listed & {*items, *methods} - set(rust_names(twin) if twin else ())

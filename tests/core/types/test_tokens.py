@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens come as lists or as buffers of integers; the item format decides, nothing is guessed."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import Any
+
+import numpy
+import pytest
+
+from kvcore import Appended, Request
+from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+from tests.conftest import Backend
+from tests.helpers.misuse import check_error
+from tests.helpers.stories import make, step, unchanged
+
+PROMPT = [3, 1, 2, 7, 5]
+
+PLAIN: list[Any] = [
+    PROMPT,
+    tuple(PROMPT),
+    *(array(code, PROMPT) for code in "bBhHiIlLqQ"),
+    bytes(PROMPT),
+    bytearray(PROMPT),
+    memoryview(bytes(PROMPT)),
+    memoryview(array("i", [9, *PROMPT, 9]))[1:-1],
+    memoryview(array("h", [3, 0, 1, 0, 2, 0, 7, 0, 5]))[::2],
+    memoryview(struct.pack("<5I", *PROMPT)).cast("I"),
+    range(3, 4),
+]
+
+
+@pytest.mark.parametrize("tokens", PLAIN, ids=repr)
+def test_each_form_of_the_same_tokens_gives_the_same_state(tokens: Any, backend: Backend) -> None:
+    expected, manager = make("python"), make(backend)
+    expected.add_request(Request("a", list(tokens)))
+    manager.add_request(Request("a", tokens))
+    assert manager.encode() == expected.encode()
+    expected.add_tokens("a", list(tokens))
+    manager.add_tokens("a", tokens)
+    assert manager.encode() == expected.encode()
+    assert list(manager.state().requests["a"].tokens) == list(tokens) * 2
+
+
+def test_the_largest_token_is_taken_and_the_next_is_not(backend: Backend) -> None:
+    manager = make(backend)
+    for tokens in ([2**32 - 1], array("I", [2**32 - 1]), array("q", [2**32 - 1])):
+        manager.add_request(Request("a", tokens))
+        assert list(manager.state().requests["a"].tokens) == [2**32 - 1]
+        manager.remove_request("a")
+    for tokens in ([2**32], array("q", [2**32])):
+        with unchanged(manager), pytest.raises(InvalidToken) as caught:
+            manager.add_request(Request("a", tokens))
+        check_error(caught.value, InvalidToken(value="4294967296", position=0))
+
+
+def test_bytes_are_one_token_each_whatever_they_were_made_of(backend: Backend) -> None:
+    manager = make(backend)
+    manager.add_request(Request("a", struct.pack("<i", 258)))
+    assert list(manager.state().requests["a"].tokens) == [2, 1, 0, 0]
+
+
+def test_what_changes_later_does_not_change_the_request(backend: Backend) -> None:
+    manager = make(backend)
+    listed, buffer = [1, 2], array("i", [1, 2])
+    manager.add_request(Request("a", listed))
+    manager.add_request(Request("b", buffer))
+    with unchanged(manager):
+        listed[0] = buffer[0] = 9
+    assert list(manager.state().requests["b"].tokens) == [1, 2]
+
+
+def test_numpy_arrays_are_read_by_their_type(backend: Backend) -> None:
+    np = pytest.importorskip("numpy", reason="numpy is not installed")
+    manager = make(backend)
+    for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        manager.add_request(Request("a", np.array(PROMPT, dtype=kind)))
+        assert list(manager.state().requests["a"].tokens) == PROMPT
+        manager.remove_request("a")
+    strided = np.array([[3, 1, 2, 7, 5], [0, 0, 0, 0, 0]], dtype=np.int32).T[:, 0]
+    manager.add_request(Request("a", strided))
+    assert list(manager.state().requests["a"].tokens) == PROMPT
+    for array_, error in (
+        (np.array([[1, 2]]), UnsupportedBuffer(format="l", dimensions=2)),
+        (np.array([1.0]), UnsupportedBuffer(format="d", dimensions=1)),
+        (np.array([True]), UnsupportedBuffer(format="?", dimensions=1)),
+        (np.array(3), UnsupportedBuffer(format="l", dimensions=0)),
+        (np.array([1], dtype=">i4"), UnsupportedBuffer(format=">i", dimensions=1)),
+        (np.array([4, -2]), InvalidToken(value="-2", position=1)),
+        (np.array([], dtype=np.int32), EmptyTokens(request="'b'")),
+    ):
+        with unchanged(manager), pytest.raises(type(error)) as caught:
+            manager.add_request(Request("b", array_))
+        check_error(caught.value, error)
+
+
+def test_torch_tensors_on_the_cpu_are_read_by_their_type(backend: Backend) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    manager = make(backend)
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        manager.add_request(Request("a", torch.tensor(PROMPT, dtype=kind)))
+        assert list(manager.state().requests["a"].tokens) == PROMPT
+        manager.remove_request("a")
+    manager.add_request(Request("a", torch.tensor([3, 0, 1, 0, 2, 0, 7, 0, 5])[::2]))
+    assert list(manager.state().requests["a"].tokens) == PROMPT
+    for tensor, error in (
+        (torch.tensor([[1, 2]]), UnsupportedBuffer(format="l", dimensions=2)),
+        (torch.tensor([1.0]), UnsupportedBuffer(format="f", dimensions=1)),
+        (torch.tensor(3), UnsupportedBuffer(format="l", dimensions=0)),
+        (torch.tensor([4, -2]), InvalidToken(value="-2", position=1)),
+    ):
+        with unchanged(manager), pytest.raises(type(error)) as caught:
+            manager.add_request(Request("b", tensor))
+        check_error(caught.value, error)
+
+
+@pytest.mark.parametrize("rows", [array("i", [1, 0]), array("q", [1, 0]), b"\1\0"], ids=repr)
+def test_append_takes_rows_from_a_buffer(rows: Any, backend: Backend) -> None:
+    by_name, by_row = make(backend), make(backend)
+    for manager in (by_name, by_row):
+        for request_id in ("a", "b"):
+            manager.add_request(Request(request_id, [1, 2]))
+            manager.allocate_slots(request_id, 2)
+        step(manager)
+    assert by_name.append(["b", "a"], [8, 9]) == Appended(2)
+    assert by_row.append(rows, array("i", [8, 9])) == Appended(2)
+    assert by_row.encode() == by_name.encode()
+    assert list(by_row.state().requests["b"].tokens) == [1, 2, 8]
+
+
+def test_append_of_nothing_is_no_change(backend: Backend) -> None:
+    manager = make(backend)
+    with unchanged(manager):
+        assert manager.append([], []) == Appended(0)
+        assert manager.append(array("i"), array("i")) == Appended(0)
+
+
+def test_append_may_name_a_request_more_than_once(backend: Backend) -> None:
+    manager = make(backend)
+    manager.add_request(Request("a", [1]))
+    manager.allocate_slots("a", 1)
+    assert manager.append(["a", "a", "a"], [2, 3, 4]) == Appended(3)
+    assert list(manager.state().requests["a"].tokens) == [1, 2, 3, 4]
+    assert manager.num_computed_tokens("a") == 4
+
+
+class Three:
+    """A number of another library."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_numbers_of_other_libraries_are_tokens(backend: Backend) -> None:
+    manager = make(backend)
+    manager.add_request(Request("a", [Three(), numpy.int64(4), numpy.uint8(5)]))
+    manager.allocate_slots("a", 3)
+    manager.append(["a"], [numpy.int32(6)])
+    assert list(manager.state().requests["a"].tokens) == [3, 4, 5, 6]
+    for wrong in (numpy.int64(-1), numpy.float32(1.0), numpy.bool_(True)):
+        with unchanged(manager), pytest.raises(InvalidToken) as caught:
+            manager.add_tokens("a", [7, wrong])
+        assert caught.value.fields == {"position": 1, "value": repr(wrong)}
+
+
+@pytest.mark.parametrize("tokens", [{1, 2}, frozenset({1}), {1: 2}], ids=repr)
+def test_what_has_no_order_is_no_row_of_tokens(tokens: Any, backend: Backend) -> None:
+    manager = make(backend)
+    with unchanged(manager), pytest.raises(UnsupportedBuffer) as caught:
+        manager.add_request(Request("a", tokens))
+    assert caught.value.fields == {"format": type(tokens).__name__, "dimensions": 0}

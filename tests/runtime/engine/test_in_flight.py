@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps planned while others are computed give the same answers, bit by bit, as one after another.
+
+With one thread or two nothing here depends on time: the engine waits at fixed places.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Collection
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.directory import DirectoryTier, describe
+from kvcore_runtime.cache.layer_groups import make_groups
+from kvcore_runtime.engine.connector import Channel, Receiver, Sender
+from kvcore_runtime.engine.directory_exchange import DirectoryExchange
+from kvcore_runtime.engine.drafts import PromptLookup, Spoiled
+from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.forward import StepInputs
+from kvcore_runtime.engine.scheduler import Chunk
+from kvcore_runtime.engine.sequence import Sequence
+from kvcore_runtime.generate import command
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
+from torch import Tensor
+
+from kvcore import Config
+from tests.conftest import Backend
+from tests.runtime.model.questions import (
+    answer,
+    assert_drained,
+    assert_same_answers,
+    references,
+    requests,
+)
+
+SLIDING = Visibility(kind="sliding_window", window=21)
+MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING, FULL, SLIDING)}
+SPOILED = Spoiled(drafter=PromptLookup(), seed=3, share=0.4, num_tokens=260)
+OPTIONS = EngineOptions(token_budget=64, guard=True, keep_logits=True)
+
+
+@cache
+def model(name: str = "full") -> Llama:
+    return tiny_model(config=tiny_config(visibilities=MODELS[name]), invariant=True)
+
+
+def make_config(name: str = "full", num_blocks: int = 120, **options: Any) -> Config:
+    config = Config(num_blocks, groups=make_groups(MODELS[name], 16), max_num_batched_tokens=64)
+    return attrs.evolve(config, **{"max_in_flight": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "num_host_blocks", "max_in_flight", "publish", "options"),
+    [
+        pytest.param("full", 120, 0, 1, "scheduled", {}, id="all fits"),
+        pytest.param("full", 120, 0, 5, "completed", {}, id="all fits, five in flight"),
+        pytest.param("full", 120, 0, 1, "completed", {"token_budget": 24}, id="small chunks"),
+        pytest.param("full", 20, 40, 1, "scheduled", {}, id="swaps"),
+        pytest.param("full", 20, 40, 2, "completed", {}, id="swaps, two in flight"),
+        pytest.param("full", 20, 0, 1, "completed", {"preemption": "recompute"}, id="recomputes"),
+        pytest.param("full", 16, 9, 2, "scheduled", {"token_budget": 40}, id="both"),
+        pytest.param("full", 11, 6, 1, "scheduled", {"token_budget": 7}, id="one at a time"),
+        pytest.param("windowed", 33, 60, 1, "completed", {}, id="windows"),
+        pytest.param("windowed", 33, 0, 2, "scheduled", {"token_budget": 40}, id="recomputed"),
+        pytest.param("full", 20, 9, 1, "completed", {"drafter": PromptLookup()}, id="drafts"),
+        pytest.param("windowed", 60, 30, 2, "scheduled", {"drafter": SPOILED}, id="all at once"),
+    ],
+)
+def test_answers_do_not_depend_on_batches_in_flight(
+    backend: Backend,
+    name: str,
+    num_blocks: int,
+    num_host_blocks: int,
+    max_in_flight: int,
+    publish: str,
+    options: dict[str, Any],
+) -> None:
+    config = make_config(
+        name,
+        num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_in_flight=max_in_flight,
+        publish=publish,
+    )
+    engine = Engine(model(name), config, attrs.evolve(OPTIONS, backend=backend, **options))
+    assert_same_answers(answer(engine, requests()), references(model(name)))
+    assert_drained(engine)
+    assert engine.metrics.num_overlapped > 0
+    assert engine.metrics.num_cancelled == 0
+
+
+def test_a_pool_under_pressure_brings_about_all_that_is_claimed(backend: Backend) -> None:
+    config = make_config(num_blocks=20, num_host_blocks=9)
+    engine = Engine(model(), config, attrs.evolve(OPTIONS, backend=backend))
+    answer(engine, requests())
+    metrics, scheduler = engine.metrics, engine.scheduler
+    assert metrics.num_evictions > 0
+    assert metrics.num_copies > 0
+    assert metrics.num_blocks_out > 0
+    assert metrics.num_blocks_in > 0
+    assert scheduler.preemptions.by_swap > 0
+    assert scheduler.num_waits > 0
+    assert metrics.num_stalls > 0
+    assert 0 < metrics.num_overlapped < metrics.num_steps
+
+
+def test_both_backends_take_the_same_steps_ahead() -> None:
+    pytest.importorskip("kvcore._rust")
+    backends: tuple[Backend, Backend] = ("python", "rust")
+    config = make_config(num_blocks=20, num_host_blocks=9, publish="completed")
+    engines = [Engine(model(), config, attrs.evolve(OPTIONS, backend=each)) for each in backends]
+    for engine in engines:
+        for request in requests():
+            engine.add_request(request)
+    while not engines[0].is_idle:
+        done = [engine.step() for engine in engines]
+        assert [(each.request_id, each.sample) for each in done[0]] == [
+            (each.request_id, each.sample) for each in done[1]
+        ]
+        assert engines[0].manager.encode() == engines[1].manager.encode()
+    assert engines[1].is_idle
+
+
+class Gate:
+    """Lets a forward pass wait on the lane until the next plan is made."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.planned = threading.Event()
+        self.num_planned = 0
+        self._compute = engine._forward.compute
+        self._schedule = engine.scheduler.schedule
+        self._engine = engine
+
+    def compute(self, inputs: StepInputs) -> Tensor:
+        assert self.planned.wait(60), "no step was planned while this one waited"
+        self.planned.clear()
+        return self._compute(inputs)
+
+    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Chunk]:
+        chunks = self._schedule(in_flight)
+        decoding = {
+            each.sequence for each in chunks if each.start >= len(each.sequence.request.prompt)
+        }
+        assert not decoding.intersection(in_flight), "its newest token is not known yet"
+        self.num_planned += bool(in_flight)
+        self.planned.set()
+        return chunks
+
+
+def test_each_step_is_planned_while_the_one_before_is_computed(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(model(), make_config(), attrs.evolve(OPTIONS, backend=backend))
+    gate = Gate(engine)
+    monkeypatch.setattr(engine._forward, "compute", gate.compute)
+    monkeypatch.setattr(engine.scheduler, "schedule", gate.schedule)
+    assert_same_answers(answer(engine, requests()), references(model()))
+    assert gate.num_planned > engine.metrics.num_overlapped > 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 9, 14, 20, 26])
+@pytest.mark.parametrize("publish", ["scheduled", "completed"])
+def test_an_abort_in_flight_leaks_nothing(backend: Backend, num_steps: int, publish: str) -> None:
+    config = make_config(num_blocks=16, num_host_blocks=9, publish=publish, max_in_flight=2)
+    engine = Engine(model(), config, attrs.evolve(OPTIONS, backend=backend, token_budget=40))
+    for request in requests():
+        engine.add_request(request)
+    done = [each for _ in range(num_steps) for each in engine.step()]
+    for request in requests()[::2]:
+        engine.abort(request.request_id)
+        engine.manager.check()
+    kept = requests()[1::2]
+    done += engine.run()
+    names = {each.request_id for each in kept}
+    completions = {f"{each.request_id}#{each.sample}": each for each in done}
+    completions = {key: each for key, each in completions.items() if each.request_id in names}
+    assert_same_answers(completions, references(model()), kept)
+    assert_drained(engine)
+
+
+def keep_in(engine: Engine, *, path: Path) -> Exchange:
+    return DirectoryExchange(engine, DirectoryTier(path, describe(engine.runtime.cache, "tiny")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_in_a_directory_is_loaded_by_batches_in_flight(
+    backend: Backend, name: str, tmp_path: Path
+) -> None:
+    config = make_config(name, 300, hash_seed=b"seed", max_in_flight=2)
+    computed: list[int] = []
+    for publish in ("scheduled", "completed", "scheduled"):
+        engine = Engine(
+            model(name),
+            attrs.evolve(config, publish=publish),
+            attrs.evolve(OPTIONS, backend=backend),
+            exchange=partial(keep_in, path=tmp_path),
+        )
+        asked = requests()[:3]
+        assert_same_answers(answer(engine, asked), references(model(name)), asked)
+        assert_drained(engine)
+        assert isinstance(engine.exchange, DirectoryExchange)
+        assert engine.exchange.errors == []
+        assert (engine.exchange.num_loaded > 0) == bool(computed)
+        computed.append(engine.metrics.num_computed_tokens)
+    assert computed[1] == computed[2] < computed[0]
+
+
+@pytest.mark.parametrize("publish", ["scheduled", "completed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_are_handed_over_while_batches_are_in_flight(
+    backend: Backend, name: str, publish: str
+) -> None:
+    config = make_config(name, 150, publish=publish, max_in_flight=2)
+    options = attrs.evolve(OPTIONS, backend=backend)
+    channel = Channel()
+    ends: tuple[Callable[[Engine], Exchange], ...] = (
+        partial(Sender, channel=channel),
+        partial(Receiver, channel=channel),
+    )
+    first, second = (Engine(model(name), config, options, exchange=each) for each in ends)
+    asked = [each for each in requests() if each.num_samples == 1]
+    short = [attrs.evolve(each.sampling, max_tokens=1) for each in asked]
+    answer(
+        first, [attrs.evolve(each, sampling=cut) for each, cut in zip(asked, short, strict=True)]
+    )
+    assert_same_answers(answer(second, asked), references(model(name)), asked)
+    assert second.metrics.num_computed_tokens < first.metrics.num_computed_tokens
+    assert len(channel) == 0
+    for engine in (first, second):
+        assert_drained(engine)
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    code = command.main(["--tiny", "--backend", "python", *options])
+    return code, capsys.readouterr().out
+
+
+def test_the_command_overlaps_steps_and_says_what_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = ["--picture", str(tmp_path / "pool.png")]
+    options = ["--in-flight", "2", "--publish", "completed", "--guard"]
+    code, out = run_command(capsys, *options, *picture, "--json")
+    assert code == 0
+    result = json.loads(out)
+    summary = result["summary"]
+    assert result["verified"]["rows of logits bit by bit"] == summary["generated_tokens"]
+    assert (summary["max_in_flight"], summary["publish"]) == (2, "completed")
+    assert 0 < summary["steps_overlapped"] < summary["steps"]
+    assert summary["stalls"] > 0
+    assert summary["batches_cancelled"] == 0
+    assert Path(picture[1]).read_bytes().startswith(b"\x89PNG")
+    code, out = run_command(capsys, *options[:2])
+    assert code == 0
+    assert " steps planned while another ran, 0 cancelled\n" in out
+    assert re.search(r"^waits +\d+ for tokens in flight, \d+ for blocks$", out, re.MULTILINE)
+    assert re.search(r"^published +when scheduled$", out, re.MULTILINE)
+
+
+def test_the_command_says_which_numbers_of_batches_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--tiny", "--in-flight", "99"]) == 2
+    assert "max_in_flight=99: must be at most 62" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job on the tiny model: `kvcore generate --tiny`, in guard mode, with both backends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kvcore_runtime.generate import command
+from kvcore_runtime.generate.options import TINY_PROMPTS
+from kvcore_runtime.generate.prompts import read_prompts
+from kvcore_runtime.model.sampling import Sampling
+
+from tests.conftest import Backend
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "prompts.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_tiny_demo_verifies_itself(
+    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "pool.png"
+    argv = ["--tiny", "--guard", "--backend", backend, "--json", "--picture", str(picture)]
+    assert command.main(argv) == 0
+    result = json.loads(capsys.readouterr().out)
+    summary, verified = result["summary"], result["verified"]
+    assert summary["backend"] == backend
+    assert verified["rows of logits bit by bit"] == summary["generated_tokens"]
+    assert verified["answers equal to a contiguous cache's"] == summary["num_answers"]
+    for name in (
+        *("evictions", "copies on write", "blocks swapped out", "blocks swapped in"),
+        *("preemptions by swap", "preemptions by recompute"),
+    ):
+        assert verified[name] > 0
+    assert summary["prompt_tokens_reused"] > 0
+    assert picture.stat().st_size > 0
+
+
+def test_the_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--tiny", "--guard"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("verified: 12 answers equal to a contiguous cache's, ")
+
+
+@pytest.mark.parametrize("path", [EXAMPLES, TINY_PROMPTS], ids=["examples", "tiny"])
+def test_committed_prompts_hold_what_the_demo_shows(path: Path) -> None:
+    prompts = read_prompts(path, Sampling())
+    assert sum(len(each.turns) for each in prompts) >= (12 if path == EXAMPLES else 8)
+    assert len({each.system for each in prompts}) == 1, "one shared system prompt"
+    assert sum(len(each.turns) > 1 for each in prompts) >= 2, "two conversations"
+    (several,) = [each for each in prompts if each.num_samples > 1]
+    assert several.num_samples == 3
+    assert several.sampling.temperature > 0
