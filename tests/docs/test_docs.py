@@ -109,10 +109,12 @@ def test_files_and_commands_that_a_page_names_exist(page: Path) -> None:
         assert set(target) - {""} <= targets, f"{page.name} names make {target}"
 
 
-def test_the_architecture_lists_every_file_of_the_core() -> None:
+@pytest.mark.parametrize("package", ["kvcore", "runtime/kvcore_runtime"])
+def test_the_architecture_names_every_room(package: str) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    files = {path.name for path in (ROOT / "kvcore").glob("*.py")} - {"__init__.py"}
-    assert files - set(re.findall(r"`(\w+\.py)`", text)) == set()
+    rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    assert len(rooms) > 4
+    assert rooms - set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == set()
 
 
 def test_the_size_command_of_the_readme_answers(
