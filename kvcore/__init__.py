@@ -4,7 +4,7 @@
 The manager decides and emits commands; it touches no tensor (`kvcore_runtime` applies them). The
 pure functions behind it take a state and give a new one: `kvcore.transitions.allocate`,
 `kvcore.transitions.fork`, `kvcore.transitions.swap` and so on, and the pool layer in
-`kvcore.pool.transitions`. What misuse raises is in `kvcore.types.errors`.
+`kvcore.pool.transitions`. What misuse raises is in `kvcore.errors`.
 """
 
 from kvcore.codec.event_log import Events
@@ -45,6 +45,8 @@ from kvcore.types.values import (
     Status,
     Verdict,
 )
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AllBlocksCleared",
@@ -88,5 +90,6 @@ __all__ = [
     "Touch",
     "Verdict",
     "Zero",
+    "__version__",
     "make_state",
 ]

@@ -67,7 +67,3 @@ def _version() -> str:
         return metadata.version("kvcore")
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
