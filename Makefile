@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup twin demo test conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -25,6 +25,9 @@ python-found:
 
 setup: python-found ## make .venv: locked packages, compiled twin, runtime, model
 	@$(PYTHON) tools/bootstrap.py
+
+setup-core: python-found ## the same without torch, runtime and model: 0.4 GB instead of 6
+	@$(PYTHON) tools/bootstrap.py core
 
 twin: python-found ## compile the Rust twin into the tree
 	@$(PYTHON) tools/bootstrap.py twin
@@ -40,6 +43,10 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
+
+test-core: setup-core ## the tests that need no torch
+	cargo test --locked
+	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 
 conformance: setup ## the facts of the specification, which tests show each, and whether they pass
 	$(BIN)/python -m tools.conformance $(ARGS)
@@ -108,6 +115,9 @@ lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lo
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra plots \
+		--constraints locks/python.txt --output-file locks/core.txt $(ARGS) pyproject.toml
 	cargo update --workspace
 
 hooks: setup ## check each commit before it is made (git hook that calls make)

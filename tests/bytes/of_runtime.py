@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors of the runtime: pages in a directory, and batches that are applied to a cache.
+"""The doors of the runtime: pages in a directory, and prompts files.
 
 Rules: as in doors.py.
 """
@@ -14,14 +14,23 @@ from pathlib import Path
 import torch
 from kvcore_runtime.cache.directory import DirectoryTier
 from kvcore_runtime.cache.errors import TierError
+from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.generate.prompts import read_prompts
+from kvcore_runtime.model.sampling import Sampling
 from torch import Tensor
 
 from kvcore.hashing.block_hash import make_key
-from tests.bytes.damage import Damager, split_at
+from tests.bytes.damage import Damager, split_at, split_words
 from tests.bytes.doors import Door, raised
+from tests.bytes.texts import JSON_WORDS, names, place
 
 KEY = make_key(bytes(range(32)), 0)
 PAGE_BYTES = 40
+PROMPTS = (
+    b'{"id": "a", "turns": ["one", "two"], "system": "be brief", "max_tokens": 8}\n',
+    b'{"id": "b", "turns": ["one"], "n": 2, "temperature": 0.5, "top_k": 4, "seed": 7}\n',
+    b'{"id": "c", "turns": ["one"], "top_p": 0.9, "stop": ["end", "\\n"]}\n',
+)
 
 
 @cache
@@ -64,4 +73,22 @@ def load(data: bytes) -> bool:
     return False
 
 
-PAGE_DOORS = [Door(name="pages", make=page_damage, read=read_page)]
+def read_prompts_file(data: bytes) -> bool:
+    """Read a prompts file."""
+    place().write_bytes(data)
+
+    def read() -> None:
+        for prompt in read_prompts(place(), Sampling()):
+            "".join((prompt.prompt_id, *prompt.turns, prompt.system or "")).encode()
+
+    return names(raised(read, KvcoreRuntimeError), str(place()))
+
+
+RUNTIME_DOORS = [
+    Door(name="pages", make=page_damage, read=read_page),
+    Door(
+        name="prompts",
+        make=lambda: Damager([*map(split_words, PROMPTS)], JSON_WORDS),
+        read=read_prompts_file,
+    ),
+]
