@@ -24,7 +24,7 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class TokenCounts:
     """The tokens of a call: new, hit, external and looked ahead."""
 
     num_new: int
@@ -34,7 +34,7 @@ class Asked:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class AllocationSpan:
     """The tokens that the core is asked for.
 
     start: first position that the engine computes. end: behind the last. again: it has slots
@@ -50,13 +50,15 @@ class Place:
     whole: bool
 
 
-def find_place(core: Core, steps: Steps, known: Known, seen: Seen, asked: Asked) -> Place:
-    """The place of an allocation; withdraws the keys of what is computed again.
+def find_span(
+    core: Core, steps: Steps, known: Known, seen: Seen, counts: TokenCounts
+) -> AllocationSpan:
+    """The span of an allocation; withdraws the keys of what is computed again.
 
     Raises InvalidCount where nothing is asked, BeyondComputed where the engine counts what was
     never scheduled, BehindWindow.
     """
-    if asked.num_new == 0 and asked.num_external == 0:
+    if counts.num_new == 0 and counts.num_external == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     counted = core.num_computed_tokens(seen.name)
     if seen.num_computed > max(counted, known.end):
@@ -69,17 +71,17 @@ def find_place(core: Core, steps: Steps, known: Known, seen: Seen, asked: Asked)
         check_windows(core, seen, counted)
         steps.close()
         withdraw(core, steps, seen)
-    local = max(counted, seen.num_computed) + asked.num_hit
-    start = seen.num_computed + asked.num_hit + asked.num_external
+    local = max(counted, seen.num_computed) + counts.num_hit
+    start = seen.num_computed + counts.num_hit + counts.num_external
     start = min(start, core.config.length_limit)
     external = max(0, start - local)
-    whole = asked.num_new == 0 and start == seen.num_tokens and external > 1
-    return Place(
-        num_new=max(0, start + asked.num_new - counted - asked.num_hit - external),
+    whole = counts.num_new == 0 and start == seen.num_tokens and external > 1
+    return AllocationSpan(
+        num_new=max(0, start + counts.num_new - counted - counts.num_hit - external),
         num_external=external - int(whole),
-        num_lookahead=asked.num_lookahead + int(whole),
+        num_lookahead=counts.num_lookahead + int(whole),
         start=start,
-        end=start + asked.num_new,
+        end=start + counts.num_new,
         again=again,
         whole=whole,
     )
@@ -111,11 +113,11 @@ def withdraw(core: Core, steps: Steps, seen: Seen) -> None:
     steps.change()
 
 
-def new_blocks(core: Core, place: Place, grown: CoreBlocks) -> tuple[tuple[int, ...], ...]:
+def new_blocks(core: Core, span: AllocationSpan, grown: CoreBlocks) -> tuple[tuple[int, ...], ...]:
     """What an allocation gave, without the block of a last token that is external."""
-    if not place.whole:
+    if not span.whole:
         return grown.blocks
     return tuple(
-        blocks if group.is_cross or (place.start - 1) % group.block_size else blocks[1:]
+        blocks if group.is_cross or (span.start - 1) % group.block_size else blocks[1:]
         for group, blocks in zip(core.config.groups, grown.blocks, strict=True)
     )

@@ -2,9 +2,9 @@
 """vLLM's KVCacheManager by name, order of parameters and meaning, over the core's.
 
 Rules: what does not fit is None, misuse is a `KvcoreError`. Before a call does its work it brings
-the core in step with the request object (`roll.py`) and closes a batch that is over (`steps.py`);
-a call that raises or refuses has done no more than that. Where nothing is held, found or new, the
-result is one and the same empty object. Source: seed 000; X-06, X-14. Twin: none.
+the core in step with the request object (`request_registry.py`) and closes a batch that is over
+(`steps.py`); a call that raises or refuses has done no more than that. Where nothing is held, found
+or new, the result is one and the same empty object. Source: seed 000; X-06, X-14. Twin: none.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from kvcore.compat.allocation_span import Asked, Place, find_place, new_blocks, withdraw
+from kvcore.compat.allocation_span import (
+    AllocationSpan,
+    TokenCounts,
+    find_span,
+    new_blocks,
+    withdraw,
+)
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.engine_request import EngineRequest, Seen, see, skips_reading
-from kvcore.compat.request_registry import Known, Roll
+from kvcore.compat.request_registry import Known, RequestRegistry
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.arguments import read_count, read_ints, read_list
@@ -58,7 +64,7 @@ class KVCacheManager:
         no_blocks = ((),) * len(config.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(no_blocks, self.core.has_key)
         self._steps = Steps(self.core, keep_commands=keep_commands)
-        self._roll = Roll(self.core, self._steps, own_hashes=own_hashes)
+        self._registry = RequestRegistry(self.core, self._steps, own_hashes=own_hashes)
 
     def __repr__(self) -> str:
         return f"<compat of {self.core!r}>"
@@ -81,7 +87,7 @@ class KVCacheManager:
             return self.empty_kv_cache_blocks, 0
         seen = see(request)
         self._steps.notice(seen)
-        self._roll.bring(request, seen)
+        self._registry.bring(request, seen)
         hit = self.core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
 
@@ -105,23 +111,23 @@ class KVCacheManager:
         num_tokens are drafts. The rest, and what is raised, as in
         `kvcore.transitions.allocate.allocate_slots`; BehindWindow and TokensChanged besides.
         """
-        asked = Asked(
+        counts = TokenCounts(
             num_new=read_count("num_new_tokens", num_new_tokens),
             num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
             num_external=read_count("num_external_computed_tokens", num_external_computed_tokens),
             num_lookahead=read_count("num_lookahead_tokens", num_lookahead_tokens),
         )
         looked_up = self.enable_caching and not skips_reading(request)
-        hit = read_hit(new_computed_blocks, asked.num_hit, looked_up=looked_up)
+        hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
         seen = see(request)
         self._steps.notice(seen)
-        known = self._roll.bring(request, seen)
-        place = find_place(self.core, self._steps, known, seen, asked)
+        known = self._registry.bring(request, seen)
+        span = find_span(self.core, self._steps, known, seen, counts)
         blocks = self.empty_kv_cache_blocks
-        if place.num_new or place.num_external:
+        if span.num_new or span.num_external:
             got = self._allocate(
-                *(known, seen, place, hit),
-                delay_cache_blocks=delay_cache_blocks or place.again,
+                *(known, seen, span, hit),
+                delay_cache_blocks=delay_cache_blocks or span.again,
                 num_encoder_tokens=num_encoder_tokens,
                 full_sequence_must_fit=full_sequence_must_fit,
                 reserved_blocks=reserved_blocks,
@@ -129,12 +135,12 @@ class KVCacheManager:
             if isinstance(got, Refused):
                 self.last_refusal = got
                 return None
-            blocks = self.create_kv_cache_blocks(new_blocks(self.core, place, got))
+            blocks = self.create_kv_cache_blocks(new_blocks(self.core, span, got))
         self.last_refusal = None
-        self._steps.schedule(request, seen, place.start)
-        self._roll.hold(seen, place.start if asked.num_new else seen.num_computed, place.end)
-        if place.again and not delay_cache_blocks:
-            self._steps.publish_later(seen.name, place.end)
+        self._steps.schedule(request, seen, span.start)
+        self._registry.hold(seen, span.start if counts.num_new else seen.num_computed, span.end)
+        if span.again and not delay_cache_blocks:
+            self._steps.publish_later(seen.name, span.end)
         return blocks
 
     def free(self, request: EngineRequest) -> None:
@@ -145,15 +151,15 @@ class KVCacheManager:
         this call. Raises HitInOpenBatch.
         """
         seen = see(request)
-        if seen.name not in self._roll:
+        if seen.name not in self._registry:
             return
         self._steps.notice(seen)
-        if self._roll.was_lowered(seen):
+        if self._registry.was_lowered(seen):
             withdraw(self.core, self._steps, seen)
         self.core.free(seen.name)
         self._steps.leave(seen.name)
         self._steps.change()
-        self._roll.leave(request, seen.name)
+        self._registry.leave(request, seen.name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Give back the blocks that no query at so many tokens or later sees.
@@ -161,7 +167,7 @@ class KVCacheManager:
         A count above what was scheduled is read as that.
         """
         count = read_count("total_computed_tokens", total_computed_tokens)
-        if request_id not in self._roll:
+        if request_id not in self._registry:
             return
         self._steps.notice_known(request_id)
         count = min(count, self.core.num_computed_tokens(request_id))
@@ -181,7 +187,7 @@ class KVCacheManager:
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Leading blocks that all requests with blocks hold, a group."""
-        if running_request_id not in self._roll:
+        if running_request_id not in self._registry:
             return [0] * len(self.config.groups)
         return self.core.get_num_common_prefix_blocks(running_request_id)
 
@@ -191,7 +197,7 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """The blocks of a request; none of one that holds none or is not known."""
-        if request_id not in self._roll:
+        if request_id not in self._registry:
             return self.empty_kv_cache_blocks
         return self.create_kv_cache_blocks(self.core.get_blocks(request_id).blocks)
 
@@ -206,7 +212,7 @@ class KVCacheManager:
         count = read_count("num_computed_tokens", num_computed_tokens)
         seen = see(request)
         self._steps.notice(seen)
-        known = self._roll.bring(request, seen)
+        known = self._registry.bring(request, seen)
         counted = self.core.num_computed_tokens(seen.name)
         self.core.cache_blocks(seen.name, counted if counted < count <= known.end else count)
 
@@ -237,20 +243,20 @@ class KVCacheManager:
         return self._steps.take()
 
     def _allocate(
-        self, known: Known, seen: Seen, place: Place, hit: Hit | None, **options: Any
+        self, known: Known, seen: Seen, span: AllocationSpan, hit: Hit | None, **options: Any
     ) -> CoreBlocks | Refused:
         """Ask the core, with drafts for what lies past the tokens; without success they go."""
-        self._roll.put_drafts(known, seen, place.end - seen.num_tokens)
+        self._registry.put_drafts(known, seen, span.end - seen.num_tokens)
         got = None
         try:
             got = self.core.allocate_slots(
-                *(seen.name, place.num_new, hit),
-                num_lookahead_tokens=place.num_lookahead,
-                num_external_computed_tokens=place.num_external,
+                *(seen.name, span.num_new, hit),
+                num_lookahead_tokens=span.num_lookahead,
+                num_external_computed_tokens=span.num_external,
                 **options,
             )
         finally:
             if not isinstance(got, CoreBlocks):
                 self._steps.change()
-                self._roll.put_drafts(known, seen, 0)
+                self._registry.put_drafts(known, seen, 0)
         return got

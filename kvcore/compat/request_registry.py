@@ -48,7 +48,7 @@ class Known:
     end: int = 0
 
 
-class Roll:
+class RequestRegistry:
     """Adds, extends and forgets requests of the core.
 
     own_hashes: whether a request's block_hashes are used where it has them.

@@ -71,7 +71,7 @@ class Engine:
     def _make(self, verb: str, *args: Any) -> Any:
         return self._do(Move(verb, args))
 
-    def _roll(self, name: str) -> bool:
+    def _registry(self, name: str) -> bool:
         return self._random.random() < self._setting.rates.get(name, 0.0)
 
     def _go_on(self) -> None:
@@ -91,21 +91,21 @@ class Engine:
 
     def _trouble(self) -> None:
         names = list(self._play.known)
-        if self._roll("cancel"):
+        if self._registry("cancel"):
             self._make("cancel", self._random.randrange(4))
-        if self._roll("drain"):
+        if self._registry("drain"):
             self._make("drain")
-        if self._roll("reset"):
+        if self._registry("reset"):
             self._make("reset")
-        if self._roll("unpin"):
+        if self._registry("unpin"):
             self._make("unpin", self._random.randrange(1000))
         if not names:
             return
         for verb in ("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"):
-            if self._roll(verb):
+            if self._registry(verb):
                 self._disturb(verb, self._random.choice(names))
         for verb in ("cache", "fork", "extend", "guess", "hashes"):
-            if self._roll(verb):
+            if self._registry(verb):
                 self._disturb(verb, self._random.choice(names))
 
     def _late_trouble(self) -> None:
@@ -118,7 +118,7 @@ class Engine:
         if swapped and self._random.random() < 0.3:
             self._make("swap_in", [self._random.choice(swapped)])
         names = list(dict.fromkeys(each.request_id for each in self._play.passes))
-        if names and self._roll("late"):
+        if names and self._registry("late"):
             name = self._random.choice(names[: 1 + len(names) // 2])
             self._disturb(self._random.choice(["abort", "preempt", "swap", "truncate"]), name)
 
@@ -188,7 +188,7 @@ class Engine:
     def _decode(self) -> None:
         """The running requests: verdicts on drafts, prompts' next chunks, one token of answers."""
         for name in [name for name in self._running if self._play.known[name].drafts]:
-            if self._roll("accept"):
+            if self._registry("accept"):
                 self._make("accept", name, self._random.randint(0, 4))
         budget = self._setting.budget
         for name in list(self._running):
@@ -232,7 +232,7 @@ class Engine:
                 self._note_running(name)
             if status is not Status.WAITING or self._play.loading(name):
                 continue
-            if self._roll("load") and not isinstance(
+            if self._registry("load") and not isinstance(
                 self._make("load", name, self._random.randint(1, 8)), Refused | None
             ):
                 self._note_running(name)
@@ -246,11 +246,11 @@ class Engine:
         """The next tokens of a request; a running one that is refused makes room."""
         options: dict[str, Any] = {}
         for option, rate in (("lookahead", "num_lookahead_tokens"), ("external", EXTERNAL)):
-            if self._roll(option):
+            if self._registry(option):
                 options[rate] = self._random.randint(1, 20)
         if self._encodes:
             options["num_encoder_tokens"] = self._random.randint(0, MOST_ENCODED)
-        if self._roll("cache"):
+        if self._registry("cache"):
             options["delay_cache_blocks"] = True
         if self._random.random() < 0.1:
             options["full_sequence_must_fit"] = True
@@ -278,7 +278,7 @@ class Engine:
                 self._end(name)
             return False
         victim = others[-1]
-        if self._roll("swap"):
+        if self._registry("swap"):
             self._make("swap_out", [victim])
         if self._play.status(victim) is Status.SWAPPED:
             self._running.remove(victim)
