@@ -3,9 +3,9 @@
 
 Rules: batches run strictly in the order they were submitted, each with its forward pass before the
 next is applied: a copy may read what the forward pass before it wrote. While anything is on its way
-the cache and the tables belong to the lane; the manager and the sequences belong to the caller, so
-what a step needs of them is handed over as plain data. After an error nothing more is run until
-`clear`. On a GPU the lane has a stream of its own, and what it hands out is computed.
+the cache and the tables belong to the executor; the manager and the sequences belong to the caller,
+so what a step needs of them is handed over as plain data. After an error nothing more is run until
+`clear`. On a GPU the executor has a stream of its own, and what it hands out is computed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class NotExecuted(KvcoreRuntimeError):
         self.number = number
 
 
-class Lane:
+class BatchExecutor:
     """The batches on their way, oldest first."""
 
     def __init__(self, runtime: Runtime, forward: Forward) -> None:
         self._runtime = runtime
         self._forward = forward
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-lane")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcore-executor")
         self._submitted: collections.deque[Future[Executed]] = collections.deque()
         self._stopped = False
         self._stream: torch.cuda.Stream | None = None
@@ -68,7 +68,7 @@ class Lane:
         done = self._submitted[0].result()
         self._submitted.popleft()
         if self._stream is not None and done.logits is not None:
-            # Made on the lane's stream, read on the caller's.
+            # Made on the executor's stream, read on the caller's.
             done.logits.record_stream(torch.cuda.current_stream(done.logits.device))
         return done
 

@@ -160,8 +160,8 @@ class DirectoryExchange(Exchange):
 
         Only blocks of tokens [start, end) are looked for, of one group after another.
 
-        What is still on its way there has not come, whether the lane has written it or not: so a
-        run does not depend on time.
+        What is still on its way there has not come, whether the executor has written it or not: so
+        a run does not depend on time.
         """
         writing = set(self._stores.values())
         for group, own in zip(self._engine.manager.config.groups, keys, strict=True):

@@ -6,9 +6,9 @@ it to the cache; run the forward pass over the block tables; sample. One batch, 
 in this order: a taken batch counts as executed.
 
 With `Config.max_in_flight` a step is planned while the batches before it are applied and computed
-on a thread of their own (lane.py): plan n+1; wait for n and complete it; take n+1 and hand it over;
-sample n, while n+1 is computed. If a batch fails, it and all later ones are cancelled, the error is
-raised, and the next step computes anew what was lost.
+on a thread of their own (batch_executor.py): plan n+1; wait for n and complete it; take n+1 and
+hand it over; sample n, while n+1 is computed. If a batch fails, it and all later ones are
+cancelled, the error is raised, and the next step computes anew what was lost.
 
 Samples of one prompt are forked between two steps: the batch that computed the prompt is taken by
 then, so the children share all of it, the partial last block too, and the manager copies that
@@ -29,7 +29,7 @@ from torch import Tensor
 from kvcore import Config, KVCacheManager
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.batch_executor import Executed, Lane
+from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed
 from kvcore_runtime.engine.drafts import Drafter
 from kvcore_runtime.engine.errors import (
     EngineStuck,
@@ -123,7 +123,9 @@ class Engine:
             guard=self.options.guard,
         )
         self._forward = Forward(model, self.runtime, groups)
-        self._lane = Lane(self.runtime, self._forward) if config.max_in_flight else None
+        self._executor = (
+            BatchExecutor(self.runtime, self._forward) if config.max_in_flight else None
+        )
         self._flights: collections.deque[Flight] = collections.deque()
         self.open_number = 0
         self.finished: list[Finished] = []
@@ -182,10 +184,10 @@ class Engine:
         started = time.perf_counter()
         self._take_in()
         try:
-            if self._lane is None:
+            if self._executor is None:
                 self._step_in_order()
             else:
-                self._step_ahead(self._lane)
+                self._step_ahead(self._executor)
         finally:
             self.metrics.seconds += time.perf_counter() - started
         completions, self._completions = self._completions, []
@@ -248,7 +250,7 @@ class Engine:
         if chunks:
             self._sample(chunks, self._forward.compute(self._forward.prepare(chunks)))
 
-    def _step_ahead(self, lane: Lane) -> None:
+    def _step_ahead(self, executor: BatchExecutor) -> None:
         """Plan the next step while others are computed; sample the oldest while it is."""
         in_flight = {chunk.sequence for flight in self._flights for chunk in flight.chunks}
         was_busy = self.exchange.is_busy
@@ -258,19 +260,19 @@ class Engine:
         if chunks or self.scheduler.has_moved or was_busy:
             self.metrics.num_overlapped += bool(chunks and self._flights)
             if len(self._flights) == self.manager.config.max_in_flight:
-                executed = self._complete(lane)
+                executed = self._complete(executor)
             batch = self._take_batch()
             self._flights.append(Flight(batch.number, chunks))
-            lane.submit(batch, self._forward.prepare(chunks) if chunks else None)
+            executor.submit(batch, self._forward.prepare(chunks) if chunks else None)
             if self._observe is not None:
                 self._observe(self, batch)
             self.metrics.count_step(batch, chunks, self.manager.usage)
         elif self._flights:
             self.metrics.num_stalls += 1
-            executed = self._complete(lane)
+            executed = self._complete(executor)
         else:
             self._raise_stuck()
-        goes_well = lane.drain() if self.exchange.needs_idle_cache else True
+        goes_well = executor.drain() if self.exchange.needs_idle_cache else True
         if executed is not None:
             flight, done = executed
             self.finished += done.finished
@@ -279,12 +281,12 @@ class Engine:
         if goes_well:
             self._poll()
 
-    def _complete(self, lane: Lane) -> tuple[Flight, Executed]:
+    def _complete(self, executor: BatchExecutor) -> tuple[Flight, Executed]:
         """Wait for the oldest batch in flight and complete it. Raises as `step` does."""
         flight = self._flights[0]
         started = time.perf_counter()
         try:
-            done = lane.wait()
+            done = executor.wait()
         except Exception:
             self._take_back(flight.number)
             raise
@@ -296,9 +298,9 @@ class Engine:
 
     def _take_back(self, number: int) -> None:
         """Cancel the oldest batch in flight, and so all: their sequences are computed anew."""
-        assert self._lane is not None
+        assert self._executor is not None
         self.open_number += 1
-        self.finished += self._lane.clear(self.open_number)
+        self.finished += self._executor.clear(self.open_number)
         self.manager.cancel(number)
         self.metrics.num_cancelled += len(self._flights)
         self._flights.clear()

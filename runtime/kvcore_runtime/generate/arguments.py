@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `kvcore generate`, read and checked into a job before anything is done."""
+"""The command line of `kvcore generate`, read and checked before anything is done."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ from kvcore_runtime.model.sampling import Sampling
 
 
 @attrs.frozen(kw_only=True)
-class Job:
+class Arguments:
     """A checked call: everything but the model.
 
     visibilities: of the tiny model's layers, () for full attention. directory: where blocks are
@@ -44,7 +44,7 @@ class WrongCall(KvcoreRuntimeError):
     """A command line that cannot be carried out."""
 
 
-def read_job(argv: list[str]) -> Job:
+def read_arguments(argv: list[str]) -> Arguments:
     """Parse and check a command line and its prompts; argparse exits with 2 by itself.
 
     Raises KvcoreError or KvcoreRuntimeError.
@@ -81,7 +81,7 @@ def read_job(argv: list[str]) -> Job:
         guard=given.guard,
         keep_logits=given.verify and given.model == "tiny",
     )
-    return Job(
+    return Arguments(
         prompts=read_prompts(given.prompts, defaults),
         config=_read_config(given, visibilities),
         options=options,

@@ -23,7 +23,7 @@ from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.errors import KvcoreRuntimeError
-from kvcore_runtime.generate.arguments import Job, read_job
+from kvcore_runtime.generate.arguments import Arguments, read_arguments
 from kvcore_runtime.generate.conversation import Held, hold_conversations
 from kvcore_runtime.generate.picture import draw_pool
 from kvcore_runtime.generate.pool_record import PoolRecord
@@ -61,23 +61,23 @@ DIRECTORY_SEED = "kvcore generate --directory"
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     try:
-        job = read_job(argv)
-        model, tokenizer = load_model(job)
-        engine, record = make_engine(job, model, tokenizer)
+        arguments = read_arguments(argv)
+        model, tokenizer = load_model(arguments)
+        engine, record = make_engine(arguments, model, tokenizer)
     except (KvcoreError, KvcoreRuntimeError) as error:
         print(f"kvcore generate: {error}", file=sys.stderr)
         return 2
-    held = run(job, engine, tokenizer)
+    held = run(arguments, engine, tokenizer)
     summary = summarise(engine, held)
-    proof = prove(job, engine, held, tokenizer)
-    if job.as_json:
+    proof = prove(arguments, engine, held, tokenizer)
+    if arguments.as_json:
         result = as_json(summary, held, proof.as_json(), proof.not_exercised)
         print(json.dumps(result, ensure_ascii=False, indent=1))
     else:
-        print(f"{format_answers(held, job.prompts)}\n\n{format_table(summary)}\n", flush=True)
-    if job.picture is not None and record is not None:
-        draw(job, record, summary)
-    if not job.as_json and proof.counts and proof.failure is None:
+        print(f"{format_answers(held, arguments.prompts)}\n\n{format_table(summary)}\n", flush=True)
+    if arguments.picture is not None and record is not None:
+        draw(arguments, record, summary)
+    if not arguments.as_json and proof.counts and proof.failure is None:
         counts = (format_count(count, name) for name, count in proof.counts.items())
         print(f"verified: {', '.join(counts)}")
     for refusal in held.refusals:
@@ -91,16 +91,16 @@ def main(argv: list[str]) -> int:
     return 0 if proof.not_exercised is None else 3
 
 
-def load_model(job: Job) -> tuple[Llama, Tokenizer]:
+def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
     """The model, in invariant mode where it is to be verified, and its tokenizer.
 
     Raises ModelNotFound, UnsupportedModel.
     """
-    torch.set_num_threads(job.threads)
-    if job.model == "tiny":
-        config = tiny_config(visibilities=job.visibilities)
-        model = tiny_model(invariant=job.verify, config=config)
-        return place_model(model, job.device), ByteTokenizer()
+    torch.set_num_threads(arguments.threads)
+    if arguments.model == "tiny":
+        config = tiny_config(visibilities=arguments.visibilities)
+        model = tiny_model(invariant=arguments.verify, config=config)
+        return place_model(model, arguments.device), ByteTokenizer()
     file = open_gguf(find_smollm2())
     with tqdm(desc="loading", unit="layer", leave=False, disable=None) as bar:
 
@@ -108,22 +108,26 @@ def load_model(job: Job) -> tuple[Llama, Tokenizer]:
             bar.total = total
             bar.update(done - bar.n)
 
-        model = load_llama(file, device=job.device, invariant=job.verify, progress=show)
+        model = load_llama(file, device=arguments.device, invariant=arguments.verify, progress=show)
     return model, BpeTokenizer(file)
 
 
-def make_engine(job: Job, model: Llama, tokenizer: Tokenizer) -> tuple[Engine, PoolRecord | None]:
+def make_engine(
+    arguments: Arguments, model: Llama, tokenizer: Tokenizer
+) -> tuple[Engine, PoolRecord | None]:
     """The engine, and the record that it fills where a picture is wanted."""
-    record = PoolRecord() if job.picture is not None else None
-    config, exchange = job.config, None
-    if job.directory is not None:
+    record = PoolRecord() if arguments.picture is not None else None
+    config, exchange = arguments.config, None
+    if arguments.directory is not None:
         identity = identify(model, config.groups)
         config = attrs.evolve(config, hash_seed=f"{DIRECTORY_SEED} {identity}".encode())
-        exchange = partial(keep_in_directory, path=job.directory, model=f"{job.model} {identity}")
+        exchange = partial(
+            keep_in_directory, path=arguments.directory, model=f"{arguments.model} {identity}"
+        )
     engine = Engine(
         model,
         config,
-        job.options,
+        arguments.options,
         exchange=exchange,
         decode=tokenizer.decode,
         observe=record,
@@ -137,9 +141,9 @@ def keep_in_directory(engine: Engine, *, path: Path, model: str) -> Exchange:
     return DirectoryExchange(engine, tier)
 
 
-def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:
+def run(arguments: Arguments, engine: Engine, tokenizer: Tokenizer) -> Held:
     """Hold all conversations, under a progress bar."""
-    total = sum(len(each.turns) * each.num_samples for each in job.prompts)
+    total = sum(len(each.turns) * each.num_samples for each in arguments.prompts)
     with tqdm(desc="answering", total=total, unit="answer", disable=None) as bar:
 
         def show(held: Held) -> None:
@@ -150,7 +154,7 @@ def run(job: Job, engine: Engine, tokenizer: Tokenizer) -> Held:
             )
             bar.update(len(held.answers) - bar.n)
 
-        return hold_conversations(engine, tokenizer, job.prompts, show)
+        return hold_conversations(engine, tokenizer, arguments.prompts, show)
 
 
 @attrs.frozen(kw_only=True)
@@ -169,15 +173,15 @@ class Proof:
         return (self.counts or None) if self.failure is None else {"failed": self.failure}
 
 
-def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
+def prove(arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
     """Check everything that was asked for."""
     counts: dict[str, int] = {}
     failure = not_exercised = None
     try:
-        counts |= check_answers(job, engine, held, tokenizer)
+        counts |= check_answers(arguments, engine, held, tokenizer)
     except (NotVerified, InvariantViolation) as error:
         failure = str(error)
-    if job.require_all:
+    if arguments.require_all:
         try:
             counts |= verify_pressure(engine, refused=bool(held.refusals))
         except NotExercised as error:
@@ -185,10 +189,12 @@ def prove(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> Proof:
     return Proof(counts=counts, failure=failure, not_exercised=not_exercised)
 
 
-def check_answers(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) -> dict[str, int]:
+def check_answers(
+    arguments: Arguments, engine: Engine, held: Held, tokenizer: Tokenizer
+) -> dict[str, int]:
     """How much was computed again and found equal. Raises NotVerified, InvariantViolation."""
     verify_drained(engine)
-    if not job.verify:
+    if not arguments.verify:
         return {}
     total = len(held.answers)
     with tqdm(desc="verifying", total=total, unit="answer", disable=None) as bar:
@@ -200,9 +206,9 @@ def check_answers(job: Job, engine: Engine, held: Held, tokenizer: Tokenizer) ->
     return _name_counts(done)
 
 
-def draw(job: Job, record: PoolRecord, summary: Summary) -> None:
+def draw(arguments: Arguments, record: PoolRecord, summary: Summary) -> None:
     """Write the picture and say where; without a step there is nothing to draw."""
-    assert job.picture is not None
+    assert arguments.picture is not None
     if summary.steps == 0:
         print("kvcore generate: no picture: there was no step to draw", file=sys.stderr)
         return
@@ -210,8 +216,8 @@ def draw(job: Job, record: PoolRecord, summary: Summary) -> None:
         f"Block pool over time: {summary.num_blocks} blocks of {summary.block_size} tokens, "
         f"{format_count(summary.num_answers, 'answers')} in {format_count(summary.steps, 'steps')}"
     )
-    draw_pool(record, job.picture, title=title, first_block=int(job.config.null_block))
-    print(f"picture: {job.picture}", file=sys.stderr)
+    draw_pool(record, arguments.picture, title=title, first_block=int(arguments.config.null_block))
+    print(f"picture: {arguments.picture}", file=sys.stderr)
 
 
 def _name_counts(done: Verified) -> dict[str, int]:

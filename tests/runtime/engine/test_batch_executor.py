@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lane without a model: batches in order, none behind an error, and what a clear leaves."""
+"""The executor without a model: batches in order, none behind an error, and what a clear leaves."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 import torch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.batch_executor import Lane, NotExecuted
+from kvcore_runtime.engine.batch_executor import BatchExecutor, NotExecuted
 from kvcore_runtime.engine.forward import Forward, StepInputs
 from torch import Tensor
 
@@ -62,27 +62,27 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def lane(machine: Machine) -> Iterator[Lane]:
-    lane = Lane(cast(Runtime, machine), cast(Forward, machine))
-    yield lane
+def executor(machine: Machine) -> Iterator[BatchExecutor]:
+    executor = BatchExecutor(cast(Runtime, machine), cast(Forward, machine))
+    yield executor
     for gate in machine.gates.values():
         gate.set()
-    lane._thread.shutdown()
+    executor._thread.shutdown()
 
 
-def submit(lane: Lane, number: int, *, computes: bool = True) -> None:
+def submit(executor: BatchExecutor, number: int, *, computes: bool = True) -> None:
     inputs = cast(StepInputs, number) if computes else None
-    lane.submit(close(number, []), inputs)
+    executor.submit(close(number, []), inputs)
 
 
 def operations(finished: list[Finished]) -> list[int]:
     return [each.operation for each in finished]
 
 
-def test_batches_run_in_order_each_with_its_pass(lane: Lane, machine: Machine) -> None:
+def test_batches_run_in_order_each_with_its_pass(executor: BatchExecutor, machine: Machine) -> None:
     for number in range(3):
-        submit(lane, number, computes=number != 1)
-    assert lane.drain()
+        submit(executor, number, computes=number != 1)
+    assert executor.drain()
     assert machine.calls == [
         ("apply", 0),
         ("compute", 0),
@@ -91,66 +91,68 @@ def test_batches_run_in_order_each_with_its_pass(lane: Lane, machine: Machine) -
         ("compute", 2),
     ]
     for number in range(3):
-        done = lane.wait()
+        done = executor.wait()
         assert operations(done.finished) == [number]
         assert (None if done.logits is None else done.logits.tolist()) == (
             None if number == 1 else [number]
         )
 
 
-def test_nothing_runs_behind_an_error_until_it_is_cleared(lane: Lane, machine: Machine) -> None:
+def test_nothing_runs_behind_an_error_until_it_is_cleared(
+    executor: BatchExecutor, machine: Machine
+) -> None:
     machine.broken.add(1)
     for number in range(3):
-        submit(lane, number)
-    assert not lane.drain()
-    assert operations(lane.wait().finished) == [0]
+        submit(executor, number)
+    assert not executor.drain()
+    assert operations(executor.wait().finished) == [0]
     with pytest.raises(Broken):
-        lane.wait()
-    submit(lane, 3)
-    assert not lane.drain()
+        executor.wait()
+    submit(executor, 3)
+    assert not executor.drain()
     assert [call for call, _ in machine.calls] == ["apply", "compute", "apply"]
-    assert operations(lane.clear(5)) == [1], "what ended of the batch that failed"
+    assert operations(executor.clear(5)) == [1], "what ended of the batch that failed"
     assert machine.calls[-1] == ("skip", 5)
-    submit(lane, 5)
-    assert lane.drain()
-    assert operations(lane.wait().finished) == [5]
+    submit(executor, 5)
+    assert executor.drain()
+    assert operations(executor.wait().finished) == [5]
 
 
 def test_who_waits_for_a_batch_behind_an_error_is_told_which_it_is(
-    lane: Lane, machine: Machine
+    executor: BatchExecutor, machine: Machine
 ) -> None:
     machine.broken.add(0)
-    submit(lane, 0)
-    submit(lane, 1)
-    lane.drain()
-    lane._submitted.popleft()
+    submit(executor, 0)
+    submit(executor, 1)
+    executor.drain()
+    executor._submitted.popleft()
     with pytest.raises(NotExecuted, match="batch 1 was not run: one before it failed") as caught:
-        lane.wait()
+        executor.wait()
     assert caught.value.number == 1
 
 
 def test_a_clear_hands_out_what_ended_and_lets_nothing_else_begin(
-    lane: Lane, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    executor: BatchExecutor, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch 0 has run, batch 1 runs while the lane is cleared, batch 2 has not begun."""
+    """Batch 0 has run, batch 1 runs while the executor is cleared, batch 2 has not begun."""
     machine.gates[1] = threading.Event()
     for number in range(3):
-        submit(lane, number)
+        submit(executor, number)
     assert machine.began.wait(30)
-    drain = lane.drain
+    drain = executor.drain
 
     def open_then_drain() -> bool:
         machine.gates[1].set()
         return drain()
 
-    monkeypatch.setattr(lane, "drain", open_then_drain)
-    assert operations(lane.clear(4)) == [0, 1]
+    monkeypatch.setattr(executor, "drain", open_then_drain)
+    assert operations(executor.clear(4)) == [0, 1]
     assert ("apply", 2) not in machine.calls
     assert machine.calls[-1] == ("skip", 4)
     monkeypatch.undo()
-    assert lane.drain(), "nothing is on its way any more"
-    submit(lane, 4)
-    done = lane.wait()
+    assert executor.drain(), "nothing is on its way any more"
+    submit(executor, 4)
+    done = executor.wait()
     assert operations(done.finished) == [4]
     assert done.logits is not None
     assert done.logits.tolist() == [4.0]

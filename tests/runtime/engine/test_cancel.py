@@ -148,8 +148,8 @@ class Mirror:
         self.num_compared = 0
 
     def __call__(self, engine: Engine, _batch: Batch) -> None:
-        assert engine._lane is not None
-        engine._lane.drain()
+        assert engine._executor is not None
+        engine._executor.drain()
         for sequence in engine.scheduler.unfinished():
             name = sequence.sequence_id
             swapped = engine.manager.status(name) is Status.SWAPPED

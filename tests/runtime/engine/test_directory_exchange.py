@@ -184,7 +184,7 @@ def test_a_store_that_failed_is_told_and_not_counted(desk: Desk) -> None:
 
 
 def test_what_is_being_written_has_not_come(backend: Backend, tmp_path: Path) -> None:
-    """Whether the lane has written it or not, so that no run depends on time.
+    """Whether the executor has written it or not, so that no run depends on time.
 
     With EAGLE the last block that is cached is computed anew, unless the directory has it.
     """

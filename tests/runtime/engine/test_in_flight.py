@@ -130,7 +130,7 @@ def test_both_backends_take_the_same_steps_ahead() -> None:
 
 
 class Gate:
-    """Lets a forward pass wait on the lane until the next plan is made."""
+    """Lets a forward pass wait on the executor until the next plan is made."""
 
     def __init__(self, engine: Engine) -> None:
         self.planned = threading.Event()
