@@ -40,6 +40,7 @@ AT_ONCE = (
 )
 CALLER = "statuses and what runs next are the caller's (S002-72, S003-30)"
 ONE_GROUP = "a sequence has one table, for all layers (S002-66, S003-06)"
+NO_LOADS = "no call takes tokens from outside; the last manager alone does (S000-04)"
 NO_EVENTS = "the facades make no events"
 OWN_KINDS = "it judges what users bring"
 LIFTED: Mapping[str, str] = {
@@ -55,7 +56,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("GROUP-AGREE", "CAP", "KEY-GRAN"), ONE_GROUP),
     "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
-    "LOAD-FAILED": "no call takes tokens from outside; the last manager alone does (S000-04)",
+    **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED"), NO_LOADS),
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",
     "REFINE": "tests/legacy compare both backends call by call",
