@@ -137,8 +137,8 @@ def test_a_property_is_imported_and_judges_again(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
-        (Lost(), "with installed(Lost()), JudgedManager("),
-        (TOLD, "with installed(TOLD), JudgedManager("),
+        (Lost(), "with installed(Lost()), CheckedManager("),
+        (TOLD, "with installed(TOLD), CheckedManager("),
     ],
 )
 def test_a_policy_is_installed_again(policy: Any, line: str) -> None:

@@ -48,7 +48,7 @@ CONFIG = {config}
 
 @pytest.mark.parametrize("backend", [{backends}])
 def test_{function}_holds(backend):
-    with {around}JudgedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
+    with {around}CheckedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
 {calls}
 '''
 OF_A_MANAGER = '''\
@@ -102,7 +102,7 @@ def pytest_text(violation: Violation, world: Any) -> str:
         config=config,
         function=re.sub(r"\W+", "_", violation.name.lower()),
         imports=_imports(
-            config + calls, "from kvcore.check.extend.checked_manager import JudgedManager", parts
+            config + calls, "from kvcore.check.extend.checked_manager import CheckedManager", parts
         ),
         lines="".join(f"{line}\n" for line in parts.lines),
         backends=", ".join(f'"{each}"' for each in parts.backends),

@@ -36,7 +36,7 @@ from kvcore.types.errors import InvariantViolation, KvcoreError
 from kvcore.types.values import Hit, Outcome
 
 
-class JudgedManager:
+class CheckedManager:
     """A `KVCacheManager` whose calls raise InvariantViolation where they break a property.
 
     properties: names of those that count, or some of one's own; all that hold for every run unless

@@ -43,7 +43,7 @@ READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
 MET_LATELY = 15_000
 
 
-class Judge:
+class Checker:
     """Hears all properties that count, and keeps the notes.
 
     properties: names of those that count, or some of one's own; all unless given. watch: sees each

@@ -21,7 +21,7 @@ from pyrsistent import pvector
 from kvcore.check.names import packed
 from kvcore.check.names.canonical import Names
 from kvcore.check.names.digest import Lately
-from kvcore.check.properties.checker import Judge, Watch, note_state
+from kvcore.check.properties.checker import Checker, Watch, note_state
 from kvcore.check.properties.registry import Property
 from kvcore.check.search.moves import moves
 from kvcore.check.world.model import Edge, Step
@@ -64,9 +64,9 @@ class CoreModel:
         self.symmetry = symmetry or Symmetry()
         self.prefixes = Prefixes(world.config)
         names = Names(self.prefixes, self.symmetry, full=full_keys)
-        self.judge = Judge(world, self.prefixes, names, properties, watch)
-        self.notes = self.judge.notes
-        self._ghost = Ghost(world.config, self.judge.counts, self.prefixes)
+        self.checker = Checker(world, self.prefixes, names, properties, watch)
+        self.notes = self.checker.notes
+        self._ghost = Ghost(world.config, self.checker.counts, self.prefixes)
         self._schedule = Schedule()
         self._full_keys = full_keys
         self._start: tuple[State | None, Counted | None] = (None, None)
@@ -88,12 +88,12 @@ class CoreModel:
 
     def name(self, node: State) -> bytes:
         """The canonical name of a state, or 128 bits of it."""
-        return self.judge.name(node)
+        return self.checker.name(node)
 
     def check(self, node: State) -> None:
         """Judge a state that is new, and note what it shows."""
-        self.judge.check(node)
-        self.judge.check_runs(node)
+        self.checker.check(node)
+        self.checker.check_runs(node)
         note_state(self.notes, node)
 
     def pack(self, node: State) -> bytes:
@@ -118,13 +118,13 @@ class CoreModel:
 
     def _moves(self, state: State, path: Steps) -> Iterator[Path]:
         """Every move in a state that was reached by a path: its name, the path with it."""
-        judge, letters = self.judge, not self.symmetry.tokens
-        possible = judge.heard(
+        checker, letters = self.checker, not self.symmetry.tokens
+        possible = checker.heard(
             path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
         )
         for move in possible or ():
             if isinstance(move, Call):
-                step = judge.step(path, state, move)
+                step = checker.step(path, state, move)
                 if step is not None:
                     yield move.name, (*path, step)
                 continue
@@ -135,13 +135,13 @@ class CoreModel:
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
         """The path with the calls of a move; None where a step breaks what is not judged."""
         script = move.script()
-        call = self.judge.heard(path, lambda: next(script, None))
+        call = self.checker.heard(path, lambda: next(script, None))
         while call is not None:
-            step = self.judge.step(path, state, call)
+            step = self.checker.step(path, state, call)
             if step is None:
                 return None
             path, state = (*path, step), step.outcome.state
-            call = self.judge.heard(path, partial(proceed, script, step))
+            call = self.checker.heard(path, partial(proceed, script, step))
         return path
 
     def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
@@ -150,7 +150,7 @@ class CoreModel:
         if failing is None or opened.requests[failing[0]].num_loading:
             return []
         taken, letters = take_batch(opened).state, not self.symmetry.tokens
-        found = self.judge.heard(
+        found = self.checker.heard(
             steps, lambda: list(moves(self.world, taken, self.prefixes, every_letter=letters))
         )
         return found or []
@@ -163,7 +163,7 @@ class CoreModel:
         if opened is start:
             return Edge(name, steps, start)
         closing = list(steps)
-        settled = self.judge.heard(
+        settled = self.checker.heard(
             closing, lambda: self._settle(start, opened, closing, failing, late)
         )
         return None if settled is None else Edge(name, tuple(closing), settled)
@@ -176,18 +176,18 @@ class CoreModel:
         failing: Failing,
         late: Call | Move | None,
     ) -> State | None:
-        judge, schedule, ghost = self.judge, self._schedule, self._ghost
+        checker, schedule, ghost = self.checker, self._schedule, self._ghost
         schedule.assume(start)
         ghost.assume(self._counted_at(start))
         ghost.loading = schedule.loading
         for step in closing:
             follow(schedule, step)
-        judge.ask(schedule.check, opened)
-        judge.ask(schedule.check_caps, opened)
+        checker.ask(schedule.check, opened)
+        checker.ask(schedule.check_caps, opened)
         ghost.execute(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        judge.ask(ghost.forward, opened.requests, writes, schedule.encoders)
-        judge.check_batch(start, opened)
+        checker.ask(ghost.forward, opened.requests, writes, schedule.encoders)
+        checker.check_batch(start, opened)
         loaded = failing is None or failing[0] in schedule.loading
         if loaded:
             ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
@@ -204,7 +204,7 @@ class CoreModel:
         ghost, schedule = self._ghost, self._schedule
         while len(state.batch.commands) or len(state.batch.records) or state.loads:
             ghost.execute(state.batch.commands)
-            self.judge.ask(ghost.forward, state.requests, schedule.take(), schedule.encoders)
+            self.checker.ask(ghost.forward, state.requests, schedule.take(), schedule.encoders)
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
             state = self._call(state, TAKE_BATCH, closing)
         return closed(state)
@@ -223,7 +223,7 @@ class CoreModel:
         ghost = self._ghost
         if self._encodes or schedule.loading:
             return ghost.counted(state, schedule.encoders)
-        met = self.judge.digest(state).whole
+        met = self.checker.digest(state).whole
         counted = self._counted.get(met)
         if counted is None:
             counted = ghost.counted(state, schedule.encoders)
@@ -232,7 +232,7 @@ class CoreModel:
 
     def _call(self, state: State, call: Call, closing: list[Step]) -> State:
         """Make a call that closes an edge; the state after it."""
-        step = self.judge.perform(state, call)
+        step = self.checker.perform(state, call)
         closing.append(step)
         after: State = step.outcome.state
         return after
@@ -244,7 +244,7 @@ class CoreModel:
             state = self._call(state, Call("complete_operation", (number, done)), closing)
             follow(self._schedule, closing[-1])
             self._ghost.complete(number, done)
-            self.judge.ask(self._schedule.check, state)
+            self.checker.ask(self._schedule.check, state)
         return state
 
     def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
@@ -274,7 +274,7 @@ class CoreModel:
             raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
         self.notes["goal", "reached"] += len(value) > 1
         follow(self._schedule, closing[-1])
-        self.judge.ask(self._schedule.check, reached)
+        self.checker.ask(self._schedule.check, reached)
         return reached
 
 

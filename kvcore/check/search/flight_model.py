@@ -98,20 +98,20 @@ class FlightModel(CoreModel):
     def check(self, node: Any) -> None:
         """Judge a node that is new: its state, what is free, and memory when all is executed."""
         state = node.state
-        self.judge.check(state)
-        self.judge.check_runs(state)
+        self.checker.check(state)
+        self.checker.check_runs(state)
         note_state(self.notes, state)
         self.notes["goal", "quarantine"] += state.device.num_quarantined > 0
-        if self.judge.counts("CMD-INFLIGHT"):
+        if self.checker.counts("CMD-INFLIGHT"):
             for detail in unused_wait(node):
                 raise InvariantViolation("CMD-INFLIGHT", detail)
         ghost = self._ghost
         node.recall(ghost)
         for batch in node.waiting:
             ghost.execute(in_flight(batch.commands))
-            self.judge.ask(ghost.forward, batch.requests, batch.writes, {})
+            self.checker.ask(ghost.forward, batch.requests, batch.writes, {})
         ghost.execute(in_flight(state.batch.commands))
-        self.judge.ask(ghost.forward, state.requests, node.writes, {})
+        self.checker.ask(ghost.forward, state.requests, node.writes, {})
         counted = ghost.counted(state, {})
         ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
         if not node.unreported:
@@ -142,7 +142,7 @@ class FlightModel(CoreModel):
     def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none where it breaks a property that does not count."""
         closing = list(steps)
-        after = self.judge.heard(closing, lambda: make(closing))
+        after = self.checker.heard(closing, lambda: make(closing))
         if after is not None:
             yield Edge(name, tuple(closing), after)
 
@@ -154,10 +154,10 @@ class FlightModel(CoreModel):
         for step in steps:
             follow(schedule, step)
             node = self._without(node, step)
-        self.judge.ask(schedule.check, opened)
-        self.judge.ask(schedule.check_caps, opened)
+        self.checker.ask(schedule.check, opened)
+        self.checker.ask(schedule.check_caps, opened)
         if steps:
-            self.judge.check_batch(start, opened)
+            self.checker.check_batch(start, opened)
         filled = evolve(
             node,
             before=schedule.scheduled(),
@@ -192,7 +192,7 @@ class FlightModel(CoreModel):
         node.recall(ghost)
         ghost.execute(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
-        self.judge.ask(ghost.forward, batch.requests, writes, {})
+        self.checker.ask(ghost.forward, batch.requests, writes, {})
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
             evolve(each, executed=True, commands=(), writes=(), requests={})
@@ -217,7 +217,7 @@ class FlightModel(CoreModel):
             raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
-        self.judge.ask(schedule.check, after)
+        self.checker.ask(schedule.check, after)
         told = evolve(
             node,
             before=schedule.scheduled(),
@@ -232,7 +232,7 @@ class FlightModel(CoreModel):
         start, schedule = node.state, self._schedule_at(node)
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
-        self.judge.ask(schedule.check, after)
+        self.checker.ask(schedule.check, after)
         return self._closed(evolve(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
@@ -245,7 +245,7 @@ class FlightModel(CoreModel):
                 request = after.requests.get(name)
                 if request is not None and request.num_computed > before:
                     detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
-                    self.judge.ask(_raise, "COMPUTED-RULE", detail)
+                    self.checker.ask(_raise, "COMPUTED-RULE", detail)
         self.notes["goal", "cancel"] += 1
         kept = evolve(
             node,
@@ -264,7 +264,7 @@ class FlightModel(CoreModel):
         start, ghost, schedule = node.state, self._ghost, self._schedule_at(node)
         after = self._call(start, Call("complete_operation", (number, done)), closing)
         follow(schedule, closing[-1])
-        self.judge.ask(schedule.check, after)
+        self.checker.ask(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
         settled = evolve(
@@ -283,7 +283,7 @@ class FlightModel(CoreModel):
     def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
         """The node with a state whose events are drained, without what nobody reads any more."""
         if start is not None and state.config.enable_events:
-            self.judge.ask(check_events, start.device.index, state.events, state)
+            self.checker.ask(check_events, start.device.index, state.events, state)
         drained = evolve(
             state,
             events=pvector(),
