@@ -6,7 +6,6 @@
 
 use std::hint::black_box;
 
-use kvcore::hashing::block_hash::Hashing;
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::{Requests, allocate_slots, append};
 use kvcore::transitions::batches::take_batch_into;
@@ -17,6 +16,7 @@ use kvcore::transitions::requests::{add_request, remove_request};
 use kvcore::transitions::slot_request::Asked;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
+use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
 
 const BLOCK_SIZE: u32 = 16;

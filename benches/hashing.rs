@@ -9,8 +9,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvcore::hashing::block_hash::{BlockHash, Hashing, hash_blocks, root_hash};
-use kvcore::hashing::extra_keys::{ExtraKeys, LoRA, MediaItem};
+use kvcore::hashing::block_hash::{hash_blocks, root_hash};
+use kvcore::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
+use kvcore::types::keys::{BlockHash, Hashing};
 use sha2::{Digest, Sha256};
 
 const NUM_TOKENS: usize = 100_000;

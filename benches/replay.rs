@@ -13,7 +13,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
-use kvcore::hashing::block_hash::Hashing;
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::{Requests, allocate_slots, append};
 use kvcore::transitions::batches::take_batch;
@@ -22,6 +21,7 @@ use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
 use kvcore::transitions::slot_request::{Asked, AskedHit};
 use kvcore::types::config::{Config, Eviction};
+use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
 use operations::{List, Operation};
 

@@ -8,11 +8,12 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvcore::hashing::block_hash::{HASHINGS, Key, hash_blocks, make_key, root_hash};
-use kvcore::hashing::extra_keys::ExtraKeys;
+use kvcore::hashing::block_hash::{hash_blocks, root_hash};
 use kvcore::pool::free_queue::make_free_queue;
 use kvcore::pool::hash_index::HashIndex;
+use kvcore::types::extra_inputs::ExtraKeys;
 use kvcore::types::ids::BlockId;
+use kvcore::types::keys::{HASHINGS, Key, make_key};
 
 const POOLS: [u32; 2] = [16_384, 1_048_576];
 const ROUND: usize = 1_024;

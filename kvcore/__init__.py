@@ -7,8 +7,6 @@ pure functions behind it take a state and give a new one: `kvcore.transitions.al
 `kvcore.pool.transitions`. What misuse raises is in `kvcore.errors`.
 """
 
-from kvcore.codec.event_log import Events
-from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.manager import KVCacheManager
 from kvcore.metrics import BlockObserver, PrefixCachingMetrics
 from kvcore.state.state import State, make_state
@@ -31,7 +29,9 @@ from kvcore.types.commands import (
 )
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.event_log import Events
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.groups import Group
 from kvcore.types.values import (
     Appended,

@@ -4,9 +4,9 @@ The compiled twin of the Python core.
 
 from _typeshed import SupportsGetItem
 from collections.abc import Iterable
-from kvcore.codec.event_log import Events
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
+from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 

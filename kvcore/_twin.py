@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcore.backend import Backend
-from kvcore.hashing.block_hash import Hashing
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing
+from kvcore.types.keys import Hashing
 from kvcore.types.values import Request
 
 try:
-    from kvcore import _rust
+    import kvcore._rust as _rust
 except ImportError:
     _missing = True
 else:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 
 from kvcore.codec import decode as decoding
 from kvcore.codec import encode as encoding
-from kvcore.codec.event_log import Events
 from kvcore.state.state import State, make_state
 from kvcore.transitions import (
     allocate,
@@ -26,15 +25,14 @@ from kvcore.transitions import (
     transfers,
     window,
 )
-from kvcore.transitions import (
-    free as release,
-)
+from kvcore.transitions import free as release
 from kvcore.transitions import rewind as rewinding
 from kvcore.transitions import swap as swapping
 from kvcore.transitions import truncate as truncating
 from kvcore.types.arguments import check_requests
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
+from kvcore.types.event_log import Events
 from kvcore.types.values import (
     Appended,
     Hit,

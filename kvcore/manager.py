@@ -15,13 +15,13 @@ from typing import Any, Literal
 from kvcore import _twin
 from kvcore.backend import Backend, PythonBackend
 from kvcore.codec import decode
-from kvcore.codec.event_log import Events
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.types.arguments import check_hit_kind, check_kind, check_request, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing
+from kvcore.types.event_log import Events
 from kvcore.types.values import (
     Appended,
     Hit,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from benches.peers.replay import Maker
 from benches.peers.work import Decode, Work
 from kvcore import Config, KVCacheManager, Request
-from kvcore.hashing.block_hash import Hashing
+from kvcore.types.keys import Hashing
 
 SEED = b"vllm-none-hash"
 

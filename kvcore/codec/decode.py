@@ -11,21 +11,8 @@ from immutables import Map
 from pyrsistent import PVector, pvector
 
 from kvcore.codec.decode_batch import read_batch, read_unfinished
-from kvcore.codec.encode import (
-    CLEARED,
-    DUPLICATES,
-    EVICTIONS,
-    MAGIC,
-    NO_BLOCK,
-    OWNERS_END,
-    PUBLISH,
-    REMOVED,
-    STORED,
-)
-from kvcore.codec.reader import Reader
+from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, OWNERS_END, PUBLISH
 from kvcore.codec.sections import read_sections
-from kvcore.hashing.block_hash import HASH_SIZE, HASHINGS
-from kvcore.hashing.extra_keys import ExtraKey, ExtraKeys, LoRA, MediaItem, is_extra_key
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import make_free_queue
 from kvcore.pool.hash_index import HashIndex, HashIndexDraft
@@ -33,10 +20,13 @@ from kvcore.pool.quarantine import Quarantine
 from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.errors import DamagedState, InvalidExtraKey
-from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.event_log import read_event
+from kvcore.types.extra_inputs import ExtraKeys, LoRA, MediaItem
 from kvcore.types.groups import KINDS as GROUP_KINDS
 from kvcore.types.groups import Group
+from kvcore.types.keys import HASHINGS
 from kvcore.types.values import PrefixCacheStats
+from kvcore.types.wire import Reader
 
 COUNTS = (
     "requests",
@@ -258,31 +248,3 @@ def _read_operations(
         operations[number] = Operation(block, key, batch, request_id, first)
         last = number
     return operations
-
-
-def read_event(source: Reader) -> Event:
-    """The event of the next bytes. Raises DamagedState."""
-    kind = source.choice(3)
-    if kind == STORED:
-        hashes = tuple(source.hashes())
-        parent = source.sized() or None
-        if parent is not None and len(parent) != HASH_SIZE:
-            raise source.damaged("a parent is no hash")
-        tokens = tuple(source.numbers())
-        size, group, lora = source.u32(), source.u32(), source.text()
-        marked = source.flag()
-        if marked and not hashes:
-            raise source.damaged("extra keys of no block")
-        extra = [_read_extra_keys_of_block(source) for _ in hashes] if marked else []
-        return BlockStored(hashes, parent, tokens, size, group, lora, tuple(extra))
-    if kind == REMOVED:
-        return BlockRemoved(source.take(HASH_SIZE), source.u32())
-    assert kind == CLEARED
-    return AllBlocksCleared()
-
-
-def _read_extra_keys_of_block(source: Reader) -> tuple[ExtraKey, ...]:
-    keys = tuple((source.u8(), source.sized()) for _ in range(source.u32()))
-    if not all(is_extra_key(tag, value) for tag, value in keys):
-        raise source.damaged("an extra key that no block has")
-    return keys

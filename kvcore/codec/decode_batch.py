@@ -10,13 +10,12 @@ from immutables import Map
 from pyrsistent import pvector
 
 from kvcore.codec.encode import BATCHES_END
-from kvcore.codec.reader import Reader
 from kvcore.state.batch_records import Given, Mark, Unfinished
-from kvcore.state.state import BatchRecord, Merge, OpenBatch, Published
-from kvcore.transitions.batches import named_rows
-from kvcore.types.commands import Batch, Command, close
+from kvcore.state.open_batch import BatchRecord, Merge, OpenBatch, Published
+from kvcore.types.commands import Batch, Command, close, named_rows
 from kvcore.types.config import Config
 from kvcore.types.errors import DamagedBatch
+from kvcore.types.wire import Reader
 
 
 def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBatch:

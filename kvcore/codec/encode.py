@@ -9,26 +9,26 @@ rust/src/codec/encode.rs. `decode.py` is the inverse.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore.codec.sections import write_sections
-from kvcore.hashing.block_hash import HASHINGS
-from kvcore.hashing.extra_keys import ExtraKeys
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.batch_records import Given, Mark, Unfinished, in_order
-from kvcore.state.state import NO_HOST_BLOCK, OpenBatch, RequestState, State
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.types.commands import close
 from kvcore.types.config import Config, Duplicates, Eviction, Publish
-from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.event_log import write_event
+from kvcore.types.extra_inputs import ExtraKeys
 from kvcore.types.groups import KINDS
+from kvcore.types.keys import HASHINGS
+from kvcore.types.wire import Writer
 
 MAGIC = b"kvcore state 4\n"
 EVICTIONS: tuple[Eviction, ...] = ("lru", "uncached_first")
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
-STORED, REMOVED, CLEARED = 0, 1, 2
 NO_BLOCK = 2**32 - 1
 """Stands for the null block in host tables."""
 OWNERS_END = 2**31
@@ -41,47 +41,12 @@ Write = Callable[["Writer", Any], None]
 Part = Callable[[Write, Any], bytes]
 
 
-class Writer:
-    """Bytes that are being written."""
-
-    def __init__(self, start: bytes = MAGIC) -> None:
-        self.data = bytearray(start)
-
-    def u8(self, value: int) -> None:
-        """One byte."""
-        self.data.append(value)
-
-    def u32(self, value: int) -> None:
-        """Four bytes."""
-        self.data += value.to_bytes(4, "little")
-
-    def u64(self, value: int) -> None:
-        """Eight bytes."""
-        self.data += value.to_bytes(8, "little")
-
-    def text(self, value: str | None) -> None:
-        """A flag, and the text where there is one."""
-        self.u8(value is not None)
-        if value is not None:
-            self.sized(value.encode())
-
-    def numbers(self, values: Iterable[int]) -> None:
-        """A count and so many u32."""
-        listed = list(values)
-        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
-
-    def sized(self, value: bytes | bytearray) -> None:
-        """A count and so many bytes."""
-        self.u32(len(value))
-        self.data += value
-
-
 def encode(state: State, part: Part | None = None) -> bytes:
     """The canonical bytes of a state.
 
     part: gives the bytes of a config, pool or request, for callers that remember them.
     """
-    part, out = part or _part_bytes, Writer()
+    part, out = part or _part_bytes, Writer(MAGIC)
     out.data += part(_write_config, state.config)
     for pool in (state.device, state.host):
         if pool is not None:
@@ -114,7 +79,7 @@ def encode(state: State, part: Part | None = None) -> bytes:
 
 def _part_bytes(write: Write, value: Any) -> bytes:
     """The bytes of one part of a state."""
-    out = Writer(b"")
+    out = Writer()
     write(out, value)
     return bytes(out.data)
 
@@ -272,29 +237,3 @@ def _write_operations(out: Writer, state: State) -> None:
         out.text(operation.request_id)
         out.u32(operation.first_token)
     out.u32(state.next_operation)
-
-
-def write_event(out: Writer, event: Event) -> None:
-    """The bytes of one event."""
-    match event:
-        case BlockStored():
-            out.u8(STORED)
-            out.u32(len(event.block_hashes))
-            out.data += b"".join(event.block_hashes)
-            out.sized(event.parent_hash or b"")
-            out.numbers(event.tokens)
-            out.u32(event.block_size)
-            out.u32(event.group)
-            out.text(event.lora_name)
-            out.u8(bool(event.extra_keys))
-            for keys in event.extra_keys:
-                out.u32(len(keys))
-                for tag, value in keys:
-                    out.u8(tag)
-                    out.sized(value)
-        case BlockRemoved():
-            out.u8(REMOVED)
-            out.data += event.block_hash
-            out.u32(event.group)
-        case AllBlocksCleared():
-            out.u8(CLEARED)

@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from kvcore.hashing.block_hash import external_hash
-from kvcore.hashing.extra_keys import ExtraKey, vllm_key
+from kvcore.hashing.extra_keys import vllm_key
 from kvcore.types.arguments import check_items, read_flag, read_int
 from kvcore.types.errors import WrongArgument
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.extra_inputs import ExtraKey
 from kvcore.types.groups import Group, Kind
+from kvcore.types.keys import external_hash
 
 Form = Literal["map", "array"]
 

@@ -8,17 +8,13 @@ defaults only is absent, so a feature that is off adds no byte. Twin: rust/src/c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 from msgspec.structs import replace as evolve
 
-from kvcore.codec.reader import Reader
-from kvcore.state.unconfirmed_loads import UnconfirmedLoad
-
-if TYPE_CHECKING:
-    from kvcore.codec.encode import Writer
-    from kvcore.state.state import RequestState, State
+from kvcore.state.batch_records import UnconfirmedLoad
+from kvcore.state.state import RequestState, State
+from kvcore.types.wire import Reader, Writer
 
 LOADS, EXTRA_KEYS, OPTIONS = 1, 2, 3
 """The tags: of the unconfirmed loads, of what extra keys are cut, of the options of the config."""
@@ -35,7 +31,7 @@ def write_sections(out: Writer, state: State) -> None:
     )
     for tag, is_there, write in sections:
         if is_there:
-            part = type(out)(b"")
+            part = Writer()
             write(part, state)
             out.u8(tag)
             out.sized(part.data)

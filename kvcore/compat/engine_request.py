@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import attrs
 
-from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.arguments import read_count, read_int
 from kvcore.types.errors import CountMismatch, InvalidExtraKey, WrongArgument
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.tokens import MAX_TOKEN
 from kvcore.types.values import Request
 

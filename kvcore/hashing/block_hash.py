@@ -42,26 +42,14 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Literal, get_args
 
-from kvcore.hashing.extra_keys import (
-    MAX_EXTRA_KEYS,
-    NO_EXTRA_KEYS,
-    ExtraKey,
-    ExtraKeys,
-    vllm_key,
-)
-
-Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
-
-HASHINGS: tuple[Hashing, ...] = get_args(Hashing)
-HASH_SIZE = 32
-KEY_SIZE = 36
+from kvcore.hashing.extra_keys import vllm_key
+from kvcore.types.extra_inputs import MAX_EXTRA_KEYS, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
+from kvcore.types.keys import Hashing
 
 _ROOT = b"kvcore root\0"
 _XXH3_MARK = b"xxh3-128: no SHA"
 _XXH3_HALF = 8
-_UINT64 = 2**64
 
 
 def root_hash(seed: bytes, hashing: Hashing = "sha256") -> bytes:
@@ -117,16 +105,6 @@ def hash_blocks(
         keys = extra_keys.of_block(start + first, start + end, block_size)
         parent = hash_block(parent, tokens[first:end], keys, hashing)
         yield parent
-
-
-def make_key(block_hash: bytes, group: int) -> bytes:
-    """The key under which a block of this content and group is found."""
-    return block_hash + group.to_bytes(4, "big")
-
-
-def external_hash(block_hash: bytes) -> int:
-    """The 64-bit form in which events name a hash: the low bits of the big-endian integer."""
-    return int.from_bytes(block_hash, "big") % _UINT64
 
 
 def _encode(tokens: Sequence[int], extra_keys: Sequence[ExtraKey]) -> bytes:

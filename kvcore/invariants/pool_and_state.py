@@ -16,8 +16,8 @@ from typing import Protocol
 from kvcore.invariants import requests
 from kvcore.invariants.requests import Property
 from kvcore.pool.block_pool import BlockPool
+from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.state import Operation, State
-from kvcore.state.unconfirmed_loads import UnconfirmedLoad
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Status
 

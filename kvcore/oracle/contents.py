@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.types.commands import (
@@ -36,6 +35,7 @@ from kvcore.types.commands import (
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import Group, skipped_tokens
+from kvcore.types.keys import HASH_SIZE
 
 Content = tuple[int, int] | None
 Place = tuple[Tier, int]

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from kvcore.hashing.block_hash import HASH_SIZE
-from kvcore.hashing.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.types.keys import HASH_SIZE
 
 Letter = tuple[object, ...]
 """What one position adds to a prefix: its token, and what stands in the token's place."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.pool.block_pool import BlockPool, PoolDraft, make_pool
 from kvcore.pool.priority_eviction import RankedDraft, make_draft
 from kvcore.types.arguments import read_count, read_int, read_ints
@@ -27,6 +26,7 @@ from kvcore.types.errors import (
     WrongArgument,
     WrongKey,
 )
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome, Reason, Refused
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import Literal
 
 import attrs
 
-from kvcore.hashing.block_hash import Hashing
 from kvcore.types.config import Eviction
+from kvcore.types.keys import Hashing
 
 BackendName = Literal["python", "rust"]
 Preemption = Literal["recompute", "swap"]

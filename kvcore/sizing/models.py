@@ -12,12 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from kvcore.sizing.errors import (
-    HeadsDoNotSplit,
-    InvalidField,
-    MissingField,
-    UnknownDtype,
-)
+from kvcore.sizing.errors import HeadsDoNotSplit, InvalidField, MissingField, UnknownDtype
 from kvcore.sizing.families import UNKNOWN, check_supported
 from kvcore.sizing.fields import Fields, read_fields
 from kvcore.sizing.patterns import read_kinds, read_window

@@ -35,8 +35,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
-from kvcore.hashing.block_hash import HASH_SIZE
-from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.manager import KVCacheManager
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import State
@@ -55,6 +53,8 @@ from kvcore.trace.text import (
 from kvcore.transitions.queries import find_request
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidExtraKey, KvcoreError
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
 OPTIONS = {

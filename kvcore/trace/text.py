@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kvcore.hashing.block_hash import HASH_SIZE
-from kvcore.hashing.extra_keys import ExtraKeys
 from kvcore.state.state import State
 from kvcore.types.commands import (
     Command,
@@ -30,6 +28,8 @@ from kvcore.types.commands import (
 )
 from kvcore.types.errors import KvcoreError
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvcore.types.extra_inputs import ExtraKeys
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused
 
 TOKENS_MAX = 2**16

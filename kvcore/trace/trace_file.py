@@ -32,12 +32,12 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from kvcore.hashing.block_hash import HASHINGS
 from kvcore.trace.runner import BadCall, Runner
 from kvcore.trace.text import BadWord, read_u32
 from kvcore.types.config import Config, Duplicates, Eviction, Publish
 from kvcore.types.errors import KvcoreError, TraceError
 from kvcore.types.groups import KINDS, Group
+from kvcore.types.keys import HASHINGS
 
 GAPS = " \t\r"
 """What stands between words; lines end with a line feed."""

@@ -16,22 +16,16 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import let_go, mark, note_given, replace
-from kvcore.state.state import (
-    NULL_BLOCK,
-    BatchRecord,
-    Draft,
-    RequestState,
-    State,
-    Table,
-    transition,
-)
-from kvcore.state.unconfirmed_loads import note_load, note_rewritten, rest
+from kvcore.state.draft import Draft, transition
+from kvcore.state.open_batch import BatchRecord
+from kvcore.state.state import NULL_BLOCK, RequestState, State, Table
 from kvcore.transitions.drain import forget_new
+from kvcore.transitions.in_flight import let_go, mark, note_given, replace
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.requests import check_no_drafts, extend
 from kvcore.transitions.slot_request import FLAGS, Asked
+from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
 from kvcore.types.arguments import read_flag
 from kvcore.types.commands import CopyOnWrite, SetTable, Zero

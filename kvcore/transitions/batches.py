@@ -17,21 +17,15 @@ from collections.abc import Iterable
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.state.batch_records import (
-    Mark,
-    Unfinished,
-    in_order,
-    let_go,
-    lower,
-    note_given,
-    num_finished,
-    replace,
-)
-from kvcore.state.state import Draft, Merge, OpenBatch, State, transition
-from kvcore.state.unconfirmed_loads import confirm, note_keyed, rest
+from kvcore.state.batch_records import Mark, Unfinished, in_order
+from kvcore.state.draft import Draft, transition
+from kvcore.state.open_batch import Merge, OpenBatch
+from kvcore.state.state import State
+from kvcore.transitions.in_flight import let_go, lower, note_given, num_finished, replace
 from kvcore.transitions.publish import publish_blocks, stored
+from kvcore.transitions.unconfirmed_loads import confirm, note_keyed, rest
 from kvcore.types.arguments import read_int
-from kvcore.types.commands import Batch, Command, CutTable, SetTable, close
+from kvcore.types.commands import Batch, SetTable, close, named_rows
 from kvcore.types.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
 from kvcore.types.values import Outcome, Status
 
@@ -108,11 +102,6 @@ def close_marks(state: State) -> Unfinished:
             held = tuple(len(table) for table in state.requests[request_id].tables)
         marks[request_id] = Mark(made.order, made.before, made.restore, made.publishes, held)
     return Unfinished(batch.number, marks.finish(), batch.given, named_rows(batch.commands))
-
-
-def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
-    """The rows whose tables commands change, rising."""
-    return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))
 
 
 def publish_written(draft: Draft, batch: Unfinished) -> None:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from msgspec.structs import replace as evolve
 
 from kvcore.state.batch_records import Unfinished, in_order
-from kvcore.state.state import Draft, OpenBatch, State, transition
-from kvcore.transitions.batches import check_in_flight, named_rows
+from kvcore.state.draft import Draft, transition
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import State
+from kvcore.transitions.batches import check_in_flight
 from kvcore.transitions.free import cut_tables, drop_host
 from kvcore.types.arguments import read_int
-from kvcore.types.commands import CutTable, SetTable
+from kvcore.types.commands import CutTable, SetTable, named_rows
 from kvcore.types.values import Outcome
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.codec.event_log import Events
-from kvcore.state.state import Draft, State
+from kvcore.state.draft import Draft
+from kvcore.state.state import State
+from kvcore.types.event_log import Events
 from kvcore.types.values import Outcome, PrefixCacheStats
 
 

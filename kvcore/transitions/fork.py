@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import inherit
-from kvcore.state.state import Draft, State, transition
-from kvcore.state.unconfirmed_loads import inherit_rest
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import State
+from kvcore.transitions.in_flight import inherit
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
+from kvcore.transitions.unconfirmed_loads import inherit_rest
 from kvcore.types.commands import SetTable
 from kvcore.types.values import Outcome
 

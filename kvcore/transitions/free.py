@@ -14,17 +14,11 @@ from __future__ import annotations
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.state.batch_records import leave, let_go, shorten
-from kvcore.state.state import (
-    NO_HOST_BLOCK,
-    BatchRecord,
-    Draft,
-    Merge,
-    RequestState,
-    State,
-    transition,
-)
-from kvcore.state.unconfirmed_loads import fall_to
+from kvcore.state.draft import Draft, transition
+from kvcore.state.open_batch import BatchRecord, Merge
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.transitions.in_flight import leave, let_go, shorten
+from kvcore.transitions.unconfirmed_loads import fall_to
 from kvcore.types.commands import CutTable
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.values import Outcome

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kvcore.state.state import Draft, State, transition
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import State
 from kvcore.types.arguments import read_ints
 from kvcore.types.values import Outcome
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.transitions.slot_request import MAX_COUNT, Asked, check_asked, read_asked
 from kvcore.transitions.window import Trim, num_freed, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks

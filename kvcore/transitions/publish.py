@@ -14,17 +14,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import note_given, num_finished
-from kvcore.state.state import (
-    BatchRecord,
-    Draft,
-    Merge,
-    Published,
-    RequestState,
-    State,
-    transition,
-)
-from kvcore.state.unconfirmed_loads import note_keyed
+from kvcore.state.draft import Draft, transition
+from kvcore.state.open_batch import BatchRecord, Merge, Published
+from kvcore.state.state import RequestState, State
+from kvcore.transitions.in_flight import note_given, num_finished
+from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BeyondComputed
 from kvcore.types.events import AllBlocksCleared, BlockStored

@@ -16,11 +16,12 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.hashing.block_hash import HASH_SIZE, hash_blocks
+from kvcore.hashing.block_hash import hash_blocks
 from kvcore.hashing.extra_keys import read_extra_keys
-from kvcore.state.batch_records import forget
-from kvcore.state.state import Draft, RequestState, State, transition
-from kvcore.state.unconfirmed_loads import forget_loader
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import RequestState, State
+from kvcore.transitions.in_flight import forget
+from kvcore.transitions.unconfirmed_loads import forget_loader
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import (
     BeyondDrafts,
@@ -31,6 +32,7 @@ from kvcore.types.errors import (
     StillHoldsBlocks,
     WrongBlockHashes,
 )
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.tokens import read_request_tokens, read_tokens
 from kvcore.types.values import Outcome, Request
 

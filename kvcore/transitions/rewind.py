@@ -13,13 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvcore.state.state import Draft, RequestState, State, transition
-from kvcore.state.unconfirmed_loads import (
-    first_reported,
-    most_loaded,
-    spoil,
-    spoilt_requests,
-)
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import RequestState, State
 from kvcore.transitions.free import (
     abandon_loads,
     check_leaving,
@@ -27,6 +22,7 @@ from kvcore.transitions.free import (
     drop_host,
     leave_open_batch,
 )
+from kvcore.transitions.unconfirmed_loads import first_reported, most_loaded, spoil, spoilt_requests
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeyondComputed, HeldByOthers
 from kvcore.types.values import Outcome

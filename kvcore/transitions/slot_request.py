@@ -13,7 +13,8 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.transitions.requests import check_drafts_settled
 from kvcore.types.arguments import all_counts, read_count, read_hit
 from kvcore.types.errors import (

@@ -16,23 +16,12 @@ from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.pool.block_pool import PoolDraft
-from kvcore.state.batch_records import mark
-from kvcore.state.state import (
-    NO_HOST_BLOCK,
-    NULL_BLOCK,
-    Draft,
-    RequestState,
-    State,
-    transition,
-)
-from kvcore.state.unconfirmed_loads import rest
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
 from kvcore.transitions.drain import forget_new
-from kvcore.transitions.free import (
-    check_leaving,
-    cut_tables,
-    leave_open_batch,
-    release_host,
-)
+from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
+from kvcore.transitions.in_flight import mark
+from kvcore.transitions.unconfirmed_loads import rest
 from kvcore.types.commands import SetTable, SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status

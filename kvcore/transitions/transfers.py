@@ -15,22 +15,16 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import num_finished
-from kvcore.state.state import (
-    MAX_OPERATION,
-    Draft,
-    Operation,
-    RequestState,
-    State,
-    transition,
-)
-from kvcore.state.unconfirmed_loads import is_unconfirmed
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import MAX_OPERATION, Operation, RequestState, State
 from kvcore.transitions.allocate import commit
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import cut_tables
+from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import Asked
+from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
 from kvcore.types.arguments import read_count, read_flag, read_int, read_ints
 from kvcore.types.commands import Load, Store

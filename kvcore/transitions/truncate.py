@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.state import Draft, State, transition
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import State
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import BeyondRequest

@@ -12,8 +12,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import let_go, mark, replace, users
-from kvcore.state.state import NULL_BLOCK, Draft, RequestState, State, transition
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.transitions.in_flight import let_go, mark, replace, users
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import SetTable
 from kvcore.types.errors import BeyondComputed

@@ -9,11 +9,11 @@ here. Twin: none; the twin's arguments are read in `rust/src/bindings/arguments.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcore.hashing.extra_keys import check_kinds
 from kvcore.types.errors import InvalidCount, WrongArgument
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.values import Hit, KVCacheBlocks, Request
 
 
@@ -120,3 +120,17 @@ def check_requests(requests: Any) -> None:
     if requests is None or isinstance(requests, str):
         expected = "a list of ids or a buffer of rows"
         raise WrongArgument(name="requests", expected=expected, value=repr(requests))
+
+
+def check_kinds(request: Request) -> None:
+    """Raise WrongArgument unless each part of a request's extra keys is of its kind."""
+    if not isinstance(request.media, Sequence) or isinstance(request.media, str):
+        raise WrongArgument(
+            name="media", expected="a sequence of MediaItem", value=repr(request.media)
+        )
+    parts: list[tuple[str, Any, type]] = [("media", item, MediaItem) for item in request.media]
+    parts.append(("lora", request.lora, LoRA))
+    parts.append(("prompt_embeds", request.prompt_embeds, PromptEmbeds))
+    for name, part, kind in parts:
+        if not isinstance(part, kind) and (name == "media" or part is not None):
+            raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(part))

@@ -11,14 +11,14 @@ rust/src/types/commands.rs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.errors import DamagedBatch
+from kvcore.types.keys import KEY_SIZE
 
 COLUMNS = ("kind", "segment", "a", "b", "c", "d")
 Tier = Literal["device", "host"]
@@ -292,3 +292,8 @@ def close(number: int, commands: Sequence[Command]) -> Batch:
     width, form = len(COLUMNS), f"<{len(commands)}i"
     columns = b"".join(struct.pack(form, *rows[column::width]) for column in range(width))
     return Batch(number, bytearray(columns), bytes(keys))
+
+
+def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:
+    """The rows whose tables commands change, rising."""
+    return tuple(sorted({each.row for each in commands if isinstance(each, SetTable | CutTable)}))

@@ -13,9 +13,9 @@ from typing import Literal
 
 import attrs
 
-from kvcore.hashing.block_hash import HASHINGS, Hashing
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
+from kvcore.types.keys import HASHINGS, Hashing
 
 Eviction = Literal["lru", "uncached_first"]
 Duplicates = Literal["keep", "merge"]

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from kvcore.hashing.block_hash import HASH_SIZE, make_key
-from kvcore.hashing.extra_keys import ExtraKey
+from kvcore.types.extra_inputs import ExtraKey
+from kvcore.types.keys import HASH_SIZE, make_key
 
 DEVICE_MEDIUM = "GPU"
 

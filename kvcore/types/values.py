@@ -15,8 +15,8 @@ import attrs
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.hashing.extra_keys import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.commands import Command
+from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -8,7 +8,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use kvcore::hashing::block_hash::HASHINGS;
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::{Requests, allocate_slots, append};
 use kvcore::transitions::batches::take_batch_into;
@@ -17,6 +16,7 @@ use kvcore::transitions::requests::add_request;
 use kvcore::transitions::slot_request::Asked;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
+use kvcore::types::keys::HASHINGS;
 use kvcore::types::values::Request;
 
 const RUNNING: u32 = 64;

@@ -8,13 +8,14 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use kvcore::check::check_world;
 use kvcore::check::search::report::Report;
 use kvcore::check::search::search::Limits;
 use kvcore::check::world::world::{KindOfRequest, Moves, Symmetry, World};
-use kvcore::check::{Judges, check_world};
 use kvcore::mutants::{Mutant, seed};
 use kvcore::types::config::{Config, Duplicates, Publish};
 use kvcore::types::groups::{Group, Kind};
+use kvcore::types::violation::Judges;
 
 /// Calls of a story, at most.
 const LONGEST_RUN: usize = 8;

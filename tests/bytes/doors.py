@@ -17,9 +17,7 @@ import attrs
 
 from kvcore import _twin
 from kvcore.codec import decode, encode
-from kvcore.codec.event_log import Events
 from kvcore.codec.event_msgpack import encode_events
-from kvcore.codec.reader import Reader
 from kvcore.invariants import pool_and_state
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
@@ -28,6 +26,8 @@ from kvcore.trace.trace_file import read_trace
 from kvcore.types.commands import Batch, close
 from kvcore.types.config import Config
 from kvcore.types.errors import DamagedBatch, DamagedState, KvcoreError
+from kvcore.types.event_log import Events, read_event, write_event
+from kvcore.types.wire import Reader, Writer
 from tests.bytes.damage import Damager, Sample, split_at
 
 TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.trace"))
@@ -147,9 +147,9 @@ def event_places() -> tuple[bytes, int, int]:
     """A state with events, where they start, and where they end."""
     data = max(states(), key=lambda each: len(decode.decode(each).events))
     state = decode.decode(data)
-    joined = encode.Writer(b"")
+    joined = Writer()
     for event in state.events:
-        encode.write_event(joined, event)
+        write_event(joined, event)
     start = data.index(bytes(joined.data))
     return data, start, start + len(joined.data)
 
@@ -158,15 +158,15 @@ def event_samples() -> list[Sample]:
     """The events of each state that has any."""
     samples = []
     for data in states():
-        out = encode.Writer(b"")
+        out = Writer()
         for event in decode.decode(data).events:
-            encode.write_event(out, event)
+            write_event(out, event)
         events = bytes(out.data)
         if events:
             watching = Watching(events)
             watching.starts = []
             while watching.offset < len(events):
-                decode.read_event(watching)
+                read_event(watching)
             samples.append(split_at(events, watching.starts))
     return samples
 
@@ -178,7 +178,7 @@ def read_events(data: bytes) -> bool:
     def read() -> None:
         nonlocal count
         while source.offset < len(data):
-            decode.read_event(source)
+            read_event(source)
             count += 1
 
     refused = refuses(read, len(data))

@@ -19,7 +19,7 @@ from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
 from torch import Tensor
 
-from kvcore.hashing.block_hash import make_key
+from kvcore.types.keys import make_key
 from tests.bytes.damage import Damager, split_at, split_words
 from tests.bytes.doors import Door, raised
 from tests.bytes.texts import JSON_WORDS, names, place

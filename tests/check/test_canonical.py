@@ -23,7 +23,8 @@ from kvcore.check.search.search import check
 from kvcore.check.world.world import Symmetry, World
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.pool.block_pool import make_pool
-from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
 from kvcore.types.commands import Command, Evict
 from tests.check.worlds import world

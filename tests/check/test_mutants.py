@@ -15,7 +15,8 @@ from kvcore.check.mutants.observed import ObservedModel
 from kvcore.check.search.search import check
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.pool.hash_index import HashIndexDraft
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.trace import calls, trace_file
 from kvcore.types.effects import Effects
 from kvcore.types.errors import TraceError

@@ -13,15 +13,8 @@ from kvcore import Config
 from kvcore.check.properties.closure import evict_order, prefix_closed
 from kvcore.check.properties.facts import FACTS, SENTENCES, SPECIFIED
 from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
-from kvcore.check.properties.registry import (
-    PROPERTIES,
-    BrokenProperty,
-    Property,
-    judge,
-    select,
-)
+from kvcore.check.properties.registry import PROPERTIES, BrokenProperty, Property, judge, select
 from kvcore.check.properties.transitions import TRANSITION_JUDGES
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.hazards import BATCH_JUDGES
 from kvcore.oracle.prefixes import PREFIX_PROPERTIES, Prefixes
@@ -39,6 +32,7 @@ from kvcore.types.commands import (
     Zero,
     segments,
 )
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome, Request
 
 KEY = bytes(KEY_SIZE)

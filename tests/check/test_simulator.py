@@ -19,11 +19,12 @@ from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
-from kvcore.hashing.extra_keys import MEDIA, ExtraKey, ExtraKeys
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.trace import trace_file
 from kvcore.trace.calls import TRANSITIONS
 from kvcore.transitions import requests
+from kvcore.types.extra_inputs import MEDIA, ExtraKey, ExtraKeys
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Asked(num_blocks=12, num_requests=5)

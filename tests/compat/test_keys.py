@@ -14,8 +14,8 @@ import pytest
 
 from kvcore import BlockStored, PromptEmbeds
 from kvcore.compat import KVCacheManager
-from kvcore.hashing.extra_keys import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
 from kvcore.types.errors import InvalidExtraKey, UnsortedMedia, WrongBlockHashes
+from kvcore.types.extra_inputs import CACHE_SALT, LORA, MEDIA, PROMPT_EMBEDS
 from tests.compat.stories import make, plain
 from tests.conftest import Backend
 

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 from kvcore import KVCacheManager as Core
-from kvcore import (
-    KvcoreError,
-    Reason,
-    Refused,
-)
+from kvcore import KvcoreError, Reason, Refused
 from kvcore.compat import KVCacheBlocks, KVCacheManager
 from kvcore.types.errors import (
     BeyondComputed,

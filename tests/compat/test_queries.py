@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import (
-    AllBlocksCleared,
-    BlockStored,
-    Group,
-    PrefixCacheStats,
-)
+from kvcore import AllBlocksCleared, BlockStored, Group, PrefixCacheStats
 from kvcore.compat import KVCacheManager, NotOneGroup
 from kvcore.types.errors import UnknownBlock
 from tests.compat.stories import admit, finish, make

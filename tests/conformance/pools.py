@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kvcore import Command, _twin
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.pool import transitions
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.pool.test_transitions import Pure
 

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    Group,
-    KVCacheManager,
-    Request,
-)
-from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore import AllBlocksCleared, BlockRemoved, BlockStored, Group, KVCacheManager, Request
 from kvcore.types.events import replay
+from kvcore.types.extra_inputs import LoRA, MediaItem
 from tests.conftest import Backend
 from tests.helpers.stories import add, admit, drop, keyed, make, serve, step
 

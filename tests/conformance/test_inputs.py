@@ -11,12 +11,7 @@ import inspect
 import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.types.errors import (
-    CachingDisabled,
-    HitsOnRunningRequest,
-    InvalidCount,
-    WrongHit,
-)
+from kvcore.types.errors import CachingDisabled, HitsOnRunningRequest, InvalidCount, WrongHit
 from tests.conftest import Backend
 from tests.helpers.stories import (
     add,

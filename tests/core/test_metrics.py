@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Allocate, Evict, EvictAll, Free, PrefixCacheStats, SetTable, Touch
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.metrics import MAX_REUSE_GAPS, BlockLife, BlockObserver, PrefixCachingMetrics
 from kvcore.types.errors import InvalidCount, WrongArgument
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.helpers.stories import add, drop, make, serve, step
 

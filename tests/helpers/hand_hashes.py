@@ -18,8 +18,8 @@ import xxhash
 
 from kvcore import Request
 from kvcore.hashing import block_hash as hashing
-from kvcore.hashing.block_hash import Hashing
 from kvcore.hashing.extra_keys import read_extra_keys
+from kvcore.types.keys import Hashing
 from tests.conftest import Backend
 
 Key = tuple[Any, ...]

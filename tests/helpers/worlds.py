@@ -10,12 +10,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from kvcore import Config, Group, Hit, KvcoreError, Request
-from kvcore.hashing.block_hash import Hashing, hash_blocks, root_hash
-from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.state.state import State
 from kvcore.transitions.queries import get_computed_blocks
 from kvcore.types.config import Duplicates, Eviction, Publish
+from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.groups import Kind
+from kvcore.types.keys import Hashing
 from kvcore.types.values import Status
 from tests.helpers.lockstep import Lockstep
 

@@ -28,16 +28,7 @@ from kvcore import (
     SwapOut,
     Zero,
 )
-from tests.oracle.contents import (
-    RUBBISH,
-    UNDEFINED,
-    ZERO,
-    Contents,
-    Slot,
-    digest,
-    spoilt_by,
-    truth,
-)
+from tests.oracle.contents import RUBBISH, UNDEFINED, ZERO, Contents, Slot, digest, spoilt_by, truth
 from tests.oracle.finding import demand
 from tests.oracle.router import first_seen
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace as evolve
 from kvcore import Config, InvariantViolation, KVCacheManager, Request, State, make_state
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.invariants.pool_and_state import check
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.pool.hash_index import HashIndex, HashIndexDraft
@@ -26,6 +25,7 @@ from kvcore.transitions.publish import evict_blocks
 from kvcore.transitions.queries import get_computed_blocks
 from kvcore.transitions.requests import add_request
 from kvcore.types.effects import Effects
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome
 from tests.conftest import Backend
 from tests.core.test_cost import (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.pool import transitions
 from kvcore.pool.block_pool import PoolEviction
 from kvcore.pool.transitions import BlockPool, make_pool
 from kvcore.types.commands import Command
 from kvcore.types.errors import KvcoreError
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import need_twin
 
 NUM_BLOCKS = 5

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.sizing import (
-    ChunkedLocalSpec,
-    CrossAttentionSpec,
-    Limits,
-    parse_memory,
-)
+from kvcore.sizing import ChunkedLocalSpec, CrossAttentionSpec, Limits, parse_memory
 from kvcore.sizing.errors import InvalidMemory, UnknownDtype, WindowOnLatent
 from kvcore.sizing.units import MAX_MEMORY_BYTES, format_memory
 from kvcore.types.errors import InvalidCount, WrongArgument

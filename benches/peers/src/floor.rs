@@ -3,8 +3,9 @@
 
 use std::hint::black_box;
 
-use kvcore::hashing::extra_keys::ExtraKeys;
-use kvcore::hashing::block_hash::{BlockHash, Hashing, hash_block, hash_blocks, root_hash};
+use kvcore::hashing::block_hash::{hash_block, hash_blocks, root_hash};
+use kvcore::types::extra_inputs::ExtraKeys;
+use kvcore::types::keys::{BlockHash, Hashing};
 
 use crate::Peer;
 use crate::transitions::transfers::List;

@@ -16,12 +16,11 @@ mod twin;
 use std::path::Path;
 
 use cpu_time::ThreadTime;
-use kvcore::types::config::Eviction::{Lru, UncachedFirst};
-use kvcore::hashing::block_hash::Hashing;
-use operations::{List, Operation};
-
 use floor::Floor;
 use kvbm::Kvbm;
+use kvcore::types::config::Eviction::{Lru, UncachedFirst};
+use kvcore::types::keys::Hashing;
+use operations::{List, Operation};
 use twin::Twin;
 
 /// A block manager under the operations of the list.

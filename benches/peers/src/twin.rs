@@ -3,15 +3,15 @@
 
 use std::hint::black_box;
 
-use kvcore::transitions::allocate::{Requests, allocate_slots, append};
-use kvcore::transitions::slot_request::Asked;
-use kvcore::transitions::batches::take_batch;
-use kvcore::types::config::{Config, Eviction};
-use kvcore::hashing::block_hash::Hashing;
-use kvcore::transitions::queries::get_computed_blocks;
-use kvcore::transitions::free::free;
-use kvcore::transitions::requests::{add_request, remove_request};
 use kvcore::state::state::{State, make_state};
+use kvcore::transitions::allocate::{Requests, allocate_slots, append};
+use kvcore::transitions::batches::take_batch;
+use kvcore::transitions::free::free;
+use kvcore::transitions::queries::get_computed_blocks;
+use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::slot_request::Asked;
+use kvcore::types::config::{Config, Eviction};
+use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
 
 use crate::Peer;

@@ -19,7 +19,6 @@ from immutables import Map
 from kvcore.check.extend.manager_protocol import ask, batch, block_ids
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
-from kvcore.hashing.extra_keys import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.oracle.contents import ZEROS, Content, Place
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
@@ -27,6 +26,7 @@ from kvcore.trace.text import write_tokens
 from kvcore.types.commands import Load
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.groups import skipped_tokens
 from kvcore.types.values import Appended, Outcome, Refused
 

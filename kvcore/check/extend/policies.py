@@ -22,9 +22,9 @@ from kvcore.check.search.report import Report
 from kvcore.check.search.scope import out_of_reach
 from kvcore.check.search.search import check
 from kvcore.check.world.world import Moves, World
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.keys import HASH_SIZE
 
 NAME = "POLICY"
 WITHOUT = frozenset({"LRU"})

@@ -12,7 +12,8 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
 from kvcore.pool.block_pool import PoolDraft
-from kvcore.state.state import Draft, RequestState, State, transition
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import RequestState, State
 from kvcore.trace import calls
 from kvcore.transitions import (
     allocate,
@@ -23,12 +24,8 @@ from kvcore.transitions import (
     slot_request,
     transfers,
 )
-from kvcore.transitions import (
-    free as release,
-)
-from kvcore.transitions import (
-    publish as caching,
-)
+from kvcore.transitions import free as release
+from kvcore.transitions import publish as caching
 from kvcore.transitions.requests import extend
 from kvcore.transitions.slot_request import Asked
 from kvcore.types.commands import Command, CopyOnWrite, Free

@@ -25,11 +25,11 @@ from kvcore.check.mutants.worlds import (
     SIZES_TWICE,
 )
 from kvcore.hashing.block_hash import hash_block
-from kvcore.hashing.extra_keys import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.pool.free_queue import FreeQueueDraft
 from kvcore.pool.hash_index import HashIndexDraft
-from kvcore.state.state import Draft, RequestState, State
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState, State
 from kvcore.transitions import (
     allocate,
     plan,
@@ -39,12 +39,11 @@ from kvcore.transitions import (
     slot_request,
     transfers,
 )
-from kvcore.transitions import (
-    publish as caching,
-)
+from kvcore.transitions import publish as caching
 from kvcore.transitions.plan import Plan
 from kvcore.types.config import Config
 from kvcore.types.effects import Effects
+from kvcore.types.extra_inputs import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
 from kvcore.types.values import Hit, KVCacheBlocks
 
 

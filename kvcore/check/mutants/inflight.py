@@ -21,20 +21,9 @@ from kvcore.check.mutants.worlds import (
 )
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.pool.quarantine import QuarantineDraft
-from kvcore.state import batch_records
-from kvcore.state.state import Draft
-from kvcore.transitions import (
-    allocate,
-    cancel,
-    fork,
-    free,
-    requests,
-    swap,
-    window,
-)
-from kvcore.transitions import (
-    batches as batch,
-)
+from kvcore.state.draft import Draft
+from kvcore.transitions import allocate, cancel, fork, free, in_flight, requests, swap, window
+from kvcore.transitions import batches as batch
 from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
@@ -159,7 +148,7 @@ def m_cancel_forgets_forks(patcher: Patcher) -> None:
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
-    mark = batch_records.mark
+    mark = in_flight.mark
 
     def mark_counts(draft: Draft, name: str, before: int, _restore: int, **options: Any) -> None:
         mark(draft, name, before, before, **options)
@@ -207,7 +196,7 @@ def m_removed_request_stays_marked(patcher: Patcher) -> None:
 @mutant(FLYING_SWAPPED, "KV-READ", unnamed="no named world has swaps with two batches in flight")
 def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
-    inherit = batch_records.inherit
+    inherit = in_flight.inherit
 
     def inherit_taken(draft: Draft, parent_id: str, child_id: str) -> None:
         opened = draft.marks
@@ -225,7 +214,7 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
 )
 def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
     """The marks behind that of a removed request keep their places, which later ones get again."""
-    patcher.setattr(batch_records, "_without", lambda marks, name: marks.delete(name))
+    patcher.setattr(in_flight, "_without", lambda marks, name: marks.delete(name))
 
 
 @mutant(
@@ -236,7 +225,7 @@ def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
 )
 def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
-    shorten = batch_records.shorten
+    shorten = in_flight.shorten
 
     def shorten_held(draft: Draft, name: str, group: int, length: int) -> None:
         marked = [batch.marks.get(name) for batch in draft.unfinished]
@@ -244,6 +233,6 @@ def m_lost_places_stay(patcher: Patcher) -> None:
         for index, known in enumerate(marked):
             if known is not None:
                 made = evolve(draft.unfinished[index].marks[name], replaced=known.replaced)
-                batch_records._store(draft, index, name, made)
+                in_flight._store(draft, index, name, made)
 
     patcher.setattr(free, "shorten", shorten_held)

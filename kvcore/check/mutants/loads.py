@@ -12,9 +12,10 @@ from typing import Any
 from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state.state import Draft, RequestState
-from kvcore.state.unconfirmed_loads import note_keyed, spoil
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.transitions import allocate, batches, fork, free, publish, rewind
+from kvcore.transitions.unconfirmed_loads import note_keyed, spoil
 
 
 def nothing(*_: Any) -> None:

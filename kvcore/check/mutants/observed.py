@@ -20,31 +20,16 @@ from msgspec.structs import replace as evolve
 from kvcore.check.properties.liveness import RUN_JUDGES
 from kvcore.check.properties.outcomes import check_outcome
 from kvcore.check.properties.registry import PROPERTIES
-from kvcore.check.search.core_model import (
-    Failing,
-    Steps,
-    failed,
-    failures,
-    follow,
-    proceed,
-)
+from kvcore.check.search.core_model import Failing, Steps, failed, failures, follow, proceed
 from kvcore.check.search.moves import moves
 from kvcore.check.world.model import Broken, Edge, Step
 from kvcore.check.world.world import Move, World
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.contents import (
-    RUBBISH,
-    SPOILT,
-    Contents,
-    Encoder,
-    Ghost,
-    Slots,
-    Tables,
-    copy,
-)
+from kvcore.oracle.contents import RUBBISH, SPOILT, Contents, Encoder, Ghost, Slots, Tables, copy
 from kvcore.oracle.schedule import Schedule
 from kvcore.pool.block_pool import BlockPool
-from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform
 from kvcore.transitions.drain import take_events, take_stats
 from kvcore.types import commands

@@ -16,7 +16,7 @@ from kvcore.check.mutants.seeding import Patcher, after, mutant, without
 from kvcore.check.mutants.worlds import BASIC
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.pool.free_queue import FreeQueueDraft
-from kvcore.state.state import Draft, transition
+from kvcore.state.draft import Draft, transition
 from kvcore.trace import calls
 from kvcore.transitions import allocate, batches, plan, swap
 from kvcore.transitions.slot_request import Asked

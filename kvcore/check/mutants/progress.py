@@ -12,7 +12,8 @@ from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state.state import Draft, RequestState, State, transition
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import RequestState, State
 from kvcore.trace import calls
 from kvcore.transitions import allocate, plan, swap
 from kvcore.transitions import prefix_lookup as hits

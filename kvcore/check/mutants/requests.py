@@ -12,7 +12,9 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
-from kvcore.state.state import Draft, Merge, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.open_batch import Merge
+from kvcore.state.state import RequestState
 from kvcore.trace import calls
 from kvcore.transitions import allocate, free, plan, rewind, truncate
 from kvcore.transitions.requests import extend

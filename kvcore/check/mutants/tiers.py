@@ -15,8 +15,8 @@ from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
 from kvcore.check.properties import checker
 from kvcore.pool.block_pool import PoolDraft
-from kvcore.state import state
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft, transition
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace import calls
 from kvcore.transitions import allocate, free, swap, transfers
 from kvcore.types import commands
@@ -59,7 +59,7 @@ def m_reset_in_use(patcher: Patcher) -> None:
             draft.device.clear_index()
             return True
 
-        return state.transition(before, change)
+        return transition(before, change)
 
     patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
 
@@ -87,7 +87,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
 
     def release_to_device(draft: Draft, request: RequestState) -> None:
         for table in request.host_tables:
-            draft.device.release([block for block in table[::-1] if block != state.NO_HOST_BLOCK])
+            draft.device.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
         draft.store(evolve(request, host_tables=(), num_computed=0))
 
     patcher.setattr(swap, "release_host", release_to_device)
@@ -119,7 +119,7 @@ def m_reset_asks_one_tier(patcher: Patcher) -> None:
             draft.device.clear_index()
             return True
 
-        return state.transition(before, change)
+        return transition(before, change)
 
     patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
 
@@ -140,7 +140,7 @@ def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> No
     """Put the commands of one kind in front of the others of a batch, or behind them."""
     freeze = Draft.freeze
 
-    def freeze_sorted(self: Draft) -> state.State:
+    def freeze_sorted(self: Draft) -> State:
         frozen = freeze(self)
         commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
         return evolve(frozen, batch=evolve(frozen.batch, commands=pvector(commands)))

@@ -17,7 +17,8 @@ from kvcore.check.mutants.worlds import ALONE
 from kvcore.pool import block_pool
 from kvcore.pool.block_pool import PoolDraft
 from kvcore.state import state
-from kvcore.state.state import Draft, RequestState
+from kvcore.state.draft import Draft
+from kvcore.state.state import RequestState
 from kvcore.transitions import allocate, plan, prefix_lookup, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
 from kvcore.types.config import Config

@@ -13,7 +13,7 @@ from typing import Any
 from kvcore.check.profiles import profile
 from kvcore.check.profiles.profile import FULL, SLOT, WINDOW
 from kvcore.check.world.world import World
-from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore.types.extra_inputs import LoRA, MediaItem
 
 
 def world(num_blocks: int, num_requests: int, num_tokens: int, *more: str, **options: Any) -> World:

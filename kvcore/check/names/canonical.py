@@ -21,10 +21,10 @@ from itertools import groupby, permutations, product
 
 from kvcore.check.names.digest import Lately
 from kvcore.check.world.world import Symmetry
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.types.keys import HASH_SIZE
 
 Name = list[int]
 ALL = Symmetry()

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from kvcore.hashing.extra_keys import NO_EXTRA_KEYS
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.batch_records import Unfinished
 from kvcore.state.state import RequestState, State
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ from pyrsistent import pvector
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
-from kvcore.state.state import OpenBatch, RequestState, State
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.values import PrefixCacheStats
 

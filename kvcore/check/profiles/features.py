@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
-from kvcore.hashing.extra_keys import LoRA
+from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 
 CHUNK = Group(1, kind="chunked_local", window=2)

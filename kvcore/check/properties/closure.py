@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.state.state import State
+from kvcore.types.keys import HASH_SIZE
 
 ClosureJudge = Callable[[State, Prefixes], Iterator[str]]
 Found = dict[tuple[Letter, ...], list[int]]

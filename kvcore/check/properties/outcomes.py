@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcore.codec.encode import encode
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.oracle.schedule import read_ids
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
@@ -22,6 +21,7 @@ from kvcore.types.commands import Allocate, Free, SetTable, Touch
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.events import BlockStored, Event, replay
 from kvcore.types.groups import skipped_tokens
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Hit, Outcome, Refused
 
 OUTCOME_PROPERTIES = {

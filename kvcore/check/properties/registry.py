@@ -15,13 +15,7 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from kvcore.check.properties import (
-    closure,
-    fair_scheduler,
-    liveness,
-    schedulers,
-    transitions,
-)
+from kvcore.check.properties import closure, fair_scheduler, liveness, schedulers, transitions
 from kvcore.check.properties.facts import FACTS, SENTENCES, Fact, Severity
 from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
 from kvcore.invariants import pool_and_state

@@ -21,7 +21,8 @@ from msgspec.structs import replace as evolve
 from kvcore.check.properties import liveness
 from kvcore.check.world.world import Move, Moves, Script, World
 from kvcore.codec.encode import encode
-from kvcore.state.state import OpenBatch, State
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import State
 from kvcore.trace.calls import TRANSITIONS, Call, Misuse, perform
 from kvcore.transitions.drain import take_events, take_stats
 from kvcore.types.errors import InvariantViolation

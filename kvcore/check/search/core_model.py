@@ -29,7 +29,8 @@ from kvcore.check.world.world import Move, Symmetry, World
 from kvcore.oracle.contents import Counted, Ghost, Write
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Schedule
-from kvcore.state.state import OpenBatch, State, make_state
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse
 from kvcore.transitions.batches import take_batch
 from kvcore.types.errors import InvariantViolation

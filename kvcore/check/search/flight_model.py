@@ -35,14 +35,7 @@ from kvcore.check.names.in_flight import (
 )
 from kvcore.check.properties.checker import note_state
 from kvcore.check.properties.outcomes import check_events
-from kvcore.check.search.core_model import (
-    TAKE_BATCH,
-    CoreModel,
-    Failing,
-    Steps,
-    failed,
-    follow,
-)
+from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Failing, Steps, failed, follow
 from kvcore.check.world.model import Edge, Step
 from kvcore.oracle.contents import Ghost
 from kvcore.state.state import State, make_state

@@ -11,12 +11,13 @@ from typing import Any
 
 from kvcore import _twin
 from kvcore.check.names.digest import PARTS_KEPT
-from kvcore.codec.encode import Write, Writer, encode
+from kvcore.codec.encode import Write, encode
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, KvcoreError
 from kvcore.types.values import Outcome
+from kvcore.types.wire import Writer
 
 LOAD_DEFAULTS: dict[str, Any] = {"full_sequence_must_fit": False, "reserved_blocks": 0}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -66,7 +67,7 @@ class Parity:
         if known is None:
             if len(self._parts) > PARTS_KEPT:
                 self._parts.clear()
-            out = Writer(b"")
+            out = Writer()
             write(out, value)
             known = self._parts[id(value)] = (value, bytes(out.data))
         return known[1]

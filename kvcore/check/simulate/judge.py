@@ -14,11 +14,11 @@ from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.memory import Memory
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import Move, Play
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.types.commands import close
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Status
 
 MOST_HITS = 4

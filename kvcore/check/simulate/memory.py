@@ -17,7 +17,6 @@ import attrs
 
 from kvcore.check.simulate.device import EMPTY, RUBBISH, SPOILT, ZERO, Pass
 from kvcore.check.simulate.prefixes import Prefixes
-from kvcore.hashing.block_hash import HASH_SIZE, KEY_SIZE
 from kvcore.types.commands import (
     KEY_FIELDS,
     Allocate,
@@ -38,6 +37,7 @@ from kvcore.types.commands import (
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import Group, skipped_tokens
+from kvcore.types.keys import HASH_SIZE, KEY_SIZE
 
 T = TypeVar("T")
 Tables = dict[tuple[int, int], list[int]]

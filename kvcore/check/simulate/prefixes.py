@@ -14,10 +14,12 @@ from string import ascii_letters, digits
 
 import attrs
 
-from kvcore.hashing.block_hash import HASH_SIZE, hash_blocks, root_hash
-from kvcore.hashing.extra_keys import LoRA, MediaItem, read_extra_keys
+from kvcore.hashing.block_hash import hash_blocks, root_hash
+from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.extra_inputs import LoRA, MediaItem
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Request
 
 OWN = ascii_letters + digits

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from kvcore.check.world.model import Step
-from kvcore.hashing.extra_keys import LoRA
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.trace.runner import FLAGS, OPTIONS
@@ -29,6 +28,7 @@ from kvcore.trace.text import (
 )
 from kvcore.types.commands import Batch, segments
 from kvcore.types.config import Config
+from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 from kvcore.types.values import Hit, Request
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.pool.block_pool import BlockPool, PoolDraft
 from kvcore.pool.priority_eviction import NEVER, NO_RANK, RankedDraft, make_draft
@@ -22,6 +21,7 @@ from kvcore.types.commands import Command, SwapIn, SwapOut, Tier
 from kvcore.types.config import NO_LIMIT
 from kvcore.types.effects import Effects
 from kvcore.types.errors import InvalidKey, WrongArgument
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome, Reason, Refused
 
 Placed = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -25,13 +25,7 @@ from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, Tier, close
 from kvcore.types.config import MAX_BLOCKS
 from kvcore.types.effects import Effects
-from kvcore.types.errors import (
-    InvalidConfig,
-    KvcoreError,
-    NoHostTier,
-    NoOwner,
-    WrongArgument,
-)
+from kvcore.types.errors import InvalidConfig, KvcoreError, NoHostTier, NoOwner, WrongArgument
 from kvcore.types.values import Outcome, Reason, Refused
 
 Order = Literal["ascending", "descending"]

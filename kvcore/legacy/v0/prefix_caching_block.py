@@ -17,18 +17,13 @@ from kvcore.legacy.v0.block_tracker import (
     RefCounter,
 )
 from kvcore.legacy.v0.content_block import PrefixCachingBlock
-from kvcore.legacy.v0.content_block import (
-    check_previous as assert_prefix_caching_block_or_none,
-)
+from kvcore.legacy.v0.content_block import check_previous as assert_prefix_caching_block_or_none
 from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.evictor import EvictionPolicy, Evictor, LRUEvictor, make_evictor
 from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
-from kvcore.legacy.v0.sequence_trackers import (
-    ComputedBlocksTracker,
-    LastAccessBlocksTracker,
-)
+from kvcore.legacy.v0.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 
 PrefixHash = int
 

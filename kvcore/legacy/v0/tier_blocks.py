@@ -19,11 +19,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcore.hashing.block_hash import HASH_SIZE, KEY_SIZE, make_key
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.v0.errors import UnknownName, require
 from kvcore.pool.priority_eviction import NO_RANK
 from kvcore.types.commands import Tier
+from kvcore.types.keys import HASH_SIZE, KEY_SIZE, make_key
 from kvcore.types.values import Refused
 
 _LOW_BITS = 64

@@ -27,12 +27,7 @@ from kvcore.legacy.v0_3.block_allocator import (
     PhysicalTokenBlock,
     make_backing,
 )
-from kvcore.legacy.v0_3.errors import (
-    EmptyTable,
-    NoWaitingSequence,
-    WrongWatermark,
-    WrongWindow,
-)
+from kvcore.legacy.v0_3.errors import EmptyTable, NoWaitingSequence, WrongWatermark, WrongWindow
 from kvcore.legacy.v0_3.sequences import (
     LogicalTokenBlock,
     Prefix,
@@ -43,12 +38,7 @@ from kvcore.legacy.v0_3.sequences import (
     has_status,
     seqs_of,
 )
-from kvcore.legacy.v0_3.tables import (
-    SequenceTables,
-    distinct_of,
-    on_other_device,
-    prefix_numbers,
-)
+from kvcore.legacy.v0_3.tables import SequenceTables, distinct_of, on_other_device, prefix_numbers
 from kvcore.types.arguments import read_count, read_int
 from kvcore.types.commands import Batch
 from kvcore.types.values import Refused

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from kvcore import _twin
 from kvcore.hashing import block_hash
-from kvcore.hashing.block_hash import HASH_SIZE, make_key
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8.errors import BeyondMedia, NoMediaHash, TokensMissing
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import CountMismatch, WrongArgument
+from kvcore.types.keys import HASH_SIZE, make_key
 
 HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
 

@@ -17,23 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from kvcore import _twin
-from kvcore.hashing.block_hash import (
-    HASH_SIZE,
-    HASHINGS,
-    Hashing,
-    hash_blocks,
-    make_key,
-    root_hash,
-)
+from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.tiers import Tiers
-from kvcore.legacy.v1_first.blocks import (
-    CachedBlocks,
-    FreeBlockQueue,
-    KVCacheBlock,
-    Pool,
-    Text,
-)
+from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Pool, Text
 from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
@@ -49,13 +36,8 @@ from kvcore.legacy.v1_first.hashes import (
 )
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch
-from kvcore.types.errors import (
-    InvalidConfig,
-    InvalidToken,
-    StaleHits,
-    UnknownBlock,
-    WrongKey,
-)
+from kvcore.types.errors import InvalidConfig, InvalidToken, StaleHits, UnknownBlock, WrongKey
+from kvcore.types.keys import HASH_SIZE, HASHINGS, Hashing, make_key
 from kvcore.types.tokens import read_tokens
 from kvcore.types.values import Refused
 

@@ -33,12 +33,7 @@ from kvcore.types.commands import (
 from kvcore_runtime.attention.visibility import Visibility
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import check_blocks
-from kvcore_runtime.cache.errors import (
-    BatchOutOfOrder,
-    NoTier,
-    NotSkipped,
-    UnsupportedCommand,
-)
+from kvcore_runtime.cache.errors import BatchOutOfOrder, NoTier, NotSkipped, UnsupportedCommand
 from kvcore_runtime.cache.guard import Guard
 from kvcore_runtime.cache.segments import (
     COPYING,

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.cache.cache import Cache, Tier
-from kvcore_runtime.cache.errors import (
-    BlockOutOfRange,
-    CopyHazard,
-    LayoutMismatch,
-    LengthMismatch,
-)
+from kvcore_runtime.cache.errors import BlockOutOfRange, CopyHazard, LayoutMismatch, LengthMismatch
 
 # From here torch's threads are worth the longer call.
 THREADS_BYTES_MIN = 1024 * 1024

@@ -30,7 +30,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from kvcore.hashing.block_hash import KEY_SIZE
+from kvcore.types.keys import KEY_SIZE
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.errors import (
     BlockDamaged,

@@ -25,12 +25,7 @@ from kvcore.types.groups import skipped_tokens
 from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.errors import (
-    BlockMissing,
-    TablesDiffer,
-    TierFailed,
-    WrongContent,
-)
+from kvcore_runtime.cache.errors import BlockMissing, TablesDiffer, TierFailed, WrongContent
 from kvcore_runtime.cache.layer_groups import kept_by
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables

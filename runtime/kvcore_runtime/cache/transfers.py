@@ -16,8 +16,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.commands import COLUMNS, KEY_FIELDS, Batch, Load, Store
+from kvcore.types.keys import KEY_SIZE
 from kvcore_runtime.cache.cache import Tier
 from kvcore_runtime.cache.errors import TierError
 

@@ -31,12 +31,7 @@ from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed
 from kvcore_runtime.engine.drafts import Drafter
-from kvcore_runtime.engine.errors import (
-    EngineStuck,
-    InvalidOption,
-    NeverFits,
-    RepeatedRequest,
-)
+from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.forward import Forward, make_runtime
 from kvcore_runtime.engine.metrics import Metrics, timed

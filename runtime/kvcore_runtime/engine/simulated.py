@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kvcore.check.simulate.device import Pass, Plan
-from kvcore.hashing.block_hash import HASH_SIZE
 from kvcore.types.commands import Batch, Load
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.keys import HASH_SIZE
 from kvcore_runtime.cache.apply import batch_columns
 from kvcore_runtime.cache.errors import (
     BadSegments,

@@ -44,13 +44,7 @@ from kvcore_runtime.generate.verify import (
     verify_pressure,
 )
 from kvcore_runtime.model.identity import identify
-from kvcore_runtime.model.model import (
-    LayerWeights,
-    Llama,
-    LlamaWeights,
-    tiny_config,
-    tiny_model,
-)
+from kvcore_runtime.model.model import LayerWeights, Llama, LlamaWeights, tiny_config, tiny_model
 from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 

@@ -12,16 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.types.commands import (
-    Allocate,
-    Batch,
-    CutTable,
-    Evict,
-    EvictAll,
-    Free,
-    SetTable,
-    Touch,
-)
+from kvcore.types.commands import Allocate, Batch, CutTable, Evict, EvictAll, Free, SetTable, Touch
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.exchange import is_null
 from kvcore_runtime.engine.sequence import Sequence

@@ -15,10 +15,10 @@ use crate::bindings::check_calls::Stories;
 use crate::bindings::errors::raise;
 use crate::bindings::extra_keys::kind_of_request;
 use crate::check;
-use crate::check::Judges;
 use crate::check::search::report::Report;
 use crate::check::search::search::{Limits, Progress};
 use crate::check::world::world::{Moves, Symmetry, World};
+use crate::types::violation::Judges;
 
 /// Explore a world; the report as a dict.
 ///

@@ -6,7 +6,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::bindings::arguments::items;
 use crate::bindings::values::hit;
-use crate::check::world::calls::{Call, Name, Slots};
+use crate::oracle::calls::{Call, Name, Slots};
 use crate::types::values::Hit;
 
 /// What makes Python's calls of one world.

@@ -9,7 +9,7 @@ use pyo3::types::PyModule;
 
 static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
 
-/// The classes of `kvcore.types.values`, `kvcore.codec.event_log` and `kvcore.types.commands`,
+/// The classes of `kvcore.types.values`, `kvcore.types.event_log` and `kvcore.types.commands`,
 /// members of enums included.
 pub(crate) struct Classes {
     pub(crate) blocks: Py<PyAny>,
@@ -49,7 +49,7 @@ impl Classes {
             appended: value("Appended")?,
             stats: value("PrefixCacheStats")?,
             batch: py.import("kvcore.types.commands")?.getattr("Batch")?.unbind(),
-            events: py.import("kvcore.codec.event_log")?.getattr("Events")?.unbind(),
+            events: py.import("kvcore.types.event_log")?.getattr("Events")?.unbind(),
             later: member("Reason", "LATER")?,
             never: member("Reason", "NEVER")?,
             verdict_ok: member("Verdict", "OK")?,

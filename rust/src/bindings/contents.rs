@@ -14,9 +14,9 @@ use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers::{Tiers, read_keys};
 use crate::bindings::values;
 use crate::bindings::values::{PyNumbers, PyOwners, PyPlaced};
-use crate::hashing::block_hash::Key;
 use crate::legacy::blocks::by_key;
 use crate::types::config::NO_LIMIT;
+use crate::types::keys::Key;
 
 #[pymethods]
 impl Tiers {

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::bindings::arguments::{Given, RequestArg, items};
 use crate::check::world::world::KindOfRequest;
-use crate::hashing::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
+use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 
 /// The parts of a request, held as long as the twin reads them.
 pub(crate) struct Parts<'py> {

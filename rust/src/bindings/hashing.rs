@@ -9,9 +9,9 @@ use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::tokens::read_tokens;
 use crate::hashing::block_hash;
-use crate::hashing::block_hash::{BlockHash, HASH_SIZE, Hashing};
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::types::errors::{Error, repr};
+use crate::types::keys::{BlockHash, HASH_SIZE, Hashing};
 
 /// The parent of each request's first block.
 #[pyfunction]

@@ -35,7 +35,7 @@ pub(crate) const APPENDED: PyStaticExpr = type_hint_identifier!("kvcore.types.va
 pub(crate) const STATS: PyStaticExpr =
     type_hint_identifier!("kvcore.types.values", "PrefixCacheStats");
 pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.types.commands", "Batch");
-pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.codec.event_log", "Events");
+pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.types.event_log", "Events");
 pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
 pub(crate) const NAMES: PyStaticExpr = type_hint_subscript!(TUPLE, STR, ELLIPSIS);
 const MAYBE_INT: PyStaticExpr = type_hint_union!(INT, NONE);

@@ -14,7 +14,6 @@ use crate::bindings::errors::{Wrong, raise};
 use crate::bindings::tiers::read_number;
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyTaken};
-use crate::hashing::block_hash::{KEY_SIZE, Key};
 use crate::pool::block_pool;
 use crate::pool::priority_eviction::make_pool;
 use crate::pool::transitions as layer;
@@ -22,6 +21,7 @@ use crate::types::commands::close;
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
+use crate::types::keys::{KEY_SIZE, Key};
 
 /// The blocks of one tier: owners, keys and the free queue. For tests of the pool layer.
 #[pyclass(module = "kvcore._rust")]

@@ -16,12 +16,12 @@ use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers_dump::{Dump, dump};
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyCopied, PyNumbers, PyTaken};
-use crate::hashing::block_hash::Key;
 use crate::legacy::blocks::tiers;
 use crate::legacy::blocks::tiers::{Misuse, make_tiers};
 use crate::types::commands::Tier;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 
 /// The blocks of one or two tiers and an open batch. `kvcore.legacy.blocks.blocks` is the way to
 /// use it.

@@ -11,7 +11,7 @@ use crate::bindings::values;
 use crate::bindings::values::PyBatch;
 use crate::legacy::blocks::tiers::Tiers;
 use crate::pool::block_pool::BlockPool;
-use crate::pool::priority_eviction::NO_RANK;
+use crate::pool::eviction_rank::NO_RANK;
 use crate::types::commands::Tier;
 use crate::types::ids::BlockId;
 

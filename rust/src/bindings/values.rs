@@ -6,12 +6,12 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 
 use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
-use crate::hashing::block_hash::Key;
 use crate::legacy::blocks::by_key::Placed;
 use crate::legacy::blocks::by_table::Moves;
 use crate::types::commands::Batch;
-use crate::types::events::EventLog;
+use crate::types::event_log::EventLog;
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Status, Verdict,
 };

@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::codec::decode::Reader;
 use crate::codec::encode::BATCHES_END;
 use crate::state::batch_records::{Given, Mark, Marks, Place, Unfinished};
-use crate::state::state::{BatchRecord, Merge, State};
-use crate::transitions::batches::named_rows;
-use crate::types::commands::{Batch, Commands, close};
+use crate::state::open_batch::{BatchRecord, Merge};
+use crate::state::state::State;
+use crate::types::commands::{Batch, Commands, close, named_rows};
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
+use crate::types::wire::Reader;
 
 /// Read the open batch of the next bytes. Fails with DamagedState.
 pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {

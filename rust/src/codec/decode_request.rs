@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use crate::codec::decode::Reader;
-use crate::hashing::extra_keys::{ExtraKeys, LoRA, MediaItem};
-use crate::state::state::{Apart, NO_HOST_BLOCK, RequestState, Table};
+use crate::state::state::{Apart, NO_HOST_BLOCK, RequestState};
 use crate::types::config::Config;
 use crate::types::errors::Error;
-use crate::types::ids::BlockId;
+use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
+use crate::types::ids::{BlockId, Table};
+use crate::types::wire::Reader;
 
 /// The next request.
 pub(crate) fn read_request(

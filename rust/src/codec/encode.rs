@@ -6,18 +6,17 @@
 //! rank among the blocks of that key. Twin: kvcore/codec/encode.py. `decode.rs` is the inverse.
 
 use crate::codec::sections::write_sections;
-use crate::hashing::block_hash::{BlockHash, HASH_SIZE, HASHINGS};
-use crate::hashing::extra_keys::ExtraKeys;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{Given, Mark, Unfinished, in_order};
 use crate::state::state::{RequestState, State};
-use crate::types::clone_in_place::clone_in_place;
 use crate::types::commands::close;
 use crate::types::config::{Config, Duplicates, Eviction, Publish};
-use crate::types::events::{News, Stored};
+use crate::types::extra_inputs::ExtraKeys;
 use crate::types::groups::KINDS;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::HASHINGS;
+use crate::types::wire::Writer;
 
 /// The first bytes of a state.
 pub const MAGIC: &[u8] = b"kvcore state 4\n";
@@ -31,92 +30,6 @@ pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
 pub const OWNERS_END: u32 = 1 << 31;
 /// What the number of the open batch is below.
 pub const BATCHES_END: u64 = 1 << 63;
-/// The number of a stored event.
-pub const STORED: u8 = 0;
-/// The number of a removed event.
-pub const REMOVED: u8 = 1;
-/// The number of a cleared event.
-pub const CLEARED: u8 = 2;
-
-/// Bytes that are being written.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Writer {
-    data: Vec<u8>,
-}
-
-clone_in_place!(Writer { data });
-
-impl Writer {
-    /// Bytes that begin with these.
-    #[must_use]
-    pub fn new(start: &[u8]) -> Self {
-        Writer { data: start.to_vec() }
-    }
-
-    /// No bytes, and room for so many.
-    #[must_use]
-    pub fn with_room(size: usize) -> Self {
-        Writer { data: Vec::with_capacity(size) }
-    }
-
-    /// The bytes so far.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.data
-    }
-
-    pub(crate) fn u8(&mut self, value: u8) {
-        self.data.push(value);
-    }
-
-    fn flag(&mut self, value: bool) {
-        self.u8(u8::from(value));
-    }
-
-    pub(crate) fn u32(&mut self, value: u32) {
-        self.data.extend_from_slice(&value.to_le_bytes());
-    }
-
-    pub(crate) fn u64(&mut self, value: u64) {
-        self.data.extend_from_slice(&value.to_le_bytes());
-    }
-
-    /// A count and so many u32.
-    pub(crate) fn numbers(&mut self, values: &[u32]) {
-        self.count(values.len());
-        self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-    }
-
-    /// A count and so many ids.
-    fn ids(&mut self, blocks: &[BlockId]) {
-        self.count(blocks.len());
-        blocks.iter().for_each(|block| self.u32(block.0));
-    }
-
-    /// A count and so many bytes.
-    pub(crate) fn sized(&mut self, value: &[u8]) {
-        self.count(value.len());
-        self.data.extend_from_slice(value);
-    }
-
-    /// A flag, and the text where there is one.
-    fn text(&mut self, value: Option<&str>) {
-        self.flag(value.is_some());
-        if let Some(value) = value {
-            self.sized(value.as_bytes());
-        }
-    }
-
-    /// A count and so many block hashes.
-    fn hashes(&mut self, hashes: &[BlockHash]) {
-        self.count(hashes.len());
-        self.data.extend_from_slice(hashes.as_flattened());
-    }
-
-    pub(crate) fn count(&mut self, count: usize) {
-        self.u32(count as u32);
-    }
-}
 
 /// The canonical bytes of a state.
 #[must_use]
@@ -316,59 +229,4 @@ fn write_operations(out: &mut Writer, state: &State) {
         out.u32(operation.first_token);
     }
     out.u32(state.next_operation);
-}
-
-/// The bytes of one event.
-pub fn write_event(out: &mut Writer, news: &News<'_>) {
-    match news {
-        News::BlockStored(stored) => write_stored(out, stored),
-        News::BlockRemoved(key) => {
-            out.u8(REMOVED);
-            out.data.extend_from_slice(&key.block_hash());
-            out.u32(key.group());
-        }
-        News::AllBlocksCleared => out.u8(CLEARED),
-    }
-}
-
-fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
-    let (first, end) = (stored.blocks.0 as usize, stored.blocks.1 as usize);
-    let (scale, size) = (stored.scale as usize, stored.block_size as usize);
-    out.data.reserve(64 + (end - first) * (HASH_SIZE + 4 * size));
-    out.u8(STORED);
-    out.count(end - first);
-    for position in first..end {
-        out.data.extend_from_slice(&stored.hashes[(position + 1) * scale - 1]);
-    }
-    match first {
-        0 => out.sized(&[]),
-        _ => out.sized(&stored.hashes[first * scale - 1]),
-    }
-    out.numbers(&stored.tokens[first * size..end * size]);
-    out.u32(stored.block_size);
-    out.u32(stored.group);
-    out.text(stored.extra_keys.lora.as_ref().map(|lora| lora.name.as_str()));
-    write_keys(out, stored);
-}
-
-/// A flag, and the extra keys of each block where any has some.
-fn write_keys(out: &mut Writer, stored: &Stored<'_>) {
-    let flag = out.data.len();
-    out.flag(false);
-    if stored.extra_keys.is_empty() {
-        return;
-    }
-    let ((first, end), size) = (stored.blocks, stored.block_size);
-    for start in (first * size..end * size).step_by(size as usize) {
-        let keys = stored.extra_keys.of_block(start, start + size, size / stored.scale);
-        out.data[flag] |= u8::from(!keys.is_empty());
-        out.count(keys.len());
-        for (tag, value) in keys {
-            out.u8(tag);
-            out.sized(&value);
-        }
-    }
-    if out.data[flag] == 0 {
-        out.data.truncate(flag + 1);
-    }
 }

@@ -3,7 +3,6 @@
 
 pub mod decode;
 pub(crate) mod decode_batch;
-pub(crate) mod decode_events;
 pub(crate) mod decode_request;
 pub mod encode;
 pub(crate) mod sections;

@@ -8,13 +8,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::codec::decode::Reader;
-use crate::codec::encode::Writer;
-use crate::hashing::extra_keys::ExtraKeys;
+use crate::state::batch_records::UnconfirmedLoad;
 use crate::state::state::{RequestState, State};
-use crate::state::unconfirmed_loads::{UnconfirmedLoad, keyed_only};
 use crate::types::errors::Error;
+use crate::types::extra_inputs::ExtraKeys;
 use crate::types::ids::{BlockId, Row};
+use crate::types::wire::{Reader, Writer};
 
 /// The tag of the unconfirmed loads.
 const LOADS: u8 = 1;
@@ -191,4 +190,12 @@ fn with_ends(state: &State) -> impl Iterator<Item = (u32, &ExtraKeys)> {
     let known = (0..).zip(&state.requests).filter_map(|(row, each)| Some((row, each.as_ref()?)));
     let keys = known.map(|(row, request)| (row, request.extra_keys()));
     keys.filter(|(_, keys)| keys.num_rows > 0 || keys.media_cut)
+}
+
+/// The blocks of a load that have a key.
+pub(crate) fn keyed_only<'a>(
+    state: &'a State,
+    load: &'a UnconfirmedLoad,
+) -> impl Iterator<Item = (BlockId, u32)> + 'a {
+    load.blocks.iter().copied().filter(|&(block, _)| state.device.key(block).is_some())
 }

@@ -15,12 +15,12 @@ mod words;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use crate::check::Judges;
 use crate::fuzz::words::{Bytes, next_call, read_config, write_trace};
 use crate::invariants::pool_and_state;
 use crate::invariants::pool_and_state::Scratch;
 use crate::trace::runner::Runner;
 use crate::trace::trace_file::{parse_trace, read_trace};
+use crate::types::violation::Judges;
 
 const MAX_CALLS: usize = 80;
 const MAX_BYTES: usize = 400;

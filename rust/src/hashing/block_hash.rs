@@ -40,86 +40,18 @@
 //! block's token count, below 0x80, or the head of a CBOR array, above. Twin:
 //! kvcore/hashing/block_hash.py.
 
-use std::hash::{Hash, Hasher};
-
 use twox_hash::XxHash3_128;
 
-use crate::hashing::extra_keys::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
 use crate::hashing::hash_message::{Message, USUAL_TOKENS, xxh3_chain};
+use crate::types::extra_inputs::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
+use crate::types::keys::{BlockHash, HASH_SIZE, Hashing};
 use crate::types::values::room_for;
-
-/// Bytes of a block hash.
-pub const HASH_SIZE: usize = 32;
-/// Bytes of a key.
-pub const KEY_SIZE: usize = 36;
 
 const ROOT: &[u8] = b"kvcore root\0";
 const XXH3_MARK: &[u8; 16] = b"xxh3-128: no SHA";
 const XXH3_HALF: usize = 8;
 /// The extra keys of a block that has none.
 const NONE: &[u8] = &[0];
-
-/// The hash of a full block, or the root of a chain.
-pub type BlockHash = [u8; HASH_SIZE];
-
-/// What a block is found under: opaque to the pool; here a block hash and a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key(pub [u8; KEY_SIZE]);
-
-impl Key {
-    /// The block hash in the key.
-    #[must_use]
-    pub fn block_hash(&self) -> BlockHash {
-        let mut hash = [0; HASH_SIZE];
-        hash.copy_from_slice(&self.0[..HASH_SIZE]);
-        hash
-    }
-
-    /// The group in the key.
-    #[must_use]
-    pub fn group(&self) -> u32 {
-        let mut group = [0; KEY_SIZE - HASH_SIZE];
-        group.copy_from_slice(&self.0[HASH_SIZE..]);
-        u32::from_be_bytes(group)
-    }
-
-    /// Its first bytes, which are those of a hash already, and the group.
-    #[inline]
-    pub(crate) fn head(&self) -> u64 {
-        let mut head = [0; 8];
-        head.copy_from_slice(&self.0[..8]);
-        u64::from_le_bytes(head) ^ u64::from(self.group())
-    }
-
-    /// The head of the key of a block hash and a group.
-    #[inline]
-    pub(crate) fn head_of(block_hash: &BlockHash, group: u32) -> u64 {
-        let mut head = [0; 8];
-        head.copy_from_slice(&block_hash[..8]);
-        u64::from_le_bytes(head) ^ u64::from(group)
-    }
-}
-
-/// No need to hash the rest.
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u64(self.head());
-    }
-}
-
-/// How blocks are hashed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hashing {
-    /// SHA-256 of the default encoding.
-    Sha256,
-    /// SHA-256 of vLLM's CBOR encoding.
-    Sha256Cbor,
-    /// XXH3-128 of the default encoding.
-    Xxh3,
-}
-
-/// All hashings, in the order of their codes.
-pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3];
 
 /// The parent of each request's first block. seed: UTF-8 text for `Sha256Cbor`.
 #[must_use]
@@ -203,23 +135,6 @@ pub(crate) fn extend_chain(
     hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing));
 }
 
-/// The key under which a block of this content and group is found.
-#[must_use]
-pub fn make_key(block_hash: &BlockHash, group: u32) -> Key {
-    let mut key = [0; KEY_SIZE];
-    key[..HASH_SIZE].copy_from_slice(block_hash);
-    key[HASH_SIZE..].copy_from_slice(&group.to_be_bytes());
-    Key(key)
-}
-
-/// The 64-bit form in which events name a hash: the low bits of the big-endian integer.
-#[must_use]
-pub fn external_hash(block_hash: &BlockHash) -> u64 {
-    let mut low = [0; 8];
-    low.copy_from_slice(&block_hash[HASH_SIZE - 8..]);
-    u64::from_be_bytes(low)
-}
-
 /// The hash of a block whose extra keys are `num_extra[u8] (tag[u8] size[u32] bytes)...`.
 fn hash_message(
     message: &mut Message,
@@ -280,7 +195,8 @@ mod tests {
     use twox_hash::XxHash3_128;
 
     use super::*;
-    use crate::hashing::extra_keys::MediaItem;
+    use crate::types::extra_inputs::MediaItem;
+    use crate::types::keys::{HASHINGS, Key, external_hash, make_key};
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()

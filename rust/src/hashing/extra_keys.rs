@@ -1,240 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Extra keys: what decides a block's content besides its tokens.
+//! Extra keys: read from what a request brings.
 //!
-//! Rules: a LoRA adapter and prompt embeddings mark every block, a media item the blocks that it
-//! has tokens in, a cache salt the first block, from which the chain carries it on. A block's keys
-//! come in the order LoRA, media by position, salt, embeddings, each under a tag of its kind, so
-//! that equal values of two kinds differ. A media item that ends where a block starts is not in it
-//! (X-08); one that is carries its offset from the block's start, negative if it began before. If a
-//! cut ends an item or the rows inside a block, that block has a tag of its own for it and says
-//! where. Nothing is kept between blocks: a block's items are found by bisection. Twin:
-//! kvcore/hashing/extra_keys.py.
-//!
-//! ```text
-//! 1 LoRA             size of name[u32] name path
-//! 2 media            offset from the block's start[i32] identifier
-//! 3 cache salt       salt
-//! 4 embeddings       SHA-256 of the bytes of the block's rows
-//! 5 cut media        offset[i32] end from the block's start[u32] identifier
-//! 6 cut embeddings   rows that are left[u32] SHA-256 of the bytes of the rows before the cut
-//! ```
-//!
-//! Equal keys of a block mean equal content, if an identifier stands for one content of one length
-//! and all rows are of one size. Source: tests/core/hashing/test_key_contents.py.
+//! Their forms are those of `types/extra_inputs.rs`. Twin: kvcore/hashing/extra_keys.py.
 
-use sha2::{Digest, Sha256};
-
-use crate::hashing::block_hash::BlockHash;
 use crate::types::errors::{Error, repr};
-
-/// Tag and value.
-pub type ExtraKey = (u8, Vec<u8>);
-
-/// The tag of a LoRA adapter.
-pub const LORA: u8 = 1;
-/// The tag of a media item.
-pub const MEDIA: u8 = 2;
-/// The tag of a cache salt.
-pub const CACHE_SALT: u8 = 3;
-/// The tag of prompt embeddings.
-pub const PROMPT_EMBEDS: u8 = 4;
-/// The tag of what a cut left of a media item.
-pub const CUT_MEDIA: u8 = 5;
-/// The tag of what a cut left of a block's prompt embeddings.
-pub const CUT_EMBEDS: u8 = 6;
-/// Most extra keys of a block.
-pub const MAX_EXTRA_KEYS: usize = 255;
-/// Media items in one block, beside one key of each other kind.
-pub const MAX_MEDIA: usize = MAX_EXTRA_KEYS - 3;
-
-/// What the digest of a hidden salt begins with.
-const HIDDEN: &[u8] = b"kvcore salt\0";
-const DIGEST_SIZE: usize = 32;
-const TEXT: &str = "a non-empty str";
-const FEW_MEDIA: &str = "at most 252 items in a block";
-
-/// SHA-256 of the rows of one hash block.
-pub type EmbedsDigest = [u8; DIGEST_SIZE];
-
-/// An adapter: its name, and where its weights come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoRA {
-    /// Not empty.
-    pub name: String,
-    /// May be empty.
-    pub path: String,
-}
-
-/// An image, sound or video: a digest of its content, and where its tokens stand in the prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MediaItem {
-    /// Not empty.
-    pub identifier: String,
-    /// Position of its first token.
-    pub offset: u32,
-    /// Its tokens, at least one.
-    pub length: u32,
-}
-
-impl MediaItem {
-    /// The position behind its last token.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        u64::from(self.offset) + u64::from(self.length)
-    }
-}
-
-/// Embeddings that stand for a prompt's tokens, one row a token.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PromptEmbeds<'a> {
-    /// The rows, one after the other.
-    pub data: &'a [u8],
-    /// Bytes of a row, at least one.
-    pub bytes_per_token: u32,
-}
-
-/// The extra keys of a request, checked.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ExtraKeys {
-    /// The adapter.
-    pub lora: Option<LoRA>,
-    /// By position.
-    pub media: Vec<MediaItem>,
-    /// Not empty.
-    pub cache_salt: Option<String>,
-    /// Digests of the rows of each hash block of the prompt, a last partial one included; empty
-    /// if the prompt is not given as embeddings.
-    pub embeds: Vec<EmbedsDigest>,
-    /// Tokens that have a row.
-    pub num_rows: u32,
-    /// A cut ended the last media item inside a hash block.
-    pub media_cut: bool,
-    /// A cut ended the rows inside a hash block.
-    pub rows_cut: bool,
-}
-
-impl ExtraKeys {
-    /// Whether no block of the request has any.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.lora.is_none()
-            && self.media.is_empty()
-            && self.cache_salt.is_none()
-            && self.embeds.is_empty()
-    }
-
-    /// The keys of the block of tokens [start, end), in order.
-    ///
-    /// block_size: tokens a hash block, of which this is one, or several as a coarser block: that
-    /// has the digests of all of them.
-    #[must_use]
-    pub fn of_block(&self, start: u32, end: u32, block_size: u32) -> Vec<ExtraKey> {
-        let mut keys = Vec::new();
-        self.each_of_block((start, end), block_size, |tag, parts| keys.push((tag, parts.concat())));
-        keys
-    }
-
-    /// The keys of a prompt that is cut to so many tokens.
-    ///
-    /// Media and embeddings behind the cut go. A block that the cut goes through never has the key
-    /// that the whole had, whatever tokens follow; a second cut leaves what it alone would leave.
-    #[must_use]
-    pub fn cut(&self, num_tokens: u32, block_size: u32) -> ExtraKeys {
-        let inside = !num_tokens.is_multiple_of(block_size);
-        let mut keys = self.clone();
-        keys.media.retain(|item| item.offset < num_tokens);
-        keys.media_cut &= keys.media.len() == self.media.len();
-        if let Some(last) = keys.media.last_mut().filter(|item| item.end() > num_tokens.into()) {
-            last.length = num_tokens - last.offset;
-            keys.media_cut = inside;
-        }
-        keys.embeds.truncate(num_tokens.div_ceil(block_size) as usize);
-        if num_tokens < self.num_rows {
-            (keys.num_rows, keys.rows_cut) = (num_tokens, inside);
-        }
-        keys
-    }
-
-    /// These keys with a digest in the place of the salt, for those who may not know it.
-    ///
-    /// root: of the key chains. The digest of a secret root tells nothing of a salt that can be
-    /// guessed.
-    #[must_use]
-    pub fn hide_salt(&self, root: &BlockHash) -> ExtraKeys {
-        let digest = |salt: &String| {
-            let hash = Sha256::new().chain_update(HIDDEN).chain_update(root).chain_update(salt);
-            hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-        };
-        ExtraKeys { cache_salt: self.cache_salt.as_ref().map(digest), ..self.clone() }
-    }
-
-    /// Hand out the tag of each key of a block, and its value in parts.
-    pub(crate) fn each_of_block(
-        &self,
-        (start, end): (u32, u32),
-        block_size: u32,
-        mut hand_out: impl FnMut(u8, &[&[u8]]),
-    ) {
-        if let Some(lora) = &self.lora {
-            let size = (lora.name.len() as u32).to_le_bytes();
-            hand_out(LORA, &[&size, lora.name.as_bytes(), lora.path.as_bytes()]);
-        }
-        let first = self.media.partition_point(|item| item.end() <= u64::from(start));
-        let last = self.media.len().wrapping_sub(1);
-        for (place, item) in self.media.iter().enumerate().skip(first) {
-            if item.offset >= end {
-                break;
-            }
-            let offset = item.offset.wrapping_sub(start).to_le_bytes();
-            if self.media_cut && place == last && item.end() < u64::from(end) {
-                let end = (item.offset + item.length - start).to_le_bytes();
-                hand_out(CUT_MEDIA, &[&offset, &end, item.identifier.as_bytes()]);
-            } else {
-                hand_out(MEDIA, &[&offset, item.identifier.as_bytes()]);
-            }
-        }
-        if let (Some(salt), 0) = (&self.cache_salt, start) {
-            hand_out(CACHE_SALT, &[salt.as_bytes()]);
-        }
-        if !self.embeds.is_empty() {
-            for position in start / block_size..end / block_size {
-                let cut = self.rows_cut && position as usize == self.embeds.len() - 1;
-                match self.embeds.get(position as usize) {
-                    Some(digest) if cut => {
-                        let num_left = self.num_rows - position * block_size;
-                        hand_out(CUT_EMBEDS, &[&num_left.to_le_bytes(), digest]);
-                    }
-                    Some(digest) => hand_out(PROMPT_EMBEDS, &[digest]),
-                    None => hand_out(PROMPT_EMBEDS, &[&digest_of(&[])]),
-                }
-            }
-        }
-    }
-}
-
-/// Those of most requests.
-pub(crate) static NO_EXTRA_KEYS: ExtraKeys = ExtraKeys {
-    lora: None,
-    media: Vec::new(),
-    cache_salt: None,
-    embeds: Vec::new(),
-    num_rows: 0,
-    media_cut: false,
-    rows_cut: false,
+use crate::types::extra_inputs::{
+    ExtraKeys, GivenKeys, MAX_MEDIA, MediaItem, PromptEmbeds, digest_of,
 };
 
-/// What a request brings of extra keys. LoRA, media and embeddings are well-formed in themselves.
-#[derive(Debug, Clone, Default)]
-pub struct GivenKeys<'a> {
-    /// The adapter.
-    pub lora: Option<LoRA>,
-    /// In any order.
-    pub media: Vec<MediaItem>,
-    /// The salt.
-    pub cache_salt: Option<&'a str>,
-    /// The prompt's embeddings.
-    pub prompt_embeds: Option<PromptEmbeds<'a>>,
-}
+const TEXT: &str = "a non-empty str";
+const FEW_MEDIA: &str = "at most 252 items in a block";
 
 /// The extra keys of a request whose prompt has so many tokens.
 ///
@@ -269,22 +44,6 @@ pub fn read_extra_keys(
     Ok(ExtraKeys { lora, media, cache_salt, embeds, num_rows, ..ExtraKeys::default() })
 }
 
-/// Whether a block can have this extra key: its value has the form of its tag.
-pub(crate) fn is_extra_key(tag: u8, value: &[u8]) -> bool {
-    let is_text = |value: &[u8]| std::str::from_utf8(value).is_ok();
-    match tag {
-        LORA => value.split_first_chunk().is_some_and(|(size, text)| {
-            let name = text.split_at_checked(u32::from_le_bytes(*size) as usize);
-            name.is_some_and(|(name, path)| !name.is_empty() && is_text(name) && is_text(path))
-        }),
-        MEDIA => value.len() > 4 && is_text(&value[4..]),
-        CACHE_SALT => !value.is_empty() && is_text(value),
-        CUT_MEDIA => value.len() > 8 && is_text(&value[8..]),
-        CUT_EMBEDS => value.len() == 4 + DIGEST_SIZE,
-        _ => tag == PROMPT_EMBEDS && value.len() == DIGEST_SIZE,
-    }
-}
-
 fn check_media(
     request_id: &str,
     media: &[MediaItem],
@@ -314,10 +73,6 @@ fn check_media(
         }
     }
     Ok(())
-}
-
-fn digest_of(rows: &[u8]) -> EmbedsDigest {
-    Sha256::digest(rows).into()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use sha2::digest::generic_array::GenericArray;
 use smallvec::SmallVec;
 use twox_hash::XxHash3_128;
 
-use crate::hashing::extra_keys::{CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA};
+use crate::types::extra_inputs::{CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA};
 
 /// Bytes that SHA-256 takes at a time.
 const CHUNK: usize = 64;
@@ -272,7 +272,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     use super::*;
-    use crate::hashing::extra_keys::PROMPT_EMBEDS;
+    use crate::types::extra_inputs::PROMPT_EMBEDS;
 
     /// The bytes that stand in a text of hexadecimal digits.
     fn hex(digits: &str) -> Vec<u8> {

@@ -4,13 +4,14 @@
 //!
 //! Rules: as in invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
 
-use crate::invariants::pool_and_state::{Finding, Scratch, pools};
+use crate::codec::sections::keyed_only;
+use crate::invariants::pool_and_state::{Scratch, pools};
 use crate::pool::block_pool::BlockPool;
-use crate::state::batch_records::{Place, in_order};
+use crate::state::batch_records::{Place, UnconfirmedLoad, in_order};
 use crate::state::state::State;
-use crate::state::unconfirmed_loads::{UnconfirmedLoad, keyed_only};
 use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
+use crate::types::violation::Finding;
 
 /// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
 pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {

@@ -7,16 +7,14 @@
 //! to count in is kept from state to state. Those of requests and their tables are in
 //! request_invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
 
-use crate::check::{Judges, Violation};
 use crate::invariants::requests::KnownHashes;
 use crate::invariants::{in_flight, requests};
 use crate::pool::block_pool::BlockPool;
-use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State, Table};
-use crate::types::ids::{BlockId, Row};
+use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
+use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::Status;
+use crate::types::violation::{Finding, Judges, Violation};
 
-/// What is wrong, in words.
-pub type Finding = Result<(), String>;
 /// One property of a state.
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 

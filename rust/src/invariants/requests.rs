@@ -8,12 +8,14 @@
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::hashing::block_hash::{BlockHash, hash_blocks};
-use crate::invariants::pool_and_state::{Finding, Scratch, pools};
-use crate::state::state::{NO_HOST_BLOCK, RequestState, State, Table};
+use crate::hashing::block_hash::hash_blocks;
+use crate::invariants::pool_and_state::{Scratch, pools};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::groups::{Group, skipped_blocks};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
+use crate::types::keys::BlockHash;
 use crate::types::values::Status;
+use crate::types::violation::Finding;
 
 /// Most runs of tokens whose hashes are kept.
 const MAX_KNOWN: usize = 1 << 16;

@@ -11,15 +11,15 @@
 //! unknown at once, which is stricter than memory is. All slots lie in one column, and nothing is
 //! made anew from edge to edge. Twin: kvcore/oracle/contents.py.
 
-use crate::check::{Judges, Violation};
-use crate::hashing::block_hash::Key;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::{Encoder, Schedule};
-use crate::state::state::{NO_HOST_BLOCK, RequestState, State, Table};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::commands::Tier;
 use crate::types::config::Config;
 use crate::types::groups::{Group, skipped_tokens};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
+use crate::types::keys::Key;
+use crate::types::violation::{Judges, Violation};
 
 /// What a judge says.
 pub type Judged = Result<(), Violation>;

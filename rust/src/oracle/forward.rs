@@ -4,13 +4,13 @@
 //! Rules: as in ghost.rs, of which this is a part. All requests of a batch write, and then all
 //! read: what one computes another may hit in the same step. Twin: kvcore/oracle/contents.py.
 
-use crate::check::Violation;
 use crate::oracle::contents::{Content, Ghost, Judged, encoded};
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
 use crate::state::state::State;
 use crate::types::groups::{Group, skipped_tokens};
 use crate::types::ids::Row;
+use crate::types::violation::Violation;
 
 impl Ghost {
     /// Load and write what a batch schedules, then read as its queries do; state: the one that the

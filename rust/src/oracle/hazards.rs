@@ -9,11 +9,10 @@
 
 use smallvec::SmallVec;
 
-use crate::check::{Judges, Violation};
-use crate::invariants::pool_and_state::Finding;
 use crate::state::state::State;
 use crate::types::commands::{Command, Commands, Tier, segments};
 use crate::types::ids::BlockId;
+use crate::types::violation::{Finding, Judges, Violation};
 
 /// A block of a tier.
 type Place = (Tier, BlockId);
@@ -219,9 +218,9 @@ fn holds(contents: &Contents, place: Place) -> Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::Key;
     use crate::state::state::make_state;
     use crate::types::config::Config;
+    use crate::types::keys::Key;
 
     const A: BlockId = BlockId(1);
     const B: BlockId = BlockId(2);

@@ -6,9 +6,8 @@
 
 use crate::oracle::contents::{Content, Ghost, Judged, Marks};
 use crate::oracle::prefixes::Prefixes;
-use crate::state::state::Table;
 use crate::types::commands::{Command, Tier};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 
 impl Ghost {
     /// Run the commands of a batch in order.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What every slot holds, worked out from the commands and the forward passes alone.
 
+pub mod calls;
 pub mod contents;
 pub mod forward;
 pub mod hazards;

@@ -13,11 +13,11 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use crate::check::Violation;
-use crate::hashing::block_hash::{BlockHash, Key};
-use crate::hashing::extra_keys::{ExtraKeys, LoRA, MediaItem};
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
+use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
+use crate::types::keys::{BlockHash, Key};
+use crate::types::violation::Violation;
 
 /// The properties that this file judges.
 pub const PREFIX_PROPERTIES: [&str; 3] = ["HASH-INJ", "KEY-SEP", "KEY-GRAN"];

@@ -6,11 +6,11 @@
 //! in it, and before its hits. A cut to a count whose window was given back starts anew. Encoder
 //! tokens are written by the step that brings them. Twin: kvcore/oracle/schedule.py.
 
-use crate::check::Violation;
-use crate::check::world::calls::{Call, Name, Slots, Value};
+use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::State;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
+use crate::types::violation::Violation;
 
 /// What a request's cross-attention tables hold: so many tokens of one encoder's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,12 +11,11 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use crate::hashing::block_hash::Key;
 use crate::mutants::{Mutant, seeded};
+use crate::pool::eviction_rank::Ranks;
 use crate::pool::free_queue::{FreeQueue, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::prefetch::prefetch;
-use crate::pool::priority_eviction::Ranks;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
@@ -24,6 +23,7 @@ use crate::types::config::Eviction;
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;

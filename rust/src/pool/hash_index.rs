@@ -9,11 +9,11 @@
 //! key that has several are a ring of links, so that each step is O(1) however many there are; the
 //! links of a block that is alone are not read. Twin: kvcore/pool/hash_index.py.
 
-use crate::hashing::block_hash::{KEY_SIZE, Key};
 use crate::mutants::{Mutant, seeded};
 use crate::pool::prefetch::prefetch;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::ids::BlockId;
+use crate::types::keys::{KEY_SIZE, Key};
 
 /// Set in the chain's link of a block whose key has several.
 const SEVERAL: u32 = 1 << 31;
@@ -281,7 +281,7 @@ impl HashIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::HASH_SIZE;
+    use crate::types::keys::HASH_SIZE;
 
     const KEY: Key = Key([1; KEY_SIZE]);
     const OTHER: Key = Key([2; KEY_SIZE]);

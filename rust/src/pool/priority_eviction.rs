@@ -13,31 +13,10 @@ use std::cmp::Ordering;
 
 use crate::pool::block_pool;
 use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::eviction_rank::{NO_RANK, Rank, Ranks};
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
-
-/// When a block was last used, and how many tokens its chain has.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rank {
-    /// A finite number.
-    pub time: f64,
-    /// Tokens up to and including the block.
-    pub length: u32,
-}
-
-/// The time of a block of which none was said.
-pub const NEVER: f64 = -1.0;
-/// The rank of a block of which nothing was said: it goes before all that were used.
-pub const NO_RANK: Rank = Rank { time: NEVER, length: 0 };
-
-/// What a ranked pool knows of its blocks.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Ranks {
-    pub(crate) of_blocks: Vec<Rank>,
-    /// The block that was put into its place by rank last.
-    pub(crate) last_placed: Option<BlockId>,
-}
 
 /// Which freed block leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +170,7 @@ pub fn rank(pool: &mut BlockPool, blocks: &[BlockId], time: Option<f64>, length:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::{KEY_SIZE, Key};
+    use crate::types::keys::{KEY_SIZE, Key};
 
     fn queue(pool: &BlockPool) -> Vec<u32> {
         pool.queue.iter().map(|block| block.0).collect()

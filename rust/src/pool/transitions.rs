@@ -5,13 +5,13 @@
 //! as it was. Keys are opaque bytes. Source: S000-34, 35, 38, 41, S001-82, 83, S002-38. Twin:
 //! kvcore/pool/transitions.py.
 
-use crate::hashing::block_hash::Key;
 use crate::pool::block_pool::{BlockPool, count_blocks};
 use crate::pool::priority_eviction;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
 use crate::types::errors::{Error, repr};
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
 
 /// Give so many blocks from the front of the free queue one owner each; refused as a whole.

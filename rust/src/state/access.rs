@@ -6,11 +6,11 @@
 use std::ops::{Index, IndexMut};
 
 use crate::pool::block_pool::BlockPool;
-use crate::state::state::{RequestState, State, Table, request_mut};
+use crate::state::state::{RequestState, State, request_mut};
 use crate::types::config::Config;
 use crate::types::effects::Effects;
 use crate::types::errors::repr;
-use crate::types::ids::Row;
+use crate::types::ids::{Row, Table};
 
 impl RequestState {
     /// The id that the engine gave.

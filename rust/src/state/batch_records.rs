@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches that were taken and are not finished: what each remembers, and what it still uses.
+//! What the state remembers of batches that were taken, and of loads that may still fail.
 //!
-//! Rules: a batch marks each request that it changes, in the order of first marking; a mark
-//! outlives that the request leaves the open batch, and goes when the request is removed. When a
-//! block leaves a table, it is in use by every unfinished batch whose forward pass reads or writes
-//! it there: one that schedules the request and was taken with the block in that place. Nothing is
-//! kept where batches finish as they are taken. A taken batch is shared by the copies of a state
-//! until one of them changes it. Source: design, 7.2 to 7.4. Twin: kvcore/state/batch_records.py.
+//! External tokens are believed when they are scheduled, so their blocks are findable at once
+//! (S000-30). Until a load is confirmed, the state remembers the requests that count its tokens,
+//! and the blocks with a key that were loaded or computed from them. `transitions/in_flight.rs` and
+//! `transitions/unconfirmed_loads.rs` keep these records true. A taken batch is shared by the
+//! copies of a state until one of them changes it. Twin: kvcore/state/batch_records.py.
 
 use std::collections::BTreeSet;
-use std::ops::{Range, RangeInclusive};
-use std::sync::Arc;
+use std::ops::Range;
 
-use crate::hashing::block_hash::Key;
 use crate::mutants::{Mutant, seeded};
 use crate::state::row_map::RowMap;
-use crate::state::state::{State, request_mut};
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// A block, and the key that a batch published it under.
 pub type Given = (BlockId, Key);
@@ -42,12 +39,12 @@ pub struct Mark {
 /// The marks of one batch.
 #[derive(Debug, Default)]
 pub struct Marks {
-    rows: RowMap<Mark>,
+    pub(crate) rows: RowMap<Mark>,
     /// Marks that were made, those that are gone included.
     num_made: u32,
     /// In a taken batch, for each mark in the order of their making: leading blocks of each table
     /// that the forward pass uses, as far as they are still there.
-    held: Vec<u32>,
+    pub(crate) held: Vec<u32>,
 }
 
 clone_in_place!(Marks { rows, num_made, held });
@@ -72,7 +69,7 @@ impl Marks {
     }
 
     /// The same, of one group.
-    fn held_in(&self, row: Row, group: u32) -> u32 {
+    pub(crate) fn held_in(&self, row: Row, group: u32) -> u32 {
         self.held(row).get(group as usize).copied().unwrap_or(0)
     }
 
@@ -89,7 +86,7 @@ impl Marks {
     }
 
     /// Note that the forward pass uses no more of a table than so many blocks.
-    fn cut(&mut self, row: Row, group: u32, length: u32) {
+    pub(crate) fn cut(&mut self, row: Row, group: u32, length: u32) {
         if let Some(place) = self.get(row).map(|mark| self.places(mark).start + group as usize) {
             self.held[place] = length;
         }
@@ -132,59 +129,48 @@ impl Unfinished {
     }
 
     /// Whether the forward pass uses the block in this place of a table.
-    fn uses(&self, row: Row, group: u32, position: u32) -> bool {
+    pub(crate) fn uses(&self, row: Row, group: u32, position: u32) -> bool {
         position < self.marks.held_in(row, group)
             && !self.replaced.contains(&(row, group, position))
     }
 }
 
-/// Note in the open batch what it does to a request; counts only fall.
-///
-/// publishes: as the last call says that says it.
-pub(crate) fn mark(
-    state: &mut State,
-    row: Row,
-    before: u32,
-    restore: u32,
-    publishes: Option<bool>,
-) {
-    if !state.config.tracks_batches() {
-        return;
-    }
-    let marks = &mut state.batch.marks;
-    if let Some(known) = marks.rows.get_mut(row) {
-        known.before = known.before.min(before);
-        known.restore = known.restore.min(restore);
-        known.publishes = publishes.unwrap_or(known.publishes);
-        return;
-    }
-    let publishes = publishes.unwrap_or(false);
-    let order = next_order(marks);
-    marks.insert_new(row, Mark { order, before, restore, publishes });
+/// Tokens [first, end) that a batch gets from elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnconfirmedLoad {
+    pub(crate) batch: u64,
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+    /// The request that asked for them, None after its removal.
+    pub(crate) loader: Option<Row>,
+    /// Each request that rests on the load, with the end of the loaded tokens that it counts.
+    pub(crate) requests: Vec<(Row, u32)>,
+    /// Each block with a key that rests on the load, with the position behind its last token.
+    pub(crate) blocks: Vec<(BlockId, u32)>,
 }
 
-/// Note a key that a cancel of the open batch withdraws.
-pub(crate) fn note_given(state: &mut State, block: BlockId, key: Key) {
-    if state.config.max_in_flight > 0 {
-        state.batch.given.push((block, key));
+impl UnconfirmedLoad {
+    /// The end of the loaded tokens that a request counts, 0 if it does not rest on the load.
+    pub(crate) fn counted_by(&self, row: Row) -> u32 {
+        self.requests.iter().find(|&&(each, _)| each == row).map_or(0, |&(_, end)| end)
     }
-}
 
-/// Note that a request left the open batch: what it remembers stays, but publishes nothing.
-pub(crate) fn leave(state: &mut State, row: Row) {
-    if let Some(known) = state.batch.marks.rows.get_mut(row) {
-        known.publishes = false;
+    /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
+    pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
+        let asked = self.loader.is_some_and(|loader| rows.contains(&loader));
+        (asked && num_tokens < self.end)
+            || rows.iter().any(|&row| self.counted_by(row) > num_tokens)
     }
-}
 
-/// Note that a cancel of the batch that was just taken restores no more of a request.
-pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
-    let Some(taken) = state.unfinished.last_mut() else { return };
-    if taken.marks.get(row).is_none_or(|known| known.restore <= num_tokens) {
-        return;
-    }
-    if let Some(known) = Arc::make_mut(taken).marks.rows.get_mut(row) {
-        known.restore = num_tokens;
+    /// Let a request count the load's tokens up to an end, at least.
+    pub(crate) fn count(&mut self, row: Row, end: u32) {
+        if end <= self.counted_by(row).max(self.first) {
+            return;
+        }
+        match self.requests.iter_mut().find(|(each, _)| *each == row) {
+            Some((_, known)) => *known = end,
+            None => self.requests.push((row, end)),
+        }
     }
 }
 
@@ -198,102 +184,4 @@ pub(crate) fn in_order(marks: &Marks) -> Vec<(Row, &Mark)> {
     let mut ordered: Vec<(Row, &Mark)> = marks.rows.iter().collect();
     ordered.sort_by_key(|(_, mark)| mark.order);
     ordered
-}
-
-/// Give a forked child its parent's marks; no batch schedules it.
-pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
-    for batch in &mut state.unfinished {
-        if batch.marks.get(parent).is_some() {
-            inherit_one(&mut Arc::make_mut(batch).marks, parent, child);
-        }
-    }
-    inherit_one(&mut state.batch.marks, parent, child);
-}
-
-fn inherit_one(marks: &mut Marks, parent: Row, child: Row) {
-    let order = next_order(marks);
-    let Some(&known) = marks.get(parent) else { return };
-    let width = marks.held(parent).len();
-    marks.insert_new(child, Mark { order, ..known });
-    marks.held.resize(marks.held.len() + width, 0);
-}
-
-/// Drop a request's marks in all batches.
-pub(crate) fn forget(state: &mut State, row: Row) {
-    for batch in &mut state.unfinished {
-        if batch.marks.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
-            let batch = Arc::make_mut(batch);
-            batch.marks.rows.remove(row);
-            remove_places(&mut batch.replaced, (row, 0, 0)..=(row, u32::MAX, u32::MAX));
-        }
-    }
-    state.batch.marks.rows.remove(row);
-}
-
-/// The unfinished batches whose forward pass uses the block in this place of a table.
-pub(crate) fn users(
-    state: &State,
-    row: Row,
-    group: u32,
-    position: u32,
-) -> impl Iterator<Item = u64> + '_ {
-    let using = state.unfinished.iter().filter(move |batch| batch.uses(row, group, position));
-    using.map(|batch| batch.number)
-}
-
-/// Note that the blocks in these places leave a table: unfinished batches still use them.
-pub(crate) fn let_go(state: &mut State, row: Row, group: u32, positions: Range<u32>) {
-    if state.unfinished.is_empty() || seeded(Mutant::FreedUnderABatch) {
-        return;
-    }
-    let State { unfinished, requests, device, .. } = state;
-    let table = &request_mut(requests, row).tables[group as usize];
-    for batch in unfinished.iter() {
-        for position in positions.start..positions.end.min(batch.marks.held_in(row, group)) {
-            let block = table[position as usize];
-            if !device.is_null(block) && !batch.replaced.contains(&(row, group, position)) {
-                device.note_use(block, batch.number);
-            }
-        }
-    }
-}
-
-/// Note that a table was cut: what comes behind is not what unfinished batches use.
-pub(crate) fn shorten(state: &mut State, row: Row, group: u32, length: u32) {
-    for batch in &mut state.unfinished {
-        if batch.marks.held_in(row, group) <= length {
-            continue;
-        }
-        let batch = Arc::make_mut(batch);
-        batch.marks.cut(row, group, length);
-        remove_places(&mut batch.replaced, (row, group, length)..=(row, group, u32::MAX));
-    }
-}
-
-/// Note that a place of a table has another block by now.
-pub(crate) fn replace(state: &mut State, row: Row, group: u32, position: u32) {
-    for batch in &mut state.unfinished {
-        if position < batch.marks.held_in(row, group) {
-            Arc::make_mut(batch).replaced.insert((row, group, position));
-        }
-    }
-}
-
-fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<Place>) {
-    if seeded(Mutant::LostPlacesStay) {
-        return;
-    }
-    while let Some(&place) = places.range(lost.clone()).next() {
-        places.remove(&place);
-    }
-}
-
-/// Tokens of a request, drafts aside, that no batch computes any more.
-pub(crate) fn num_finished(state: &State, row: Row) -> u32 {
-    if seeded(Mutant::PublishesInFlight) {
-        return state[row].num_accepted();
-    }
-    let taken = state.unfinished.iter().map(|batch| &batch.marks);
-    let marks = taken.chain([&state.batch.marks]).filter_map(|marks| marks.get(row));
-    marks.map(|mark| mark.before).fold(state[row].num_accepted(), u32::min)
 }

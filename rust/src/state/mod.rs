@@ -3,7 +3,7 @@
 
 pub mod access;
 pub mod batch_records;
+pub mod new_blocks;
 pub mod open_batch;
 pub mod row_map;
 pub mod state;
-pub mod unconfirmed_loads;

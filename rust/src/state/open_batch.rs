@@ -1,16 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keys that the open batch published, by request.
+//! The open batch: the commands and keys that the transitions since the last batch gave.
 //!
-//! Rules: they lie in one column, so that noting one costs no allocation. What a request publishes
-//! at once lies together, and the last one there names the first one of what it published next.
-//! Those of a request that left stay until the batch is taken, out of reach.
+//! Invariants: the keys that it published lie in one column, so that noting one costs no
+//! allocation. What a request publishes at once lies together, and the last one there names the
+//! first one of what it published next. Those of a request that left stay until the batch is taken,
+//! out of reach. Twin: kvcore/state/open_batch.py.
+
+use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use crate::hashing::block_hash::Key;
 use crate::mutants::{Mutant, seeded};
-use crate::state::state::{BatchRecord, OpenBatch, Published};
+use crate::state::batch_records::{Given, Marks};
+use crate::state::row_map::RowMap;
+use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
+
+/// A key that the open batch published for content that the batch itself writes.
+#[derive(Debug, Clone)]
+pub struct Published {
+    pub(crate) group: u32,
+    pub(crate) position: u32,
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+    /// The place of the next one of the same request, where that is not the one behind.
+    pub(crate) next: Option<u32>,
+}
+
+/// What the open batch did for a request that it schedules.
+#[derive(Debug, Clone)]
+pub struct BatchRecord {
+    /// The count before the request's first slots in the batch, and before its hits.
+    pub(crate) num_computed_before: u32,
+    /// The places of the first and the last of its keys.
+    pub(crate) published: Option<(u32, u32)>,
+}
+
+/// A full block whose key another block held when it was filled (`Duplicates::Merge`).
+#[derive(Debug, Clone)]
+pub struct Merge {
+    pub(crate) request_id: Arc<str>,
+    pub(crate) group: u32,
+    pub(crate) position: u32,
+    pub(crate) block: BlockId,
+    pub(crate) key: Key,
+}
+
+/// The batch that is being filled; its commands are in the state's effects.
+#[derive(Debug, Default)]
+pub struct OpenBatch {
+    pub(crate) number: u64,
+    pub(crate) records: RowMap<BatchRecord>,
+    /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
+    pub(crate) published: Vec<Published>,
+    pub(crate) merges: Vec<Merge>,
+    /// What it does to requests, where batches are remembered.
+    pub(crate) marks: Marks,
+    /// What it publishes, in order, where batches are unfinished for a time.
+    pub(crate) given: Vec<Given>,
+}
+
+clone_in_place!(OpenBatch { number, records, published, merges, marks, given });
 
 impl BatchRecord {
     /// The record of a request that had computed so many tokens.

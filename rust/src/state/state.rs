@@ -11,22 +11,20 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::hashing::block_hash::{BlockHash, Key, make_key, root_hash};
-use crate::hashing::extra_keys::{ExtraKeys, NO_EXTRA_KEYS};
+use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
-use crate::state::batch_records::{Given, Marks, Unfinished};
-use crate::state::row_map::RowMap;
-use crate::state::unconfirmed_loads::UnconfirmedLoad;
-use crate::transitions::drain::NewBlocks;
+use crate::state::batch_records::{UnconfirmedLoad, Unfinished};
+use crate::state::new_blocks::NewBlocks;
+use crate::state::open_batch::OpenBatch;
+use crate::types::clone_in_place::clone_in_place;
 use crate::types::config::Config;
 use crate::types::effects::Effects;
 use crate::types::errors::{Error, repr};
+use crate::types::extra_inputs::{ExtraKeys, NO_EXTRA_KEYS};
 use crate::types::groups::{Group, skipped_blocks};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
+use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::values::{PrefixCacheStats, Status};
-
-/// The blocks of a request in one group, in order.
-pub type Table = Vec<BlockId>;
 
 /// What stands in a device table where no query sees the block any more.
 pub const NULL_BLOCK: BlockId = BlockId(0);
@@ -47,7 +45,7 @@ pub struct RequestState {
     /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed in.
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_computed: u32,
-    /// Tokens up to which appends change the count alone (`quiet.rs`), no part of the bytes.
+    /// Tokens up to which appends change the count alone (`fast_path.rs`), no part of the bytes.
     pub(crate) quiet_until: u32,
     /// The state's num_pins when that was found.
     pub(crate) quiet_since: u64,
@@ -73,6 +71,26 @@ pub struct RequestState {
     pub(crate) preempted: bool,
     pub(crate) apart: Apart,
 }
+
+clone_in_place!(RequestState {
+    request_id,
+    tokens,
+    drafts,
+    block_hashes,
+    own_hashes,
+    skip_reading,
+    extra_keys,
+    num_computed,
+    tables,
+    num_cached,
+    host_tables,
+    preempted,
+    num_loading,
+    load_end,
+    quiet_until,
+    quiet_since,
+    apart
+});
 
 /// Makes a request five cache lines long, an odd number: of four, the first lines of many requests
 /// would fall into a quarter of a cache's sets.
@@ -128,36 +146,6 @@ impl RequestState {
     }
 }
 
-/// A key that the open batch published for content that the batch itself writes.
-#[derive(Debug, Clone)]
-pub struct Published {
-    pub(crate) group: u32,
-    pub(crate) position: u32,
-    pub(crate) block: BlockId,
-    pub(crate) key: Key,
-    /// The place of the next one of the same request, where that is not the one behind.
-    pub(crate) next: Option<u32>,
-}
-
-/// What the open batch did for a request that it schedules.
-#[derive(Debug, Clone)]
-pub struct BatchRecord {
-    /// The count before the request's first slots in the batch, and before its hits.
-    pub(crate) num_computed_before: u32,
-    /// The places of the first and the last of its keys.
-    pub(crate) published: Option<(u32, u32)>,
-}
-
-/// A full block whose key another block held when it was filled (`Duplicates::Merge`).
-#[derive(Debug, Clone)]
-pub struct Merge {
-    pub(crate) request_id: Arc<str>,
-    pub(crate) group: u32,
-    pub(crate) position: u32,
-    pub(crate) block: BlockId,
-    pub(crate) key: Key,
-}
-
 /// An unfinished store or load; it holds its block as a pin does.
 #[derive(Debug, Clone)]
 pub struct Operation {
@@ -169,20 +157,6 @@ pub struct Operation {
     pub(crate) request: Option<Row>,
     /// Position of the block's first token, for a load.
     pub(crate) first_token: u32,
-}
-
-/// The batch that is being filled; its commands are in the state's effects.
-#[derive(Debug, Default)]
-pub struct OpenBatch {
-    pub(crate) number: u64,
-    pub(crate) records: RowMap<BatchRecord>,
-    /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
-    pub(crate) published: Vec<Published>,
-    pub(crate) merges: Vec<Merge>,
-    /// What it does to requests, where batches are remembered.
-    pub(crate) marks: Marks,
-    /// What it publishes, in order, where batches are unfinished for a time.
-    pub(crate) given: Vec<Given>,
 }
 
 /// Everything that a manager knows.
@@ -224,6 +198,30 @@ pub struct State {
     /// Calls of `pin` so far, no part of the bytes.
     pub(crate) num_pins: u64,
 }
+
+clone_in_place!(State {
+    config,
+    root,
+    hash_block_size,
+    hit_alignment,
+    has_windows,
+    scales,
+    device,
+    host,
+    requests,
+    rows,
+    free_rows,
+    batch,
+    effects,
+    host_effects,
+    stats,
+    new_blocks,
+    operations,
+    next_operation,
+    unfinished,
+    loads,
+    num_pins
+});
 
 /// The empty state of a configuration. Fails with InvalidConfig.
 pub fn make_state(config: Config) -> Result<State, Error> {

@@ -9,12 +9,12 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 
-use crate::hashing::block_hash::{BlockHash, Key};
-use crate::hashing::extra_keys::ExtraKeys;
 use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::errors::{Error, Field};
 use crate::types::events::Event;
+use crate::types::extra_inputs::ExtraKeys;
+use crate::types::keys::{BlockHash, Key};
 use crate::types::values::{Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused};
 
 /// The prefix that each block hash stands for, learnt from the requests that are seen.

@@ -8,11 +8,11 @@
 
 use std::path::Path;
 
-use crate::hashing::block_hash::Hashing;
 use crate::trace::runner::Runner;
 use crate::types::config::{Config, Duplicates, Eviction, Publish};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, KINDS};
+use crate::types::keys::Hashing;
 
 /// What stands between words; lines end with a line feed.
 const GAPS: [char; 3] = [' ', '\t', '\r'];

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The words of text traces: what calls are made of, and what they come to.
 //!
-//! Rules: those of `trace_calls.rs`, of which this is a part. Python's own conversions are enough
+//! Rules: those of `runner.rs`, of which this is a part. Python's own conversions are enough
 //! for it.
 
 use std::collections::HashMap;
 
-use crate::hashing::block_hash::HASH_SIZE;
-use crate::hashing::extra_keys::{LoRA, MediaItem, PromptEmbeds};
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::state::state::{NO_HOST_BLOCK, Table};
+use crate::state::state::NO_HOST_BLOCK;
 use crate::trace::text::{Value, read_tokens, write_ids};
 use crate::transitions::slot_request::{Asked, AskedHit};
 use crate::types::errors::Error;
-use crate::types::ids::BlockId;
+use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
+use crate::types::ids::{BlockId, Table};
+use crate::types::keys::HASH_SIZE;
 use crate::types::values::{Admitted, GivenHashes, Hit, Request, Verdict};
 
 /// Why a call has no value.

@@ -5,21 +5,22 @@
 //! groups' hits are touched before any group allocates, so that no allocation evicts a hit;
 //! external blocks of all groups come before new ones. The computed count advances by hits,
 //! external and new tokens. Full blocks are published by the call that schedules their last token,
-//! unless delayed. Source: S000-21 to S000-35, S004-05 to S004-10. Twin:
-//! kvcore/transitions/allocate.py.
+//! unless delayed. Source: S000-21 to 35, S004-05 to 10. Twin: kvcore/transitions/allocate.py.
 
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{let_go, mark, note_given, replace};
-use crate::state::state::{BatchRecord, NULL_BLOCK, RequestState, State, request_mut};
-use crate::state::unconfirmed_loads::{note_load, note_rewritten, rest};
-use crate::transitions::drain::{NewBlocks, forget_new};
+use crate::state::new_blocks::NewBlocks;
+use crate::state::open_batch::BatchRecord;
+use crate::state::state::{NULL_BLOCK, RequestState, State, request_mut};
+use crate::transitions::drain::forget_new;
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
+use crate::transitions::in_flight::{let_go, mark, note_given, replace};
 use crate::transitions::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::Asked;
+use crate::transitions::unconfirmed_loads::{note_load, note_rewritten, rest};
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::Command;
 use crate::types::effects::Effects;
@@ -130,8 +131,7 @@ pub fn append(
     Ok(Appended { done: rows.len() as u64, refused: None })
 }
 
-/// Add and schedule a token that changes counts alone, as most do; false, with nothing done, where
-/// it fills a block or may do more.
+/// Add and schedule a token that changes counts alone; false, with nothing done, if it may do more.
 #[inline(always)] // of each request in each step
 fn append_quietly(state: &mut State, row: Row, token: u32) -> bool {
     let State { requests, hash_block_size, num_pins, .. } = state;

@@ -13,16 +13,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{
-    Unfinished, in_order, let_go, lower, note_given, num_finished, replace,
-};
-use crate::state::state::{Merge, State};
-use crate::state::unconfirmed_loads::{confirm, note_keyed, rest};
+use crate::state::batch_records::{Unfinished, in_order};
+use crate::state::open_batch::Merge;
+use crate::state::state::State;
+use crate::transitions::in_flight::{let_go, lower, note_given, num_finished, replace};
 use crate::transitions::publish::{announce_stored, publish_blocks};
-use crate::types::commands::{Batch, Command, Commands, close_into};
+use crate::transitions::unconfirmed_loads::{confirm, note_keyed, rest};
+use crate::types::commands::{Batch, Command, close_into, named_rows};
 use crate::types::config::Publish;
 use crate::types::errors::Error;
-use crate::types::ids::Row;
 use crate::types::values::Status;
 
 /// Close and number the open batch and give its commands; pending merges open the next one.
@@ -112,18 +111,6 @@ fn close_marks(state: &mut State) -> Unfinished {
         rows: named_rows(&state.effects.commands),
         replaced: BTreeSet::new(),
     }
-}
-
-/// The rows whose tables commands change, rising.
-pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
-    let named = |command| match command {
-        Command::SetTable { row, .. } | Command::CutTable { row, .. } => Some(row),
-        _ => None,
-    };
-    let mut rows: Vec<Row> = commands.iter().filter_map(named).collect();
-    rows.sort_unstable();
-    rows.dedup();
-    rows
 }
 
 /// Make findable what a batch wrote that has just finished.

@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{Unfinished, in_order};
+use crate::state::open_batch::OpenBatch;
 use crate::state::row_map::RowMap;
-use crate::state::state::{OpenBatch, State, request_mut};
-use crate::transitions::batches::{check_in_flight, named_rows};
+use crate::state::state::{State, request_mut};
+use crate::transitions::batches::check_in_flight;
 use crate::transitions::free::{cut_tables, drop_host};
-use crate::types::commands::Command;
+use crate::types::commands::{Command, named_rows};
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 

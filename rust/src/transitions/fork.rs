@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::inherit;
 use crate::state::state::State;
-use crate::state::unconfirmed_loads::inherit_rest;
+use crate::transitions::in_flight::inherit;
 use crate::transitions::requests::{check_drafts_settled, check_new_id, empty_request};
+use crate::transitions::unconfirmed_loads::inherit_rest;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::Row;

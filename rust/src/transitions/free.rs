@@ -11,9 +11,10 @@
 use std::collections::BTreeSet;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{leave, let_go, shorten};
-use crate::state::state::{BatchRecord, Merge, NO_HOST_BLOCK, Published, State, request_mut};
-use crate::state::unconfirmed_loads::fall_to;
+use crate::state::open_batch::{BatchRecord, Merge, Published};
+use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
+use crate::transitions::in_flight::{leave, let_go, shorten};
+use crate::transitions::unconfirmed_loads::fall_to;
 use crate::types::commands::Command;
 use crate::types::config::Config;
 use crate::types::errors::Error;

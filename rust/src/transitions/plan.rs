@@ -14,12 +14,12 @@
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::state::{NULL_BLOCK, RequestState, State, Table};
+use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::slot_request::{Asked, check_asked, read_asked};
 use crate::transitions::window::{Trims, num_freed, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::{Reason, Refused};
 
 /// A block of the request that is about to be written although it is shared or keyed.

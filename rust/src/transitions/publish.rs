@@ -10,17 +10,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::hashing::block_hash::{Key, root_hash};
+use crate::hashing::block_hash::root_hash;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::{AHEAD, BlockPool};
-use crate::state::batch_records::num_finished;
-use crate::state::state::{Merge, Published, RequestState, State, request_mut};
-use crate::state::unconfirmed_loads::note_keyed;
+use crate::state::open_batch::{Merge, Published};
+use crate::state::state::{RequestState, State, request_mut};
+use crate::transitions::in_flight::num_finished;
+use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::events::{News, Stored};
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///

@@ -3,12 +3,12 @@
 //!
 //! Source: S000-43, 48, 54, 56. Twin: kvcore/transitions/queries.py.
 
-use crate::hashing::block_hash::Key;
-use crate::state::state::{NULL_BLOCK, RequestState, State, Table};
+use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::errors::Error;
 use crate::types::groups::Group;
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Table};
+use crate::types::keys::Key;
 use crate::types::values::{Hit, KVCacheBlocks};
 
 /// The request of this id. Fails with UnknownRequest.

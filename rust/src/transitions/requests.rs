@@ -9,14 +9,16 @@
 
 use std::sync::Arc;
 
-use crate::hashing::block_hash::{HASH_SIZE, extend_chain};
-use crate::hashing::extra_keys::{NO_EXTRA_KEYS, read_extra_keys};
+use crate::hashing::block_hash::extend_chain;
+use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::forget;
-use crate::state::state::{Apart, RequestState, State, Table};
-use crate::state::unconfirmed_loads::forget_loader;
+use crate::state::state::{Apart, RequestState, State};
+use crate::transitions::in_flight::forget;
+use crate::transitions::unconfirmed_loads::forget_loader;
 use crate::types::errors::{Error, repr};
-use crate::types::ids::Row;
+use crate::types::extra_inputs::NO_EXTRA_KEYS;
+use crate::types::ids::{Row, Table};
+use crate::types::keys::HASH_SIZE;
 use crate::types::values::{GivenHashes, Request};
 
 /// Make a request known; returns its row.
@@ -249,10 +251,11 @@ fn check_tokens(request_id: &str, tokens: &[u32]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::{Hashing, hash_block, hash_blocks, root_hash};
-    use crate::hashing::extra_keys::ExtraKeys;
+    use crate::hashing::block_hash::{hash_block, hash_blocks, root_hash};
     use crate::state::state::make_state;
     use crate::types::config::Config;
+    use crate::types::extra_inputs::ExtraKeys;
+    use crate::types::keys::Hashing;
 
     fn state() -> State {
         make_state(Config::new(5, 2, b"seed")).unwrap()

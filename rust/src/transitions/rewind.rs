@@ -11,10 +11,10 @@
 use std::collections::BTreeSet;
 
 use crate::state::state::{RequestState, State};
-use crate::state::unconfirmed_loads::{first_reported, most_loaded, spoil, spoilt_requests};
 use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
+use crate::transitions::unconfirmed_loads::{first_reported, most_loaded, spoil, spoilt_requests};
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
 

@@ -11,14 +11,14 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::BlockPool;
-use crate::state::batch_records::mark;
-use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State, Table};
-use crate::state::unconfirmed_loads::rest;
+use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State};
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
+use crate::transitions::in_flight::mark;
+use crate::transitions::unconfirmed_loads::rest;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::{Admitted, Reason, Refused, Status};
 
 /// Host blocks in the order of their first use, each with the device block that has its content.

@@ -8,15 +8,15 @@
 //! is not scheduled. Commands run before the forward pass, so what the open batch writes cannot be
 //! stored yet. Twin: kvcore/transitions/transfers.py.
 
-use crate::state::batch_records::num_finished;
 use crate::state::state::{MAX_OPERATION, Operation, State};
-use crate::state::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::allocate::commit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::cut_tables;
+use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::Asked;
+use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
 use crate::types::config::Publish;

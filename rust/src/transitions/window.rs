@@ -9,8 +9,8 @@
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{let_go, mark, replace, users};
 use crate::state::state::{NULL_BLOCK, State, request_mut};
+use crate::transitions::in_flight::{let_go, mark, replace, users};
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::groups::skipped_blocks;

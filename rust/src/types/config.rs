@@ -4,10 +4,10 @@
 //! Rules: a configuration that cannot work is refused when it is made, with the numbers that would
 //! work. Options compose; none is a fork of the code. Twin: kvcore/types/config.py.
 
-use crate::hashing::block_hash::Hashing;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::{Error, bytes_repr};
 use crate::types::groups::{Group, admission_cap};
+use crate::types::keys::Hashing;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;

@@ -5,10 +5,11 @@
 //! are silent, since all that concerns the runtime is said by the swaps. Twin:
 //! kvcore/types/effects.py.
 
-use crate::hashing::block_hash::Key;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::commands::{Command, Commands};
-use crate::types::events::{EventLog, News, removed};
+use crate::types::event_log::EventLog;
+use crate::types::events::{News, removed};
+use crate::types::keys::Key;
 
 /// Commands and events in the order of their making; events only where they are enabled.
 #[derive(Debug, Default)]

@@ -32,3 +32,6 @@ impl From<BlockId> for i64 {
         i64::from(block.0)
     }
 }
+
+/// The blocks of a request in one group, in order.
+pub type Table = Vec<BlockId>;

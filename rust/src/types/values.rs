@@ -4,9 +4,9 @@
 //! Rules: all compare by content. A refusal is one of these values, never an error.
 //! Twin: kvcore/types/values.py.
 
-use crate::hashing::block_hash::BlockHash;
-use crate::hashing::extra_keys::GivenKeys;
+use crate::types::extra_inputs::GivenKeys;
 use crate::types::ids::BlockId;
+use crate::types::keys::BlockHash;
 
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore.legacy.v1_0_8.errors import AlreadyHashed, LinksBelongToQueue
-from kvcore.legacy.v1_0_8.kv_cache_utils import (
-    BlockHashType,
-    FreeKVCacheBlockQueue,
-    KVCacheBlock,
-)
+from kvcore.legacy.v1_0_8.kv_cache_utils import BlockHashType, FreeKVCacheBlockQueue, KVCacheBlock
 from kvcore.types.errors import BackendMissing, DoubleFree, InvalidCount, WrongArgument
 from tests.conftest import Backend
 

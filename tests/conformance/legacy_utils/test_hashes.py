@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.v1_0_8 import kv_cache_utils
 from kvcore.legacy.v1_0_8.block_hashes import content_key, make_none_hash, sha256
 from kvcore.legacy.v1_0_8.kv_cache_utils import (
@@ -24,6 +23,7 @@ from kvcore.legacy.v1_0_8.kv_cache_utils import (
     hash_request_tokens,
 )
 from kvcore.types.errors import InvalidCount
+from kvcore.types.keys import KEY_SIZE
 from tests.conformance.legacy_utils.requests import EngineRequest, full_blocks, with_media
 
 FUNCTIONS = [pytest.param(hash, id="builtin"), pytest.param(sha256, id="sha256")]

@@ -24,18 +24,8 @@ from kvcore.legacy.v1_0_8.kv_cache_utils import (
     hash_request_tokens,
 )
 from kvcore.types.errors import InvalidCount, KvcoreError, UnusedBlock, WrongArgument
-from tests.conformance.legacy_utils.requests import (
-    EngineRequest,
-    Span,
-)
-from tests.conformance.legacy_utils.stories import (
-    admit,
-    all_of,
-    finish,
-    free,
-    ids,
-    make,
-)
+from tests.conformance.legacy_utils.requests import EngineRequest, Span
+from tests.conformance.legacy_utils.stories import admit, all_of, finish, free, ids, make
 from tests.conftest import Backend
 
 PROMPT = list(range(10, 21))

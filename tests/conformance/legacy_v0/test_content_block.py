@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.v0.block_tracker import RefCounter
 from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.v0.prefix_caching_block import (
-    PrefixCachingBlock,
-    PrefixCachingBlockAllocator,
-)
+from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlock, PrefixCachingBlockAllocator
 from kvcore.legacy.v0.tier_blocks import hash_of_key, key_of_hash
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.legacy.v0.small import allocator, full, ids, unchanged
 

@@ -6,10 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore.legacy.v0.interfaces import Device
-from kvcore.legacy.v0.prefix_caching_block import (
-    ComputedBlocksTracker,
-    LastAccessBlocksTracker,
-)
+from kvcore.legacy.v0.prefix_caching_block import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.v0.sequences import Sequence
 from tests.conftest import Backend
 from tests.legacy.v0.small import full, two_tiers, unchanged

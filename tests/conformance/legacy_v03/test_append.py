@@ -6,12 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore.legacy.v0_3.block_space_manager import Prefix, Sequence, SequenceStatus
-from kvcore.legacy.v0_3.errors import (
-    EmptyTable,
-    OnOtherDevice,
-    OutOfMemory,
-    UnknownSequence,
-)
+from kvcore.legacy.v0_3.errors import EmptyTable, OnOtherDevice, OutOfMemory, UnknownSequence
 from kvcore.types.commands import Allocate, CopyOnWrite
 from kvcore.types.errors import KvcoreError
 from tests.conformance.legacy_v03.stories import (

@@ -20,13 +20,7 @@ from kvcore.legacy.v1_first.kv_cache_manager import KVCacheBlock, KVCacheManager
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Allocate, Evict, Free, Touch
 from kvcore.types.config import Config
-from kvcore.types.errors import (
-    InvalidConfig,
-    InvalidCount,
-    InvalidToken,
-    KvcoreError,
-    StaleHits,
-)
+from kvcore.types.errors import InvalidConfig, InvalidCount, InvalidToken, KvcoreError, StaleHits
 from kvcore.types.values import Request as CoreRequest
 from tests.conformance.legacy_v03.stories import columns
 from tests.conftest import Backend

@@ -6,12 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvcore.legacy.v0_3.block_space_manager import Prefix, SequenceStatus
-from kvcore.legacy.v0_3.errors import (
-    OnOtherDevice,
-    OutOfMemory,
-    PrefixNotReady,
-    UnknownSequence,
-)
+from kvcore.legacy.v0_3.errors import OnOtherDevice, OutOfMemory, PrefixNotReady, UnknownSequence
 from kvcore.types.commands import Allocate, Free, SwapIn, SwapOut
 from tests.conformance.legacy_v03.stories import (
     SIZE,

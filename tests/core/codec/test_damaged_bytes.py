@@ -22,11 +22,19 @@ from kvcore import (
     State,
 )
 from kvcore.codec.decode import decode
-from kvcore.codec.encode import MAGIC, Writer, encode, write_event
-from kvcore.codec.event_log import Events
-from kvcore.hashing.extra_keys import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
+from kvcore.codec.encode import MAGIC, encode
 from kvcore.types.commands import CutTable
 from kvcore.types.errors import DamagedState, InvalidConfig
+from kvcore.types.event_log import Events, write_event
+from kvcore.types.extra_inputs import (
+    CACHE_SALT,
+    CUT_EMBEDS,
+    CUT_MEDIA,
+    LORA,
+    MEDIA,
+    PROMPT_EMBEDS,
+)
+from kvcore.types.wire import Writer
 from tests.conftest import Backend
 from tests.helpers.stories import add, drop, make, serve, step
 
@@ -306,7 +314,7 @@ def test_an_event_without_blocks_has_no_extra_keys() -> None:
     # The flag said that extra keys follow, there was no block to have any, and the bytes written
     # again were others.
     none = BlockStored((), None, (), 2, 0)
-    out = Writer(b"")
+    out = Writer()
     write_event(out, none)
     assert tuple(Events(bytes(out.data), 1)) == (none,)
     flagged = bytes(out.data[:-1]) + b"\1"

@@ -13,9 +13,9 @@ from pyrsistent import pvector
 from kvcore import KVCacheManager, State
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.state.batch_records import Mark
 from kvcore.types.errors import DamagedState
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.helpers.stories import make, serve, step
 

@@ -14,16 +14,9 @@ import pytest
 
 from kvcore import BlockStored, Group
 from kvcore.codec.event_msgpack import encode_events
-from kvcore.hashing.extra_keys import (
-    CACHE_SALT,
-    CUT_EMBEDS,
-    CUT_MEDIA,
-    LORA,
-    MEDIA,
-    PROMPT_EMBEDS,
-)
 from kvcore.types.errors import WrongArgument
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, Event
+from kvcore.types.extra_inputs import CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA, PROMPT_EMBEDS
 from tests.conftest import Backend
 from tests.helpers.stories import make, serve
 

@@ -15,16 +15,8 @@ from typing import Any
 import pytest
 
 from kvcore import BlockStored, Config, KVCacheManager, Request
-from kvcore.hashing.block_hash import HASHINGS
-from kvcore.hashing.extra_keys import (
-    NO_EXTRA_KEYS,
-    ExtraKeys,
-    LoRA,
-    MediaItem,
-    PromptEmbeds,
-    check_kinds,
-    read_extra_keys,
-)
+from kvcore.hashing.extra_keys import read_extra_keys
+from kvcore.types.arguments import check_kinds
 from kvcore.types.errors import (
     CountMismatch,
     InvalidExtraKey,
@@ -32,6 +24,8 @@ from kvcore.types.errors import (
     UnsortedMedia,
     WrongArgument,
 )
+from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys, LoRA, MediaItem, PromptEmbeds
+from kvcore.types.keys import HASHINGS
 from tests.conftest import Backend
 from tests.helpers.hand_hashes import Key, chain, hashes_of, root_of
 from tests.helpers.misuse import check_error

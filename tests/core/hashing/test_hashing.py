@@ -17,8 +17,9 @@ import pytest
 
 from kvcore import BlockStored, Config, Evict, Group, Request
 from kvcore.hashing import block_hash as hashing
-from kvcore.hashing.block_hash import HASHINGS, Hashing, hash_block, make_key, root_hash
-from kvcore.hashing.extra_keys import LoRA, MediaItem
+from kvcore.hashing.block_hash import hash_block, root_hash
+from kvcore.types.extra_inputs import LoRA, MediaItem
+from kvcore.types.keys import HASHINGS, Hashing, make_key
 from tests.conftest import Backend
 from tests.helpers.hand_hashes import Key, block_hash, cbor, chain, little, root, sha, xxh3
 from tests.helpers.stories import add, admit, blocks, keyed, make, serve, step

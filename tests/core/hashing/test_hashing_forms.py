@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Request
-from kvcore.hashing.block_hash import HASHINGS, Hashing, external_hash, hash_block
-from kvcore.hashing.extra_keys import (
+from kvcore.hashing.block_hash import hash_block
+from kvcore.types.errors import KvcoreError
+from kvcore.types.extra_inputs import (
     CACHE_SALT,
     CUT_EMBEDS,
     CUT_MEDIA,
@@ -33,7 +34,7 @@ from kvcore.hashing.extra_keys import (
     MediaItem,
     PromptEmbeds,
 )
-from kvcore.types.errors import KvcoreError
+from kvcore.types.keys import HASHINGS, Hashing, external_hash
 from tests.conftest import Backend, need_twin
 from tests.helpers.hand_hashes import (
     block_hash,

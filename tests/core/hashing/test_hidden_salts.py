@@ -10,9 +10,9 @@ import pytest
 
 from kvcore import BlockStored, Config, KVCacheManager, Request
 from kvcore.codec.event_msgpack import encode_events
-from kvcore.hashing.block_hash import HASHINGS, Hashing
-from kvcore.hashing.extra_keys import CACHE_SALT, NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.errors import DamagedState
+from kvcore.types.extra_inputs import CACHE_SALT, NO_EXTRA_KEYS, ExtraKeys
+from kvcore.types.keys import HASHINGS, Hashing
 from tests.conftest import Backend
 from tests.helpers.hand_hashes import root_of
 

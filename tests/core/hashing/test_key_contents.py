@@ -23,8 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.hashing.block_hash import HASHINGS, Hashing
-from kvcore.hashing.extra_keys import (
+from kvcore.types.extra_inputs import (
     CUT_EMBEDS,
     CUT_MEDIA,
     MEDIA,
@@ -35,6 +34,7 @@ from kvcore.hashing.extra_keys import (
     MediaItem,
     PromptEmbeds,
 )
+from kvcore.types.keys import HASHINGS, Hashing
 from tests.conftest import Backend, need_twin
 
 BLOCK_SIZE = 4

@@ -3,16 +3,7 @@
 
 from __future__ import annotations
 
-from kvcore import (
-    Allocate,
-    CopyOnWrite,
-    CutTable,
-    Evict,
-    Free,
-    KVCacheManager,
-    SetTable,
-    Status,
-)
+from kvcore import Allocate, CopyOnWrite, CutTable, Evict, Free, KVCacheManager, SetTable, Status
 from tests.conftest import Backend
 from tests.helpers.stories import add, blocks, keyed, make, owners, queue, serve, step
 

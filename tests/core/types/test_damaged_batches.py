@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.commands import Batch, Evict, Free, SetTable, Store, close
 from kvcore.types.errors import DamagedBatch
+from kvcore.types.keys import KEY_SIZE
 
 KEY = bytes(range(KEY_SIZE))
 COMMANDS = [Evict(1, KEY), Free(2, True), Store(5, 3, KEY), SetTable(0, 0, 1, 4)]

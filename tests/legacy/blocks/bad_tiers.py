@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.types.errors import (
     AlreadyPublished,
@@ -20,6 +19,7 @@ from kvcore.types.errors import (
     WrongArgument,
     WrongKey,
 )
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 
 KEY, OTHER = b"k" * KEY_SIZE, b"o" * KEY_SIZE

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore import Allocate, Evict, SwapIn, SwapOut, Touch
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks import by_key
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.tiers import make_tiers
@@ -29,6 +28,7 @@ from kvcore.types.errors import (
     UnknownBlock,
     WrongArgument,
 )
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome, Reason, Refused
 from tests.conftest import Backend, need_twin
 from tests.core.test_cost import LARGE, SMALL, count_steps

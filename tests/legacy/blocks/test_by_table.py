@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks import by_table
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.tiers import Tiers, make_tiers
 from kvcore.types.commands import Allocate, CopyOnWrite, Evict, Free, SwapIn, SwapOut
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome, Reason, Refused
 from tests.conftest import Backend
 from tests.core.test_cost import LARGE, SMALL, count_steps

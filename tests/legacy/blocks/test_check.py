@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace as evolve
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.check import PROPERTIES, check_tiers
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.pool.free_queue import make_free_queue
 from kvcore.pool.hash_index import HashIndex, HashIndexDraft
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 
 KEY = b"k" * KEY_SIZE

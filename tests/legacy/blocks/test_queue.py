@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.legacy.blocks.queue import BackingQueue
-from kvcore.types.errors import (
-    AlreadyQueued,
-    InvalidCount,
-    KvcoreError,
-    NotQueued,
-    UnknownBlock,
-)
+from kvcore.types.errors import AlreadyQueued, InvalidCount, KvcoreError, NotQueued, UnknownBlock
 from tests.conftest import Backend, need_twin
 from tests.helpers.misuse import check_error
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.types.commands import (
     Allocate,
@@ -20,6 +19,7 @@ from kvcore.types.commands import (
     Touch,
 )
 from kvcore.types.errors import InvalidConfig
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Reason, Refused
 from tests.conftest import Backend
 

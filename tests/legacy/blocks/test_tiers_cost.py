@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks import tiers
 from kvcore.legacy.blocks.tiers import Tiers, make_tiers
 from kvcore.pool.block_pool import PoolEviction
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Outcome
 from tests.core.test_cost import LARGE, PATH_BYTES_MAX, SMALL, count_steps, peak_bytes
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.tiers import Order, Tiers
 from kvcore.pool.block_pool import PoolEviction
 from kvcore.types.errors import KvcoreError
+from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Refused
 from tests.conftest import need_twin
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.legacy.v0 import (
-    common,
-    cpu_gpu_block_allocator,
-    naive_block,
-    prefix_caching_block,
-)
+from kvcore.legacy.v0 import common, cpu_gpu_block_allocator, naive_block, prefix_caching_block
 from kvcore.legacy.v0.common import (
     BlockList,
     BlockPool,

@@ -16,11 +16,7 @@ from typing import Any
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v0.block_manager import BlockSpaceManager
 from kvcore.legacy.v0.null_block import NullBlock
-from kvcore.legacy.v0.prefix_caching_block import (
-    Block,
-    Device,
-    PrefixCachingBlockAllocator,
-)
+from kvcore.legacy.v0.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from kvcore.legacy.v0.tier_blocks import key_of_hash
 from tests.legacy.twins import Refusal, Twins

@@ -33,7 +33,6 @@ from kvcore_runtime.cache.segments import (
 from kvcore_runtime.cache.tables import BlockTables
 from msgspec.structs import replace as evolve
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.commands import (
     Allocate,
     Batch,
@@ -50,6 +49,7 @@ from kvcore.types.commands import (
     Zero,
     close,
 )
+from kvcore.types.keys import KEY_SIZE
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
 RUNS: dict[str, Run] = {

@@ -18,12 +18,7 @@ from kvcore_runtime.cache.copies import (
     swap_out,
     zero_blocks,
 )
-from kvcore_runtime.cache.errors import (
-    BlockOutOfRange,
-    CopyHazard,
-    LayoutMismatch,
-    LengthMismatch,
-)
+from kvcore_runtime.cache.errors import BlockOutOfRange, CopyHazard, LayoutMismatch, LengthMismatch
 from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 
 NUM_BLOCKS = 12

@@ -19,7 +19,7 @@ from kvcore_runtime.cache.errors import (
 from kvcore_runtime.cache.layout import CacheLayout
 from torch import Tensor
 
-from kvcore.hashing.block_hash import make_key
+from kvcore.types.keys import make_key
 
 KEY = make_key(bytes(range(32)), 0)
 OTHER = make_key(bytes(range(32)), 1)

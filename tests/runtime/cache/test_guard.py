@@ -13,7 +13,6 @@ from kvcore_runtime.cache.errors import StaleRead, UnownedWrite
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 
-from kvcore.hashing.block_hash import KEY_SIZE
 from kvcore.types.commands import (
     Allocate,
     Command,
@@ -29,6 +28,7 @@ from kvcore.types.commands import (
     Zero,
     close,
 )
+from kvcore.types.keys import KEY_SIZE
 
 KEY = bytes(KEY_SIZE)
 

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.errors import (
-    GroupOutOfRange,
-    InvalidLayout,
-    InvalidSize,
-    LayerOutOfRange,
-)
+from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
 from kvcore_runtime.cache.host_memory import HUGE_BYTES_MIN, HUGE_PAGE_BYTES
 from kvcore_runtime.cache.layout import DTYPES, CacheLayout
 

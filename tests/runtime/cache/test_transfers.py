@@ -20,17 +20,8 @@ from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from torch import Tensor
 
-from kvcore.hashing.block_hash import make_key
-from kvcore.types.commands import (
-    Allocate,
-    Command,
-    CopyOnWrite,
-    Free,
-    Load,
-    Store,
-    Zero,
-    close,
-)
+from kvcore.types.commands import Allocate, Command, CopyOnWrite, Free, Load, Store, Zero, close
+from kvcore.types.keys import make_key
 
 KEYS = [make_key(bytes([number]) * 32, 0) for number in range(4)]
 

@@ -9,12 +9,7 @@ import attrs
 import pytest
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.directory import DirectoryTier, describe
-from kvcore_runtime.cache.errors import (
-    BlockDamaged,
-    BlockForeign,
-    BlockMissing,
-    TierFailed,
-)
+from kvcore_runtime.cache.errors import BlockDamaged, BlockForeign, BlockMissing, TierFailed
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.directory_exchange import DirectoryExchange
 from kvcore_runtime.engine.engine import Engine, EngineOptions

@@ -8,12 +8,7 @@ import attrs
 import pytest
 from kvcore_runtime.cache.errors import StaleRead
 from kvcore_runtime.engine.engine import Engine, EngineOptions
-from kvcore_runtime.engine.errors import (
-    EngineStuck,
-    InvalidOption,
-    NeverFits,
-    RepeatedRequest,
-)
+from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RepeatedRequest
 from kvcore_runtime.engine.scheduler import Preemption
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.model.model import Llama, tiny_model

@@ -4,12 +4,7 @@
 from pathlib import Path
 
 import pytest
-from kvcore_runtime.generate.prompts import (
-    FIELDS,
-    NUM_SAMPLES_MAX,
-    PromptsError,
-    read_prompts,
-)
+from kvcore_runtime.generate.prompts import FIELDS, NUM_SAMPLES_MAX, PromptsError, read_prompts
 from kvcore_runtime.model.sampling import Sampling
 
 DEFAULTS = Sampling(max_tokens=5, temperature=0.25)

@@ -13,16 +13,16 @@
 
 use smallvec::SmallVec;
 
-use crate::check::Violation;
 use crate::check::names::order::Orders;
 use crate::check::names::renaming::{Blocks, Renaming, Tree, batch_place, put};
 use crate::check::world::world::Symmetry;
-use crate::hashing::block_hash::Key;
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
+use crate::types::violation::Violation;
 
 /// What makes names: the buffers of one worker.
 #[derive(Debug, Clone)]

@@ -164,9 +164,9 @@ pub(crate) fn fills(start: &State, opened: &State) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Judges;
     use crate::check::tests::checked_states::{A, config, scheduled};
-    use crate::check::world::calls::Call;
+    use crate::oracle::calls::Call;
+    use crate::types::violation::Judges;
 
     #[test]
     fn a_block_that_a_batch_uses_is_neither_free_nor_waits_for_nobody() {

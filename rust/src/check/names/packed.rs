@@ -5,17 +5,17 @@
 //! number in the tree of prefixes, so packed states are read by the search that wrote them alone. A
 //! state with anything rare (operations, batches in flight, extra keys) is its canonical bytes.
 
-use crate::check::Violation;
-use crate::check::world::calls::Name;
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
-use crate::hashing::block_hash::make_key;
+use crate::oracle::calls::Name;
 use crate::oracle::prefixes::Prefixes;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
-use crate::state::state::{NO_HOST_BLOCK, RequestState, State, Table};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::transitions::requests::empty_request;
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
+use crate::types::keys::make_key;
+use crate::types::violation::Violation;
 
 const COMMON: u8 = 0;
 const RARE: u8 = 1;
@@ -242,7 +242,8 @@ impl Unpacker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state::{OpenBatch, make_state};
+    use crate::state::open_batch::OpenBatch;
+    use crate::state::state::make_state;
     use crate::transitions::allocate::allocate_slots;
     use crate::transitions::batches::take_batch;
     use crate::transitions::pins::pin;

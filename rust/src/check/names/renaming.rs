@@ -4,12 +4,12 @@
 //! Rules: a part of canonical.rs, whose rules are these. What unfinished batches and operations
 //! remember is named here; what else a node holds is named by who asks for it.
 
-use crate::check::Violation;
-use crate::hashing::block_hash::Key;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::batch_records::{Given, in_order};
 use crate::state::state::State;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
+use crate::types::violation::Violation;
 
 /// What stands for who is gone.
 const LOST: usize = 9999;

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::batch_records::{Marks, Unfinished, in_order};
-use crate::state::state::{Merge, OpenBatch, Operation, Published, RequestState, State};
+use crate::state::open_batch::{Merge, OpenBatch, Published};
+use crate::state::state::{Operation, RequestState, State};
 use crate::types::ids::BlockId;
 
 /// Whether two states have the same canonical bytes.

@@ -4,18 +4,16 @@
 //! Rules: a property that does not hold ends the edge. Where only some properties count, an edge
 //! that breaks another one is left out. Twin: kvcore/check/properties/checker.py.
 
-use crate::check::properties::closure;
 use crate::check::properties::closure::CLOSURE_PROPERTIES;
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
-use crate::check::properties::transitions;
 use crate::check::properties::transitions::Made;
-use crate::check::properties::{fair_scheduler, liveness};
+use crate::check::properties::{closure, fair_scheduler, liveness, transitions};
 use crate::check::search::report::{Notes, Shown};
-use crate::check::world::calls::{Call, Outcome, Value, perform};
+use crate::check::world::calls::{Outcome, perform};
 use crate::check::world::world::World;
-use crate::check::{Judges, Violation};
 use crate::invariants::pool_and_state;
 use crate::invariants::pool_and_state::Scratch;
+use crate::oracle::calls::{Call, Value};
 use crate::oracle::hazards;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::state::State;
@@ -23,6 +21,7 @@ use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::commands::Command;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Reason};
+use crate::types::violation::{Judges, Violation};
 
 /// Hears all properties that count, and keeps the notes.
 #[derive(Debug, Default)]

@@ -9,11 +9,10 @@
 use smallvec::SmallVec;
 
 use crate::check::world::world::World;
-use crate::check::{Judges, Violation};
-use crate::invariants::pool_and_state::Finding;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::state::State;
 use crate::types::ids::BlockId;
+use crate::types::violation::{Finding, Judges, Violation};
 
 /// The properties of this file, by name.
 pub const CLOSURE_PROPERTIES: [&str; 2] = ["PREFIX-CLOSED", "EVICT-ORDER"];
@@ -105,7 +104,7 @@ fn cached_blocks(
 mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, config, scheduled};
-    use crate::check::world::calls::Call;
+    use crate::oracle::calls::Call;
     use crate::types::effects::Effects;
 
     fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {

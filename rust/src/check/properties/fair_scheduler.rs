@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use crate::check::properties::liveness::{drop_pins, expected, fits, rows, schedule_all, settle};
 use crate::check::world::world::World;
-use crate::invariants::pool_and_state::Finding;
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::{Requests, append};
 use crate::transitions::free::free;
@@ -18,6 +17,7 @@ use crate::transitions::requests::{accept, remove_request};
 use crate::transitions::swap::swap_in;
 use crate::types::ids::Row;
 use crate::types::values::Status;
+use crate::types::violation::Finding;
 
 /// NO-THRASH: a fair scheduler never preempts round and round without a new token.
 pub fn no_thrash(world: &World, state: &State) -> Finding {
@@ -129,7 +129,7 @@ fn num_tokens(state: &State) -> (usize, usize) {
 mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, B, Run, config};
-    use crate::check::world::calls::{Call, Slots};
+    use crate::oracle::calls::{Call, Slots};
     use crate::types::effects::Effects;
 
     fn run() -> Run {

@@ -11,8 +11,7 @@
 use std::sync::Arc;
 
 use crate::check::world::world::World;
-use crate::check::{Judges, Violation};
-use crate::invariants::pool_and_state::{Finding, is_in_a_queue, pools};
+use crate::invariants::pool_and_state::{is_in_a_queue, pools};
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::{Requests, allocate_slots, append};
 use crate::transitions::batches::{complete, take_batch};
@@ -29,6 +28,7 @@ use crate::types::errors::Error;
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::{Admitted, KVCacheBlocks, Reason, Status};
+use crate::types::violation::{Finding, Judges, Violation};
 
 /// One property of the runs that start in a state.
 pub type RunJudge = fn(&World, &State) -> Finding;

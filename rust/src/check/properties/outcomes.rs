@@ -6,17 +6,18 @@
 //! What a call schedules to be written has one owner. The longest hit is looked for by trying every
 //! length. Twin: kvcore/check/properties/outcomes.py.
 
-use crate::check::Violation;
 use crate::check::names::same::same_state;
-use crate::check::world::calls::{Call, Name, Outcome, Slots, Value};
-use crate::hashing::block_hash::{Key, make_key};
+use crate::check::world::calls::Outcome;
+use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::{RequestState, State};
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::commands::Command;
 use crate::types::events::Event;
 use crate::types::groups::{Kind, skipped_tokens};
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::{Key, make_key};
 use crate::types::values::Hit;
+use crate::types::violation::Violation;
 
 type Judged = Result<(), Violation>;
 

@@ -9,13 +9,14 @@
 use smallvec::SmallVec;
 
 use crate::check::properties::transitions::Made;
-use crate::check::world::calls::{Call, Name, Value};
-use crate::invariants::pool_and_state::Finding;
-use crate::state::batch_records::{Mark, in_order, num_finished};
-use crate::state::state::Merge;
+use crate::oracle::calls::{Call, Name, Value};
+use crate::state::batch_records::{Mark, in_order};
+use crate::state::open_batch::Merge;
+use crate::transitions::in_flight::num_finished;
 use crate::types::config::Publish;
 use crate::types::ids::Row;
 use crate::types::values::Status;
+use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
 /// with one that is.
@@ -86,7 +87,8 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
 mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, Run, config, scheduled};
-    use crate::check::world::calls::{Outcome, Slots};
+    use crate::check::world::calls::Outcome;
+    use crate::oracle::calls::Slots;
     use crate::state::state::State;
     use crate::types::effects::Effects;
     use crate::types::ids::BlockId;

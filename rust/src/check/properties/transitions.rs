@@ -10,16 +10,16 @@ use smallvec::SmallVec;
 
 use crate::check::names::same::same_state;
 use crate::check::properties::published::published;
-use crate::check::world::calls::{Call, Name, Outcome, Value, perform};
+use crate::check::world::calls::{Outcome, perform};
 use crate::check::world::world::World;
-use crate::check::{Judges, Violation};
-use crate::invariants::pool_and_state::Finding;
+use crate::oracle::calls::{Call, Name, Value};
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::Hit;
+use crate::types::violation::{Finding, Judges, Violation};
 
 /// One property of a call: on which state, with which outcome, and the state after it.
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
@@ -262,7 +262,7 @@ pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
 mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, B, Run, config, scheduled};
-    use crate::check::world::calls::Slots;
+    use crate::oracle::calls::Slots;
     use crate::transitions::queries::get_computed_blocks;
     use crate::types::effects::Effects;
 

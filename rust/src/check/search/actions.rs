@@ -7,15 +7,15 @@
 //! an engine must not do is left out: it calls nothing on a request whose scheduled drafts were not
 //! judged but what ends them. Twin: kvcore/check/search/actions.py.
 
-use crate::check::Violation;
 use crate::check::search::moves::Move;
-use crate::check::world::calls::{Call, Name, Slots};
 use crate::check::world::world::World;
+use crate::oracle::calls::{Call, Name, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Status};
+use crate::types::violation::Violation;
 
 /// The tokens of each request and key of a state; none where tokens are not renamed.
 pub type Children = Option<Vec<Numbers>>;

@@ -3,16 +3,18 @@
 //!
 //! Rules: as in core_model.rs, of which this is a part. Twin: kvcore/check/search/core_model.py.
 
-use crate::check::Violation;
 use crate::check::properties::checker::note;
 use crate::check::search::core_model::{CoreModel, Ending, Failing, Path, Stop};
 use crate::check::search::moves::Move;
-use crate::check::world::calls::{Call, Name, Outcome, Value, perform};
+use crate::check::world::calls::{Outcome, perform};
+use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Judged;
 use crate::oracle::schedule::Schedule;
-use crate::state::state::{OpenBatch, Operation, State};
+use crate::state::open_batch::OpenBatch;
+use crate::state::state::{Operation, State};
 use crate::transitions::drain::{take_events, take_stats};
 use crate::types::ids::Row;
+use crate::types::violation::Violation;
 
 impl CoreModel {
     /// What an engine can do before it reports a failed load: nothing, or any one move.

@@ -22,11 +22,11 @@ use crate::check::search::actions::{Children, known_children};
 use crate::check::search::closing::failures;
 use crate::check::search::moves::{Move, moves};
 use crate::check::search::report::{MoveNames, Notes};
-use crate::check::world::calls::{Call, Outcome};
+use crate::check::world::calls::Outcome;
 use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 use crate::check::world::world::{Symmetry, World};
-use crate::check::{Judges, Violation};
 use crate::codec::encode::encode;
+use crate::oracle::calls::Call;
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
@@ -34,6 +34,7 @@ use crate::state::state::{State, make_state};
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
+use crate::types::violation::{Judges, Violation};
 
 /// A request whose load fails, and the first token that it does not bring.
 pub(crate) type Failing = Option<(Row, u32)>;

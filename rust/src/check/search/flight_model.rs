@@ -19,16 +19,16 @@ use crate::check::properties::outcomes::check_events;
 use crate::check::search::arena::Arena;
 use crate::check::search::core_model::{CoreModel, Path, Stop, caught};
 use crate::check::search::report::Notes;
-use crate::check::world::calls::{Call, Value};
 use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
-use crate::check::{Judges, Violation};
 use crate::codec::encode::encode;
+use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::schedule::Schedule;
 use crate::state::state::{State, make_state};
 use crate::types::commands::Command;
 use crate::types::ids::Row;
 use crate::types::values::PrefixCacheStats;
+use crate::types::violation::{Judges, Violation};
 
 /// The nodes of a world with batches in flight, for one worker.
 pub struct FlightModel {

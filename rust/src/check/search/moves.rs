@@ -10,8 +10,9 @@ use crate::check::search::actions::{
     Children, actions, block_calls, cuts, draft_calls, fresh_name, loads, next_tokens, prompts,
     swaps,
 };
-use crate::check::world::calls::{Call, Name, Outcome, Slots, Value};
+use crate::check::world::calls::Outcome;
 use crate::check::world::world::{Moves, World};
+use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::values::Status;

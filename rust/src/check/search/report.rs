@@ -7,8 +7,8 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
-use crate::check::Violation;
-use crate::check::world::calls::Call;
+use crate::oracle::calls::Call;
+use crate::types::violation::Violation;
 
 /// The goals that a state reaches by itself.
 pub const SHOWN: [&str; 2] = ["sharing", "duplicates"];

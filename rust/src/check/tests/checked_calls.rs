@@ -7,15 +7,16 @@ use std::collections::BTreeSet;
 
 use crate::check::properties::outcomes::{check_hit, check_outcome};
 use crate::check::tests::checked_states::{A, B, Run, config, long_run, scheduled, windowed};
-use crate::check::world::calls::{Call, Outcome, Slots, Value};
-use crate::hashing::block_hash::Key;
+use crate::check::world::calls::Outcome;
 use crate::invariants::pool_and_state::{PROPERTIES, Scratch, failing};
+use crate::oracle::calls::{Call, Slots, Value};
 use crate::state::state::State;
-use crate::state::unconfirmed_loads::note_load;
 use crate::transitions::queries::get_computed_blocks;
+use crate::transitions::unconfirmed_loads::note_load;
 use crate::types::errors::Error;
 use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 use crate::types::values::{Appended, Hit, Reason, Refused};
 
 /// What `check_outcome` finds in a call that gave a value and made this of a state.

@@ -5,7 +5,7 @@
 
 use crate::check::properties::liveness::{RUN_PROPERTIES, RunJudge, admit_never};
 use crate::check::tests::checked_states::{A, B, Run, config};
-use crate::check::world::calls::{Call, Slots};
+use crate::oracle::calls::{Call, Slots};
 use crate::state::state::State;
 use crate::transitions::allocate::{Requests, append};
 use crate::transitions::batches::take_batch;

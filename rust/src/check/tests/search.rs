@@ -3,11 +3,12 @@
 
 use std::time::Instant;
 
+use crate::check::check_world;
 use crate::check::search::report::{End, Report};
 use crate::check::search::search::Limits;
 use crate::check::world::world::{KindOfRequest, Moves, Symmetry, World};
-use crate::check::{Judges, check_world};
 use crate::types::config::Config;
+use crate::types::violation::Judges;
 
 /// So many usable blocks of two tokens, requests and tokens.
 fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -> World {

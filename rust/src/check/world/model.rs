@@ -5,9 +5,9 @@
 //! order that depends on the node alone, so that a run can be found again by the numbers of its
 //! edges. Each worker has a model of its own. Twin: kvcore/check/world/model.py.
 
-use crate::check::Violation;
 use crate::check::search::report::{Notes, Shown};
-use crate::check::world::calls::Call;
+use crate::oracle::calls::Call;
+use crate::types::violation::Violation;
 
 /// 128 bits for the name of a class of nodes.
 pub type Fingerprint = u128;

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::hashing::extra_keys::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 use crate::types::config::Config;
+use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 
 /// Which names are renamed to fold states: those of requests, blocks and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //! Tests of extra_keys.rs.
 
 use super::*;
+use crate::types::extra_inputs::{CACHE_SALT, LORA, LoRA, MEDIA, PROMPT_EMBEDS};
 
 fn item(identifier: &str, offset: u32, length: u32) -> MediaItem {
     MediaItem { identifier: identifier.to_owned(), offset, length }
@@ -9,15 +10,6 @@ fn item(identifier: &str, offset: u32, length: u32) -> MediaItem {
 
 fn media(items: &[MediaItem]) -> ExtraKeys {
     ExtraKeys { media: items.to_vec(), ..ExtraKeys::default() }
-}
-
-#[test]
-fn a_media_item_is_in_the_blocks_that_have_its_tokens() {
-    // Tokens 2 to 7 are an image, blocks have 4 tokens: it ends where the third starts.
-    let keys = media(&[item("i", 2, 6)]);
-    assert_eq!(keys.of_block(0, 4, 4), [(MEDIA, b"\x02\0\0\0i".to_vec())]);
-    assert_eq!(keys.of_block(4, 8, 4), [(MEDIA, b"\xfe\xff\xff\xffi".to_vec())]);
-    assert_eq!(keys.of_block(8, 12, 4), []);
 }
 
 #[test]
@@ -49,34 +41,6 @@ fn each_block_has_room_for_the_most_items() {
     };
     assert!(read(most).is_ok());
     assert!(read(most + 1).is_err());
-}
-
-#[test]
-fn a_key_has_the_form_of_its_tag() {
-    assert!(is_extra_key(CACHE_SALT, b"s"));
-    assert!(!is_extra_key(CACHE_SALT, b""));
-    assert!(is_extra_key(CUT_EMBEDS, &[0; 4 + DIGEST_SIZE]));
-    assert!(!is_extra_key(CUT_EMBEDS, &[0; 3 + DIGEST_SIZE]));
-}
-
-#[test]
-fn a_cut_takes_media_and_digests_behind_it() {
-    let embeds = [b"a", b"b", b"c"].map(|rows| digest_of(rows)).to_vec();
-    let media_of = media(&[item("i", 1, 4), item("j", 5, 2)]);
-    let whole = ExtraKeys { embeds, num_rows: 6, ..media_of };
-    let cut = whole.cut(4, 2);
-    assert_eq!((&cut.media[..], cut.media_cut), (&[item("i", 1, 3)][..], false));
-    assert_eq!((&cut.embeds[..], cut.rows_cut), (&whole.embeds[..2], false));
-    assert_eq!((whole.cut(7, 2), whole.cut(6, 2).embeds), (whole.clone(), whole.embeds.clone()));
-    // Through a block: what is left of it has tags of its own, and says where it ends.
-    let cut = whole.cut(3, 2);
-    assert_eq!(cut.of_block(0, 2, 2), whole.of_block(0, 2, 2));
-    let rest = [(CUT_MEDIA, b"\xff\xff\xff\xff\x01\0\0\0i".to_vec())];
-    assert_eq!(cut.of_block(2, 4, 2)[..1], rest);
-    let digest = [b"\x01\0\0\0", &whole.embeds[1][..]].concat();
-    assert_eq!(cut.of_block(2, 4, 2)[1..], [(CUT_EMBEDS, digest)]);
-    assert_eq!(whole.cut(5, 2).cut(3, 2), cut);
-    assert_eq!(cut.cut(2, 2), whole.cut(2, 2));
 }
 
 #[test]

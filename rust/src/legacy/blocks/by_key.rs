@@ -8,14 +8,14 @@
 use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
-use crate::hashing::block_hash::Key;
 use crate::legacy::blocks::tiers::{Misuse, Tiers};
 use crate::pool::block_pool::BlockPool;
+use crate::pool::eviction_rank::{NEVER, NO_RANK, Rank};
 use crate::pool::priority_eviction;
-use crate::pool::priority_eviction::{NEVER, NO_RANK, Rank};
 use crate::types::commands::{Command, Tier};
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
 
 /// What `find_or_take` gives.
@@ -147,9 +147,9 @@ fn count_needed(pool: &BlockPool, keys: &[Option<Key>]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::KEY_SIZE;
     use crate::legacy::blocks::tiers::{make_tiers, rank, release, take, take_batch};
     use crate::pool::priority_eviction::PoolEviction;
+    use crate::types::keys::KEY_SIZE;
 
     const HERE: Tier = Tier::Device;
 

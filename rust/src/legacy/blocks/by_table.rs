@@ -119,10 +119,10 @@ fn move_owners(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hashing::block_hash::{KEY_SIZE, Key};
     use crate::legacy::blocks::tiers::{make_tiers, num_free, publish, ref_count, take_batch};
     use crate::pool::priority_eviction::PoolEviction;
     use crate::types::config::Eviction;
+    use crate::types::keys::{KEY_SIZE, Key};
     use crate::types::values::{Reason, Refused};
 
     const LRU: PoolEviction = PoolEviction::Of(Eviction::Lru);

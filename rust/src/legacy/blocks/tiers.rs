@@ -10,7 +10,6 @@
 
 use std::fmt;
 
-use crate::hashing::block_hash::Key;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
 use crate::pool::priority_eviction;
@@ -20,6 +19,7 @@ use crate::types::commands::{Batch, Command, Tier, close};
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::values::{Admitted, Reason, Refused};
 
 /// The blocks of the device and the host, None without a host tier, and the open batch.

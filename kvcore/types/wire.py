@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading canonical bytes, part by part.
+"""Canonical bytes, value by value: what reads and writes them.
 
-Rules: little-endian; what no writer gives raises DamagedState with the offset. Twin: none,
-the twin's is in decode.rs.
+Invariants: integers are little-endian; a count stands before what it counts. What no writer gives
+raises DamagedState with the offset. Twin: rust/src/types/wire.rs.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
-from kvcore.hashing.block_hash import HASH_SIZE, KEY_SIZE
 from kvcore.types.errors import DamagedState
+from kvcore.types.keys import HASH_SIZE, KEY_SIZE
 
 
 class Reader:
@@ -101,3 +102,38 @@ class Reader:
         """A count and so many block hashes."""
         joined = self.take(self.u32() * HASH_SIZE)
         return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
+
+
+class Writer:
+    """Bytes that are being written."""
+
+    def __init__(self, start: bytes = b"") -> None:
+        self.data = bytearray(start)
+
+    def u8(self, value: int) -> None:
+        """One byte."""
+        self.data.append(value)
+
+    def u32(self, value: int) -> None:
+        """Four bytes."""
+        self.data += value.to_bytes(4, "little")
+
+    def u64(self, value: int) -> None:
+        """Eight bytes."""
+        self.data += value.to_bytes(8, "little")
+
+    def text(self, value: str | None) -> None:
+        """A flag, and the text where there is one."""
+        self.u8(value is not None)
+        if value is not None:
+            self.sized(value.encode())
+
+    def numbers(self, values: Iterable[int]) -> None:
+        """A count and so many u32."""
+        listed = list(values)
+        self.data += struct.pack(f"<I{len(listed)}I", len(listed), *listed)
+
+    def sized(self, value: bytes | bytearray) -> None:
+        """A count and so many bytes."""
+        self.u32(len(value))
+        self.data += value

@@ -1,59 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! External loads that may still fail, and what rests on them.
+//! What transitions note about external loads that may still fail, and about what rests on them.
 //!
-//! Rules: external tokens are believed when they are scheduled, so their blocks are findable at
-//! once (S000-30). Until a load is confirmed, the state remembers the requests that count its
-//! tokens, and the blocks with a key that were loaded or computed from them. A request that becomes
-//! an owner of such a block rests on the load, too. A request whose count falls to the start of the
-//! load does not rest on it any more. A load is confirmed when the batch after its own is taken
-//! (`max_in_flight=0`), or when its own batch completes. `rewind` reports a failed load. Orders are
-//! those of first resting, so that no outcome depends on a name. A block that lost its key stays in
-//! the list until it gets another one; it counts for nothing. Twin:
-//! kvcore/state/unconfirmed_loads.py.
+//! Invariants: a request that becomes an owner of a block that rests on a load rests on the load,
+//! too. A request whose count falls to the start of the load does not rest on it any more. A load
+//! is confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
+//! completes. `rewind` reports a failed load. Orders are those of first resting, so that no outcome
+//! depends on a name. A block that lost its key stays in the list until it gets another one; it
+//! counts for nothing. Twin: kvcore/transitions/unconfirmed_loads.py.
 
 use hashbrown::HashSet;
 
+use crate::state::batch_records::UnconfirmedLoad;
 use crate::state::state::State;
 use crate::types::ids::{BlockId, Row};
-
-/// Tokens [first, end) that a batch gets from elsewhere.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnconfirmedLoad {
-    pub(crate) batch: u64,
-    pub(crate) first: u32,
-    pub(crate) end: u32,
-    /// The request that asked for them, None after its removal.
-    pub(crate) loader: Option<Row>,
-    /// Each request that rests on the load, with the end of the loaded tokens that it counts.
-    pub(crate) requests: Vec<(Row, u32)>,
-    /// Each block with a key that rests on the load, with the position behind its last token.
-    pub(crate) blocks: Vec<(BlockId, u32)>,
-}
-
-impl UnconfirmedLoad {
-    /// The end of the loaded tokens that a request counts, 0 if it does not rest on the load.
-    pub(crate) fn counted_by(&self, row: Row) -> u32 {
-        self.requests.iter().find(|&&(each, _)| each == row).map_or(0, |&(_, end)| end)
-    }
-
-    /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
-    pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
-        let asked = self.loader.is_some_and(|loader| rows.contains(&loader));
-        (asked && num_tokens < self.end)
-            || rows.iter().any(|&row| self.counted_by(row) > num_tokens)
-    }
-
-    /// Let a request count the load's tokens up to an end, at least.
-    fn count(&mut self, row: Row, end: u32) {
-        if end <= self.counted_by(row).max(self.first) {
-            return;
-        }
-        match self.requests.iter_mut().find(|(each, _)| *each == row) {
-            Some((_, known)) => *known = end,
-            None => self.requests.push((row, end)),
-        }
-    }
-}
 
 /// Note that the open batch gets tokens [first, end) of a request from elsewhere.
 pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
@@ -183,12 +142,4 @@ pub(crate) fn spoil(state: &mut State, rows: &[Row], num_tokens: u32) {
         }
         load.end > load.first
     });
-}
-
-/// The blocks of a load that have a key.
-pub(crate) fn keyed_only<'a>(
-    state: &'a State,
-    load: &'a UnconfirmedLoad,
-) -> impl Iterator<Item = (BlockId, u32)> + 'a {
-    load.blocks.iter().copied().filter(|&(block, _)| state.device.key(block).is_some())
 }

@@ -1,53 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External loads that may still fail, and what rests on them.
+"""What transitions note about external loads that may still fail, and about what rests on them.
 
-Rules: external tokens are believed when they are scheduled, so their blocks are findable at once
-(S000-30). Until a load is confirmed, the state remembers the requests that count its tokens, and
-the blocks with a key that were loaded or computed from them. A request that becomes an owner of
-such a block rests on the load, too. A request whose count falls to the start of the load does not
-rest on it any more. A load is confirmed when the batch after its own is taken (`max_in_flight=0`),
-or when its own batch completes. `rewind` reports a failed load. Orders are those of first resting,
-so that no outcome depends on a name. Twin: rust/src/state/unconfirmed_loads.rs.
+Invariants: a request that becomes an owner of a block that rests on a load rests on the load, too.
+A request whose count falls to the start of the load does not rest on it any more. A load is
+confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
+completes. `rewind` reports a failed load. Orders are those of first resting, so that no outcome
+depends on a name. Twin: rust/src/transitions/unconfirmed_loads.rs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.types.commands import Evict, EvictAll
-
-if TYPE_CHECKING:
-    from kvcore.state.state import Draft
-
-
-class UnconfirmedLoad(Struct, frozen=True, gc=False):
-    """Tokens [first, end) that a batch gets from elsewhere.
-
-    loader: the request that asked for them, None after its removal. requests: each request that
-    rests on the load, with the end of the loaded tokens that it counts. blocks: each block with a
-    key that rests on the load, with the position behind its last token.
-    """
-
-    batch: int
-    first: int
-    end: int
-    loader: str | None
-    requests: tuple[tuple[str, int], ...]
-    blocks: tuple[tuple[int, int], ...] = ()
-
-    def counted_by(self, request_id: str) -> int:
-        """The end of the loaded tokens that a request counts, 0 if it does not rest on the load."""
-        return next((end for name, end in self.requests if name == request_id), 0)
-
-    def is_reported(self, request_ids: Sequence[str], num_tokens: int) -> bool:
-        """Whether a rewind of these requests to num_tokens tokens reports that the load failed."""
-        if self.loader in request_ids and num_tokens < self.end:
-            return True
-        return any(self.counted_by(name) > num_tokens for name in request_ids)
+from kvcore.state.batch_records import UnconfirmedLoad
+from kvcore.state.draft import Draft
 
 
 def note_load(draft: Draft, request_id: str, first: int, end: int) -> None:
@@ -173,17 +141,6 @@ def spoil(draft: Draft, request_ids: Sequence[str], num_tokens: int) -> None:
         if load.end > load.first:
             loads.append(load)
     draft.loads = tuple(loads)
-
-
-def keyed_only(draft: Draft) -> tuple[UnconfirmedLoad, ...]:
-    """The loads without the blocks that lost their keys."""
-    if not any(isinstance(command, Evict | EvictAll) for command in draft.effects.commands):
-        return draft.loads
-    keys = draft.device.keys
-    return tuple(
-        evolve(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
-        for load in draft.loads
-    )
 
 
 def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLoad:

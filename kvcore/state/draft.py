@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft of a state: what a transition changes in place before it is frozen.
+
+Invariants: the state that a draft came from is never touched, so a call that raises half way has
+changed nothing. Twin: none; the twin changes its state in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace as evolve
+from pyrsistent import PVector
+
+from kvcore.hashing.block_hash import root_hash
+from kvcore.pool.block_pool import PoolDraft
+from kvcore.state.batch_records import UnconfirmedLoad
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import RequestState, State, Table
+from kvcore.types.commands import Evict, EvictAll
+from kvcore.types.effects import Effects
+from kvcore.types.errors import (
+    LoadUnfinished,
+    NoHostTier,
+    RepeatedRequest,
+    SwappedOut,
+    UnknownRequest,
+)
+from kvcore.types.groups import skipped_blocks
+from kvcore.types.values import Outcome
+
+T = TypeVar("T")
+
+
+class Draft:
+    """A state inside a transition: changed in place, frozen at the end."""
+
+    __slots__ = (
+        *("batch", "config", "device", "effects", "free_rows", "given", "host", "loads"),
+        *("marks", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
+        *("state", "stats", "unfinished"),
+    )
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.config = state.config
+        self.effects = Effects(events_enabled=state.config.enable_events)
+        self.device = PoolDraft(state.device, self.effects)
+        self.host = None if state.host is None else PoolDraft(state.host, Effects())
+        self.requests = state.requests.mutate()
+        self.rows = state.rows
+        self.free_rows = state.free_rows
+        self.batch = state.batch
+        self.records = state.batch.records
+        self.marks = state.batch.marks
+        self.given = state.batch.given
+        self.unfinished = list(state.unfinished)
+        self.loads = state.loads
+        self.stats = state.stats
+        self.new_blocks = state.new_blocks
+        self.operations = state.operations
+        self.next_operation = state.next_operation
+
+    def freeze(self) -> State:
+        """The state after the transition."""
+        batch = OpenBatch(
+            self.batch.number,
+            _longer(self.batch.commands, self.effects.commands),
+            self.records,
+            self.batch.merges,
+            self.marks,
+            self.given,
+        )
+        return State(
+            self.config,
+            self.device.freeze(),
+            None if self.host is None else self.host.freeze(),
+            self.requests.finish(),
+            self.rows,
+            self.free_rows,
+            batch,
+            _longer(self.state.events, self.effects.events),
+            self.stats,
+            self.new_blocks,
+            self.operations,
+            self.next_operation,
+            tuple(self.unfinished),
+            _keyed_only(self) if self.loads else (),
+        )
+
+    def request(self, request_id: str) -> RequestState:
+        """The request of this id. Raises UnknownRequest."""
+        request = self.requests.get(request_id) if isinstance(request_id, str) else None
+        if request is None:
+            raise UnknownRequest(request=repr(request_id))
+        return request
+
+    def on_device(self, request_id: str) -> RequestState:
+        """The request of this id, which is not swapped out. Raises UnknownRequest, SwappedOut."""
+        request = self.request(request_id)
+        if request.host_tables:
+            raise SwappedOut(request=repr(request_id))
+        return request
+
+    def idle(self, request_id: str) -> RequestState:
+        """The request of this id, on the device and without unfinished loads.
+
+        Raises UnknownRequest, SwappedOut, LoadUnfinished.
+        """
+        request = self.on_device(request_id)
+        if request.num_loading:
+            raise LoadUnfinished(request=repr(request_id), num_operations=request.num_loading)
+        return request
+
+    def distinct(self, request_ids: list[str]) -> list[RequestState]:
+        """The requests of these ids. Raises UnknownRequest, RepeatedRequest."""
+        requests = []
+        seen: set[str] = set()
+        for request_id in request_ids:
+            requests.append(self.request(request_id))
+            if request_id in seen:
+                raise RepeatedRequest(request=repr(request_id))
+            seen.add(request_id)
+        return requests
+
+    def store(self, request: RequestState) -> None:
+        """Put a request's new form in the place of its old one."""
+        self.requests[request.request_id] = request
+
+    def host_tier(self) -> PoolDraft:
+        """The host pool. Raises NoHostTier."""
+        if self.host is None:
+            raise NoHostTier
+        return self.host
+
+    def parent_hash(self, request: RequestState, num_hashed: int) -> bytes:
+        """The hash that the next block continues behind so many hashed ones."""
+        if num_hashed:
+            return request.block_hashes[num_hashed - 1]
+        return root_hash(self.config.hash_seed, self.config.hashing)
+
+    def is_null(self, block: int) -> bool:
+        """Whether a table's entry is the null block."""
+        return block < self.device.first_block
+
+    def num_pending(self) -> int:
+        """Blocks that come back when operations or batches end: none but those use them."""
+        held = Counter(operation.block for operation in self.operations.values())
+        alone = sum(self.device.ref_counts[block] == count for block, count in held.items())
+        return alone + self.device.num_quarantined
+
+    def num_settled(self, request: RequestState) -> int:
+        """Tokens that the request had computed before the open batch, drafts aside; 0 where the
+        window that they need was given back since.
+        """
+        record = self.records.get(request.request_id)
+        num_tokens = request.num_accepted if record is None else record.num_computed_before
+        return self.resumable(request, num_tokens)
+
+    def resumable(self, request: RequestState, num_tokens: int) -> int:
+        """So many tokens, or 0 where a group gave back blocks that the next query would see."""
+        for group, table in zip(self.config.groups, request.tables, strict=True):
+            first = skipped_blocks(group, num_tokens)
+            needed = group.is_windowed and first * group.block_size < num_tokens
+            if needed and first < len(table) and self.is_null(table[first]):
+                return 0
+        return num_tokens
+
+    def num_kept(self, group: int, table: Table, num_tokens: int) -> int:
+        """Blocks of a table that so many tokens need: all of the encoder's, unless none are."""
+        kind = self.config.groups[group]
+        if kind.is_cross:
+            return len(table) if num_tokens else 0
+        return min(len(table), -(-num_tokens // kind.block_size))
+
+
+def transition(state: State, change: Callable[[Draft], T]) -> Outcome[State, T]:
+    """Run a change on a draft of a state."""
+    draft = Draft(state)
+    value = change(draft)
+    return Outcome(draft.freeze(), tuple(draft.effects.commands), value)
+
+
+def _longer(items: PVector[T], more: list[T]) -> PVector[T]:
+    return items.extend(more) if more else items
+
+
+def _keyed_only(draft: Draft) -> tuple[UnconfirmedLoad, ...]:
+    """The loads without the blocks that lost their keys."""
+    if not any(isinstance(command, Evict | EvictAll) for command in draft.effects.commands):
+        return draft.loads
+    keys = draft.device.keys
+    return tuple(
+        evolve(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
+        for load in draft.loads
+    )

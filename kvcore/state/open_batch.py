@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The open batch: the commands and keys that the transitions since the last batch gave.
+
+Twin: rust/src/state/open_batch.rs.
+"""
+
+from __future__ import annotations
+
+from immutables import Map
+from msgspec import Struct
+from pyrsistent import PVector, pvector
+
+from kvcore.state.batch_records import Given, Mark
+from kvcore.types.commands import Command
+
+
+class Published(Struct, frozen=True, gc=False):
+    """A key that the open batch published for content that the batch itself writes."""
+
+    group: int
+    position: int
+    block: int
+    key: bytes
+
+
+class BatchRecord(Struct, frozen=True, gc=False):
+    """What the open batch did for a request that it schedules.
+
+    num_computed_before: the count before the request's first slots in the batch, and before its
+    hits.
+    """
+
+    num_computed_before: int
+    published: PVector[Published] = pvector()
+
+
+class Merge(Struct, frozen=True, gc=False):
+    """A full block whose key another block held when it was filled (`duplicates="merge"`)."""
+
+    request_id: str
+    group: int
+    position: int
+    block: int
+    key: bytes
+
+
+class OpenBatch(Struct, frozen=True, gc=False):
+    """The batch that is being filled.
+
+    marks: what it does to requests, and given: what it publishes, where batches are remembered.
+    """
+
+    number: int
+    commands: PVector[Command] = pvector()
+    records: Map[str, BatchRecord] = Map()
+    merges: PVector[Merge] = pvector()
+    marks: Map[str, Mark] = Map()
+    given: PVector[Given] = pvector()

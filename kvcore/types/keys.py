@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of blocks as values: the sizes and forms of hashes and keys, and the names of the hashings.
+
+A key is a block's hash and its group. `kvcore/hashing/block_hash.py` makes the hashes. Twin:
+rust/src/types/keys.rs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
+
+HASHINGS: tuple[Hashing, ...] = get_args(Hashing)
+HASH_SIZE = 32
+KEY_SIZE = 36
+
+
+_UINT64 = 2**64
+
+
+def make_key(block_hash: bytes, group: int) -> bytes:
+    """The key under which a block of this content and group is found."""
+    return block_hash + group.to_bytes(4, "big")
+
+
+def external_hash(block_hash: bytes) -> int:
+    """The 64-bit form in which events name a hash: the low bits of the big-endian integer."""
+    return int.from_bytes(block_hash, "big") % _UINT64
