@@ -12,29 +12,20 @@ from collections.abc import Sequence
 
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v0 import manager_interfaces
+from kvcore.legacy.v0.block_interfaces import BlockId, Device
 from kvcore.legacy.v0.block_table import BlockTable
 from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from kvcore.legacy.v0.errors import (
-    NoFreeBlocksError,
-    NoneWaits,
-    UnknownName,
-    for_sequence,
-    require,
-)
-from kvcore.legacy.v0.interfaces import BlockId, Device
+from kvcore.legacy.v0.errors import NoFreeBlocksError, NoneWaits, UnknownName, for_sequence, require
 from kvcore.legacy.v0.manager_sizes import blocks_of_watermark, blocks_of_window
 from kvcore.legacy.v0.prefix_caching_allocator import read_time
-from kvcore.legacy.v0.sequence_trackers import (
-    ComputedBlocksTracker,
-    LastAccessBlocksTracker,
-)
+from kvcore.legacy.v0.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.v0.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
 from kvcore.legacy.v0.tier_allocator import check_block_size
 from kvcore.legacy.v0.utils import check_no_caching_or_swa_for_blockmgr_encdec, encoder_of
 from kvcore.types.commands import Batch
 
 
-class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager):
+class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="selfattn"):
     """Blocks of sequences, by their numbers."""
 
     def __init__(

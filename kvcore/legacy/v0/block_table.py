@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcore.legacy.v0.block_interfaces import Block, BlockId, Device
 from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.v0.errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.v0.interfaces import Block, BlockId, Device
 from kvcore.legacy.v0.table_blocks import TableBlocks
 
 

@@ -9,9 +9,9 @@ previous is hash('None'). Source: S002-51 to 58, X-12.
 
 from __future__ import annotations
 
+from kvcore.legacy.v0.block_interfaces import Block, BlockId
 from kvcore.legacy.v0.block_tracker import NEVER_ACCESSED
 from kvcore.legacy.v0.errors import require
-from kvcore.legacy.v0.interfaces import Block, BlockId
 from kvcore.legacy.v0.naive_block import NaiveBlock
 from kvcore.legacy.v0.tier_allocator import TierAllocator, check_tokens
 

@@ -15,20 +15,9 @@ from functools import partial
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.errors import (
-    NotSupported,
-    UnknownDevice,
-    UnknownName,
-    WrongValue,
-    require,
-)
-from kvcore.legacy.v0.interfaces import (
-    Block,
-    BlockAllocator,
-    BlockId,
-    Device,
-    DeviceAwareBlockAllocator,
-)
+from kvcore.legacy.v0.block_interfaces import Block, BlockAllocator, BlockId, Device
+from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.errors import NotSupported, UnknownDevice, UnknownName, WrongValue, require
 from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.v0.null_block import NullBlock
 from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator

@@ -7,6 +7,8 @@ Source: S002-08, 14, 15, 28, 51, 65.
 
 from __future__ import annotations
 
+# Both managers are imported so that `get_block_space_manager_class` finds them by name.
+from kvcore.legacy.v0 import block_manager, placeholder_block_space_manager  # noqa: F401
 from kvcore.legacy.v0.block_interfaces import (
     Block,
     BlockAllocator,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as List
+from typing import ClassVar
 
 from kvcore.legacy.v0.block_interfaces import BlockId, Device
 from kvcore.legacy.v0.errors import WrongValue
@@ -19,16 +20,19 @@ Pairs = list[tuple[BlockId, BlockId]]
 class BlockSpaceManager(ABC):
     """Gives blocks to sequences."""
 
+    _versions: ClassVar[dict[str, type[BlockSpaceManager]]] = {}
+
+    def __init_subclass__(cls, version: str | None = None) -> None:
+        """version: the name by which `get_block_space_manager_class` finds the class."""
+        if version is not None:
+            BlockSpaceManager._versions[version] = cls
+
     @staticmethod
     def get_block_space_manager_class(version: str) -> type[BlockSpaceManager]:
         """The manager of a name: "selfattn" or "placeholder". Raises WrongValue."""
-        from kvcore.legacy.v0 import block_manager, placeholder_block_space_manager
-
-        if version.lower() == "selfattn":
-            return block_manager.SelfAttnBlockSpaceManager
-        if version.lower() == "placeholder":
-            return placeholder_block_space_manager.PlaceholderBlockSpaceManager
-        raise WrongValue(reason=f"there are 'selfattn' and 'placeholder', not {version!r}")
+        if version.lower() not in BlockSpaceManager._versions:
+            raise WrongValue(reason=f"there are 'selfattn' and 'placeholder', not {version!r}")
+        return BlockSpaceManager._versions[version.lower()]
 
     @abstractmethod
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:

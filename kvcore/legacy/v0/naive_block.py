@@ -12,10 +12,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block_interfaces import Block, BlockAllocator, BlockId, Device, PooledBlock
 from kvcore.legacy.v0.block_objects import BlockPool
 from kvcore.legacy.v0.block_tracker import CopyOnWriteTracker, RefCounter
 from kvcore.legacy.v0.errors import NotSupported
-from kvcore.legacy.v0.interfaces import Block, BlockAllocator, BlockId, Device, PooledBlock
 from kvcore.legacy.v0.tier_allocator import (
     OBJECTS_PER_BLOCK,
     TierAllocator,

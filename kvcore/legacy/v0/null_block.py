@@ -7,8 +7,8 @@ Source: S002-69, 70.
 
 from __future__ import annotations
 
+from kvcore.legacy.v0.block_interfaces import Block, BlockId
 from kvcore.legacy.v0.errors import NotSupported, WrongValue
-from kvcore.legacy.v0.interfaces import Block, BlockId
 
 
 class NullBlock(Block):

@@ -17,7 +17,7 @@ NONE: Any = None
 """What a caller that has no cache does not look at."""
 
 
-class PlaceholderBlockSpaceManager(BlockSpaceManager):
+class PlaceholderBlockSpaceManager(BlockSpaceManager, version="placeholder"):
     """Blocks for those who need none."""
 
     def __init__(self, **kwargs: object) -> None:

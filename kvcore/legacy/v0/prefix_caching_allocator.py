@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block_interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.v0.block_tracker import (
     NEVER_ACCESSED,
     BlockTracker,
@@ -31,15 +32,9 @@ from kvcore.legacy.v0.content_block import (
 )
 from kvcore.legacy.v0.errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.v0.evictor import EvictionPolicy, LRUEvictor, make_evictor
-from kvcore.legacy.v0.interfaces import Block, BlockId, Device, PooledBlock
 from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
 from kvcore.legacy.v0.tier_allocator import check_no_device
-from kvcore.legacy.v0.tier_blocks import (
-    TierBlocks,
-    hash_of_key,
-    key_of_hash,
-    keys_of_hashes,
-)
+from kvcore.legacy.v0.tier_blocks import TierBlocks, hash_of_key, key_of_hash, keys_of_hashes
 from kvcore.legacy.v0.used_block import UsedBlock
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kvcore.legacy.v0.block_interfaces import BlockId
 from kvcore.legacy.v0.content_block import NONE_HASH, hash_chain
 from kvcore.legacy.v0.errors import require
-from kvcore.legacy.v0.interfaces import BlockId
 from kvcore.legacy.v0.sequences import SequenceLike
 from kvcore.legacy.v0.tier_blocks import keep_key
 

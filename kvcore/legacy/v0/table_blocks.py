@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from kvcore.legacy.v0.block_interfaces import Block, BlockId, chain
 from kvcore.legacy.v0.content_block import PrefixCachingBlock
-from kvcore.legacy.v0.interfaces import Block, BlockId, chain
 from kvcore.legacy.v0.naive_block import NaiveBlock
 from kvcore.legacy.v0.null_block import NullBlock
 from kvcore.legacy.v0.tier_blocks import hash_of_key

@@ -17,14 +17,7 @@ from operator import ge
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.block_tracker import (
-    CopyOnWriteTracker,
-    ObjectPool,
-    ReadOnlyRefCounter,
-    RefCounter,
-)
-from kvcore.legacy.v0.errors import NoFreeBlocksError, WrongValue, require
-from kvcore.legacy.v0.interfaces import (
+from kvcore.legacy.v0.block_interfaces import (
     Block,
     BlockAllocator,
     BlockId,
@@ -32,6 +25,13 @@ from kvcore.legacy.v0.interfaces import (
     PooledBlock,
     chain,
 )
+from kvcore.legacy.v0.block_tracker import (
+    CopyOnWriteTracker,
+    ObjectPool,
+    ReadOnlyRefCounter,
+    RefCounter,
+)
+from kvcore.legacy.v0.errors import NoFreeBlocksError, WrongValue, require
 from kvcore.legacy.v0.tier_blocks import TierBlocks
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch

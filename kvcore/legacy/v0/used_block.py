@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from kvcore.legacy.v0.block_interfaces import BlockId
 from kvcore.legacy.v0.block_tracker import NEVER_ACCESSED, BlockTracker
 from kvcore.legacy.v0.errors import require
-from kvcore.legacy.v0.interfaces import BlockId
 from kvcore.legacy.v0.tier_blocks import TierBlocks
 
 

@@ -10,21 +10,30 @@ Source: S001-82. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, read_record
 from kvcore.legacy.v1_0_8.errors import AlreadyHashed
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
 from kvcore.types.errors import WrongArgument
 
-if TYPE_CHECKING:
-    from kvcore.legacy.v1_0_8.block_pool import BlockPool
+
+class Pool(Protocol):
+    """What is used here of the `BlockPool` that the blocks are of."""
+
+    backing: Backing
+    blocks: list[KVCacheBlock]
+    null_block: KVCacheBlock
+
+    def check_own(self, blocks: Sequence[Any]) -> list[int]:
+        """The ids of blocks of this pool. Raises ForeignBlock."""
 
 
 class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
     """The blocks that one hash is found by, by id. Cost: O(pool) a question with the twin."""
 
-    def __init__(self, pool: BlockPool, block_hash: BlockHashType) -> None:
+    def __init__(self, pool: Pool, block_hash: BlockHashType) -> None:
         """Raises WrongArgument."""
         self._pool = pool
         self._record = read_record(block_hash)
@@ -72,7 +81,7 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
     Asked for a hash that nobody has, it gives no blocks, into which some can be written.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def __repr__(self) -> str:
@@ -118,7 +127,7 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
         self._pool.backing.clear_index()
 
 
-def _publish(pool: BlockPool, block: KVCacheBlock, record: BlockHashType) -> None:
+def _publish(pool: Pool, block: KVCacheBlock, record: BlockHashType) -> None:
     """Have a block found, which has an owner or is free; the queue stays as it is.
 
     Cost of a free one: O(pool), and two commands for each free block: the core publishes owned

@@ -8,27 +8,42 @@ S001-71 to 75. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kvcore.legacy.v1_0_8.block_hashes import (
     BlockHashType,
+    HashFunction,
     hash_more_tokens,
     hash_request_tokens,
     keys_of,
 )
-from kvcore.legacy.v1_0_8.errors import (
-    HitsWhileRunning,
-    HitsWithoutCaching,
-    StaleHit,
-    TooLong,
-)
+from kvcore.legacy.v1_0_8.block_pool import BlockPool
+from kvcore.legacy.v1_0_8.errors import HitsWhileRunning, HitsWithoutCaching, StaleHit, TooLong
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
+from kvcore.legacy.v1_0_8.specialized_manager import SpecializedManager
 from kvcore.types.arguments import read_count
 from kvcore.types.groups import skipped_blocks
 
-if TYPE_CHECKING:
-    from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
+
+class Manager(Protocol):
+    """What is asked here of the `KVCacheManager` that allocates."""
+
+    block_pool: BlockPool
+    block_size: int
+    caching_hash_fn: HashFunction
+    enable_caching: bool
+    max_model_len: int
+    max_num_blocks_per_req: int
+    specialized_manager: SpecializedManager
+
+    @property
+    def req_to_blocks(self) -> Mapping[str, list[KVCacheBlock]]:
+        """The table of each request."""
+
+    @property
+    def req_to_block_hashes(self) -> Mapping[str, list[BlockHashType]]:
+        """The hashes that each request has."""
 
 
 def read_counts(num_tokens: Any, num_computed_tokens: Any, num_lookahead_tokens: Any) -> list[int]:
@@ -56,7 +71,7 @@ class Hits(NamedTuple):
 NO_HITS = Hits((), (), ())
 
 
-def check_hits(manager: KVCacheManager, request: Any, blocks: Sequence[KVCacheBlock]) -> Hits:
+def check_hits(manager: Manager, request: Any, blocks: Sequence[KVCacheBlock]) -> Hits:
     """Blocks that a request can be given as its first, if they have the request's keys.
 
     Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
@@ -82,7 +97,7 @@ def check_hits(manager: KVCacheManager, request: Any, blocks: Sequence[KVCacheBl
     return Hits(blocks, places[num_null:], keys_of(hashes[num_null:], pool.backend))
 
 
-def limit_new(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -> int:
+def limit_new(manager: Manager, request: Any, num_new: int, hits: Hits) -> int:
     """How many of so many new blocks the model's length leaves; all where they do not fit anyway.
 
     Raises TooLong where it leaves none, StaleHit.
@@ -103,7 +118,7 @@ def limit_new(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -
     return room
 
 
-def fits(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -> bool:
+def fits(manager: Manager, request: Any, num_new: int, hits: Hits) -> bool:
     """Whether so many can be taken once the window is trimmed and hits are touched.
 
     Raises StaleHit.
@@ -120,7 +135,7 @@ def fits(manager: KVCacheManager, request: Any, num_new: int, hits: Hits) -> boo
 
 
 def hash_full(
-    manager: KVCacheManager, request: Any, first: int, end: int, num_blocks: int
+    manager: Manager, request: Any, first: int, end: int, num_blocks: int
 ) -> tuple[list[BlockHashType], list[bytes]]:
     """The hashes that a request lacks of its full blocks, and the keys of those from a place on.
 
@@ -137,7 +152,7 @@ def hash_full(
     return made, keys[unknown : unknown + num_full - first]
 
 
-def make_hashes(manager: KVCacheManager, request: Any, num_full: int) -> list[BlockHashType]:
+def make_hashes(manager: Manager, request: Any, num_full: int) -> list[BlockHashType]:
     """The hashes of a request's first blocks behind those that it has. Raises TokensMissing.
 
     One that has media and no hashes is hashed as a look-up hashes it: all of its full blocks.
