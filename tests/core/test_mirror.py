@@ -65,6 +65,7 @@ RUST_ONLY = {
     "check/names/same": "Python compares states by their bytes",
     "check/search/arena": "a part of flight_model.rs: Python packs a node as bytes",
     "check/search/closing": "a part of core_model.rs",
+    "check/search/path": "a part of core_model.rs",
     "check/tests/checked_calls": "tests of the properties, which Python has under tests/",
     "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
     "check/tests/checked_states": "tests of the properties, which Python has under tests/",

@@ -11,21 +11,19 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use smallvec::SmallVec;
 
-use crate::bindings::errors::{raise, wrong_argument};
-use crate::bindings::hashing::hashing;
+use crate::bindings::errors::{APART, Given, raise, wrong_argument};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
 use crate::transitions::slot_request::{Asked, AskedHit};
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
-use crate::types::errors::Error;
+use crate::types::errors::{Error, repr};
 use crate::types::groups::{Group, KINDS};
+use crate::types::keys::Hashing;
 use crate::types::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
 const FAR: i64 = 1 << 61;
-/// Stand-ins of one call are so far apart, and what the twin adds to them is less than half of it.
-const APART: i64 = 1 << 40;
 /// So many stand-ins of one call are told apart.
 const MAX_APART: usize = 1 << 10;
 
@@ -78,15 +76,6 @@ arguments! {
     TierArg: STR;
     /// A number, or None.
     NumberArg: ANY;
-}
-
-/// What a call was given that has no machine form.
-#[derive(Default)]
-pub(crate) struct Given<'py> {
-    /// The first id that is no name; "" stands in for it.
-    unnamed: Option<Bound<'py, PyAny>>,
-    /// Stand-ins and what they stand for.
-    numbers: Vec<(i64, Bound<'py, PyAny>)>,
 }
 
 impl<'py> Given<'py> {
@@ -185,22 +174,6 @@ impl<'py> Given<'py> {
             reserved_blocks: self.count(reserved)?,
             ..Asked::default()
         })
-    }
-
-    /// The first id that is no name.
-    pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
-        self.unnamed.as_ref()
-    }
-
-    /// What a number of an error stands for, if it is a stand-in or was computed from one.
-    pub(crate) fn number(&self, number: i64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let near =
-            |(stand_in, _): &&(i64, _)| number.abs_diff(*stand_in) < APART.unsigned_abs() / 2;
-        match self.numbers.iter().find(near) {
-            None => Ok(None),
-            Some((stand_in, object)) if number == *stand_in => Ok(Some(object.clone())),
-            Some((stand_in, object)) => object.add(number - stand_in).map(Some),
-        }
     }
 
     /// An integer, or the stand-in of one that is too big; None for what is no integer.
@@ -387,5 +360,18 @@ fn unknown(field: &'static str, value: Borrowed<'_, '_, PyAny>, reason: &str) ->
             raise(shown.py(), Error::InvalidConfig { field, value, reason })
         }
         Err(error) => error,
+    }
+}
+
+/// A hashing by its name. Raises InvalidConfig.
+pub(crate) fn hashing(py: Python<'_>, name: &str) -> PyResult<Hashing> {
+    match name {
+        "sha256" => Ok(Hashing::Sha256),
+        "sha256_cbor" => Ok(Hashing::Sha256Cbor),
+        "xxh3" => Ok(Hashing::Xxh3),
+        _ => {
+            let reason = "must be one of sha256, sha256_cbor, xxh3".to_owned();
+            Err(raise(py, Error::InvalidConfig { field: "hashing", value: repr(name), reason }))
+        }
     }
 }

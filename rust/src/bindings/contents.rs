@@ -6,10 +6,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::bindings::arguments::{
-    BlockArg, BlocksArg, ContentsArg, Given, HashesArg, TierArg, items,
-};
-use crate::bindings::errors::{raise_in, wrong_argument};
+use crate::bindings::arguments::{BlockArg, BlocksArg, ContentsArg, HashesArg, TierArg, items};
+use crate::bindings::errors::{Given, raise_in, wrong_argument};
 use crate::bindings::pool_layer::read_key;
 use crate::bindings::tiers::{Tiers, read_keys};
 use crate::bindings::values;

@@ -4,11 +4,40 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
 use crate::legacy::blocks::tiers::Misuse;
 use crate::types::commands::Tier;
 use crate::types::errors::{Error, Field, repr};
+
+/// Stand-ins of one call are so far apart, and what the twin adds to them is less than half of it.
+pub(crate) const APART: i64 = 1 << 40;
+
+/// What a call was given that has no machine form.
+#[derive(Default)]
+pub(crate) struct Given<'py> {
+    /// The first id that is no name; "" stands in for it.
+    pub(crate) unnamed: Option<Bound<'py, PyAny>>,
+    /// Stand-ins and what they stand for.
+    pub(crate) numbers: Vec<(i64, Bound<'py, PyAny>)>,
+}
+
+impl<'py> Given<'py> {
+    /// The first id that is no name.
+    pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
+        self.unnamed.as_ref()
+    }
+
+    /// What a number of an error stands for, if it is a stand-in or was computed from one.
+    pub(crate) fn number(&self, number: i64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let near =
+            |(stand_in, _): &&(i64, _)| number.abs_diff(*stand_in) < APART.unsigned_abs() / 2;
+        match self.numbers.iter().find(near) {
+            None => Ok(None),
+            Some((stand_in, object)) if number == *stand_in => Ok(Some(object.clone())),
+            Some((stand_in, object)) => object.add(number - stand_in).map(Some),
+        }
+    }
+}
 
 /// What ends a call: an error of the twin, or one that an argument raised while it was read.
 pub(crate) enum Wrong {

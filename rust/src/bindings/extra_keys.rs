@@ -10,7 +10,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::bindings::arguments::{Given, RequestArg, items};
+use crate::bindings::arguments::{RequestArg, items};
+use crate::bindings::errors::Given;
 use crate::check::world::world::KindOfRequest;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 

@@ -4,14 +4,14 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::{Given, RequestArg, TokensArg};
-use crate::bindings::errors::{Wrong, raise};
+use crate::bindings::arguments::{RequestArg, TokensArg, hashing};
+use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::tokens::read_tokens;
 use crate::hashing::block_hash;
 use crate::hashing::extra_keys::read_extra_keys;
-use crate::types::errors::{Error, repr};
-use crate::types::keys::{BlockHash, HASH_SIZE, Hashing};
+use crate::types::errors::Error;
+use crate::types::keys::{BlockHash, HASH_SIZE};
 
 /// The parent of each request's first block.
 #[pyfunction]
@@ -70,17 +70,4 @@ pub(crate) fn hash_blocks<'py>(
 fn read_parent(py: Python<'_>, parent: &[u8]) -> PyResult<BlockHash> {
     let (size, expected) = (parent.len() as i64, HASH_SIZE as i64);
     parent.try_into().map_err(|_| raise(py, Error::InvalidKey { size, expected }))
-}
-
-/// A hashing by its name. Raises InvalidConfig.
-pub(crate) fn hashing(py: Python<'_>, name: &str) -> PyResult<Hashing> {
-    match name {
-        "sha256" => Ok(Hashing::Sha256),
-        "sha256_cbor" => Ok(Hashing::Sha256Cbor),
-        "xxh3" => Ok(Hashing::Xxh3),
-        _ => {
-            let reason = "must be one of sha256, sha256_cbor, xxh3".to_owned();
-            Err(raise(py, Error::InvalidConfig { field: "hashing", value: repr(name), reason }))
-        }
-    }
 }

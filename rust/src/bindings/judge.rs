@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 use crate::bindings::errors::raise;
 use crate::codec::decode::decode;
-use crate::invariants::pool_and_state::{Scratch, failing};
+use crate::invariants::pool_and_state::failing;
+use crate::invariants::requests::Scratch;
 
 /// The names of the structural properties that do not hold in a state, from its canonical bytes.
 ///

@@ -16,8 +16,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyList, PyTuple};
+use smallvec::SmallVec;
 
-use crate::bindings::tokens::Tokens;
 use crate::types::values::room_for;
 
 /// The items of a list or tuple of ints below 2**32; None for anything else.
@@ -88,3 +88,6 @@ fn read_one(py: Python<'_>, object: *mut ffi::PyObject) -> Option<u32> {
     }
     u32::try_from(value).ok()
 }
+
+/// Tokens that were read: one is held without an allocation.
+pub(crate) type Tokens = SmallVec<[u32; 4]>;

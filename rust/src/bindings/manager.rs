@@ -7,8 +7,8 @@
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{BlocksArg, CountArg, Given, IdArg, IdsArg, items};
-use crate::bindings::errors::Wrong;
+use crate::bindings::arguments::{BlocksArg, CountArg, IdArg, IdsArg, items};
+use crate::bindings::errors::{Given, Wrong};
 use crate::bindings::lists::{only_id, only_item};
 use crate::bindings::values;
 use crate::bindings::values::{PyAppended, PyBlocks, PyMoved};

@@ -8,19 +8,17 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::bindings::arguments;
 use crate::bindings::arguments::{
-    BlocksArg, ConfigArg, CountArg, FlagArg, Given, HashesArg, HitArg, IdArg, IdsArg, RequestArg,
+    BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, RequestArg,
     TokensArg, flag, held, items,
 };
-use crate::bindings::errors::{Wrong, raise, wrong_argument};
+use crate::bindings::errors::{Given, Wrong, raise, wrong_argument};
 use crate::bindings::manager::Manager;
-use crate::bindings::requests;
 use crate::bindings::tokens::read_tokens;
-use crate::bindings::values;
 use crate::bindings::values::{
     PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
+use crate::bindings::{arguments, requests, values};
 use crate::state::state::{State, make_state};
 use crate::transitions::allocate::{Requests, allocate_slots, append, read_request_ids};
 use crate::transitions::batches::{complete, take_batch_into};

@@ -8,10 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bindings::arguments::{
-    BlockArg, BlocksArg, CountArg, Given, NumberArg, length, pool_eviction, time,
+    BlockArg, BlocksArg, CountArg, NumberArg, length, pool_eviction, time,
 };
-use crate::bindings::errors::{Wrong, raise};
-use crate::bindings::tiers::read_number;
+use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyTaken};
 use crate::pool::block_pool;
@@ -171,4 +170,10 @@ type Columns<'py> = (Vec<u32>, Vec<Option<Bound<'py, PyBytes>>>, Vec<u32>, Vec<u
 pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
     let (size, expected) = (key.len() as i64, KEY_SIZE as i64);
     key.try_into().map(Key).map_err(|_| raise(py, Error::InvalidKey { size, expected }))
+}
+
+/// A count that was asked for, or the stand-in of one: more than any tier has. Fails with
+/// InvalidCount.
+pub(super) fn read_number(asked: i64) -> Result<u64, Error> {
+    u64::try_from(asked).map_err(|_| Error::InvalidCount { name: "count", value: asked, least: 0 })
 }

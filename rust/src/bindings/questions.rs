@@ -6,8 +6,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, Given, HitArg, IdArg};
-use crate::bindings::errors::raise;
+use crate::bindings::arguments::{BlockArg, CountArg, FlagArg, HitArg, IdArg};
+use crate::bindings::errors::{Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus, PyVerdict};

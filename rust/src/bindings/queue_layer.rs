@@ -6,8 +6,8 @@
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{BlockArg, Given};
-use crate::bindings::errors::Wrong;
+use crate::bindings::arguments::BlockArg;
+use crate::bindings::errors::{Given, Wrong};
 use crate::bindings::values;
 use crate::bindings::values::PyNumbers;
 use crate::pool::free_queue;

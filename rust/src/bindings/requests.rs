@@ -7,8 +7,8 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{Given, HashesArg, RequestArg, TokensArg, hashes};
-use crate::bindings::errors::Wrong;
+use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
+use crate::bindings::errors::{Given, Wrong};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
 use crate::bindings::tokens::read_tokens;

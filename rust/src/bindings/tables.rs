@@ -6,14 +6,13 @@
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, Given, items};
-use crate::bindings::errors::raise_in;
+use crate::bindings::arguments::{BlockArg, BlocksArg, CountArg, items};
+use crate::bindings::errors::{Given, raise_in};
 use crate::bindings::tiers::Tiers;
 use crate::bindings::values;
 use crate::bindings::values::{PyCopied, PyCopies, PyGrown};
-use crate::legacy::blocks::by_table;
-use crate::legacy::blocks::tiers;
 use crate::legacy::blocks::tiers::Misuse;
+use crate::legacy::blocks::{by_table, tiers};
 use crate::types::values::Admitted;
 
 type Moved = Result<Admitted<by_table::Moves>, Misuse>;

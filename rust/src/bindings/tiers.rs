@@ -8,19 +8,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::bindings::arguments::{
-    BlockArg, BlocksArg, CountArg, Given, HashesArg, NumberArg, TierArg, items, length,
-    pool_eviction, tier, time,
+    BlockArg, BlocksArg, CountArg, HashesArg, NumberArg, TierArg, items, length, pool_eviction,
+    tier, time,
 };
-use crate::bindings::errors::{Wrong, raise_in, wrong_argument};
-use crate::bindings::pool_layer::read_key;
-use crate::bindings::tiers_dump::{Dump, dump};
+use crate::bindings::errors::{Given, Wrong, raise_in, wrong_argument};
+use crate::bindings::pool_layer::{read_key, read_number};
+use crate::bindings::tiers_dump::{Dump, dump, numbers};
 use crate::bindings::values;
 use crate::bindings::values::{PyBatch, PyCopied, PyNumbers, PyTaken};
 use crate::legacy::blocks::tiers;
 use crate::legacy::blocks::tiers::{Misuse, make_tiers};
 use crate::types::commands::Tier;
-use crate::types::errors::Error;
-use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 
 /// The blocks of one or two tiers and an open batch. `kvcore.legacy.blocks.blocks` is the way to
@@ -319,16 +317,6 @@ impl Tiers {
     fn dump<'py>(&self, py: Python<'py>) -> PyResult<Dump<'py>> {
         dump(py, &self.0)
     }
-}
-
-pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
-    blocks.into_iter().map(|block| block.0).collect()
-}
-
-/// A count that was asked for, or the stand-in of one: more than any tier has. Fails with
-/// InvalidCount.
-pub(super) fn read_number(asked: i64) -> Result<u64, Error> {
-    u64::try_from(asked).map_err(|_| Error::InvalidCount { name: "count", value: asked, least: 0 })
 }
 
 /// A key for each of so many blocks. Raises WrongArgument, InvalidKey.

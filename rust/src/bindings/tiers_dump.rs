@@ -4,9 +4,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bindings::arguments::Given;
-use crate::bindings::errors::raise_in;
-use crate::bindings::tiers::numbers;
+use crate::bindings::errors::{Given, raise_in};
 use crate::bindings::values;
 use crate::bindings::values::PyBatch;
 use crate::legacy::blocks::tiers::Tiers;
@@ -51,4 +49,8 @@ fn columns<'py>(py: Python<'py>, pool: &BlockPool) -> Columns<'py> {
         ranks.map(|(block, rank)| (block, (rank.time, rank.length))).collect(),
         known.and_then(|ranks| ranks.last_placed).map(|block| block.0),
     )
+}
+
+pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
+    blocks.into_iter().map(|block| block.0).collect()
 }

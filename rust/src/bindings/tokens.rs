@@ -15,16 +15,12 @@ use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
 };
-use smallvec::SmallVec;
 
 use crate::bindings::arguments::{TokensArg, items, listed};
 use crate::bindings::errors::raise;
-use crate::bindings::lists::exact_ids;
+use crate::bindings::lists::{Tokens, exact_ids};
 use crate::types::errors::Error;
 use crate::types::values::room_for;
-
-/// Tokens that were read: one is held without an allocation.
-pub(crate) type Tokens = SmallVec<[u32; 4]>;
 
 /// The token ids of a list, tuple or buffer.
 ///

@@ -4,8 +4,8 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 
-use crate::bindings::arguments::Given;
 use crate::bindings::classes::Classes;
+use crate::bindings::errors::Given;
 use crate::legacy::blocks::by_key::Placed;
 use crate::legacy::blocks::by_table::Moves;
 use crate::types::commands::Batch;

@@ -13,7 +13,7 @@ use super::{files, from_hex};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::invariants::pool_and_state;
-use crate::invariants::pool_and_state::Scratch;
+use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
 use crate::trace::trace_file::{outcomes, parse_trace, read_trace};
 use crate::types::commands::{Batch, close};

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use crate::fuzz::words::{Bytes, next_call, read_config, write_trace};
 use crate::invariants::pool_and_state;
-use crate::invariants::pool_and_state::Scratch;
+use crate::invariants::requests::Scratch;
 use crate::trace::runner::Runner;
 use crate::trace::trace_file::{parse_trace, read_trace};
 use crate::types::violation::Judges;

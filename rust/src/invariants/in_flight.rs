@@ -5,7 +5,7 @@
 //! Rules: as in invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
 
 use crate::codec::sections::keyed_only;
-use crate::invariants::pool_and_state::{Scratch, pools};
+use crate::invariants::requests::{Scratch, pools};
 use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{Place, UnconfirmedLoad, in_order};
 use crate::state::state::State;

@@ -7,7 +7,7 @@
 //! to count in is kept from state to state. Those of requests and their tables are in
 //! request_invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
 
-use crate::invariants::requests::KnownHashes;
+use crate::invariants::requests::{Scratch, pools};
 use crate::invariants::{in_flight, requests};
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
@@ -17,26 +17,6 @@ use crate::types::violation::{Finding, Judges, Violation};
 
 /// One property of a state.
 pub type Property = fn(&State, &mut Scratch) -> Finding;
-
-/// What properties count in; it says nothing between two of them.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    /// By block or row.
-    pub(crate) counts: Vec<u32>,
-    /// By block: its first holder, as group, position and row.
-    pub(crate) holders: Vec<Option<(u32, u32, Row)>>,
-    /// The hashes of tokens that were seen before.
-    pub(crate) known: KnownHashes,
-}
-
-impl Scratch {
-    /// So many counts of 0.
-    fn zeros(&mut self, count: usize) -> &mut [u32] {
-        self.counts.clear();
-        self.counts.resize(count, 0);
-        &mut self.counts
-    }
-}
 
 /// The properties of this file and of those it names, by name, in the order of their check.
 pub const PROPERTIES: [(&str, Property); 24] = [
@@ -81,11 +61,6 @@ pub fn check(state: &State, judges: &Judges, scratch: &mut Scratch) -> Result<()
         }
     }
     Ok(())
-}
-
-/// The pool of each tier, with its name.
-pub(crate) fn pools(state: &State) -> impl Iterator<Item = (&'static str, &BlockPool)> {
-    std::iter::once(("device", &state.device)).chain(state.host.iter().map(|pool| ("host", pool)))
 }
 
 /// Whether a block is free or quarantined.

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::hashing::block_hash::hash_blocks;
-use crate::invariants::pool_and_state::{Scratch, pools};
+use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
@@ -301,4 +301,29 @@ fn same_prefix(
     }
     let (mine, its, size) = (one.extra_keys(), other.extra_keys(), state.hash_block_size);
     mine == its || mine.cut(end, size) == its.cut(end, size)
+}
+
+/// What properties count in; it says nothing between two of them.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// By block or row.
+    pub(crate) counts: Vec<u32>,
+    /// By block: its first holder, as group, position and row.
+    pub(crate) holders: Vec<Option<(u32, u32, Row)>>,
+    /// The hashes of tokens that were seen before.
+    pub(crate) known: KnownHashes,
+}
+
+impl Scratch {
+    /// So many counts of 0.
+    pub(crate) fn zeros(&mut self, count: usize) -> &mut [u32] {
+        self.counts.clear();
+        self.counts.resize(count, 0);
+        &mut self.counts
+    }
+}
+
+/// The pool of each tier, with its name.
+pub(crate) fn pools(state: &State) -> impl Iterator<Item = (&'static str, &BlockPool)> {
+    std::iter::once(("device", &state.device)).chain(state.host.iter().map(|pool| ("host", pool)))
 }

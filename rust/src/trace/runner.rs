@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 
 use crate::codec::{decode, encode};
-use crate::invariants::pool_and_state::{Scratch, failing};
+use crate::invariants::pool_and_state::failing;
+use crate::invariants::requests::Scratch;
 use crate::state::state::{State, make_state};
 use crate::trace::text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,

@@ -6,13 +6,13 @@
 
 use crate::check::properties::closure::CLOSURE_PROPERTIES;
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
-use crate::check::properties::transitions::Made;
+use crate::check::properties::published::Made;
 use crate::check::properties::{closure, fair_scheduler, liveness, transitions};
 use crate::check::search::report::{Notes, Shown};
 use crate::check::world::calls::{Outcome, perform};
 use crate::check::world::world::World;
 use crate::invariants::pool_and_state;
-use crate::invariants::pool_and_state::Scratch;
+use crate::invariants::requests::Scratch;
 use crate::oracle::calls::{Call, Value};
 use crate::oracle::hazards;
 use crate::oracle::prefixes::Prefixes;

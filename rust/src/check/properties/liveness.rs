@@ -11,7 +11,8 @@
 use std::sync::Arc;
 
 use crate::check::world::world::World;
-use crate::invariants::pool_and_state::{is_in_a_queue, pools};
+use crate::invariants::pool_and_state::is_in_a_queue;
+use crate::invariants::requests::pools;
 use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::{Requests, allocate_slots, append};
 use crate::transitions::batches::{complete, take_batch};

@@ -8,10 +8,11 @@
 
 use smallvec::SmallVec;
 
-use crate::check::properties::transitions::Made;
+use crate::check::world::calls::Outcome;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::state::batch_records::{Mark, in_order};
 use crate::state::open_batch::Merge;
+use crate::state::state::State;
 use crate::transitions::in_flight::num_finished;
 use crate::types::config::Publish;
 use crate::types::ids::Row;
@@ -81,6 +82,19 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
         }
         _ => SmallVec::new(),
     }
+}
+
+/// A call that was made.
+#[derive(Debug, Clone, Copy)]
+pub struct Made<'a> {
+    /// The state before it.
+    pub before: &'a State,
+    /// The call.
+    pub call: &'a Call,
+    /// What it gave.
+    pub outcome: &'a Outcome,
+    /// The state after it.
+    pub after: &'a State,
 }
 
 #[cfg(test)]

@@ -9,12 +9,11 @@
 use smallvec::SmallVec;
 
 use crate::check::names::same::same_state;
-use crate::check::properties::published::published;
-use crate::check::world::calls::{Outcome, perform};
+use crate::check::properties::published::{Made, published};
+use crate::check::world::calls::perform;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::pool::quarantine::Quarantine;
-use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::ids::{BlockId, Row};
@@ -23,19 +22,6 @@ use crate::types::violation::{Finding, Judges, Violation};
 
 /// One property of a call: on which state, with which outcome, and the state after it.
 pub type TransitionJudge = fn(&Made<'_>) -> Finding;
-
-/// A call that was made.
-#[derive(Debug, Clone, Copy)]
-pub struct Made<'a> {
-    /// The state before it.
-    pub before: &'a State,
-    /// The call.
-    pub call: &'a Call,
-    /// What it gave.
-    pub outcome: &'a Outcome,
-    /// The state after it.
-    pub after: &'a State,
-}
 
 /// The properties of this file, by name; DETERMINISM is judged where it is asked for by name.
 pub const TRANSITION_PROPERTIES: [(&str, TransitionJudge); 7] = [
@@ -262,7 +248,9 @@ pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
 mod tests {
     use super::*;
     use crate::check::tests::checked_states::{A, B, Run, config, scheduled};
+    use crate::check::world::calls::Outcome;
     use crate::oracle::calls::Slots;
+    use crate::state::state::State;
     use crate::transitions::queries::get_computed_blocks;
     use crate::types::effects::Effects;
 

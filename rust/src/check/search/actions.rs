@@ -7,7 +7,6 @@
 //! an engine must not do is left out: it calls nothing on a request whose scheduled drafts were not
 //! judged but what ends them. Twin: kvcore/check/search/actions.py.
 
-use crate::check::search::moves::Move;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
@@ -289,4 +288,28 @@ fn subsets(names: &[Name]) -> Vec<Vec<Name>> {
     let mut sets: Vec<Vec<usize>> = (1..1 << names.len()).map(chosen).collect();
     sets.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
     sets.iter().map(|places| places.iter().map(|&place| names[place]).collect()).collect()
+}
+
+/// Calls that are made at once, in one batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the fields are those of the calls
+pub enum Move {
+    /// One call.
+    Call(Call),
+    /// Add a request and schedule all its tokens; forget it again where that is refused.
+    Admit { name: Name, tokens: Vec<u32>, kind: usize },
+    /// Free a request and forget it.
+    Finish { name: Name },
+}
+
+impl Move {
+    /// What an engine calls it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Move::Call(call) => call.transition(),
+            Move::Admit { .. } => "admit",
+            Move::Finish { .. } => "finish",
+        }
+    }
 }

@@ -4,14 +4,15 @@
 //! Rules: as in core_model.rs, of which this is a part. Twin: kvcore/check/search/core_model.py.
 
 use crate::check::properties::checker::note;
-use crate::check::search::core_model::{CoreModel, Ending, Failing, Path, Stop};
-use crate::check::search::moves::Move;
+use crate::check::search::actions::Move;
+use crate::check::search::core_model::CoreModel;
+use crate::check::search::path::{Ending, Failing, Path, Stop};
 use crate::check::world::calls::{Outcome, perform};
 use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Judged;
 use crate::oracle::schedule::Schedule;
 use crate::state::open_batch::OpenBatch;
-use crate::state::state::{Operation, State};
+use crate::state::state::State;
 use crate::transitions::drain::{take_events, take_stats};
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
@@ -192,15 +193,4 @@ impl CoreModel {
             }
         }
     }
-}
-
-/// Each request whose external tokens a path loads, with each token that may be the first to be
-/// missing: of the call itself, or of a block that an operation loads.
-pub(crate) fn failures(path: &Path) -> Vec<(Row, u32)> {
-    let of = |each: &Operation| each.request.map(|row| (row, each.first_token));
-    let operations = path.state.operations.values().filter_map(of);
-    let loads = path.schedule.loads();
-    let writes =
-        loads.flat_map(|write| (write.start..write.loaded).map(|first| (write.row, first)));
-    operations.chain(writes).collect()
 }

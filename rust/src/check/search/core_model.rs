@@ -18,10 +18,10 @@ use crate::check::names::canonical::Namer;
 use crate::check::names::fingerprints::Keys;
 use crate::check::names::packed::{pack, unpack};
 use crate::check::properties::checker::{Judge, changes, shown};
-use crate::check::search::actions::{Children, known_children};
-use crate::check::search::closing::failures;
-use crate::check::search::moves::{Move, moves};
-use crate::check::search::report::{MoveNames, Notes};
+use crate::check::search::actions::{Children, Move, known_children};
+use crate::check::search::moves::moves;
+use crate::check::search::path::{Ending, Path, Stop, failures};
+use crate::check::search::report::Notes;
 use crate::check::world::calls::Outcome;
 use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 use crate::check::world::world::{Symmetry, World};
@@ -31,34 +31,8 @@ use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
 use crate::state::state::{State, make_state};
-use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::Error;
-use crate::types::ids::Row;
 use crate::types::violation::{Judges, Violation};
-
-/// A request whose load fails, and the first token that it does not bring.
-pub(crate) type Failing = Option<(Row, u32)>;
-/// How an edge ends: what fails, and the move that is made before the report.
-pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);
-
-/// Some moves that were made.
-#[derive(Debug)]
-pub(crate) struct Path {
-    pub(crate) state: State,
-    pub(crate) schedule: Schedule,
-    pub(crate) names: MoveNames,
-    pub(crate) calls: Vec<Call>,
-    changed: bool,
-}
-
-impl Path {
-    /// No move was made yet.
-    pub(crate) fn new(state: State, schedule: Schedule) -> Self {
-        Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
-    }
-}
-
-clone_in_place!(Path { state, schedule, names, calls, changed });
 
 /// The states of a world without batches in flight, for one worker.
 pub struct CoreModel {
@@ -83,19 +57,6 @@ pub struct CoreModel {
     /// The calls of the edge that is being made, where they are kept.
     pub(crate) calls: Vec<Call>,
     num_edges: u32,
-}
-
-/// Why an edge is not followed further.
-pub(crate) enum Stop {
-    Broken(Violation),
-    /// Who asked has what it wanted.
-    Found,
-}
-
-impl From<Violation> for Stop {
-    fn from(violation: Violation) -> Self {
-        Stop::Broken(violation)
-    }
 }
 
 /// Who hears of the edges: their numbers, and where each leads.

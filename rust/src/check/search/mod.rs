@@ -7,5 +7,6 @@ pub(crate) mod closing;
 pub mod core_model;
 pub(crate) mod flight_model;
 pub mod moves;
+pub(crate) mod path;
 pub mod report;
 pub mod search;

@@ -7,8 +7,8 @@
 //! Twin: kvcore/check/search/moves.py.
 
 use crate::check::search::actions::{
-    Children, actions, block_calls, cuts, draft_calls, fresh_name, loads, next_tokens, prompts,
-    swaps,
+    Children, Move, actions, block_calls, cuts, draft_calls, fresh_name, loads, next_tokens,
+    prompts, swaps,
 };
 use crate::check::world::calls::Outcome;
 use crate::check::world::world::{Moves, World};
@@ -16,18 +16,6 @@ use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::types::values::Status;
-
-/// Calls that are made at once, in one batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // the fields are those of the calls
-pub enum Move {
-    /// One call.
-    Call(Call),
-    /// Add a request and schedule all its tokens; forget it again where that is refused.
-    Admit { name: Name, tokens: Vec<u32>, kind: usize },
-    /// Free a request and forget it.
-    Finish { name: Name },
-}
 
 /// Every move of a world in a state, in a fixed order.
 pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
@@ -38,16 +26,6 @@ pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Mo
 }
 
 impl Move {
-    /// What an engine calls it.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Move::Call(call) => call.transition(),
-            Move::Admit { .. } => "admit",
-            Move::Finish { .. } => "finish",
-        }
-    }
-
     /// The next call, behind so many that were made; state: the one after the last, which had this
     /// outcome.
     #[must_use]

@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
-use crate::check::properties::transitions::Made;
+use crate::check::properties::published::Made;
 use crate::check::properties::{liveness, transitions};
 use crate::check::world::calls::perform;
 use crate::check::world::world::{KindOfRequest, Moves, World};
-use crate::invariants::pool_and_state::{Scratch, check};
+use crate::invariants::pool_and_state::check;
+use crate::invariants::requests::Scratch;
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::hazards;
