@@ -20,9 +20,20 @@ ROOT = Path(__file__).parents[1]
 PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 
 ROOMS = (
-    *("mutants", "types", "hashing", "pool", "state", "codec", "oracle", "invariants"),
+    *("mutants", "types", "errors", "hashing", "pool", "state", "codec", "oracle", "invariants"),
     *("transitions", "backend", "_rust", "_twin", "manager", "metrics", "kvcore"),
-    *("trace", "fuzz", "sizing", "compat", "cli", "legacy", "check", "replay", "bindings"),
+    *(
+        "trace",
+        "fuzz",
+        "sizing",
+        "compat",
+        "cli",
+        "__main__",
+        "legacy",
+        "check",
+        "replay",
+        "bindings",
+    ),
 )
 """A room is a folder or a file at the top of `kvcore` or of `rust/src`; `kvcore` is the public
 door. Rust alone has `mutants` (seeded bugs), `fuzz` and `bindings`, which is `_rust` in Python.
