@@ -13,7 +13,7 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.sizing import command
 from kvcore.types import errors
 from tests.conftest import Backend
-from tools import draw_layout
+from tools import draw_layout, draw_pool
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / "docs" / "engines.md"
@@ -57,6 +57,17 @@ def test_programs_of_a_page_run(
     exec(compile(source, page.name, "exec"), {"__name__": "__page__"})
 
 
+def test_the_first_program_of_the_readme_prints_its_comments(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcore.manager._default_backend", lambda: backend)
+    source = FENCED.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    exec(compile(source, "README.md", "exec"), {"__name__": "__page__"})
+    said = re.findall(r"^# (.*)$", source, re.MULTILINE)
+    assert len(said) == 3
+    assert capsys.readouterr().out.splitlines() == said
+
+
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
 def test_every_python_block_of_a_page_is_run(page: Path) -> None:
     blocks = FENCED.findall(page.read_text(encoding="utf-8"))
@@ -73,6 +84,11 @@ def test_a_program_that_fails_names_its_line(tmp_path: Path) -> None:
     assert sources["One"].splitlines()[3] == "x = 1"
     assert [line for line in sources["Two"].splitlines() if line] == ["y = 2"]
     assert sources["Two"].splitlines()[9] == "y = 2"
+
+
+def test_the_picture_of_the_pool_is_what_a_manager_answers() -> None:
+    picture = draw_pool.PICTURE.read_text(encoding="utf-8")
+    assert picture == draw_pool.to_svg(draw_pool.play()), "stale: run python -m tools.draw_pool"
 
 
 def test_the_picture_is_what_a_manager_answers() -> None:
