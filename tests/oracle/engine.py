@@ -12,7 +12,13 @@ from random import Random
 from typing import Any
 
 from kvcore import Config, KvcoreError, Reason, Refused, Status
-from kvcore.types.errors import BeyondComputed, HeldByOthers, HitInOpenBatch
+from kvcore.types.errors import (
+    BeyondComputed,
+    HeldByOthers,
+    HitInOpenBatch,
+    LoadUnfinished,
+    SwappedOut,
+)
 from tests.oracle.backends import Language, Manager
 from tests.oracle.contents import Contents, digest
 from tests.oracle.device import Device, Span, Step
@@ -35,7 +41,7 @@ class Operation:
 class FailedLoad:
     """External tokens of which not all will come; batch: None while it is open.
 
-    cut: an earlier rewind may have reported it already, to fewer tokens.
+    cut: an earlier rewind may have reported it already, to as few tokens or fewer.
     """
 
     def __init__(self, name: str, kept: int) -> None:
@@ -200,19 +206,23 @@ class Engine:
             request.loading.clear()
         return done
 
-    def take_back(self, request: Known, count: int) -> bool:
+    def take_back(self, request: Known, count: int, repeated: bool = False) -> bool:
         """Rewind a request, which reports its unconfirmed loads as failed; False if others must be
         freed first.
+
+        repeated: the report may have been made before; then it is an ordinary cut, which is refused
+        if the request counts fewer tokens, is swapped out or has unfinished loads.
         """
         tables = self.manager.ask("get_block_ids", request.name)
         want = min(request.settled_count(), count)
         want = 0 if request.swapped or self.is_gone(request.settled_count(), tables) else want
         want = 0 if self.is_gone(want, tables) else want
-        cut = any(load.cut and load.name == request.name for load in self.failing.values())
-        errors = (HeldByOthers, HitInOpenBatch, *((BeyondComputed,) if cut else ()))
-        fell = self.call("rewind", [request.name], count, allowed=errors)
+        held = (HeldByOthers, HitInOpenBatch)
+        cuts = {BeyondComputed: True, SwappedOut: request.swapped, LoadUnfinished: request.loading}
+        refusals = tuple(error for error, met in cuts.items() if repeated and met)
+        fell = self.call("rewind", [request.name], count, allowed=(*held, *refusals))
         if isinstance(fell, KvcoreError):
-            return isinstance(fell, BeyondComputed)
+            return not isinstance(fell, held)
         for load in self.failing.values():
             load.cut |= count <= load.kept
         for each in self.known.values():

@@ -143,7 +143,7 @@ def report(e: Engine, batch: int | None) -> None:
     for number, load in list(e.failing.items()):
         if load.batch is None or (batch is not None and load.batch != batch):
             continue
-        while not e.take_back(e.known[load.name], load.kept):
+        while not e.take_back(e.known[load.name], load.kept, load.cut):
             others = [each for each in e.known.values() if each.count and each.name != load.name]
             demand(bool(others), f"the failed load of {load.name} cannot be reported")
             e.free(others[-1])
