@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from kvcore import KVCacheManager, Status
-from kvcore.types.errors import BeyondComputed, HeldByOthers, LoadUnconfirmed, SwappedOut
+from kvcore.types.errors import (
+    BeyondComputed,
+    HeldByOthers,
+    LoadUnconfirmed,
+    LoadUnfinished,
+    SwappedOut,
+)
 from tests.conftest import Backend
 from tests.helpers.stories import add, admit, drop, make
 
@@ -197,6 +203,25 @@ def test_a_swapped_request_reports_what_it_counts_and_waits_again(backend: Backe
     assert manager.status("b") is Status.SWAPPED
     assert manager.rewind(["b"], 3) == ("b", "a")
     assert manager.status("b") is Status.WAITING
+
+
+def test_a_request_with_unfinished_loads_reports_what_was_not_reported_before(
+    backend: Backend,
+) -> None:
+    manager = loaded(backend)
+    assert manager.rewind(["a"], 2) == ("a", "b")
+    operations = manager.load("a", 4)
+    assert isinstance(operations, tuple)
+    for num_tokens in (2, 3):  # no report: the loaded tokens end at two
+        with pytest.raises(LoadUnfinished):
+            manager.rewind(["a"], num_tokens)
+    assert manager.rewind(["a"], 0) == ("a", "b")
+    manager.allocate_slots("a", 3)
+    manager.take_batch()
+    for operation in operations:
+        manager.complete_operation(operation, True)
+    assert manager.num_computed_tokens("a") == 3
+    manager.check()
 
 
 def test_a_duplicate_that_merges_onto_a_loaded_block_rests_on_the_load(backend: Backend) -> None:
