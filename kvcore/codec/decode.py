@@ -15,7 +15,7 @@ from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, OWNERS_E
 from kvcore.codec.sections import read_sections
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import make_free_queue
-from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.quarantine import Quarantine
 from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestState, State
 from kvcore.types.config import Config
@@ -137,7 +137,7 @@ def _read_pool(source: Reader, config: Config, num_blocks: int, first_block: int
     order = source.ids(num_blocks)
     if len(set(order)) != len(order):
         raise source.damaged("a block is twice in the free queue")
-    index = HashIndexDraft(HashIndex())
+    index = HashIndexTransaction(HashIndex())
     for key, entries in ranked.items():
         entries.sort()
         if [rank for rank, _ in entries] != list(range(len(entries))):

@@ -4,8 +4,8 @@
 Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
 given, at the side that the eviction policy names, or by rank (`ranked.py`). The pool layer's
-transitions are in pool_layer.py; the request layer works on a `PoolDraft`. Source: S000-34, 35, 38,
-41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
+transitions are in pool/transitions.py; the request layer works on a `PoolTransaction`. Source:
+S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
-from kvcore.pool.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
-from kvcore.pool.hash_index import HashIndex, HashIndexDraft
-from kvcore.pool.quarantine import Quarantine, QuarantineDraft, make_quarantine
+from kvcore.pool.free_queue import FreeQueue, FreeQueueTransaction, make_free_queue
+from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
+from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
@@ -99,7 +99,7 @@ def make_pool(
     )
 
 
-class PoolDraft:
+class PoolTransaction:
     """A pool inside a transition: changed in place, unchecked, frozen at the end.
 
     An untouched one freezes to the value that it came from.
@@ -116,10 +116,12 @@ class PoolDraft:
         self.eviction = pool.eviction
         self.ref_counts = pool.ref_counts.evolver()
         self.keys = pool.keys.evolver()
-        self.queue = FreeQueueDraft(pool.queue)
-        self.index = HashIndexDraft(pool.index)
+        self.queue = FreeQueueTransaction(pool.queue)
+        self.index = HashIndexTransaction(pool.index)
         self.pins = pool.pins
-        self.quarantine = None if pool.quarantine is None else QuarantineDraft(pool.quarantine)
+        self.quarantine = (
+            None if pool.quarantine is None else QuarantineTransaction(pool.quarantine)
+        )
         self.effects = effects
 
     def freeze(self) -> BlockPool:

@@ -52,7 +52,7 @@ def make_free_queue(num_blocks: int, order: list[int]) -> FreeQueue:
     return FreeQueue(pvector(following), pvector(preceding), len(order))
 
 
-class FreeQueueDraft:
+class FreeQueueTransaction:
     """A free queue inside a transition: changed in place, frozen at the end.
 
     An untouched one freezes to the value that it came from.

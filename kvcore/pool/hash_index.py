@@ -55,7 +55,7 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
         return {block: rank for blocks in self.values() for rank, block in enumerate(blocks)}
 
 
-class HashIndexDraft:
+class HashIndexTransaction:
     """A hash index inside a transition: changed in place, frozen at the end.
 
     An untouched one freezes to the value that it came from.
@@ -109,7 +109,7 @@ class HashIndexDraft:
     def clear(self) -> None:
         """Forget every key."""
         self.is_touched = True
-        empty = HashIndexDraft(HashIndex())
+        empty = HashIndexTransaction(HashIndex())
         self.firsts, self.following, self.preceding = empty.firsts, empty.following, empty.preceding
 
     def _link(self, before: int, after: int) -> None:

@@ -43,14 +43,14 @@ class KeyMap(Mapping[bytes, int]):
     @classmethod
     def of(cls, items: Mapping[bytes, int]) -> KeyMap:
         """The map with these items."""
-        draft = cls().mutate()
+        tx = cls().mutate()
         for key, block in items.items():
-            draft[key] = block
-        return draft.finish()
+            tx[key] = block
+        return tx.finish()
 
-    def mutate(self) -> KeyMapDraft:
+    def mutate(self) -> KeyMapTransaction:
         """The map, to be changed in place."""
-        return KeyMapDraft(self.slots, self.length)
+        return KeyMapTransaction(self.slots, self.length)
 
     def __getitem__(self, key: bytes) -> int:
         entry = find(self.slots, key)
@@ -81,7 +81,7 @@ class KeyMap(Mapping[bytes, int]):
         return f"KeyMap.of({dict(self.items())!r})"
 
 
-class KeyMapDraft:
+class KeyMapTransaction:
     """A map inside a transition: changed in place, finished at the end."""
 
     __slots__ = ("length", "slots")

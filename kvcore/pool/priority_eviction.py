@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace as evolve
 
-from kvcore.pool.block_pool import BlockPool, PoolDraft
+from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.types.commands import Free
 from kvcore.types.effects import Effects
 
@@ -24,12 +24,16 @@ NO_RANK = (NEVER, 0)
 """Time and length of a block of which nothing was said: it goes before all that were used."""
 
 
-def make_draft(pool: BlockPool, effects: Effects) -> PoolDraft:
-    """A draft of a pool that keeps its policy."""
-    return RankedDraft(pool, effects) if pool.eviction == "ranked" else PoolDraft(pool, effects)
+def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
+    """A transaction on a pool that keeps its policy."""
+    return (
+        PriorityPoolTransaction(pool, effects)
+        if pool.eviction == "ranked"
+        else PoolTransaction(pool, effects)
+    )
 
 
-class RankedDraft(PoolDraft):
+class PriorityPoolTransaction(PoolTransaction):
     """A pool whose free queue is ordered by rank, inside a transition."""
 
     __slots__ = ("last_placed", "ranks")

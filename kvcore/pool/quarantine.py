@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from immutables import Map
 from msgspec import Struct
 
-from kvcore.pool.free_queue import FreeQueue, FreeQueueDraft, make_free_queue
+from kvcore.pool.free_queue import FreeQueue, FreeQueueTransaction, make_free_queue
 
 
 class Quarantine(Struct, frozen=True, gc=False):
@@ -38,7 +38,7 @@ def make_quarantine(num_blocks: int) -> Quarantine:
     return Quarantine(make_free_queue(num_blocks, []))
 
 
-class QuarantineDraft:
+class QuarantineTransaction:
     """A quarantine inside a transition: changed in place, frozen at the end.
 
     An untouched one freezes to the value that it came from.
@@ -48,7 +48,7 @@ class QuarantineDraft:
 
     def __init__(self, quarantine: Quarantine) -> None:
         self.quarantine = quarantine
-        self.queue = FreeQueueDraft(quarantine.queue)
+        self.queue = FreeQueueTransaction(quarantine.queue)
         self.busy = quarantine.busy
 
     def freeze(self) -> Quarantine:

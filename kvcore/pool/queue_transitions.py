@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.pool.free_queue import FreeQueueDraft
+from kvcore.pool.free_queue import FreeQueueTransaction
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import AlreadyQueued, NotQueued, UnknownBlock
 
 
-def popleft(queue: FreeQueueDraft) -> int | None:
+def popleft(queue: FreeQueueTransaction) -> int | None:
     """Take out the block that leaves next, if there is one."""
     block = queue.front()
     if block == queue.sentinel:
@@ -24,7 +24,7 @@ def popleft(queue: FreeQueueDraft) -> int | None:
     return block
 
 
-def remove(queue: FreeQueueDraft, block: int) -> None:
+def remove(queue: FreeQueueTransaction, block: int) -> None:
     """Take a block out, from wherever it is. Raises UnknownBlock, NotQueued."""
     known = check_block(queue, block)
     if known not in queue:
@@ -32,23 +32,23 @@ def remove(queue: FreeQueueDraft, block: int) -> None:
     queue.remove(known)
 
 
-def append(queue: FreeQueueDraft, block: int) -> None:
+def append(queue: FreeQueueTransaction, block: int) -> None:
     """Put a block at the back. Raises UnknownBlock, AlreadyQueued."""
     queue.append(_check_outside(queue, block))
 
 
-def prepend(queue: FreeQueueDraft, block: int) -> None:
+def prepend(queue: FreeQueueTransaction, block: int) -> None:
     """Put a block at the front. Raises UnknownBlock, AlreadyQueued."""
     queue.prepend(_check_outside(queue, block))
 
 
-def back(queue: FreeQueueDraft) -> int | None:
+def back(queue: FreeQueueTransaction) -> int | None:
     """The block that leaves last, if there is one. Does not modify the queue."""
     block = queue.preceding[queue.sentinel]
     return None if block == queue.sentinel else block
 
 
-def neighbours(queue: FreeQueueDraft, block: int) -> tuple[int | None, int | None]:
+def neighbours(queue: FreeQueueTransaction, block: int) -> tuple[int | None, int | None]:
     """What leaves just before and just after a block; none where it is not in the queue.
 
     Does not modify the queue. Raises UnknownBlock.
@@ -59,7 +59,7 @@ def neighbours(queue: FreeQueueDraft, block: int) -> tuple[int | None, int | Non
     return None if before in nothing else before, None if after in nothing else after
 
 
-def check_block(queue: FreeQueueDraft, block: Any) -> int:
+def check_block(queue: FreeQueueTransaction, block: Any) -> int:
     """The block of this number. Raises UnknownBlock."""
     number, last = read_int(block), queue.sentinel - 1
     if not isinstance(number, int) or not 0 <= number <= last:
@@ -67,7 +67,7 @@ def check_block(queue: FreeQueueDraft, block: Any) -> int:
     return number
 
 
-def _check_outside(queue: FreeQueueDraft, block: Any) -> int:
+def _check_outside(queue: FreeQueueTransaction, block: Any) -> int:
     known = check_block(queue, block)
     if known in queue:
         raise AlreadyQueued(block=known)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from kvcore.pool.block_pool import BlockPool, PoolDraft, make_pool
-from kvcore.pool.priority_eviction import RankedDraft, make_draft
+from kvcore.pool.block_pool import BlockPool, PoolTransaction, make_pool
+from kvcore.pool.priority_eviction import PriorityPoolTransaction, make_transaction
 from kvcore.types.arguments import read_count, read_int, read_ints
 from kvcore.types.config import NO_LIMIT
 from kvcore.types.effects import Effects
@@ -59,7 +59,7 @@ def take(pool: BlockPool, count: int) -> Outcome[BlockPool, tuple[int, ...] | Re
     if count > pool.num_free:
         reason = Reason.NEVER if count > pool.num_usable else Reason.LATER
         return Outcome(pool, (), Refused(reason, count, pool.num_free))
-    return _change(pool, lambda draft: tuple(draft.take(count)))
+    return _change(pool, lambda tx: tuple(tx.take(count)))
 
 
 def admit(
@@ -74,20 +74,20 @@ def admit(
     if keys is not None:
         _check_keys(keys, len(ids))
 
-    def change(draft: PoolDraft) -> tuple[int, ...] | Refused:
+    def change(tx: PoolTransaction) -> tuple[int, ...] | Refused:
         for position, key in enumerate(keys or ()):
-            draft.check_block(ids[position])
-            if draft.keys[ids[position]] != key:
+            tx.check_block(ids[position])
+            if tx.keys[ids[position]] != key:
                 raise WrongKey(block=ids[position], position=position)
-        draft.check_pins(ids)
+        tx.check_pins(ids)
         touched = set(ids)
-        needed = count + sum(not draft.ref_counts[block] for block in touched)
-        if needed > draft.num_free:
-            never = count + len(touched) > draft.num_usable
-            return Refused(Reason.NEVER if never else Reason.LATER, needed, draft.num_free)
+        needed = count + sum(not tx.ref_counts[block] for block in touched)
+        if needed > tx.num_free:
+            never = count + len(touched) > tx.num_usable
+            return Refused(Reason.NEVER if never else Reason.LATER, needed, tx.num_free)
         for block in ids:
-            draft.touch(block)
-        return tuple(draft.take(count))
+            tx.touch(block)
+        return tuple(tx.take(count))
 
     return _change(pool, change)
 
@@ -96,10 +96,10 @@ def touch(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
     ids = read_ints(blocks)
 
-    def change(draft: PoolDraft) -> None:
-        draft.check_pins(ids)
+    def change(tx: PoolTransaction) -> None:
+        tx.check_pins(ids)
         for block in ids:
-            draft.touch(block)
+            tx.touch(block)
 
     return _change(pool, change)
 
@@ -108,12 +108,12 @@ def release(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Take one owner from each block, in order. Raises UnknownBlock, DoubleFree (pins stay)."""
     ids = read_ints(blocks)
 
-    def change(draft: PoolDraft) -> None:
-        for block, asked in draft.count_blocks(ids):
-            owners = draft.ref_counts[block] - draft.pins.get(block, 0)
+    def change(tx: PoolTransaction) -> None:
+        for block, asked in tx.count_blocks(ids):
+            owners = tx.ref_counts[block] - tx.pins.get(block, 0)
             if owners < asked:
                 raise DoubleFree(block=block, ref_count=owners, asked=asked)
-        draft.release(ids)
+        tx.release(ids)
 
     return _change(pool, change)
 
@@ -126,13 +126,13 @@ def publish(pool: BlockPool, block: int, key: bytes) -> Outcome[BlockPool, None]
     _check_key(key)
     block = read_int(block)
 
-    def change(draft: PoolDraft) -> None:
-        draft.check_block(block)
-        if draft.keys[block] is not None:
+    def change(tx: PoolTransaction) -> None:
+        tx.check_block(block)
+        if tx.keys[block] is not None:
             raise AlreadyPublished(block=block)
-        if draft.ref_counts[block] == 0:
+        if tx.ref_counts[block] == 0:
             raise UnusedBlock(block=block)
-        draft.publish(block, key)
+        tx.publish(block, key)
 
     return _change(pool, change)
 
@@ -147,17 +147,17 @@ def publish_all(
     ids = read_ints(blocks)
     _check_keys(keys, len(ids))
 
-    def change(draft: PoolDraft) -> None:
+    def change(tx: PoolTransaction) -> None:
         seen: set[int] = set()
         for block in ids:
-            draft.check_block(block)
-            if draft.keys[block] is not None or block in seen:
+            tx.check_block(block)
+            if tx.keys[block] is not None or block in seen:
                 raise AlreadyPublished(block=block)
-            if draft.ref_counts[block] == 0:
+            if tx.ref_counts[block] == 0:
                 raise UnusedBlock(block=block)
             seen.add(block)
         for block, key in zip(ids, keys, strict=True):
-            draft.publish(block, key)
+            tx.publish(block, key)
 
     return _change(pool, change)
 
@@ -166,9 +166,9 @@ def unpublish(pool: BlockPool, block: int) -> Outcome[BlockPool, None]:
     """Forget a block's key, if it has one. Raises UnknownBlock."""
     block = read_int(block)
 
-    def change(draft: PoolDraft) -> None:
-        draft.check_block(block)
-        draft.unpublish(block)
+    def change(tx: PoolTransaction) -> None:
+        tx.check_block(block)
+        tx.unpublish(block)
 
     return _change(pool, change)
 
@@ -186,20 +186,20 @@ def rank(
     said, tokens = _read_time(time), _read_length(length)
     ids = read_ints(blocks)
 
-    def change(draft: PoolDraft) -> None:
-        if not isinstance(draft, RankedDraft):
+    def change(tx: PoolTransaction) -> None:
+        if not isinstance(tx, PriorityPoolTransaction):
             reason = "blocks have ranks where it is 'ranked'"
-            raise InvalidConfig(field="eviction", value=repr(draft.eviction), reason=reason)
+            raise InvalidConfig(field="eviction", value=repr(tx.eviction), reason=reason)
         for block in ids:
-            draft.check_block(block)
-        draft.rank(ids, said, tokens)
+            tx.check_block(block)
+        tx.rank(ids, said, tokens)
 
     return _change(pool, change)
 
 
 def clear_index(pool: BlockPool) -> Outcome[BlockPool, None]:
     """Forget every key."""
-    return _change(pool, lambda draft: draft.clear_index())
+    return _change(pool, lambda tx: tx.clear_index())
 
 
 def lookup(pool: BlockPool, key: bytes) -> int | None:
@@ -228,10 +228,10 @@ def pin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Hold blocks that have an owner or a key. Raises UnknownBlock, UnusedBlock."""
     ids = read_ints(blocks)
 
-    def change(draft: PoolDraft) -> None:
-        draft.check_pins(ids)
+    def change(tx: PoolTransaction) -> None:
+        tx.check_pins(ids)
         for block in ids:
-            draft.pin(block)
+            tx.pin(block)
 
     return _change(pool, change)
 
@@ -240,19 +240,19 @@ def unpin(pool: BlockPool, blocks: Sequence[int]) -> Outcome[BlockPool, None]:
     """Undo `pin`. Raises UnknownBlock, NotPinned."""
     ids = read_ints(blocks)
 
-    def change(draft: PoolDraft) -> None:
-        draft.check_unpins(ids, {})
+    def change(tx: PoolTransaction) -> None:
+        tx.check_unpins(ids, {})
         for block in ids:
-            draft.unpin(block)
+            tx.unpin(block)
 
     return _change(pool, change)
 
 
-def _change(pool: BlockPool, change: Callable[[PoolDraft], T]) -> Outcome[BlockPool, T]:
+def _change(pool: BlockPool, change: Callable[[PoolTransaction], T]) -> Outcome[BlockPool, T]:
     effects = Effects()
-    draft = make_draft(pool, effects)
-    value = change(draft)
-    return Outcome(draft.freeze(), tuple(effects.commands), value)
+    tx = make_transaction(pool, effects)
+    value = change(tx)
+    return Outcome(tx.freeze(), tuple(effects.commands), value)
 
 
 def _read_time(time: Any) -> float | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state: one immutable value that owns pools, requests and the open batch.
 
-Invariants: a transition changes a `Draft` of a state (draft.py), never the state. Per-block data
+Invariants: a transition changes a `Transaction` (transaction.py), never the state. Per-block data
 are columns in persistent vectors; what can be derived is not stored. A request waits (no tables),
 runs (device tables) or is swapped out (host tables); that is read from its tables, not stored.
 Twin: rust/src/state/state.rs.

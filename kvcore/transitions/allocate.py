@@ -16,9 +16,9 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.open_batch import BatchRecord
 from kvcore.state.state import NULL_BLOCK, RequestState, State, Table
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import let_go, mark, note_given, replace
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
@@ -70,22 +70,22 @@ def allocate_slots(
         reserved_blocks=reserved_blocks,
     )
 
-    def change(draft: Draft) -> KVCacheBlocks | Refused:
-        plan = plan_allocation(draft, asked)
+    def change(tx: Transaction) -> KVCacheBlocks | Refused:
+        plan = plan_allocation(tx, asked)
         if isinstance(plan, Refusal):
-            draft.store(apply_trims(draft, plan.request, plan.trims))
+            tx.put(apply_trims(tx, plan.request, plan.trims))
             return plan.refused
-        return commit(draft, plan)
+        return commit(tx, plan)
 
     return transition(state, change)
 
 
 def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: Any) -> Verdict:
     """What `allocate_slots` would say to the same arguments. Does not modify the state."""
-    draft = Draft(state)
+    tx = Transaction(state)
     options |= {name: read_flag(name, options[name]) for name in FLAGS if name in options}
     asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
-    plan = plan_allocation(draft, asked)
+    plan = plan_allocation(tx, asked)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 
 
@@ -97,99 +97,97 @@ def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outco
     LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
     """
 
-    def change(draft: Draft) -> Appended:
-        ids = read_request_ids(draft, request_ids)
+    def change(tx: Transaction) -> Appended:
+        ids = read_request_ids(tx, request_ids)
         values = read_tokens(tokens)
-        check_append(draft, ids, values)
+        check_append(tx, ids, values)
         for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
-            before = draft.request(request_id)
-            draft.store(extend(draft, before, [token]))
+            before = tx.request(request_id)
+            tx.put(extend(tx, before, [token]))
             asked = Asked(request_id=request_id, num_new_tokens=1)
-            plan = plan_allocation(draft, asked)
+            plan = plan_allocation(tx, asked)
             if isinstance(plan, Refusal):
-                draft.store(apply_trims(draft, before, plan.trims))
+                tx.put(apply_trims(tx, before, plan.trims))
                 return Appended(done, plan.refused)
-            commit(draft, plan)
+            commit(tx, plan)
         return Appended(len(ids))
 
     return transition(state, change)
 
 
-def read_request_ids(draft: Draft, request_ids: Any) -> list[str]:
+def read_request_ids(tx: Transaction, request_ids: Any) -> list[str]:
     """The ids of a sequence of ids, or of a buffer of rows. Raises UnknownRequest."""
     if isinstance(request_ids, list | tuple):
         return list(request_ids)
     ids = []
     for row in read_tokens(request_ids):
-        request_id = draft.rows[row] if row < len(draft.rows) else None
+        request_id = tx.rows[row] if row < len(tx.rows) else None
         if request_id is None:
             raise UnknownRequest(request=f"in row {row}")
         ids.append(request_id)
     return ids
 
 
-def check_append(draft: Draft, request_ids: list[str], tokens: list[int]) -> None:
+def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> None:
     """Raise what any call of the append would raise, before the first one changes anything."""
     if len(request_ids) != len(tokens):
         raise LengthMismatch(num_requests=len(request_ids), num_tokens=len(tokens))
     times: dict[str, int] = {}
     for request_id in request_ids:
-        request = draft.idle(request_id)
+        request = tx.idle(request_id)
         check_no_drafts(request)
         times[request_id] = times.get(request_id, 0) + 1
         asked = request.num_computed + times[request_id]
-        if asked > draft.config.length_limit:
+        if asked > tx.config.length_limit:
             raise BeyondModelLength(
-                request=repr(request_id), asked=asked, max_model_len=draft.config.length_limit
+                request=repr(request_id), asked=asked, max_model_len=tx.config.length_limit
             )
 
 
-def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
+def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Do what a plan says; returns the blocks that the tables grew by."""
     asked, request = plan.asked, plan.request
     if asked.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
-        draft.stats = draft.stats.observe(
-            queries, asked.hit.num_tokens, preempted=request.preempted
-        )
-    if request.request_id not in draft.records:
+        tx.stats = tx.stats.observe(queries, asked.hit.num_tokens, preempted=request.preempted)
+    if request.request_id not in tx.records:
         record = BatchRecord(request.num_computed)
-        draft.records = draft.records.set(request.request_id, record)
-    publishes = draft.config.enable_caching and not asked.delay_cache_blocks
+        tx.records = tx.records.set(request.request_id, record)
+    publishes = tx.config.enable_caching and not asked.delay_cache_blocks
     before = request.num_computed
-    written = draft.config.enable_caching and (publishes or asked.loads)
-    mark(draft, request.request_id, before, before, publishes=written)
-    request = apply_trims(draft, request, plan.trims)
+    written = tx.config.enable_caching and (publishes or asked.loads)
+    mark(tx, request.request_id, before, before, publishes=written)
+    request = apply_trims(tx, request, plan.trims)
     tables, num_cached = list(request.tables), list(request.num_cached)
     for group, hits in enumerate(plan.hits):
         if hits:
-            tables[group] = attach_hits(draft, request, group, hits)
+            tables[group] = attach_hits(tx, request, group, hits)
             num_cached[group] = len(hits)
-            if draft.loads:
-                rest(draft, request.request_id, hits)
+            if tx.loads:
+                rest(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not asked.loads:
-        note_load(draft, request.request_id, plan.num_local, plan.num_loaded)
+        note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     num_fresh = 0
     for rewrite in plan.rewrites:
         num_fresh += rewrite.shared
     for growth in plan.growth:
         num_fresh += growth.external + growth.grown
-    taken = draft.device.take(num_fresh)
-    forget_new(draft, taken)
+    taken = tx.device.take(num_fresh)
+    forget_new(tx, taken)
     fresh = iter(taken)
     for rewrite in plan.rewrites:
         table = tables[rewrite.group]
-        tables[rewrite.group] = apply_rewrite(draft, request, table, rewrite, fresh)
+        tables[rewrite.group] = apply_rewrite(tx, request, table, rewrite, fresh)
     for group, growth in enumerate(plan.growth):
         if growth.nulls or growth.external:
             blocks = [NULL_BLOCK] * growth.nulls + list(islice(fresh, growth.external))
             num_filled = len(blocks) if asked.loads else growth.nulls
-            tables[group] = grow(draft, request, group, tables[group], blocks, num_filled)
+            tables[group] = grow(tx, request, group, tables[group], blocks, num_filled)
     grown: list[tuple[int, ...]] = [()] * len(tables)
     for group, growth in enumerate(plan.growth):
         if growth.grown:
             blocks = list(islice(fresh, growth.grown))
-            tables[group] = grow(draft, request, group, tables[group], blocks, 0)
+            tables[group] = grow(tx, request, group, tables[group], blocks, 0)
             grown[group] = tuple(blocks)
     request = evolve(
         request,
@@ -197,53 +195,53 @@ def commit(draft: Draft, plan: Plan) -> KVCacheBlocks:
         num_computed=plan.num_scheduled,
         num_cached=tuple(num_cached),
     )
-    draft.store(request)
-    if publishes and draft.config.publish == "scheduled":
-        publish_blocks(draft, request, request.num_accepted)
+    tx.put(request)
+    if publishes and tx.config.publish == "scheduled":
+        publish_blocks(tx, request, request.num_accepted)
     return KVCacheBlocks(tuple(grown))
 
 
-def attach_hits(draft: Draft, request: RequestState, group: int, hits: tuple[int, ...]) -> Table:
+def attach_hits(tx: Transaction, request: RequestState, group: int, hits: tuple[int, ...]) -> Table:
     """Add the request as an owner of its hits, at the start of its table."""
     table = request.tables[group]
     for position, block in enumerate(hits):
-        if not draft.is_null(block):
-            draft.device.touch(block)
-        draft.effects.emit(SetTable(request.row, group, position, block))
+        if not tx.is_null(block):
+            tx.device.touch(block)
+        tx.effects.emit(SetTable(request.row, group, position, block))
     return table.extend(hits)
 
 
 def apply_rewrite(
-    draft: Draft, request: RequestState, table: Table, rewrite: Rewrite, fresh: Iterator[int]
+    tx: Transaction, request: RequestState, table: Table, rewrite: Rewrite, fresh: Iterator[int]
 ) -> Table:
     """Make one block of a table fit to be written."""
     block = table[rewrite.position]
     if rewrite.same:
-        note_given(draft, block, request.key(draft.config, rewrite.group, rewrite.position))
-        end = (rewrite.position + 1) * draft.config.groups[rewrite.group].block_size
-        note_rewritten(draft, request.request_id, block, end)
+        note_given(tx, block, request.key(tx.config, rewrite.group, rewrite.position))
+        end = (rewrite.position + 1) * tx.config.groups[rewrite.group].block_size
+        note_rewritten(tx, request.request_id, block, end)
         return table
     if not rewrite.shared:
-        draft.device.unpublish(block)
+        tx.device.unpublish(block)
         return table
     target = next(fresh)
-    at, size = (rewrite.group, rewrite.position), draft.config.groups[rewrite.group].block_size
-    mark(draft, request.request_id, request.num_computed, rewrite.position * size)
-    let_go(draft, request, rewrite.group, [rewrite.position])
-    replace(draft, request.request_id, *at)
+    at, size = (rewrite.group, rewrite.position), tx.config.groups[rewrite.group].block_size
+    mark(tx, request.request_id, request.num_computed, rewrite.position * size)
+    let_go(tx, request, rewrite.group, [rewrite.position])
+    replace(tx, request.request_id, *at)
     if rewrite.copied:
-        draft.effects.emit(CopyOnWrite(block, target))
-        draft.device.use(block, draft.batch.number)
-        draft.device.use(target, draft.batch.number)
+        tx.effects.emit(CopyOnWrite(block, target))
+        tx.device.use(block, tx.batch.number)
+        tx.device.use(target, tx.batch.number)
     else:
-        use_fresh(draft, rewrite.group, target)
-    draft.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
-    draft.device.release([block])
+        use_fresh(tx, rewrite.group, target)
+    tx.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
+    tx.device.release([block])
     return table.set(rewrite.position, target)
 
 
 def grow(
-    draft: Draft,
+    tx: Transaction,
     request: RequestState,
     group: int,
     table: Table,
@@ -253,16 +251,16 @@ def grow(
     """Put blocks at the end of a table; the first num_filled are null or get their content."""
     for offset, block in enumerate(blocks):
         if offset >= num_filled:
-            use_fresh(draft, group, block)
-        draft.effects.emit(SetTable(request.row, group, len(table) + offset, block))
+            use_fresh(tx, group, block)
+        tx.effects.emit(SetTable(request.row, group, len(table) + offset, block))
     return table.extend(blocks)
 
 
-def use_fresh(draft: Draft, group: int, block: int) -> None:
+def use_fresh(tx: Transaction, group: int, block: int) -> None:
     """Zero a block that nothing fills, where its group asks for it, and record it as new."""
-    kind = draft.config.groups[group]
+    kind = tx.config.groups[group]
     if kind.zero_new_blocks:
-        draft.effects.emit(Zero(block))
-    if draft.config.record_new_blocks and kind.kind in ("full_attention", "mla"):
-        new = draft.new_blocks
-        draft.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])
+        tx.effects.emit(Zero(block))
+    if tx.config.record_new_blocks and kind.kind in ("full_attention", "mla"):
+        new = tx.new_blocks
+        tx.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])

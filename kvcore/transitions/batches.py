@@ -18,9 +18,9 @@ from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.state.batch_records import Mark, Unfinished, in_order
-from kvcore.state.draft import Draft, transition
 from kvcore.state.open_batch import Merge, OpenBatch
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import let_go, lower, note_given, num_finished, replace
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.unconfirmed_loads import confirm, note_keyed, rest
@@ -47,12 +47,12 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     if not (config.tracks_batches or batch.merges):
         return Outcome(opened, (), taken)
 
-    def change(draft: Draft) -> Batch:
+    def change(tx: Transaction) -> Batch:
         if config.max_in_flight:
-            draft.unfinished.append(close_marks(state))
+            tx.unfinished.append(close_marks(state))
         elif config.publish == "completed":
-            publish_written(draft, close_marks(state))
-        settle_merges(draft, batch.merges)
+            publish_written(tx, close_marks(state))
+        settle_merges(tx, batch.merges)
         return taken
 
     return transition(opened, change)
@@ -65,26 +65,26 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
     """
     number = read_int(batch)
 
-    def change(draft: Draft) -> None:
-        check_in_flight(draft, number)
-        oldest = draft.unfinished[0]
+    def change(tx: Transaction) -> None:
+        check_in_flight(tx, number)
+        oldest = tx.unfinished[0]
         if oldest.number != number:
             raise BatchOutOfOrder(batch=number, oldest=oldest.number)
-        del draft.unfinished[0]
-        draft.loads = confirm(draft.loads, oldest.number)
-        for pool in (draft.device, draft.host):
+        del tx.unfinished[0]
+        tx.loads = confirm(tx.loads, oldest.number)
+        for pool in (tx.device, tx.host):
             if pool is not None:
                 pool.end_use(lambda user: user == number)
                 pool.end_quarantine()
-        if draft.config.publish == "completed":
-            publish_written(draft, oldest)
+        if tx.config.publish == "completed":
+            publish_written(tx, oldest)
 
     return transition(state, change)
 
 
-def check_in_flight(draft: Draft, number: object) -> None:
+def check_in_flight(tx: Transaction, number: object) -> None:
     """Raise NotInFlight unless this is the number of an unfinished batch."""
-    numbers = [batch.number for batch in draft.unfinished]
+    numbers = [batch.number for batch in tx.unfinished]
     if not isinstance(number, int) or number not in numbers:
         known = ", ".join(map(str, numbers)) or "none"
         raise NotInFlight(
@@ -104,59 +104,57 @@ def close_marks(state: State) -> Unfinished:
     return Unfinished(batch.number, marks.finish(), batch.given, named_rows(batch.commands))
 
 
-def publish_written(draft: Draft, batch: Unfinished) -> None:
+def publish_written(tx: Transaction, batch: Unfinished) -> None:
     """Make findable what a batch wrote that has just finished."""
-    before = draft.batch.merges
-    draft.batch = evolve(draft.batch, merges=pvector())
+    before = tx.batch.merges
+    tx.batch = evolve(tx.batch, merges=pvector())
     for request_id, made in in_order(batch.marks):
-        request = draft.requests[request_id]
+        request = tx.requests[request_id]
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
-            publish_blocks(draft, request, num_finished(draft, request), final=True)
-    merges = draft.batch.merges
-    draft.batch = evolve(draft.batch, merges=before)
-    settle_merges(draft, merges)
+            publish_blocks(tx, request, num_finished(tx, request), final=True)
+    merges = tx.batch.merges
+    tx.batch = evolve(tx.batch, merges=before)
+    settle_merges(tx, merges)
 
 
-def settle_merges(draft: Draft, merges: Iterable[Merge]) -> None:
+def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
     """Look up again what was filled although its content was findable."""
     for merge in merges:
-        _merge(draft, merge)
+        _merge(tx, merge)
 
 
-def _merge(draft: Draft, merge: Merge) -> None:
+def _merge(tx: Transaction, merge: Merge) -> None:
     """Move a table to the older block of its content, or publish its own where that is gone."""
-    request = draft.requests.get(merge.request_id)
+    request = tx.requests.get(merge.request_id)
     if request is None or len(request.tables[merge.group]) <= merge.position:
         return
     table = request.tables[merge.group]
-    size = draft.config.groups[merge.group].block_size
+    size = tx.config.groups[merge.group].block_size
     computed = request.num_accepted >= (merge.position + 1) * size
-    same = table[merge.position] == merge.block and draft.device.keys[merge.block] is None
-    if not computed or not same or merge.position >= request.num_hashed(draft.config, merge.group):
+    same = table[merge.position] == merge.block and tx.device.keys[merge.block] is None
+    if not computed or not same or merge.position >= request.num_hashed(tx.config, merge.group):
         return
-    if request.key(draft.config, merge.group, merge.position) != merge.key:
+    if request.key(tx.config, merge.group, merge.position) != merge.key:
         return
-    older = draft.device.index.first(merge.key)
+    older = tx.device.index.first(merge.key)
     if older is None:
-        draft.device.publish(merge.block, merge.key)
-        if draft.loads:
+        tx.device.publish(merge.block, merge.key)
+        if tx.loads:
             end = (merge.position + 1) * size
-            note_keyed(draft, merge.request_id, [(merge.block, end)])
-        if draft.config.publish == "scheduled":
-            note_given(draft, merge.block, merge.key)
-        draft.effects.announce(
-            stored(draft, request, merge.group, merge.position, merge.position + 1)
-        )
+            note_keyed(tx, merge.request_id, [(merge.block, end)])
+        if tx.config.publish == "scheduled":
+            note_given(tx, merge.block, merge.key)
+        tx.effects.announce(stored(tx, request, merge.group, merge.position, merge.position + 1))
         return
-    draft.device.touch(older)
-    if draft.loads:
-        rest(draft, merge.request_id, [older])
-    if draft.config.publish == "scheduled":
-        lower(draft, merge.request_id, merge.position * size)
-    let_go(draft, request, merge.group, [merge.position])
-    replace(draft, merge.request_id, merge.group, merge.position)
-    draft.effects.emit(SetTable(request.row, merge.group, merge.position, older))
+    tx.device.touch(older)
+    if tx.loads:
+        rest(tx, merge.request_id, [older])
+    if tx.config.publish == "scheduled":
+        lower(tx, merge.request_id, merge.position * size)
+    let_go(tx, request, merge.group, [merge.position])
+    replace(tx, merge.request_id, merge.group, merge.position)
+    tx.effects.emit(SetTable(request.row, merge.group, merge.position, older))
     moved = table.set(merge.position, older)
     tables = (*request.tables[: merge.group], moved, *request.tables[merge.group + 1 :])
-    draft.store(evolve(request, tables=tables))
-    draft.device.release([merge.block])
+    tx.put(evolve(request, tables=tables))
+    tx.device.release([merge.block])

@@ -14,9 +14,9 @@ from __future__ import annotations
 from msgspec.structs import replace as evolve
 
 from kvcore.state.batch_records import Unfinished, in_order
-from kvcore.state.draft import Draft, transition
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.batches import check_in_flight
 from kvcore.transitions.free import cut_tables, drop_host
 from kvcore.types.arguments import read_int
@@ -28,34 +28,34 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
     """Take back an unfinished batch, all later ones and the open one. Raises NotInFlight."""
     number = read_int(batch)
 
-    def change(draft: Draft) -> None:
-        check_in_flight(draft, number)
+    def change(tx: Transaction) -> None:
+        check_in_flight(tx, number)
         assert isinstance(number, int)
         opened = state.batch
         cancelled = [each for each in state.unfinished if each.number >= number]
         rows = named_rows(opened.commands)
         cancelled.append(Unfinished(opened.number, opened.marks, opened.given, rows))
-        draft.unfinished = [each for each in state.unfinished if each.number < number]
-        draft.batch = OpenBatch(opened.number + 1)
-        draft.records, draft.marks = draft.batch.records, draft.batch.marks
-        draft.given = draft.batch.given
-        draft.loads = tuple(load for load in draft.loads if load.batch < number)
-        take_back(draft, cancelled, number)
+        tx.unfinished = [each for each in state.unfinished if each.number < number]
+        tx.batch = OpenBatch(opened.number + 1)
+        tx.records, tx.marks = tx.batch.records, tx.batch.marks
+        tx.given = tx.batch.given
+        tx.loads = tuple(load for load in tx.loads if load.batch < number)
+        take_back(tx, cancelled, number)
         for row in sorted({row for each in cancelled for row in each.rows}):
-            rebuild(draft, row)
+            rebuild(tx, row)
 
     return transition(state, change)
 
 
-def take_back(draft: Draft, cancelled: list[Unfinished], number: int) -> None:
+def take_back(tx: Transaction, cancelled: list[Unfinished], number: int) -> None:
     """Withdraw keys, end uses, and let each request fall to what is left of it."""
-    pools = [pool for pool in (draft.device, draft.host) if pool is not None]
+    pools = [pool for pool in (tx.device, tx.host) if pool is not None]
     for pool in pools:
         pool.end_use(lambda user: user >= number)
     for batch in cancelled:
         for block, key in batch.given:
-            if draft.device.keys[block] == key:
-                draft.device.unpublish(block)
+            if tx.device.keys[block] == key:
+                tx.device.unpublish(block)
     for pool in pools:
         pool.end_quarantine()
     counts: dict[str, int] = {}
@@ -63,28 +63,28 @@ def take_back(draft: Draft, cancelled: list[Unfinished], number: int) -> None:
         for request_id, mark in in_order(batch.marks):
             counts[request_id] = min(counts.get(request_id, mark.restore), mark.restore)
     for request_id, count in counts.items():
-        fall(draft, request_id, count, number)
+        fall(tx, request_id, count, number)
 
 
-def fall(draft: Draft, request_id: str, num_tokens: int, number: int) -> None:
+def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:
     """Take a request back to so many tokens, without the loads that were cancelled."""
-    request = draft.request(request_id)
-    for operation, found in sorted(draft.operations.items()):
+    request = tx.request(request_id)
+    for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:
             left = evolve(found, request_id=None)
-            draft.operations = draft.operations.set(operation, left)
+            tx.operations = tx.operations.set(operation, left)
             request = evolve(request, num_loading=0, load_end=0)
     if not request.host_tables:
-        cut_tables(draft, request, num_tokens)
+        cut_tables(tx, request, num_tokens)
     elif num_tokens < request.num_computed:
-        drop_host(draft, request)
+        drop_host(tx, request)
 
 
-def rebuild(draft: Draft, row: int) -> None:
+def rebuild(tx: Transaction, row: int) -> None:
     """Set the tables of a row anew, whatever they are in the runtime."""
-    request_id = draft.rows[row]
-    for group in range(len(draft.config.groups)):
-        draft.effects.emit(CutTable(row, group, 0))
-        table = () if request_id is None else draft.request(request_id).tables[group]
+    request_id = tx.rows[row]
+    for group in range(len(tx.config.groups)):
+        tx.effects.emit(CutTable(row, group, 0))
+        table = () if request_id is None else tx.request(request_id).tables[group]
         for position, block in enumerate(table):
-            draft.effects.emit(SetTable(row, group, position, block))
+            tx.effects.emit(SetTable(row, group, position, block))

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.state.draft import Draft
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction
 from kvcore.types.event_log import Events
 from kvcore.types.values import Outcome, PrefixCacheStats
 
@@ -40,12 +40,12 @@ def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])
 
 
-def forget_new(draft: Draft, blocks: Iterable[int]) -> None:
+def forget_new(tx: Transaction, blocks: Iterable[int]) -> None:
     """Do not name these blocks as new: they are taken again, or a command fills them."""
-    if draft.config.record_new_blocks and any(draft.new_blocks):
+    if tx.config.record_new_blocks and any(tx.new_blocks):
         known = set(blocks)
-        draft.new_blocks = tuple(
-            pvector(block for block in new if block not in known) for new in draft.new_blocks
+        tx.new_blocks = tuple(
+            pvector(block for block in new if block not in known) for new in tx.new_blocks
         )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import inherit
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.transitions.unconfirmed_loads import inherit_rest
@@ -27,23 +27,23 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
     DraftsPending.
     """
 
-    def change(draft: Draft) -> int:
-        parent = draft.idle(parent_id)
-        check_new_id(draft, child_id)
+    def change(tx: Transaction) -> int:
+        parent = tx.idle(parent_id)
+        check_new_id(tx, child_id)
         check_drafts_settled(parent)
-        computed = draft.num_settled(parent)
-        child = empty_request(draft, child_id)
+        computed = tx.num_settled(parent)
+        child = empty_request(tx, child_id)
         tables, num_cached = [], []
-        for index, group in enumerate(draft.config.groups):
+        for index, group in enumerate(tx.config.groups):
             table = parent.tables[index]
-            table = table[: draft.num_kept(index, table, computed)]
+            table = table[: tx.num_kept(index, table, computed)]
             for position, block in enumerate(table):
-                if not draft.is_null(block):
-                    draft.device.touch(block)
-                draft.effects.emit(SetTable(child.row, index, position, block))
+                if not tx.is_null(block):
+                    tx.device.touch(block)
+                tx.effects.emit(SetTable(child.row, index, position, block))
             tables.append(table)
             num_cached.append(min(parent.num_cached[index], computed // group.block_size))
-        draft.store(
+        tx.put(
             evolve(
                 parent,
                 request_id=child.request_id,
@@ -55,8 +55,8 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
                 preempted=False,
             )
         )
-        inherit(draft, parent_id, child_id)
-        inherit_rest(draft, parent_id, child_id, computed)
+        inherit(tx, parent_id, child_id)
+        inherit_rest(tx, parent_id, child_id, computed)
         return child.row
 
     return transition(state, change)

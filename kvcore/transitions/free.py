@@ -14,9 +14,9 @@ from __future__ import annotations
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.open_batch import BatchRecord, Merge
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import leave, let_go, shorten
 from kvcore.transitions.unconfirmed_loads import fall_to
 from kvcore.types.commands import CutTable
@@ -31,44 +31,44 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
     A request that holds nothing is left as it is. Raises UnknownRequest, HitInOpenBatch.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.request(request_id)
-        check_leaving(draft, [request])
+    def change(tx: Transaction) -> None:
+        request = tx.request(request_id)
+        check_leaving(tx, [request])
         if request.host_tables:
-            drop_host(draft, request)
+            drop_host(tx, request)
         elif any(request.tables):
-            draft.store(abandon_loads(draft, request))
-            leave_open_batch(draft, draft.request(request_id))
-            cut_tables(draft, draft.request(request_id), 0)
-            draft.store(evolve(draft.request(request_id), preempted=True))
+            tx.put(abandon_loads(tx, request))
+            leave_open_batch(tx, tx.request(request_id))
+            cut_tables(tx, tx.request(request_id), 0)
+            tx.put(evolve(tx.request(request_id), preempted=True))
 
     return transition(state, change)
 
 
-def abandon_loads(draft: Draft, request: RequestState) -> RequestState:
+def abandon_loads(tx: Transaction, request: RequestState) -> RequestState:
     """The request without its unfinished loads, which go on without it."""
     if not request.num_loading:
         return request
-    for number, operation in sorted(draft.operations.items()):
+    for number, operation in sorted(tx.operations.items()):
         if operation.request_id == request.request_id:
             left = evolve(operation, request_id=None)
-            draft.operations = draft.operations.set(number, left)
+            tx.operations = tx.operations.set(number, left)
     return evolve(request, num_loading=0, load_end=0)
 
 
-def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
+def check_leaving(tx: Transaction, leaving: list[RequestState]) -> None:
     """Raise HitInOpenBatch if requests outside count tokens that these would leave unwritten."""
     ids = {request.request_id for request in leaving}
     blocks: set[int] = set()
     others: set[str] = set()
     for request in leaving:
-        record = draft.records.get(request.request_id)
+        record = tx.records.get(request.request_id)
         for item in record.published if record is not None else ():
-            if draft.device.ref_counts[item.block] < 2:
+            if tx.device.ref_counts[item.block] < 2:
                 continue
-            end = (item.position + 1) * draft.config.groups[item.group].block_size
-            for other_id in draft.records:
-                other = draft.requests[other_id]
+            end = (item.position + 1) * tx.config.groups[item.group].block_size
+            for other_id in tx.records:
+                other = tx.requests[other_id]
                 table = other.tables[item.group]
                 if other_id in ids or other.num_computed < end or len(table) <= item.position:
                     continue
@@ -79,57 +79,57 @@ def check_leaving(draft: Draft, leaving: list[RequestState]) -> None:
         raise HitInOpenBatch(blocks=sorted(blocks), requests=sorted(others))
 
 
-def leave_open_batch(draft: Draft, request: RequestState) -> None:
+def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     """Take a request out of the open batch.
 
     Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
     """
-    record = draft.records.get(request.request_id)
+    record = tx.records.get(request.request_id)
     if record is None:
         return
     for item in record.published:
-        if draft.device.keys[item.block] == item.key:
-            draft.device.unpublish(item.block)
-    draft.records = draft.records.delete(request.request_id)
-    leave(draft, request.request_id)
+        if tx.device.keys[item.block] == item.key:
+            tx.device.unpublish(item.block)
+    tx.records = tx.records.delete(request.request_id)
+    leave(tx, request.request_id)
     merges = pvector(
-        each for each in draft.batch.merges if not is_unwritten(draft, each, record, request)
+        each for each in tx.batch.merges if not is_unwritten(tx, each, record, request)
     )
-    draft.batch = evolve(draft.batch, merges=merges)
-    cut_tables(draft, request, record.num_computed_before)
+    tx.batch = evolve(tx.batch, merges=merges)
+    cut_tables(tx, request, record.num_computed_before)
 
 
-def is_unwritten(draft: Draft, merge: Merge, record: BatchRecord, request: RequestState) -> bool:
+def is_unwritten(tx: Transaction, merge: Merge, record: BatchRecord, request: RequestState) -> bool:
     """Whether a merge waits for a block that the open batch would have written for a request."""
-    end = (merge.position + 1) * draft.config.groups[merge.group].block_size
+    end = (merge.position + 1) * tx.config.groups[merge.group].block_size
     return merge.request_id == request.request_id and end > record.num_computed_before
 
 
-def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
+def cut_tables(tx: Transaction, request: RequestState, num_tokens: int) -> None:
     """Keep the blocks of so many tokens, release the rest tail first, and store the request.
 
     Drafts go. The computed count falls to num_tokens where it is above, and to 0, with all blocks,
     where the window that it needs was given back.
     """
     num_computed = min(request.num_accepted, num_tokens)
-    if draft.resumable(request, num_computed) < num_computed:
+    if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0
-    if draft.loads:
-        fall_to(draft, request.request_id, num_computed)
+    if tx.loads:
+        fall_to(tx, request.request_id, num_computed)
     tables, num_cached = [], []
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
-        keep = draft.num_kept(index, table, num_tokens)
+        keep = tx.num_kept(index, table, num_tokens)
         if len(table) > keep:
-            let_go(draft, request, index, range(keep, len(table)))
-            shorten(draft, request.request_id, index, keep)
-            held = (block for block in table[keep:][::-1] if not draft.is_null(block))
-            draft.device.release(list(held))
-            draft.effects.emit(CutTable(request.row, index, keep))
+            let_go(tx, request, index, range(keep, len(table)))
+            shorten(tx, request.request_id, index, keep)
+            held = (block for block in table[keep:][::-1] if not tx.is_null(block))
+            tx.device.release(list(held))
+            tx.effects.emit(CutTable(request.row, index, keep))
             table = table[:keep]
         tables.append(table)
         num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
-    draft.store(
+    tx.put(
         evolve(
             request,
             drafts=pvector(),
@@ -140,17 +140,17 @@ def cut_tables(draft: Draft, request: RequestState, num_tokens: int) -> None:
     )
 
 
-def release_host(draft: Draft, request: RequestState) -> None:
+def release_host(tx: Transaction, request: RequestState) -> None:
     """Give back a request's host blocks, tail first; it waits again."""
-    host = draft.host_tier()
+    host = tx.host_tier()
     for table in request.host_tables:
         host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
-    draft.store(evolve(request, host_tables=(), num_computed=0))
+    tx.put(evolve(request, host_tables=(), num_computed=0))
 
 
-def drop_host(draft: Draft, request: RequestState) -> None:
+def drop_host(tx: Transaction, request: RequestState) -> None:
     """Give back a swapped request's host blocks; it waits, as after a preemption."""
-    release_host(draft, request)
-    if draft.loads:
-        fall_to(draft, request.request_id, 0)
-    draft.store(evolve(draft.request(request.request_id), preempted=True))
+    release_host(tx, request)
+    if tx.loads:
+        fall_to(tx, request.request_id, 0)
+    tx.put(evolve(tx.request(request.request_id), preempted=True))

@@ -16,22 +16,22 @@ from immutables import Map
 from msgspec.structs import replace as evolve
 
 from kvcore.state.batch_records import Mark, in_order, next_order
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 
 
 def mark(
-    draft: Draft, request_id: str, before: int, restore: int, *, publishes: bool | None = None
+    tx: Transaction, request_id: str, before: int, restore: int, *, publishes: bool | None = None
 ) -> None:
     """Note in the open batch what it does to a request; counts only fall.
 
     publishes: as the last call says that says it.
     """
-    if not draft.config.tracks_batches:
+    if not tx.config.tracks_batches:
         return
-    known = draft.marks.get(request_id)
+    known = tx.marks.get(request_id)
     if known is None:
-        made = Mark(next_order(draft.marks), before, restore, bool(publishes))
+        made = Mark(next_order(tx.marks), before, restore, bool(publishes))
     else:
         made = evolve(
             known,
@@ -39,37 +39,37 @@ def mark(
             restore=min(known.restore, restore),
             publishes=known.publishes if publishes is None else publishes,
         )
-    draft.marks = draft.marks.set(request_id, made)
+    tx.marks = tx.marks.set(request_id, made)
 
 
-def note_given(draft: Draft, block: int, key: bytes) -> None:
+def note_given(tx: Transaction, block: int, key: bytes) -> None:
     """Note a key that a cancel of the open batch withdraws."""
-    if draft.config.max_in_flight:
-        draft.given = draft.given.append((block, key))
+    if tx.config.max_in_flight:
+        tx.given = tx.given.append((block, key))
 
 
-def leave(draft: Draft, request_id: str) -> None:
+def leave(tx: Transaction, request_id: str) -> None:
     """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
-    known = draft.marks.get(request_id)
+    known = tx.marks.get(request_id)
     if known is not None:
-        draft.marks = draft.marks.set(request_id, evolve(known, publishes=False))
+        tx.marks = tx.marks.set(request_id, evolve(known, publishes=False))
 
 
-def lower(draft: Draft, request_id: str, num_tokens: int) -> None:
+def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Note that a cancel of the batch that was just taken restores no more of a request."""
-    if draft.unfinished and request_id in draft.unfinished[-1].marks:
-        known = draft.unfinished[-1].marks[request_id]
+    if tx.unfinished and request_id in tx.unfinished[-1].marks:
+        known = tx.unfinished[-1].marks[request_id]
         made = evolve(known, restore=min(known.restore, num_tokens))
-        _store(draft, len(draft.unfinished) - 1, request_id, made)
+        _store(tx, len(tx.unfinished) - 1, request_id, made)
 
 
-def inherit(draft: Draft, parent_id: str, child_id: str) -> None:
+def inherit(tx: Transaction, parent_id: str, child_id: str) -> None:
     """Give a forked child its parent's marks; no batch schedules it."""
-    for index, batch in enumerate(draft.unfinished):
+    for index, batch in enumerate(tx.unfinished):
         if parent_id in batch.marks:
-            draft.unfinished[index] = evolve(batch, marks=_with(batch.marks, parent_id, child_id))
-    if parent_id in draft.marks:
-        draft.marks = _with(draft.marks, parent_id, child_id)
+            tx.unfinished[index] = evolve(batch, marks=_with(batch.marks, parent_id, child_id))
+    if parent_id in tx.marks:
+        tx.marks = _with(tx.marks, parent_id, child_id)
 
 
 def _with(marks: Map[str, Mark], parent_id: str, child_id: str) -> Map[str, Mark]:
@@ -79,14 +79,14 @@ def _with(marks: Map[str, Mark], parent_id: str, child_id: str) -> Map[str, Mark
     return marks.set(child_id, child)
 
 
-def forget(draft: Draft, request_id: str) -> None:
+def forget(tx: Transaction, request_id: str) -> None:
     """Drop a request's marks in all batches."""
-    for index, batch in enumerate(draft.unfinished):
+    for index, batch in enumerate(tx.unfinished):
         if request_id in batch.marks:
             marks = _without(batch.marks, request_id)
-            draft.unfinished[index] = evolve(batch, marks=marks)
-    if request_id in draft.marks:
-        draft.marks = _without(draft.marks, request_id)
+            tx.unfinished[index] = evolve(batch, marks=marks)
+    if request_id in tx.marks:
+        tx.marks = _without(tx.marks, request_id)
 
 
 def _without(marks: Map[str, Mark], request_id: str) -> Map[str, Mark]:
@@ -94,10 +94,10 @@ def _without(marks: Map[str, Mark], request_id: str) -> Map[str, Mark]:
     return Map({name: evolve(each, order=at) for at, (name, each) in enumerate(left)})
 
 
-def users(draft: Draft, request_id: str, group: int, position: int) -> list[int]:
+def users(tx: Transaction, request_id: str, group: int, position: int) -> list[int]:
     """The unfinished batches whose forward pass uses the block in this place of a table."""
     found = []
-    for batch in draft.unfinished:
+    for batch in tx.unfinished:
         known = batch.marks.get(request_id)
         if known is None or position >= known.held[group]:
             continue
@@ -106,46 +106,46 @@ def users(draft: Draft, request_id: str, group: int, position: int) -> list[int]
     return found
 
 
-def let_go(draft: Draft, request: RequestState, group: int, positions: Iterable[int]) -> None:
+def let_go(tx: Transaction, request: RequestState, group: int, positions: Iterable[int]) -> None:
     """Note that the blocks in these places leave a table: unfinished batches still use them."""
-    if not draft.unfinished:
+    if not tx.unfinished:
         return
     for position in positions:
         block = request.tables[group][position]
-        if not draft.is_null(block):
-            for number in users(draft, request.request_id, group, position):
-                draft.device.use(block, number)
+        if not tx.is_null(block):
+            for number in users(tx, request.request_id, group, position):
+                tx.device.use(block, number)
 
 
-def shorten(draft: Draft, request_id: str, group: int, length: int) -> None:
+def shorten(tx: Transaction, request_id: str, group: int, length: int) -> None:
     """Note that a table was cut: what comes behind is not what unfinished batches use."""
-    for index, batch in enumerate(draft.unfinished):
+    for index, batch in enumerate(tx.unfinished):
         known = batch.marks.get(request_id)
         if known is None or known.held[group] <= length:
             continue
         held = (*known.held[:group], length, *known.held[group + 1 :])
         replaced = frozenset(at for at in known.replaced if at[0] != group or at[1] < length)
-        _store(draft, index, request_id, evolve(known, held=held, replaced=replaced))
+        _store(tx, index, request_id, evolve(known, held=held, replaced=replaced))
 
 
-def replace(draft: Draft, request_id: str, group: int, position: int) -> None:
+def replace(tx: Transaction, request_id: str, group: int, position: int) -> None:
     """Note that a place of a table has another block by now."""
-    for index, batch in enumerate(draft.unfinished):
+    for index, batch in enumerate(tx.unfinished):
         known = batch.marks.get(request_id)
         if known is not None and position < known.held[group]:
             replaced = known.replaced | {(group, position)}
-            _store(draft, index, request_id, evolve(known, replaced=replaced))
+            _store(tx, index, request_id, evolve(known, replaced=replaced))
 
 
-def _store(draft: Draft, index: int, request_id: str, made: Mark) -> None:
-    batch = draft.unfinished[index]
-    draft.unfinished[index] = evolve(batch, marks=batch.marks.set(request_id, made))
+def _store(tx: Transaction, index: int, request_id: str, made: Mark) -> None:
+    batch = tx.unfinished[index]
+    tx.unfinished[index] = evolve(batch, marks=batch.marks.set(request_id, made))
 
 
-def num_finished(draft: Draft, request: RequestState) -> int:
+def num_finished(tx: Transaction, request: RequestState) -> int:
     """Tokens of a request, drafts aside, that no unfinished batch computes, nor the open one."""
     counts = [request.num_accepted]
-    marks = [batch.marks for batch in draft.unfinished]
+    marks = [batch.marks for batch in tx.unfinished]
     name = request.request_id
-    counts += [each[name].before for each in (*marks, draft.marks) if name in each]
+    counts += [each[name].before for each in (*marks, tx.marks) if name in each]
     return min(counts)

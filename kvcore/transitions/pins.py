@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.types.arguments import read_ints
 from kvcore.types.values import Outcome
 
@@ -22,10 +22,10 @@ def pin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
     """
     blocks = read_ints(block_ids)
 
-    def change(draft: Draft) -> None:
-        draft.device.check_pins(blocks)
+    def change(tx: Transaction) -> None:
+        tx.device.check_pins(blocks)
         for block in blocks:
-            draft.device.pin(block)
+            tx.device.pin(block)
 
     return transition(state, change)
 
@@ -34,10 +34,10 @@ def unpin(state: State, block_ids: Iterable[int]) -> Outcome[State, None]:
     """Undo `pin`; what an unfinished operation holds stays. Raises UnknownBlock, NotPinned."""
     blocks = read_ints(block_ids)
 
-    def change(draft: Draft) -> None:
-        held = Counter(operation.block for operation in draft.operations.values())
-        draft.device.check_unpins(blocks, held)
+    def change(tx: Transaction) -> None:
+        held = Counter(operation.block for operation in tx.operations.values())
+        tx.device.check_unpins(blocks, held)
         for block in blocks:
-            draft.device.unpin(block)
+            tx.device.unpin(block)
 
     return transition(state, change)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.transitions.slot_request import MAX_COUNT, Asked, check_asked, read_asked
 from kvcore.transitions.window import Trim, num_freed, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
@@ -92,39 +92,39 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
     seen_from: int
 
 
-def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
+def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
     """The plan of an allocation, or its refusal. Changes nothing.
 
     Raises what `allocate_slots` raises.
     """
-    request = draft.idle(asked.request_id)
+    request = tx.idle(asked.request_id)
     asked = read_asked(asked)
-    hits = check_asked(draft, request, asked)
-    lengths = measure(draft, request, asked)
+    hits = check_asked(tx, request, asked)
+    lengths = measure(tx, request, asked)
     fixed = 0
     if asked.hit is not None:
-        hits = tuple(needed_hits(draft, at, blocks, lengths) for at, blocks in enumerate(hits))
-        fixed = sum(draft.device.is_queued(b) for ids in hits for b in ids if not draft.is_null(b))
-    rewrites = plan_rewrites(draft, request, lengths)
+        hits = tuple(needed_hits(tx, at, blocks, lengths) for at, blocks in enumerate(hits))
+        fixed = sum(tx.device.is_queued(b) for ids in hits for b in ids if not tx.is_null(b))
+    rewrites = plan_rewrites(tx, request, lengths)
     reserve = asked.reserved_blocks
     if not any(request.tables):
-        reserve += draft.config.watermark_blocks
+        reserve += tx.config.watermark_blocks
     for rewrite in rewrites:
         fixed += rewrite.shared
     if asked.full_sequence_must_fit:
-        needed, most = gate_need(draft, request, asked, hits, lengths)
-        refused = refuse(draft, fixed + needed, draft.device.num_free, most, reserve)
+        needed, most = gate_need(tx, request, asked, hits, lengths)
+        refused = refuse(tx, fixed + needed, tx.device.num_free, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
-    trims = plan_trims(draft, request, lengths.seen_from)
-    available = draft.device.num_free + (num_freed(draft, request, trims) if trims else 0)
-    growth = plan_growth(draft, request, asked, hits, lengths)
+    trims = plan_trims(tx, request, lengths.seen_from)
+    available = tx.device.num_free + (num_freed(tx, request, trims) if trims else 0)
+    growth = plan_growth(tx, request, asked, hits, lengths)
     needed = fixed
     for each in growth:
         needed += each.external + each.grown
-    refused = refuse(draft, needed, available, step_most(draft, request, asked, lengths), reserve)
+    refused = refuse(tx, needed, available, step_most(tx, request, asked, lengths), reserve)
     if refused is not None:
-        trims = plan_trims(draft, request, visible_from(draft, request, request.num_computed))
+        trims = plan_trims(tx, request, visible_from(tx, request, request.num_computed))
         return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
         asked=asked,
@@ -135,13 +135,13 @@ def plan_allocation(draft: Draft, asked: Asked) -> Plan | Refusal:
         num_scheduled=lengths.scheduled,
         trims=trims,
         rewrites=rewrites,
-        growth=preallocate(draft, request, hits, growth, available - needed - reserve),
+        growth=preallocate(tx, request, hits, growth, available - needed - reserve),
     )
 
 
-def measure(draft: Draft, request: RequestState, asked: Asked) -> Lengths:
+def measure(tx: Transaction, request: RequestState, asked: Asked) -> Lengths:
     """The tokens of an allocation that was checked."""
-    limit = draft.config.length_limit
+    limit = tx.config.length_limit
     local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
     total = min(local + asked.num_external_computed_tokens, limit)
     scheduled = total + asked.num_new_tokens
@@ -150,32 +150,32 @@ def measure(draft: Draft, request: RequestState, asked: Asked) -> Lengths:
         total=total,
         scheduled=scheduled,
         slots=min(scheduled + asked.num_lookahead_tokens, limit),
-        seen_from=visible_from(draft, request, total),
+        seen_from=visible_from(tx, request, total),
     )
 
 
 def needed_hits(
-    draft: Draft, group: int, blocks: tuple[int, ...], lengths: Lengths
+    tx: Transaction, group: int, blocks: tuple[int, ...], lengths: Lengths
 ) -> tuple[int, ...]:
     """The hit blocks of a group, the null block for those that no query sees."""
-    skipped = min(len(blocks), skipped_blocks(draft.config.groups[group], lengths.seen_from))
+    skipped = min(len(blocks), skipped_blocks(tx.config.groups[group], lengths.seen_from))
     return (0,) * skipped + blocks[skipped:]
 
 
-def plan_rewrites(draft: Draft, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
+def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
     """The blocks that the write of the new slots finds shared or keyed, in table order."""
     rewrites = []
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         if group.is_cross:
             continue
         size, table = group.block_size, request.tables[index]
         first = max(lengths.local // size, skipped_blocks(group, lengths.seen_from))
         for position in range(first, min(len(table), -(-lengths.slots // size))):
             block = table[position]
-            shared = draft.device.ref_counts[block] > 1
-            if shared or draft.device.keys[block] is not None:
+            shared = tx.device.ref_counts[block] > 1
+            if shared or tx.device.keys[block] is not None:
                 copied = shared and lengths.local > position * size
-                same = not shared and writes_same(draft, request, (index, position), lengths)
+                same = not shared and writes_same(tx, request, (index, position), lengths)
                 rewrites.append(
                     Rewrite(group=index, position=position, shared=shared, copied=copied, same=same)
                 )
@@ -183,21 +183,21 @@ def plan_rewrites(draft: Draft, request: RequestState, lengths: Lengths) -> tupl
 
 
 def writes_same(
-    draft: Draft, request: RequestState, place: tuple[int, int], lengths: Lengths
+    tx: Transaction, request: RequestState, place: tuple[int, int], lengths: Lengths
 ) -> bool:
     """Whether a keyed block of a table has the key of what the new slots will hold.
 
     Tokens that a load brings may fail, so they are never the same.
     """
     index, position = place
-    if lengths.local < lengths.total or position >= request.num_hashed(draft.config, index):
+    if lengths.local < lengths.total or position >= request.num_hashed(tx.config, index):
         return False
-    key = draft.device.keys[request.tables[index][position]]
-    return key == request.key(draft.config, index, position)
+    key = tx.device.keys[request.tables[index][position]]
+    return key == request.key(tx.config, index, position)
 
 
 def plan_growth(
-    draft: Draft,
+    tx: Transaction,
     request: RequestState,
     asked: Asked,
     hits: tuple[tuple[int, ...], ...],
@@ -205,7 +205,7 @@ def plan_growth(
 ) -> tuple[Growth, ...]:
     """What each table grows by, without preallocation."""
     growth = []
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[index]) + len(hits[index])
         if group.is_cross:
             grown = max(0, _encoder_blocks(asked, group) - held)
@@ -220,7 +220,7 @@ def plan_growth(
 
 
 def gate_need(
-    draft: Draft,
+    tx: Transaction,
     request: RequestState,
     asked: Asked,
     hits: tuple[tuple[int, ...], ...],
@@ -230,25 +230,25 @@ def gate_need(
 
     A windowed group recycles what falls behind its window, so its need is capped.
     """
-    num_full = max(lengths.slots, min(len(request.tokens), draft.config.length_limit))
+    num_full = max(lengths.slots, min(len(request.tokens), tx.config.length_limit))
     needed = most = 0
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         held = [*request.tables[index], *hits[index]]
-        blocks, cap = -(-num_full // group.block_size), draft.config.cap(index)
+        blocks, cap = -(-num_full // group.block_size), tx.config.cap(index)
         blocks = max(_encoder_blocks(asked, group), len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
         if cap is not None:
-            live = sum(not draft.is_null(block) for block in held)
+            live = sum(not tx.is_null(block) for block in held)
             blocks, fresh = min(blocks, cap), min(fresh, max(0, cap - live))
         needed += fresh
         most += blocks
     return needed, most
 
 
-def step_most(draft: Draft, request: RequestState, asked: Asked, lengths: Lengths) -> int:
+def step_most(tx: Transaction, request: RequestState, asked: Asked, lengths: Lengths) -> int:
     """Blocks that the request would hold after this call."""
     most = 0
-    for table, group in zip(request.tables, draft.config.groups, strict=True):
+    for table, group in zip(request.tables, tx.config.groups, strict=True):
         if group.is_cross:
             most += max(len(table), _encoder_blocks(asked, group))
         else:
@@ -261,36 +261,36 @@ def _encoder_blocks(asked: Asked, group: Group) -> int:
     return -(-min(asked.num_encoder_tokens, MAX_COUNT) // group.block_size)
 
 
-def refuse(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Refused | None:
+def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Refused | None:
     """The refusal of so many blocks where so many are to stay free, None where they fit.
 
     A call that needs none is not refused. most: what the call holds of an empty pool.
     """
     if not needed or needed + reserve <= available:
         return None
-    never = most + reserve > draft.device.num_usable
+    never = most + reserve > tx.device.num_usable
     reason = Reason.NEVER if never else Reason.LATER
-    return Refused(reason, needed, max(0, available - reserve), draft.num_pending())
+    return Refused(reason, needed, max(0, available - reserve), tx.num_pending())
 
 
 def preallocate(
-    draft: Draft,
+    tx: Transaction,
     request: RequestState,
     hits: tuple[tuple[int, ...], ...],
     growth: tuple[Growth, ...],
     spare: int,
 ) -> tuple[Growth, ...]:
     """The growth with room for more tokens, as far as spare blocks go (S004-07)."""
-    if not draft.config.num_preallocate_tokens:
+    if not tx.config.num_preallocate_tokens:
         return growth
     roomier = []
-    for index, (group, each) in enumerate(zip(draft.config.groups, growth, strict=True)):
+    for index, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
         table = request.tables[index]
         held = len(table) + len(hits[index]) + each.nulls + each.external + each.grown
         more = 0
         if not group.is_cross and (len(table) == 0 or each.grown):
-            extra = -(-draft.config.num_preallocate_tokens // group.block_size)
-            room = -(-draft.config.length_limit // group.block_size) - held
+            extra = -(-tx.config.num_preallocate_tokens // group.block_size)
+            room = -(-tx.config.length_limit // group.block_size) - held
             more = max(0, min(extra, spare, room))
             spare -= more
         roomier.append(evolve(each, grown=each.grown + more))

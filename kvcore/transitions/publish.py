@@ -14,9 +14,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.open_batch import BatchRecord, Merge, Published
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import note_given, num_finished
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
@@ -33,17 +33,17 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
     InvalidCount, BeyondComputed.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.idle(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.idle(request_id)
         count = read_count("num_computed_tokens", num_computed_tokens)
         if count > request.num_computed:
             raise BeyondComputed(
                 request=repr(request_id), num_computed=request.num_computed, asked=count
             )
-        if draft.config.enable_caching:
-            if draft.config.publish == "completed":
-                count = min(count, num_finished(draft, request))
-            publish_blocks(draft, request, min(count, len(request.tokens)))
+        if tx.config.enable_caching:
+            if tx.config.publish == "completed":
+                count = min(count, num_finished(tx, request))
+            publish_blocks(tx, request, min(count, len(request.tokens)))
 
     return transition(state, change)
 
@@ -52,11 +52,11 @@ def evict_blocks(state: State, block_ids: Iterable[int]) -> Outcome[State, None]
     """Forget the keys of blocks; owners and places in the free queue stay. Raises UnknownBlock."""
     blocks = read_ints(block_ids)
 
-    def change(draft: Draft) -> None:
+    def change(tx: Transaction) -> None:
         for block in blocks:
-            draft.device.check_block(block)
+            tx.device.check_block(block)
         for block in blocks:
-            draft.device.unpublish(block)
+            tx.device.unpublish(block)
 
     return transition(state, change)
 
@@ -67,87 +67,87 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
     if state.device.num_free < state.device.num_usable or host_used:
         return Outcome(state, (), False)
 
-    def change(draft: Draft) -> bool:
-        draft.device.clear_index()
-        draft.effects.announce(AllBlocksCleared())
-        draft.stats = evolve(draft.stats, reset=True)
+    def change(tx: Transaction) -> bool:
+        tx.device.clear_index()
+        tx.effects.announce(AllBlocksCleared())
+        tx.stats = evolve(tx.stats, reset=True)
         return True
 
     return transition(state, change)
 
 
 def publish_blocks(
-    draft: Draft, request: RequestState, num_tokens: int, *, final: bool = False
+    tx: Transaction, request: RequestState, num_tokens: int, *, final: bool = False
 ) -> None:
     """Publish the full blocks up to so many tokens that are not yet; stores the request.
 
     final: their content is there, so no cancel withdraws the keys.
     """
     num_cached = list(request.num_cached)
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         cached = num_cached[index]
-        num_full = min(num_tokens // group.block_size, request.num_hashed(draft.config, index))
+        num_full = min(num_tokens // group.block_size, request.num_hashed(tx.config, index))
         if num_full <= cached:
             continue
         run: list[int] = []
         keyed: list[tuple[int, int]] = []
         for position in range(cached, num_full):
-            if _publish_block(draft, request, index, position, final):
+            if _publish_block(tx, request, index, position, final):
                 run.append(position)
                 keyed.append((request.tables[index][position], (position + 1) * group.block_size))
             elif run:
-                _note_run(draft, request, index, run)
+                _note_run(tx, request, index, run)
                 run = []
         if run:
-            _note_run(draft, request, index, run)
-        if keyed and draft.loads:
-            note_keyed(draft, request.request_id, keyed)
+            _note_run(tx, request, index, run)
+        if keyed and tx.loads:
+            note_keyed(tx, request.request_id, keyed)
         num_cached[index] = num_full
     if num_cached != list(request.num_cached):
-        draft.store(evolve(request, num_cached=tuple(num_cached)))
+        tx.put(evolve(request, num_cached=tuple(num_cached)))
 
 
 def _publish_block(
-    draft: Draft, request: RequestState, group: int, position: int, final: bool
+    tx: Transaction, request: RequestState, group: int, position: int, final: bool
 ) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
     block = request.tables[group][position]
-    if draft.is_null(block) or draft.device.keys[block] is not None:
+    if tx.is_null(block) or tx.device.keys[block] is not None:
         return False
-    key = request.key(draft.config, group, position)
-    if draft.config.duplicates == "merge" and draft.device.index.first(key) is not None:
+    key = request.key(tx.config, group, position)
+    if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
         merge = Merge(request.request_id, group, position, block, key)
-        draft.batch = evolve(draft.batch, merges=draft.batch.merges.append(merge))
+        tx.batch = evolve(tx.batch, merges=tx.batch.merges.append(merge))
         return False
-    draft.device.publish(block, key)
+    tx.device.publish(block, key)
     if not final:
-        note_given(draft, block, key)
+        note_given(tx, block, key)
     return True
 
 
-def _note_run(draft: Draft, request: RequestState, group: int, run: list[int]) -> None:
+def _note_run(tx: Transaction, request: RequestState, group: int, run: list[int]) -> None:
     """Remember published blocks that the open batch writes, and announce all of them."""
-    record = draft.records.get(request.request_id)
+    record = tx.records.get(request.request_id)
     if record is not None:
         before = record.num_computed_before
-        size, table = draft.config.groups[group].block_size, request.tables[group]
+        size, table = tx.config.groups[group].block_size, request.tables[group]
         written = []
         for position in run:
-            key = draft.device.keys[table[position]]
+            key = tx.device.keys[table[position]]
             if (position + 1) * size > before and key is not None:
                 written.append(Published(group, position, table[position], key))
         record = BatchRecord(before, record.published.extend(written))
-        draft.records = draft.records.set(request.request_id, record)
-    if draft.effects.events_enabled:
-        draft.effects.announce(stored(draft, request, group, run[0], run[-1] + 1))
+        tx.records = tx.records.set(request.request_id, record)
+    if tx.effects.events_enabled:
+        tx.effects.announce(stored(tx, request, group, run[0], run[-1] + 1))
 
 
-def stored(draft: Draft, request: RequestState, group: int, first: int, end: int) -> BlockStored:
+def stored(tx: Transaction, request: RequestState, group: int, first: int, end: int) -> BlockStored:
     """The event that a request's blocks from position first up to end became findable."""
-    size, scale = draft.config.groups[group].block_size, draft.config.scale(group)
-    hashes, keys, fine = request.block_hashes, request.extra_keys, draft.config.hash_block_size
-    if draft.config.hide_salts:
-        keys = keys.hide_salt(draft.parent_hash(request, 0))
+    size, scale = tx.config.groups[group].block_size, tx.config.scale(group)
+    hashes, keys, fine = request.block_hashes, request.extra_keys, tx.config.hash_block_size
+    if tx.config.hide_salts:
+        keys = keys.hide_salt(tx.parent_hash(request, 0))
     extra = [keys.of_block(each * size, (each + 1) * size, fine) for each in range(first, end)]
     return BlockStored(
         block_hashes=tuple(hashes[(each + 1) * scale - 1] for each in range(first, end)),

@@ -18,8 +18,8 @@ from pyrsistent import pvector
 
 from kvcore.hashing.block_hash import hash_blocks
 from kvcore.hashing.extra_keys import read_extra_keys
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import forget
 from kvcore.transitions.unconfirmed_loads import forget_loader
 from kvcore.types.arguments import read_count
@@ -44,21 +44,21 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
     InvalidExtraKey, UnsortedMedia, CountMismatch, WrongBlockHashes.
     """
 
-    def change(draft: Draft) -> int:
-        check_new_id(draft, request.request_id)
+    def change(tx: Transaction) -> int:
+        check_new_id(tx, request.request_id)
         tokens = read_request_tokens(request.request_id, request.tokens)
-        extra_keys = read_extra_keys(request, len(tokens), draft.config.hash_block_size)
+        extra_keys = read_extra_keys(request, len(tokens), tx.config.hash_block_size)
         own_hashes = request.block_hashes is not None
         known = evolve(
-            empty_request(draft, request.request_id),
+            empty_request(tx, request.request_id),
             own_hashes=own_hashes,
             skip_reading=bool(request.skip_reading_prefix_cache),
             extra_keys=extra_keys,
         )
-        known = extend(draft, known, tokens)
+        known = extend(tx, known, tokens)
         if request.block_hashes is not None:
-            known = extend_hashes(draft, known, request.block_hashes)
-        draft.store(known)
+            known = extend_hashes(tx, known, request.block_hashes)
+        tx.put(known)
         return known.row
 
     return transition(state, change)
@@ -70,11 +70,11 @@ def add_tokens(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
     Raises UnknownRequest, EmptyTokens, InvalidToken, UnsupportedBuffer, DraftsPending.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.request(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.request(request_id)
         values = read_request_tokens(request_id, tokens)
         check_no_drafts(request)
-        draft.store(extend(draft, request, values))
+        tx.put(extend(tx, request, values))
 
     return transition(state, change)
 
@@ -87,8 +87,8 @@ def add_block_hashes(
     Raises UnknownRequest, WrongBlockHashes.
     """
 
-    def change(draft: Draft) -> None:
-        draft.store(extend_hashes(draft, draft.request(request_id), hashes))
+    def change(tx: Transaction) -> None:
+        tx.put(extend_hashes(tx, tx.request(request_id), hashes))
 
     return transition(state, change)
 
@@ -100,11 +100,11 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
     SwappedOut, LoadUnfinished, InvalidToken, UnsupportedBuffer, DraftsPending.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.idle(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.idle(request_id)
         values = read_tokens(tokens)
         check_drafts_settled(request)
-        draft.store(evolve(request, drafts=pvector(values)))
+        tx.put(evolve(request, drafts=pvector(values)))
 
     return transition(state, change)
 
@@ -116,16 +116,16 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
     InvalidCount, InOpenBatch, BeyondDrafts.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.on_device(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.on_device(request_id)
         count = read_count("num_accepted", num_accepted)
         scheduled = max(0, request.num_computed - len(request.tokens))
-        if scheduled and request_id in draft.records:
+        if scheduled and request_id in tx.records:
             raise InOpenBatch(thing=f"request {request_id!r}")
         if count > scheduled:
             raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, asked=count)
-        longer = extend(draft, request, request.drafts[:count])
-        draft.store(
+        longer = extend(tx, request, request.drafts[:count])
+        tx.put(
             evolve(
                 longer,
                 drafts=pvector(),
@@ -142,25 +142,25 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
     Raises UnknownRequest, StillHoldsBlocks.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.request(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.request(request_id)
         held = sum(len(table) for table in (*request.tables, *request.host_tables))
         if held:
             raise StillHoldsBlocks(request=repr(request_id), num_blocks=held)
-        del draft.requests[request_id]
-        forget(draft, request_id)
-        forget_loader(draft, request_id)
-        draft.rows = draft.rows.set(request.row, None)
-        draft.free_rows = draft.free_rows.append(request.row)
+        del tx.requests[request_id]
+        forget(tx, request_id)
+        forget_loader(tx, request_id)
+        tx.rows = tx.rows.set(request.row, None)
+        tx.free_rows = tx.free_rows.append(request.row)
 
     return transition(state, change)
 
 
-def check_new_id(draft: Draft, request_id: str) -> None:
+def check_new_id(tx: Transaction, request_id: str) -> None:
     """Raise EmptyRequestId or RepeatedRequest unless a request of this id can be added."""
     if not isinstance(request_id, str) or not request_id or not _is_text(request_id):
         raise EmptyRequestId(value=repr(request_id))
-    if request_id in draft.requests:
+    if request_id in tx.requests:
         raise RepeatedRequest(request=repr(request_id))
 
 
@@ -184,44 +184,44 @@ def _is_text(request_id: str) -> bool:
     return True
 
 
-def empty_request(draft: Draft, request_id: str) -> RequestState:
+def empty_request(tx: Transaction, request_id: str) -> RequestState:
     """A request without tokens, in a row of its own."""
-    if draft.free_rows:
-        row = draft.free_rows[-1]
-        draft.free_rows = draft.free_rows.delete(len(draft.free_rows) - 1)
+    if tx.free_rows:
+        row = tx.free_rows[-1]
+        tx.free_rows = tx.free_rows.delete(len(tx.free_rows) - 1)
     else:
-        row = len(draft.rows)
-        draft.rows = draft.rows.append(None)
-    draft.rows = draft.rows.set(row, request_id)
-    num_groups = len(draft.config.groups)
+        row = len(tx.rows)
+        tx.rows = tx.rows.append(None)
+    tx.rows = tx.rows.set(row, request_id)
+    num_groups = len(tx.config.groups)
     return RequestState(request_id, row, (0,) * num_groups, (pvector(),) * num_groups)
 
 
-def extend(draft: Draft, request: RequestState, tokens: Sequence[int]) -> RequestState:
+def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> RequestState:
     """The request with more tokens and the hashes of the blocks that they fill."""
     longer = request.tokens.extend(tokens)
-    if not draft.config.enable_caching or request.own_hashes:
+    if not tx.config.enable_caching or request.own_hashes:
         return evolve(request, tokens=longer)
     hashed = len(request.block_hashes)
-    size = draft.config.hash_block_size
+    size = tx.config.hash_block_size
     start = hashed * size
     if len(longer) - start < size:
         return evolve(request, tokens=longer)
     hashes = hash_blocks(
-        draft.parent_hash(request, hashed),
+        tx.parent_hash(request, hashed),
         list(longer[start:]),
         size,
         start=start,
         extra_keys=request.extra_keys,
-        hashing=draft.config.hashing,
+        hashing=tx.config.hashing,
     )
     return evolve(request, tokens=longer, block_hashes=request.block_hashes.extend(hashes))
 
 
-def extend_hashes(draft: Draft, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
+def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
     """The request with more of the engine's hashes. Raises WrongBlockHashes."""
     given = list(hashes)
-    most = len(request.tokens) // draft.config.hash_block_size - len(request.block_hashes)
+    most = len(request.tokens) // tx.config.hash_block_size - len(request.block_hashes)
     reason = None
     if not request.own_hashes:
         reason = "it did not bring its own when it was added"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import (
     abandon_loads,
     check_leaving,
@@ -39,85 +39,83 @@ def rewind(
     """
     ids = list(request_ids)
 
-    def change(draft: Draft) -> tuple[str, ...]:
-        requests = draft.distinct(ids)
+    def change(tx: Transaction) -> tuple[str, ...]:
+        requests = tx.distinct(ids)
         count = read_count("num_computed_tokens", num_computed_tokens)
         for request in requests:
-            check_rewound(draft, request, count)
-        kept = [(name, count) for name in ids] + spoilt_requests(draft, ids, count)
-        falling = [draft.request(name) for name, _ in kept]
-        check_leaving(draft, falling)
-        check_held(draft, falling, requests, count)
+            check_rewound(tx, request, count)
+        kept = [(name, count) for name in ids] + spoilt_requests(tx, ids, count)
+        falling = [tx.request(name) for name, _ in kept]
+        check_leaving(tx, falling)
+        check_held(tx, falling, requests, count)
         for request in requests:
-            for block in unwritten(draft, request, count):
-                draft.device.unpublish(block)
-        spoil(draft, ids, count)
+            for block in unwritten(tx, request, count):
+                tx.device.unpublish(block)
+        spoil(tx, ids, count)
         for name, num_tokens in kept:
-            fall(draft, draft.request(name), num_tokens)
+            fall(tx, tx.request(name), num_tokens)
         before = {request.request_id: request.num_computed for request in falling}
-        return tuple(name for name in before if draft.request(name).num_computed < before[name])
+        return tuple(name for name in before if tx.request(name).num_computed < before[name])
 
     return transition(state, change)
 
 
-def check_rewound(draft: Draft, request: RequestState, num_tokens: int) -> None:
+def check_rewound(tx: Transaction, request: RequestState, num_tokens: int) -> None:
     """Raise unless a request counts or loads at least num_tokens tokens, and can be cut.
 
     A request that reports a load may be swapped out, may wait, or may have loads of its own.
     """
-    loaded = most_loaded(draft, request.request_id)
+    loaded = most_loaded(tx, request.request_id)
     if num_tokens >= loaded:
-        draft.idle(request.request_id)
+        tx.idle(request.request_id)
     most = max(request.num_computed, loaded)
     if num_tokens > most:
         raise BeyondComputed(request=repr(request.request_id), num_computed=most, asked=num_tokens)
 
 
-def fall(draft: Draft, request: RequestState, num_tokens: int) -> None:
+def fall(tx: Transaction, request: RequestState, num_tokens: int) -> None:
     """Let a request leave the open batch and count no more than num_tokens tokens."""
     if request.host_tables:
-        drop_host(draft, request)
+        drop_host(tx, request)
         return
-    draft.store(abandon_loads(draft, request))
-    leave_open_batch(draft, draft.request(request.request_id))
-    cut_tables(draft, draft.request(request.request_id), num_tokens)
+    tx.put(abandon_loads(tx, request))
+    leave_open_batch(tx, tx.request(request.request_id))
+    cut_tables(tx, tx.request(request.request_id), num_tokens)
 
 
-def unwritten(draft: Draft, request: RequestState, num_tokens: int) -> Iterator[int]:
+def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
     """The blocks of a request for positions from num_tokens on, up to the first load that it
     reports.
     """
-    loaded = first_reported(draft, request.request_id, num_tokens)
-    for group, table in zip(draft.config.groups, request.tables, strict=True):
+    loaded = first_reported(tx, request.request_id, num_tokens)
+    for group, table in zip(tx.config.groups, request.tables, strict=True):
         if not group.is_cross:
             first = num_tokens // group.block_size
             end = None if loaded is None else -(-loaded // group.block_size)
-            yield from (block for block in table[first:end] if not draft.is_null(block))
+            yield from (block for block in table[first:end] if not tx.is_null(block))
 
 
 def check_held(
-    draft: Draft, falling: list[RequestState], rewound: list[RequestState], num_tokens: int
+    tx: Transaction, falling: list[RequestState], rewound: list[RequestState], num_tokens: int
 ) -> None:
     """Raise HeldByOthers if requests that do not fall count tokens that these leave unwritten."""
     ids = {request.request_id for request in falling}
     shared: set[int] = set()
     for request in rewound:
         shared.update(
-            block
-            for block in unwritten(draft, request, num_tokens)
-            if draft.device.ref_counts[block] > 1
+            block for block in unwritten(tx, request, num_tokens) if tx.device.ref_counts[block] > 1
         )
     if not shared:
         return
     blocks: set[int] = set()
     others: set[str] = set()
-    for other_id in draft.rows:
+    for other_id in tx.rows:
         if other_id is None or other_id in ids:
             continue
-        other = draft.requests[other_id]
+        other = tx.requests[other_id]
         if other.num_computed <= num_tokens:
             continue
-        for group, table in zip(draft.config.groups, other.tables, strict=True):
+        for group, table in zip(tx.config.groups, other.tables, strict=True):
             counted = -(-other.num_computed // group.block_size)
             first = num_tokens // group.block_size
             found = shared.intersection(table[first:counted])

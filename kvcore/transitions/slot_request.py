@@ -13,8 +13,8 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.transitions.requests import check_drafts_settled
 from kvcore.types.arguments import all_counts, read_count, read_hit
 from kvcore.types.errors import (
@@ -72,54 +72,56 @@ def read_asked(asked: Asked) -> Asked:
     return evolve(asked, hit=read_hit(asked.hit), **counts)
 
 
-def check_asked(draft: Draft, request: RequestState, asked: Asked) -> tuple[tuple[int, ...], ...]:
+def check_asked(
+    tx: Transaction, request: RequestState, asked: Asked
+) -> tuple[tuple[int, ...], ...]:
     """The hit blocks a group; raises for nothing to do, wrong hits and tokens that are missing."""
     if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     check_drafts_settled(request)
     name = repr(request.request_id)
-    if asked.num_encoder_tokens and not any(group.is_cross for group in draft.config.groups):
+    if asked.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
         raise NoEncoderGroup(request=name, num_encoder_tokens=asked.num_encoder_tokens)
     hits: tuple[tuple[int, ...], ...] = ((),) * len(request.tables)
     if asked.hit is not None and any(asked.hit.blocks.blocks):
-        check_hit(draft, request, asked.hit)
+        check_hit(tx, request, asked.hit)
         hits = asked.hit.blocks.blocks
     elif asked.hit is not None and asked.hit.num_tokens:
         raise WrongHit(request=name, num_blocks=0, num_tokens=asked.hit.num_tokens)
-    check_length(draft, request, asked)
+    check_length(tx, request, asked)
     return hits
 
 
-def check_hit(draft: Draft, request: RequestState, hit: Hit) -> None:
+def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
     """Raise unless the hit is a prefix of the request that the pool still holds under its keys."""
     groups = hit.blocks.blocks
     name, num_blocks = repr(request.request_id), max(len(blocks) for blocks in groups)
-    if not draft.config.enable_caching:
+    if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=num_blocks)
     if any(request.tables):
         raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
-    sizes = [group.block_size for group in draft.config.groups]
+    sizes = [group.block_size for group in tx.config.groups]
     fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
     fits = fits and 0 < hit.num_tokens < len(request.tokens)
     fits = fits and all(
         len(blocks) * size == hit.num_tokens for blocks, size in zip(groups, sizes, strict=True)
     )
-    fits = fits and hit.num_tokens <= len(request.block_hashes) * draft.config.hash_block_size
+    fits = fits and hit.num_tokens <= len(request.block_hashes) * tx.config.hash_block_size
     if not fits:
         raise WrongHit(request=name, num_blocks=num_blocks, num_tokens=hit.num_tokens)
     for group, blocks in enumerate(groups):
-        skipped = skipped_blocks(draft.config.groups[group], hit.num_tokens)
+        skipped = skipped_blocks(tx.config.groups[group], hit.num_tokens)
         for position, block in enumerate(blocks):
             if position < skipped and block == 0:
                 continue
-            draft.device.check_block(block)
-            if draft.device.keys[block] != request.key(draft.config, group, position):
+            tx.device.check_block(block)
+            if tx.device.keys[block] != request.key(tx.config, group, position):
                 raise StaleHits(request=name, block=block, position=position)
 
 
-def check_length(draft: Draft, request: RequestState, asked: Asked) -> None:
+def check_length(tx: Transaction, request: RequestState, asked: Asked) -> None:
     """Raise unless the request has the tokens, drafts included, and the model takes them."""
-    name, limit = repr(request.request_id), draft.config.length_limit
+    name, limit = repr(request.request_id), tx.config.length_limit
     local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
     total = min(local + asked.num_external_computed_tokens, limit)
     scheduled = max(local, total + asked.num_new_tokens)

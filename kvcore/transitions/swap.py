@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.state.draft import Draft, transition
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import mark
@@ -35,25 +35,25 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
     """
     ids = list(request_ids)
 
-    def change(draft: Draft) -> Refused | None:
-        host = draft.host_tier()
-        requests = draft.distinct(ids)
+    def change(tx: Transaction) -> Refused | None:
+        host = tx.host_tier()
+        requests = tx.distinct(ids)
         for request in requests:
             if request.status is not Status.RUNNING:
                 raise NotRunning(request=repr(request.request_id))
-            draft.idle(request.request_id)
-        check_leaving(draft, requests)
-        blocks = list(dict.fromkeys(block for each in requests for block in kept(draft, each)))
+            tx.idle(request.request_id)
+        check_leaving(tx, requests)
+        blocks = list(dict.fromkeys(block for each in requests for block in kept(tx, each)))
         if len(blocks) > host.num_free:
             return refuse(host, len(blocks), pending=host.num_quarantined)
         for request in requests:
-            leave_open_batch(draft, request)
+            leave_open_batch(tx, request)
         targets = dict(zip(blocks, host.take(len(blocks)), strict=True))
         for block, target in targets.items():
-            draft.effects.emit(SwapOut(block, target))
-            draft.device.use(block, draft.batch.number)
-            host.use(target, draft.batch.number)
-        move_out(draft, ids, targets)
+            tx.effects.emit(SwapOut(block, target))
+            tx.device.use(block, tx.batch.number)
+            host.use(target, tx.batch.number)
+        move_out(tx, ids, targets)
         return None
 
     return transition(state, change)
@@ -67,103 +67,103 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused 
     """
     ids = list(request_ids)
 
-    def change(draft: Draft) -> Refused | None:
-        draft.host_tier()
-        requests = draft.distinct(ids)
+    def change(tx: Transaction) -> Refused | None:
+        tx.host_tier()
+        requests = tx.distinct(ids)
         for request in requests:
             if request.status is not Status.SWAPPED:
                 raise NotSwapped(request=repr(request.request_id))
-        hits = find_hits(draft, requests)
+        hits = find_hits(tx, requests)
         found = set(hits.values()) - {None}
-        in_queue = sum(draft.device.is_queued(block) for block in found if block is not None)
+        in_queue = sum(tx.device.is_queued(block) for block in found if block is not None)
         num_copied = sum(block is None for block in hits.values())
-        needed, watermark = num_copied + in_queue, draft.config.watermark_blocks
-        if needed and needed + watermark > draft.device.num_free:
-            return refuse(draft.device, needed, watermark, draft.num_pending())
-        move_in(draft, requests, hits)
+        needed, watermark = num_copied + in_queue, tx.config.watermark_blocks
+        if needed and needed + watermark > tx.device.num_free:
+            return refuse(tx.device, needed, watermark, tx.num_pending())
+        move_in(tx, requests, hits)
         return None
 
     return transition(state, change)
 
 
-def refuse(pool: PoolDraft, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
+def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
     """The refusal of so many blocks of a pool that keeps so many free."""
     never = needed + watermark > pool.num_usable
     available = max(0, pool.num_free - watermark)
     return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
 
 
-def kept(draft: Draft, request: RequestState) -> Iterator[int]:
+def kept(tx: Transaction, request: RequestState) -> Iterator[int]:
     """The blocks of a request that hold tokens computed before the open batch, in table order."""
-    num_tokens = draft.num_settled(request)
+    num_tokens = tx.num_settled(request)
     for group, table in enumerate(request.tables):
-        held = table[: draft.num_kept(group, table, num_tokens)]
-        yield from (block for block in held if not draft.is_null(block))
+        held = table[: tx.num_kept(group, table, num_tokens)]
+        yield from (block for block in held if not tx.is_null(block))
 
 
-def move_out(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> None:
+def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -> None:
     """Put the requests' tables on the host side and give back their device blocks, tail first."""
-    host = draft.host_tier()
+    host = tx.host_tier()
     owned: set[int] = set()
     for request_id in request_ids:
-        request = draft.request(request_id)
-        num_computed = draft.num_settled(request)
+        request = tx.request(request_id)
+        num_computed = tx.num_settled(request)
         tables = []
         for group, table in enumerate(request.tables):
-            held = table[: draft.num_kept(group, table, num_computed)]
-            ids = [NO_HOST_BLOCK if draft.is_null(block) else targets[block] for block in held]
+            held = table[: tx.num_kept(group, table, num_computed)]
+            ids = [NO_HOST_BLOCK if tx.is_null(block) else targets[block] for block in held]
             for block in ids:
                 if block in owned:
                     host.touch(block)
                 if block != NO_HOST_BLOCK:
                     owned.add(block)
             tables.append(pvector(ids))
-        loads = draft.loads
-        cut_tables(draft, request, 0)
-        mark(draft, request_id, 0, 0)
-        moved = draft.request(request_id)
+        loads = tx.loads
+        cut_tables(tx, request, 0)
+        mark(tx, request_id, 0, 0)
+        moved = tx.request(request_id)
         if num_computed:
-            draft.loads = loads
+            tx.loads = loads
             moved = evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
             moved = evolve(moved, preempted=True)
-        draft.store(moved)
+        tx.put(moved)
 
 
-def find_hits(draft: Draft, requests: list[RequestState]) -> dict[int, int | None]:
+def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
     """Host block to the device block that has its content, None where it must be copied."""
-    unwritten = {item.block for record in draft.records.values() for item in record.published}
+    unwritten = {item.block for record in tx.records.values() for item in record.published}
     hits: dict[int, int | None] = {}
     for request in requests:
-        for index, group in enumerate(draft.config.groups):
+        for index, group in enumerate(tx.config.groups):
             num_full = request.num_computed // group.block_size
-            num_full = min(num_full, request.num_hashed(draft.config, index))
+            num_full = min(num_full, request.num_hashed(tx.config, index))
             for position, host_block in enumerate(request.host_tables[index]):
                 if host_block == NO_HOST_BLOCK:
                     continue
                 hits.setdefault(host_block, None)
-                if not draft.config.enable_caching or position >= num_full:
+                if not tx.config.enable_caching or position >= num_full:
                     continue
-                key = request.key(draft.config, index, position)
-                block = draft.device.index.first(key)
+                key = request.key(tx.config, index, position)
+                block = tx.device.index.first(key)
                 if block is not None and block not in unwritten:
                     hits[host_block] = block
     return hits
 
 
-def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | None]) -> None:
+def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int | None]) -> None:
     """Put the requests' tables on the device side and give back their host blocks, tail first."""
     for block in dict.fromkeys(hits.values()):
         if block is not None:
-            draft.device.touch(block)
+            tx.device.touch(block)
     sources = [host_block for host_block, block in hits.items() if block is None]
-    taken = draft.device.take(len(sources))
-    forget_new(draft, taken)
+    taken = tx.device.take(len(sources))
+    forget_new(tx, taken)
     copies = dict(zip(sources, taken, strict=True))
     for host_block, block in copies.items():
-        draft.effects.emit(SwapIn(host_block, block))
-        draft.device.use(block, draft.batch.number)
-        draft.host_tier().use(host_block, draft.batch.number)
+        tx.effects.emit(SwapIn(host_block, block))
+        tx.device.use(block, tx.batch.number)
+        tx.host_tier().use(host_block, tx.batch.number)
     owned: set[int] = set()
     for request in requests:
         tables, num_cached = [], []
@@ -172,24 +172,24 @@ def move_in(draft: Draft, requests: list[RequestState], hits: dict[int, int | No
             for position, host_block in enumerate(table):
                 block = place(host_block, hits, copies)
                 if block in owned:
-                    draft.device.touch(block)
-                if not draft.is_null(block):
+                    tx.device.touch(block)
+                if not tx.is_null(block):
                     owned.add(block)
                 ids.append(block)
-                draft.effects.emit(SetTable(request.row, group, position, block))
+                tx.effects.emit(SetTable(request.row, group, position, block))
             tables.append(pvector(ids))
-            if draft.loads:
-                rest(draft, request.request_id, ids)
-            num_cached.append(num_published(draft, request, group, ids))
-        release_host(draft, request)
-        mark(draft, request.request_id, 0, 0)
+            if tx.loads:
+                rest(tx, request.request_id, ids)
+            num_cached.append(num_published(tx, request, group, ids))
+        release_host(tx, request)
+        mark(tx, request.request_id, 0, 0)
         back = evolve(
-            draft.request(request.request_id),
+            tx.request(request.request_id),
             num_computed=request.num_computed,
             tables=tuple(tables),
             num_cached=tuple(num_cached),
         )
-        draft.store(back)
+        tx.put(back)
 
 
 def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) -> int:
@@ -200,11 +200,11 @@ def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) 
     return copies[host_block] if block is None else block
 
 
-def num_published(draft: Draft, request: RequestState, group: int, blocks: list[int]) -> int:
+def num_published(tx: Transaction, request: RequestState, group: int, blocks: list[int]) -> int:
     """Leading full blocks that are findable already, or no longer needed."""
-    num_full = request.num_computed // draft.config.groups[group].block_size
+    num_full = request.num_computed // tx.config.groups[group].block_size
     for position in range(min(num_full, len(blocks))):
         block = blocks[position]
-        if not draft.is_null(block) and draft.device.keys[block] is None:
+        if not tx.is_null(block) and tx.device.keys[block] is None:
             return position
     return min(num_full, len(blocks))

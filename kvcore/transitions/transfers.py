@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import MAX_OPERATION, Operation, RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.allocate import commit
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import cut_tables
@@ -47,22 +47,22 @@ def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, .
     """
     blocks = read_ints(block_ids)
 
-    def change(draft: Draft) -> tuple[int, ...]:
-        unwritten = {item.block for record in draft.records.values() for item in record.published}
+    def change(tx: Transaction) -> tuple[int, ...]:
+        unwritten = {item.block for record in tx.records.values() for item in record.published}
         for block in blocks:
-            draft.device.check_block(block)
-            if draft.device.keys[block] is None:
+            tx.device.check_block(block)
+            if tx.device.keys[block] is None:
                 raise NotPublished(block=block)
             if block in unwritten:
                 raise InOpenBatch(thing=f"block {block}")
-            if draft.loads and is_unconfirmed(draft, block):
+            if tx.loads and is_unconfirmed(tx, block):
                 raise LoadUnconfirmed(block=block)
         started = []
         for block in blocks:
-            key = draft.device.keys[block]
+            key = tx.device.keys[block]
             assert key is not None
-            number = start(draft, Operation(block, key, draft.batch.number))
-            draft.effects.emit(Store(number, block, key))
+            number = start(tx, Operation(block, key, tx.batch.number))
+            tx.effects.emit(Store(number, block, key))
             started.append(number)
         return tuple(started)
 
@@ -97,75 +97,75 @@ def load(
         loads=True,
     )
 
-    def change(draft: Draft) -> tuple[int, ...] | Refused:
-        request = draft.idle(request_id)
+    def change(tx: Transaction) -> tuple[int, ...] | Refused:
+        request = tx.idle(request_id)
         count = read_count("num_tokens", num_tokens, 1)
-        plan = plan_allocation(draft, asked)
-        check_load(draft, request, count, hit)
+        plan = plan_allocation(tx, asked)
+        check_load(tx, request, count, hit)
         if isinstance(plan, Refusal):
-            draft.store(apply_trims(draft, plan.request, plan.trims))
+            tx.put(apply_trims(tx, plan.request, plan.trims))
             return plan.refused
         first = plan.num_scheduled - count
-        commit(draft, plan)
-        started = start_loads(draft, draft.request(request_id), first)
+        commit(tx, plan)
+        started = start_loads(tx, tx.request(request_id), first)
         if started:
-            loading = draft.request(request_id)
+            loading = tx.request(request_id)
             end = plan.num_scheduled
-            draft.store(evolve(loading, num_loading=len(started), load_end=end))
+            tx.put(evolve(loading, num_loading=len(started), load_end=end))
         return started
 
     return transition(state, change)
 
 
-def check_load(draft: Draft, request: RequestState, count: int, hit: Hit | None) -> None:
+def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | None) -> None:
     """Raise unless whole blocks with keys are asked for, and a token is left to compute."""
     name = repr(request.request_id)
-    if not draft.config.enable_caching:
+    if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=0)
     first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
-    alignment, end = draft.config.hit_alignment, first + count
-    if end > draft.config.length_limit:
-        raise BeyondModelLength(request=name, asked=end, max_model_len=draft.config.length_limit)
+    alignment, end = tx.config.hit_alignment, first + count
+    if end > tx.config.length_limit:
+        raise BeyondModelLength(request=name, asked=end, max_model_len=tx.config.length_limit)
     reason = None
     if first % alignment or count % alignment:
         reason = f"it begins at token {first}, and both must be multiples of {alignment}"
     elif end >= len(request.tokens):
         reason = f"of its {len(request.tokens)} tokens one must be left to compute"
-    elif end > len(request.block_hashes) * draft.config.hash_block_size:
+    elif end > len(request.block_hashes) * tx.config.hash_block_size:
         reason = f"it has {len(request.block_hashes)} block hashes"
     if reason is not None:
         raise WrongLoad(request=name, num_tokens=count, reason=reason)
 
 
-def start_loads(draft: Draft, request: RequestState, first: int) -> tuple[int, ...]:
+def start_loads(tx: Transaction, request: RequestState, first: int) -> tuple[int, ...]:
     """One operation for each block that holds tokens from first on, in table order."""
     started = []
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         end = request.num_computed // group.block_size
         for position in range(first // group.block_size, end):
             block = request.tables[index][position]
-            if draft.is_null(block):
+            if tx.is_null(block):
                 continue
-            key = request.key(draft.config, index, position)
+            key = request.key(tx.config, index, position)
             operation = Operation(
-                block, key, draft.batch.number, request.request_id, position * group.block_size
+                block, key, tx.batch.number, request.request_id, position * group.block_size
             )
-            number = start(draft, operation)
-            forget_new(draft, [block])
-            draft.effects.emit(Load(number, key, block))
+            number = start(tx, operation)
+            forget_new(tx, [block])
+            tx.effects.emit(Load(number, key, block))
             started.append(number)
     return tuple(started)
 
 
-def start(draft: Draft, operation: Operation) -> int:
+def start(tx: Transaction, operation: Operation) -> int:
     """Hold an operation's block and give it a number that no unfinished one has."""
-    number = draft.next_operation
-    while number in draft.operations:
+    number = tx.next_operation
+    while number in tx.operations:
         number = number + 1 if number < MAX_OPERATION else 0
-    draft.next_operation = number + 1 if number < MAX_OPERATION else 0
-    draft.operations = draft.operations.set(number, operation)
-    draft.device.pin(operation.block)
-    draft.device.use(operation.block, draft.batch.number)
+    tx.next_operation = number + 1 if number < MAX_OPERATION else 0
+    tx.operations = tx.operations.set(number, operation)
+    tx.device.pin(operation.block)
+    tx.device.use(operation.block, tx.batch.number)
     return number
 
 
@@ -177,30 +177,30 @@ def complete_operation(state: State, operation: int, done: bool) -> Outcome[Stat
     """
     number = read_int(operation)
 
-    def change(draft: Draft) -> None:
-        found = draft.operations.get(number) if isinstance(number, int) else None
+    def change(tx: Transaction) -> None:
+        found = tx.operations.get(number) if isinstance(number, int) else None
         if found is None:
             raise UnknownOperation(operation=number if isinstance(number, int) else repr(number))
-        if found.batch == draft.batch.number:
+        if found.batch == tx.batch.number:
             raise InOpenBatch(thing=f"operation {number}")
-        draft.operations = draft.operations.delete(number)
-        draft.device.unpin(found.block)
+        tx.operations = tx.operations.delete(number)
+        tx.device.unpin(found.block)
         if found.request_id is not None:
-            finish_load(draft, draft.request(found.request_id), found, done)
+            finish_load(tx, tx.request(found.request_id), found, done)
 
     return transition(state, change)
 
 
-def finish_load(draft: Draft, request: RequestState, operation: Operation, done: bool) -> None:
+def finish_load(tx: Transaction, request: RequestState, operation: Operation, done: bool) -> None:
     """Note that one operation of a request's load ended; with the last one the load is settled."""
     end = request.load_end if done else min(request.load_end, operation.first_token)
     request = evolve(request, num_loading=request.num_loading - 1, load_end=end)
     if request.num_loading:
-        draft.store(request)
+        tx.put(request)
         return
-    cut_tables(draft, evolve(request, load_end=0), end)
-    settled = draft.request(request.request_id)
+    cut_tables(tx, evolve(request, load_end=0), end)
+    settled = tx.request(request.request_id)
     count = settled.num_accepted
-    if draft.config.publish == "completed":
-        count = num_finished(draft, settled)
-    publish_blocks(draft, settled, count)
+    if tx.config.publish == "completed":
+        count = num_finished(tx, settled)
+    publish_blocks(tx, settled, count)

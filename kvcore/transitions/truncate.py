@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import BeyondRequest
@@ -24,25 +24,25 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
     Raises UnknownRequest, SwappedOut, LoadUnfinished, BeyondRequest, HitInOpenBatch.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.idle(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.idle(request_id)
         keep = read_int(num_tokens)
         if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
             asked = keep if isinstance(keep, int) else repr(keep)
             raise BeyondRequest(
                 request=repr(request_id), num_tokens=len(request.tokens), asked=asked
             )
-        check_leaving(draft, [request])
-        leave_open_batch(draft, request)
-        cut_tables(draft, draft.request(request_id), keep)
-        request = draft.request(request_id)
-        num_hashed = keep // draft.config.hash_block_size
-        draft.store(
+        check_leaving(tx, [request])
+        leave_open_batch(tx, request)
+        cut_tables(tx, tx.request(request_id), keep)
+        request = tx.request(request_id)
+        num_hashed = keep // tx.config.hash_block_size
+        tx.put(
             evolve(
                 request,
                 tokens=request.tokens[:keep],
                 block_hashes=request.block_hashes[:num_hashed],
-                extra_keys=request.extra_keys.cut(keep, draft.config.hash_block_size),
+                extra_keys=request.extra_keys.cut(keep, tx.config.hash_block_size),
             )
         )
 

@@ -15,78 +15,77 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace as evolve
 
 from kvcore.state.batch_records import UnconfirmedLoad
-from kvcore.state.draft import Draft
+from kvcore.state.transaction import Transaction
 
 
-def note_load(draft: Draft, request_id: str, first: int, end: int) -> None:
+def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
     """Note that the open batch gets tokens [first, end) of a request from elsewhere."""
-    number = draft.batch.number
+    number = tx.batch.number
     load = UnconfirmedLoad(number, first, end, request_id, ((request_id, end),))
-    draft.loads = (*draft.loads, load)
+    tx.loads = (*tx.loads, load)
 
 
-def rest(draft: Draft, request_id: str, blocks: Iterable[int]) -> None:
+def rest(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
     """Note that a request became an owner of blocks."""
-    held = {block for block in blocks if draft.device.keys[block] is not None}
-    draft.loads = tuple(
+    held = {block for block in blocks if tx.device.keys[block] is not None}
+    tx.loads = tuple(
         _counting(load, request_id, min(load.end, max(ends)))
         if (ends := [end for block, end in load.blocks if block in held])
         else load
-        for load in draft.loads
+        for load in tx.loads
     )
 
 
-def note_keyed(draft: Draft, request_id: str, keyed: Sequence[tuple[int, int]]) -> None:
+def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]]) -> None:
     """Note that blocks of a request got their keys; each with the place behind its last token."""
     names = {block for block, _ in keyed}
     loads = []
-    for load in draft.loads:
+    for load in tx.loads:
         blocks = [pair for pair in load.blocks if pair[0] not in names]
         if load.counted_by(request_id):
             blocks += [pair for pair in keyed if pair[1] > load.first]
         loads.append(evolve(load, blocks=tuple(blocks)))
-    draft.loads = tuple(loads)
+    tx.loads = tuple(loads)
 
 
-def note_rewritten(draft: Draft, request_id: str, block: int, end: int) -> None:
+def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> None:
     """Note that a request writes a block again that keeps its key."""
-    draft.loads = tuple(
+    tx.loads = tuple(
         evolve(load, blocks=(*load.blocks, (block, end)))
         if load.counted_by(request_id) and end > load.first and (block, end) not in load.blocks
         else load
-        for load in draft.loads
+        for load in tx.loads
     )
 
 
-def inherit_rest(draft: Draft, parent_id: str, child_id: str, num_tokens: int) -> None:
+def inherit_rest(tx: Transaction, parent_id: str, child_id: str, num_tokens: int) -> None:
     """Let a forked child, which counts num_tokens tokens, rest on what its parent rests on."""
-    draft.loads = tuple(
-        _counting(load, child_id, min(load.counted_by(parent_id), num_tokens))
-        for load in draft.loads
+    tx.loads = tuple(
+        _counting(load, child_id, min(load.counted_by(parent_id), num_tokens)) for load in tx.loads
     )
 
 
-def fall_to(draft: Draft, request_id: str, num_tokens: int) -> None:
+def fall_to(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Note that a request counts no more than num_tokens tokens.
 
     A load of the open batch does not take place if no request rests on it any more.
     """
     loads = []
-    for load in draft.loads:
+    for load in tx.loads:
         left = [
             (name, min(end, num_tokens) if name == request_id else end)
             for name, end in load.requests
         ]
         requests = tuple(pair for pair in left if pair[1] > load.first)
-        if requests or load.batch != draft.batch.number:
+        if requests or load.batch != tx.batch.number:
             loads.append(evolve(load, requests=requests))
-    draft.loads = tuple(loads)
+    tx.loads = tuple(loads)
 
 
-def forget_loader(draft: Draft, request_id: str) -> None:
+def forget_loader(tx: Transaction, request_id: str) -> None:
     """Note that a request is removed: it can report its loads no more."""
-    draft.loads = tuple(
-        evolve(load, loader=None) if load.loader == request_id else load for load in draft.loads
+    tx.loads = tuple(
+        evolve(load, loader=None) if load.loader == request_id else load for load in tx.loads
     )
 
 
@@ -95,32 +94,32 @@ def confirm(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[Unconfirme
     return tuple(load for load in loads if load.batch > number)
 
 
-def is_unconfirmed(draft: Draft, block: int) -> bool:
+def is_unconfirmed(tx: Transaction, block: int) -> bool:
     """Whether a block with a key rests on a load."""
-    return any(block == each for load in draft.loads for each, _ in load.blocks)
+    return any(block == each for load in tx.loads for each, _ in load.blocks)
 
 
-def most_loaded(draft: Draft, request_id: str) -> int:
+def most_loaded(tx: Transaction, request_id: str) -> int:
     """The end of the last load that a request asked for or rests on, 0 without one."""
-    ends = [load.end for load in draft.loads if load.loader == request_id]
-    ends += [load.counted_by(request_id) for load in draft.loads]
+    ends = [load.end for load in tx.loads if load.loader == request_id]
+    ends += [load.counted_by(request_id) for load in tx.loads]
     return max(ends, default=0)
 
 
-def first_reported(draft: Draft, request_id: str, num_tokens: int) -> int | None:
+def first_reported(tx: Transaction, request_id: str, num_tokens: int) -> int | None:
     """The start of the first load that a request's rewind to num_tokens tokens reports, or None."""
-    reported = (load for load in draft.loads if load.is_reported([request_id], num_tokens))
+    reported = (load for load in tx.loads if load.is_reported([request_id], num_tokens))
     return min((load.first for load in reported), default=None)
 
 
 def spoilt_requests(
-    draft: Draft, request_ids: Sequence[str], num_tokens: int
+    tx: Transaction, request_ids: Sequence[str], num_tokens: int
 ) -> list[tuple[str, int]]:
     """The requests that a report reaches besides those that make it, each with the tokens that it
     keeps.
     """
     kept: dict[str, int] = {}
-    for load in draft.loads:
+    for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
             end = max(num_tokens, load.first)
             spoilt = (name for name, counted in load.requests if counted > end)
@@ -128,19 +127,19 @@ def spoilt_requests(
     return [(name, end) for name, end in kept.items() if name not in request_ids]
 
 
-def spoil(draft: Draft, request_ids: Sequence[str], num_tokens: int) -> None:
+def spoil(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:
     """Withdraw the keys of what rests on the loads that are reported; these end there."""
     loads = []
-    for load in draft.loads:
+    for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
             end = max(num_tokens, load.first)
             for block, block_end in load.blocks:
                 if block_end > end:
-                    draft.device.unpublish(block)
+                    tx.device.unpublish(block)
             load = evolve(load, end=end)
         if load.end > load.first:
             loads.append(load)
-    draft.loads = tuple(loads)
+    tx.loads = tuple(loads)
 
 
 def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLoad:

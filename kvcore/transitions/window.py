@@ -12,8 +12,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import let_go, mark, replace, users
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import SetTable
@@ -39,68 +39,68 @@ def remove_skipped_blocks(
     LoadUnfinished, InvalidCount, BeyondComputed.
     """
 
-    def change(draft: Draft) -> None:
-        request = draft.idle(request_id)
+    def change(tx: Transaction) -> None:
+        request = tx.idle(request_id)
         count = read_count("total_computed_tokens", total_computed_tokens)
         if count > request.num_accepted:
             raise BeyondComputed(
                 request=repr(request_id), num_computed=request.num_accepted, asked=count
             )
-        trims = plan_trims(draft, request, visible_from(draft, request, count))
-        draft.store(apply_trims(draft, request, trims))
+        trims = plan_trims(tx, request, visible_from(tx, request, count))
+        tx.put(apply_trims(tx, request, trims))
 
     return transition(state, change)
 
 
-def visible_from(draft: Draft, request: RequestState, num_computed: int) -> int:
+def visible_from(tx: Transaction, request: RequestState, num_computed: int) -> int:
     """The first query whose window must stay: the open batch's where that is earlier."""
-    record = draft.records.get(request.request_id)
+    record = tx.records.get(request.request_id)
     return num_computed if record is None else min(num_computed, record.num_computed_before)
 
 
-def plan_trims(draft: Draft, request: RequestState, seen_from: int) -> tuple[Trim, ...]:
+def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[Trim, ...]:
     """What no query at seen_from or later sees and is still held. Changes nothing."""
     trims = []
-    for index, group in enumerate(draft.config.groups):
+    for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
         end = first = min(len(table), skipped_blocks(group, seen_from))
-        while first > 0 and not draft.is_null(table[first - 1]):
+        while first > 0 and not tx.is_null(table[first - 1]):
             first -= 1
         if first < end:
             trims.append(Trim(index, first, end))
     return tuple(trims)
 
 
-def num_freed(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> int:
+def num_freed(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> int:
     """Blocks that the trims would give to the free queue."""
     return sum(
-        _comes_back(draft, request, trim.group, position)
+        _comes_back(tx, request, trim.group, position)
         for trim in trims
         for position in range(trim.first, trim.end)
     )
 
 
-def _comes_back(draft: Draft, request: RequestState, group: int, position: int) -> bool:
+def _comes_back(tx: Transaction, request: RequestState, group: int, position: int) -> bool:
     """Whether a block that a table lets go would join the free queue at once."""
     block = request.tables[group][position]
-    if draft.device.ref_counts[block] != 1 or draft.device.is_busy(block):
+    if tx.device.ref_counts[block] != 1 or tx.device.is_busy(block):
         return False
-    return not users(draft, request.request_id, group, position)
+    return not users(tx, request.request_id, group, position)
 
 
-def apply_trims(draft: Draft, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
+def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
     """The request with the null block in these places; the blocks are released, highest first."""
     if trims:
-        mark(draft, request.request_id, request.num_computed, 0)
+        mark(tx, request.request_id, request.num_computed, 0)
     tables = list(request.tables)
     for trim in trims:
         table = tables[trim.group]
-        let_go(draft, request, trim.group, range(trim.first, trim.end))
-        draft.device.release(table[trim.first : trim.end][::-1])
+        let_go(tx, request, trim.group, range(trim.first, trim.end))
+        tx.device.release(table[trim.first : trim.end][::-1])
         changed = table.evolver()
         for position in range(trim.first, trim.end):
             changed[position] = NULL_BLOCK
-            replace(draft, request.request_id, trim.group, position)
-            draft.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
+            replace(tx, request.request_id, trim.group, position)
+            tx.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
         tables[trim.group] = changed.persistent()
     return evolve(request, tables=tuple(tables)) if trims else request

@@ -13,10 +13,10 @@ from kvcore.check.mutants.catalogue import NOT_EXPRESSED, SENTENCES, by_row
 from kvcore.check.mutants.hunt import hunt, observe
 from kvcore.check.mutants.observed import ObservedModel
 from kvcore.check.search.search import check
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.pool.hash_index import HashIndexDraft
-from kvcore.state.draft import Draft
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.trace import calls, trace_file
 from kvcore.types.effects import Effects
 from kvcore.types.errors import TraceError
@@ -84,6 +84,6 @@ def test_a_patcher_puts_everything_back() -> None:
 
 def _core() -> list[object]:
     """Much of what seeded bugs put something in the place of."""
-    owners = (PoolDraft, Effects, HashIndexDraft, Draft, RequestState)
+    owners = (PoolTransaction, Effects, HashIndexTransaction, Transaction, RequestState)
     attributes = [each for owner in owners for each in vars(owner).values()]
     return [*attributes, *calls.TRANSITIONS.values()]

@@ -16,7 +16,7 @@ from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
 from kvcore.check.stories.story import render
 from kvcore.check.world.world import Move, World
-from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.trace.calls import Call
 from kvcore.types.errors import WrongArgument
 from tests.check.worlds import world
@@ -72,11 +72,11 @@ def forget() -> int:
     [(2, "leave gives 2, which is no place up to 1"), (forget, "leave raised KeyError: 'times'")],
 )
 def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> None:
-    take = PoolDraft.take
+    take = PoolTransaction.take
     name, detail = found(check_policy(Careless(place), SMALL, properties=["POLICY"]))
     assert name == "POLICY"
     assert said in detail
-    assert PoolDraft.take is take
+    assert PoolTransaction.take is take
 
 
 def first_come(where: World, state: State) -> Iterator[Call]:

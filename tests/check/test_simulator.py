@@ -19,8 +19,8 @@ from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.trace import trace_file
 from kvcore.trace.calls import TRANSITIONS
 from kvcore.transitions import requests
@@ -142,8 +142,8 @@ def test_short_runs_find_keys_without_media(monkeypatch: pytest.MonkeyPatch) -> 
 def test_short_runs_find_hashes_of_an_engine_that_are_mixed_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def reverse(draft: Draft, request: RequestState, hashes: list[bytes]) -> RequestState:
-        return extend_hashes(draft, request, hashes[::-1])
+    def reverse(tx: Transaction, request: RequestState, hashes: list[bytes]) -> RequestState:
+        return extend_hashes(tx, request, hashes[::-1])
 
     extend_hashes = requests.extend_hashes
     monkeypatch.setattr(requests, "extend_hashes", reverse)

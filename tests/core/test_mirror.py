@@ -25,11 +25,11 @@ CORE = ("types", "hashing", "pool", "state", "transitions", "codec", "trace", "l
 OF_RUST = ("bindings", "fuzz")
 """The rooms that Rust alone has."""
 
-DRAFT = "a mutable value needs no draft"
+TRANSACTION = "a mutable value needs no transaction"
 KEYWORD = "a keyword of Rust: `note_use`"
 PYTHON_ONLY = {
-    ("pool/block_pool", "PoolDraft"): DRAFT,
-    ("pool/block_pool", "freeze"): DRAFT,
+    ("pool/block_pool", "PoolTransaction"): TRANSACTION,
+    ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",
     ("types/event_log", "to_bytes"): "`as_bytes` of `EventLog`, which has them",
@@ -38,16 +38,16 @@ PYTHON_ONLY = {
     ("types/errors", "KvcoreError"): "the enum of its subclasses, `Error`",
     ("types/errors", "WrongArgument"): "raised before a call reaches either language",
     ("hashing/extra_keys", "vllm_key"): "the twin lays out its bytes at once, in hash_message.rs",
-    ("pool/free_queue", "FreeQueueDraft"): DRAFT,
-    ("pool/free_queue", "freeze"): DRAFT,
-    ("pool/hash_index", "HashIndexDraft"): DRAFT,
-    ("pool/hash_index", "freeze"): DRAFT,
-    ("pool/quarantine", "QuarantineDraft"): DRAFT,
-    ("pool/quarantine", "freeze"): DRAFT,
+    ("pool/free_queue", "FreeQueueTransaction"): TRANSACTION,
+    ("pool/free_queue", "freeze"): TRANSACTION,
+    ("pool/hash_index", "HashIndexTransaction"): TRANSACTION,
+    ("pool/hash_index", "freeze"): TRANSACTION,
+    ("pool/quarantine", "QuarantineTransaction"): TRANSACTION,
+    ("pool/quarantine", "freeze"): TRANSACTION,
     ("pool/quarantine", "use"): KEYWORD,
-    ("pool/priority_eviction", "RankedDraft"): DRAFT,
-    ("pool/priority_eviction", "freeze"): DRAFT,
-    ("pool/priority_eviction", "make_draft"): DRAFT,
+    ("pool/priority_eviction", "PriorityPoolTransaction"): TRANSACTION,
+    ("pool/priority_eviction", "freeze"): TRANSACTION,
+    ("pool/priority_eviction", "make_transaction"): TRANSACTION,
     ("legacy/blocks/tiers", "check_options"): "checked before a call reaches either language",
     ("types/tokens", "check_tokens"): "a token is checked when it is converted to u32",
     ("types/tokens", "read_request_tokens"): "requests.rs refuses to add no tokens",

@@ -18,8 +18,8 @@ from kvcore import Config, InvariantViolation, KVCacheManager, Request, State, m
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
 from kvcore.invariants.pool_and_state import check
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.transitions.allocate import allocate_slots
 from kvcore.transitions.publish import evict_blocks
 from kvcore.transitions.queries import get_computed_blocks
@@ -125,11 +125,11 @@ def test_a_cleared_cache_forgets_all_copies(manager: KVCacheManager) -> None:
 
 def index_of(model: dict[bytes, list[int]]) -> HashIndex:
     """The index into which the blocks of a model were published, and nothing else happened."""
-    draft = HashIndexDraft(HashIndex())
+    tx = HashIndexTransaction(HashIndex())
     for key, blocks in model.items():
         for block in blocks:
-            draft.insert(key, block)
-    return draft.freeze()
+            tx.insert(key, block)
+    return tx.freeze()
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 7), st.sampled_from(KEYS), st.booleans()), max_size=60)
@@ -141,23 +141,23 @@ def test_an_index_is_a_dict_of_lists(steps: list[tuple[int, bytes, bool]]) -> No
     model: dict[bytes, list[int]] = {}
     held: dict[int, bytes] = {}
     values: list[tuple[HashIndex, dict[bytes, tuple[int, ...]]]] = []
-    draft = HashIndexDraft(HashIndex())
+    tx = HashIndexTransaction(HashIndex())
     for block, key, freezes in steps:
         if block in held:
             key = held.pop(block)
             model[key].remove(block)
-            assert draft.remove(key, block) == (not model[key])
+            assert tx.remove(key, block) == (not model[key])
             model = {each: blocks for each, blocks in model.items() if blocks}
         else:
             held[block] = key
             model.setdefault(key, []).append(block)
-            draft.insert(key, block)
+            tx.insert(key, block)
         for each in KEYS:
-            assert draft.first(each) == model.get(each, [None])[0]
+            assert tx.first(each) == model.get(each, [None])[0]
         if freezes:
-            values.append((draft.freeze(), {each: tuple(b) for each, b in model.items()}))
+            values.append((tx.freeze(), {each: tuple(b) for each, b in model.items()}))
             assert values[-1][0] == index_of(model)
-            draft = HashIndexDraft(values[-1][0])
+            tx = HashIndexTransaction(values[-1][0])
     for index, expected in values:
         assert dict(index) == expected
         assert [key in index for key in KEYS] == [key in expected for key in KEYS]
@@ -170,12 +170,12 @@ def copied(num_copies: int) -> State:
     state = add_request(state, Request("asks", [7, 8, 9])).state
     state = add_request(state, Request("again", [7, 8], skip_reading_prefix_cache=True)).state
     key = state.requests["asks"].key(state.config, 0, 0)
-    draft = PoolDraft(state.device, Effects())
-    blocks = draft.take(num_copies)
+    tx = PoolTransaction(state.device, Effects())
+    blocks = tx.take(num_copies)
     for block in blocks:
-        draft.publish(block, key)
-    draft.release(blocks)
-    return evolve(state, device=draft.freeze())
+        tx.publish(block, key)
+    tx.release(blocks)
+    return evolve(state, device=tx.freeze())
 
 
 def hit_and_allocate(state: State) -> Outcome[State, Any]:
@@ -227,13 +227,13 @@ def test_links_that_disagree_are_no_sound_index(
     following: dict[int, int], preceding: dict[int, int]
 ) -> None:
     state = make_state(Config(4, 2))
-    draft = PoolDraft(state.device, Effects())
-    draft.take(3)
+    tx = PoolTransaction(state.device, Effects())
+    tx.take(3)
     for block in (1, 2, 3):
-        draft.publish(block, KEYS[0])
-        draft.pin(block)
-        draft.release([block])
-    state = evolve(state, device=draft.freeze())
+        tx.publish(block, KEYS[0])
+        tx.pin(block)
+        tx.release([block])
+    state = evolve(state, device=tx.freeze())
     check(state)
     index = HashIndex(state.device.index.firsts, Map(following), Map(preceding))
     with pytest.raises(InvariantViolation, match="IDX-SOUND"):

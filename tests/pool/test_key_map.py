@@ -20,13 +20,13 @@ CHANGES = st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.integers(0, 9
 
 def changed(known: KeyMap, changes: list[tuple[bytes, int | None]]) -> KeyMap:
     """The map after setting keys, and deleting those that are given None."""
-    draft = known.mutate()
+    tx = known.mutate()
     for key, block in changes:
         if block is not None:
-            draft[key] = block
-        elif draft.get(key) is not None:
-            del draft[key]
-    return draft.finish()
+            tx[key] = block
+        elif tx.get(key) is not None:
+            del tx[key]
+    return tx.finish()
 
 
 @given(CHANGES, CHANGES)
@@ -61,14 +61,14 @@ def test_equality_is_of_contents_whatever_the_table_became(order: list[bytes]) -
 
 def test_a_key_that_is_not_there_is_a_key_error() -> None:
     known = KeyMap.of({KEYS[0]: 1})
-    draft = known.mutate()
+    tx = known.mutate()
     with pytest.raises(KeyError):
         known[KEYS[1]]
     with pytest.raises(KeyError):
-        draft[KEYS[1]]
+        tx[KEYS[1]]
     with pytest.raises(KeyError):
-        del draft[KEYS[1]]
-    assert draft.finish() == known
+        del tx[KEYS[1]]
+    assert tx.finish() == known
 
 
 def test_the_table_grows_by_one_chain_a_key_and_each_key_is_in_its_own() -> None:

@@ -22,7 +22,7 @@ from kvcore.check.search.report import Report
 from kvcore.check.search.scope import out_of_reach
 from kvcore.check.search.search import check
 from kvcore.check.world.world import Moves, World
-from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import HASH_SIZE
 
@@ -86,9 +86,9 @@ def check_scheduler(moves: Moves, world: World, **limits: Any) -> Report:
 @contextmanager
 def installed(policy: Policy) -> Iterator[None]:
     """The core with another eviction policy."""
-    take, enqueue = PoolDraft.take, PoolDraft._enqueue
+    take, enqueue = PoolTransaction.take, PoolTransaction._enqueue
 
-    def take_chosen(self: PoolDraft, count: int) -> list[int]:
+    def take_chosen(self: PoolTransaction, count: int) -> list[int]:
         blocks = []
         for _ in range(count):
             queue = _blocks(self)
@@ -98,7 +98,7 @@ def installed(policy: Policy) -> Iterator[None]:
             blocks += take(self, 1)
         return blocks
 
-    def join(self: PoolDraft, block: int) -> None:
+    def join(self: PoolTransaction, block: int) -> None:
         queue = _blocks(self)
         place = _place(policy, "join", len(queue), _seen(self, queue), _view(self, block))
         for each in queue[:place]:
@@ -107,11 +107,11 @@ def installed(policy: Policy) -> Iterator[None]:
         for each in reversed(queue[:place]):
             self.queue.prepend(each)
 
-    PoolDraft.take, PoolDraft._enqueue = take_chosen, join  # type: ignore[method-assign] # undone
+    PoolTransaction.take, PoolTransaction._enqueue = take_chosen, join  # type: ignore[method-assign] # undone
     try:
         yield
     finally:
-        PoolDraft.take, PoolDraft._enqueue = take, enqueue  # type: ignore[method-assign] # back
+        PoolTransaction.take, PoolTransaction._enqueue = take, enqueue  # type: ignore[method-assign] # back
 
 
 def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
@@ -127,8 +127,8 @@ def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:
     return place
 
 
-def _blocks(draft: PoolDraft) -> list[int]:
-    queue = draft.queue
+def _blocks(tx: PoolTransaction) -> list[int]:
+    queue = tx.queue
     blocks, block = [], queue.front()
     while block != queue.sentinel:
         blocks.append(block)
@@ -136,12 +136,12 @@ def _blocks(draft: PoolDraft) -> list[int]:
     return blocks
 
 
-def _seen(draft: PoolDraft, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:
-    return tuple(_view(draft, block) for block in blocks)
+def _seen(tx: PoolTransaction, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:
+    return tuple(_view(tx, block) for block in blocks)
 
 
-def _view(draft: PoolDraft, block: int) -> FreeBlock:
-    key = draft.keys[block]
+def _view(tx: PoolTransaction, block: int) -> FreeBlock:
+    key = tx.keys[block]
     return FreeBlock(
         key is not None, None if key is None else int.from_bytes(key[HASH_SIZE:], "big")
     )

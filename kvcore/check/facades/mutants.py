@@ -25,8 +25,8 @@ from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocato
 from kvcore.legacy.v0.tier_allocator import TierAllocator
 from kvcore.legacy.v0_3.block_allocator import BlockAllocator, BlockTable
 from kvcore.legacy.v0_3.block_space_manager import BlockSpaceManager as SpaceManager
-from kvcore.pool.hash_index import HashIndexDraft
-from kvcore.pool.priority_eviction import RankedDraft
+from kvcore.pool.hash_index import HashIndexTransaction
+from kvcore.pool.priority_eviction import PriorityPoolTransaction
 from kvcore.types.commands import Batch, SwapOut, close
 
 LONGEST_RUN = 8
@@ -163,7 +163,7 @@ def m_append_stops_half_way(patcher: Patcher) -> None:
 @facade_mutant("v0", "caching", "IDX-SOUND", rows=(1,))
 def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
     """An evicted block is still found under its old key."""
-    patcher.setattr(HashIndexDraft, "remove", lambda *_: False)
+    patcher.setattr(HashIndexTransaction, "remove", lambda *_: False)
 
 
 @facade_mutant("v0", "swap", "ADMIT-EXACT", rows=(17,))
@@ -180,11 +180,11 @@ def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
 def m_newest_leaves_first(patcher: Patcher) -> None:
     """Cached blocks leave in the wrong order: the one that was used last goes first."""
 
-    def place(self: RankedDraft, block: int) -> tuple[float, int, int]:
+    def place(self: PriorityPoolTransaction, block: int) -> tuple[float, int, int]:
         time, length = self.ranks.get(block, (-1.0, 0))
         return (-time, length, block)
 
-    patcher.setattr(RankedDraft, "place", place)
+    patcher.setattr(PriorityPoolTransaction, "place", place)
 
 
 @facade_mutant("v0", "naive", "KV-READ", rows=(41,))

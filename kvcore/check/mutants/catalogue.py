@@ -91,7 +91,7 @@ SENTENCES: dict[int, str] = {
 NOT_EXPRESSED: dict[int, str] = {
     33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",
     61: "it is the runtime's: commands are values, and no transition reads memory",
-    64: "a transition changes a draft that nobody else sees, so no call meets another half way",
+    64: "a transition changes a copy that nobody else sees, so no call meets another half way",
 }
 """Why no seeded bug of the Python core stands for a row."""
 

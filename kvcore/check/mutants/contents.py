@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.state.draft import Draft, transition
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.trace import calls
 from kvcore.transitions import (
     allocate,
@@ -41,7 +41,7 @@ def m_fork_no_ref(patcher: Patcher) -> None:
 
     def fork_untouched(*args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "touch", lambda *_: None)
+            inner.setattr(PoolTransaction, "touch", lambda *_: None)
             return fork(*args)
 
     patcher.setitem(calls.TRANSITIONS, "fork", fork_untouched)
@@ -85,11 +85,11 @@ def m_free_keeps_count(patcher: Patcher) -> None:
 def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     """Keys that the open batch published for a request stay when it leaves the batch."""
 
-    def leave_keys(draft: Draft, request: RequestState) -> None:
-        record = draft.records.get(request.request_id)
+    def leave_keys(tx: Transaction, request: RequestState) -> None:
+        record = tx.records.get(request.request_id)
         if record is not None:
-            draft.records = draft.records.delete(request.request_id)
-            release.cut_tables(draft, request, record.num_computed_before)
+            tx.records = tx.records.delete(request.request_id)
+            release.cut_tables(tx, request, record.num_computed_before)
 
     patcher.setattr(release, "leave_open_batch", leave_keys)
 
@@ -106,7 +106,7 @@ def m_cache_lookahead(patcher: Patcher) -> None:
 
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
-        longer = extend(Draft(drafted), request, list(request.drafts))
+        longer = extend(Transaction(drafted), request, list(request.drafts))
         return put(drafted, evolve(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
@@ -119,13 +119,13 @@ def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     free = calls.TRANSITIONS["free"]
 
     def free_published(before: State, request_id: str) -> Any:
-        def change(draft: Draft) -> None:
-            request = draft.request(request_id)
+        def change(tx: Transaction) -> None:
+            request = tx.request(request_id)
             for group, table in enumerate(request.tables):
-                for position in range(min(len(table), request.num_hashed(draft.config, group))):
-                    if draft.device.keys[table[position]] is None:
-                        key = request.key(draft.config, group, position)
-                        draft.device.publish(table[position], key)
+                for position in range(min(len(table), request.num_hashed(tx.config, group))):
+                    if tx.device.keys[table[position]] is None:
+                        key = request.key(tx.config, group, position)
+                        tx.device.publish(table[position], key)
 
         return free(transition(before, change).state, request_id)
 
@@ -137,9 +137,9 @@ def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
     """A chunk publishes every block that it has, as if all of the prompt were computed."""
     publish = caching.publish_blocks
 
-    def publish_all(draft: Draft, request: RequestState, _num_tokens: int) -> None:
-        size = draft.config.groups[0].block_size
-        publish(draft, request, len(request.tables[0]) * size)
+    def publish_all(tx: Transaction, request: RequestState, _num_tokens: int) -> None:
+        size = tx.config.groups[0].block_size
+        publish(tx, request, len(request.tables[0]) * size)
 
     patcher.setattr(allocate, "publish_blocks", publish_all)
 
@@ -173,8 +173,8 @@ def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     """Slots are counted from the first token on, on top of the blocks of a hit."""
     measure = plan.measure
 
-    def measure_from_zero(draft: Draft, request: RequestState, wanted: Asked) -> plan.Lengths:
-        return measure(draft, request, evolve(wanted, hit=None))
+    def measure_from_zero(tx: Transaction, request: RequestState, wanted: Asked) -> plan.Lengths:
+        return measure(tx, request, evolve(wanted, hit=None))
 
     patcher.setattr(plan, "measure", measure_from_zero)
 
@@ -186,7 +186,7 @@ def m_cow_keeps_its_source(patcher: Patcher) -> None:
 
     def rewrite_and_keep(*args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "release", lambda *_: None)
+            inner.setattr(PoolTransaction, "release", lambda *_: None)
             return rewrite(*args)
 
     patcher.setattr(allocate, "apply_rewrite", rewrite_and_keep)
@@ -212,11 +212,11 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     """A shared block that has a key is taken for the request's own, and written in place."""
     rewrites = plan.plan_rewrites
 
-    def rewrite_in_place(draft: Draft, request: RequestState, lengths: plan.Lengths) -> Any:
+    def rewrite_in_place(tx: Transaction, request: RequestState, lengths: plan.Lengths) -> Any:
         planned = []
-        for each in rewrites(draft, request, lengths):
+        for each in rewrites(tx, request, lengths):
             block = request.tables[each.group][each.position]
-            full = draft.device.keys[block] is not None
+            full = tx.device.keys[block] is not None
             planned.append(evolve(each, shared=False, copied=False) if full else each)
         return tuple(planned)
 
@@ -247,8 +247,10 @@ def m_full_block_published_late(patcher: Patcher) -> None:
     """A full block becomes findable when a token behind it is computed; the twin is right."""
     publish = caching.publish_blocks
 
-    def publish_late(draft: Draft, request: RequestState, num_tokens: int, **options: Any) -> None:
-        publish(draft, request, max(0, num_tokens - 1), **options)
+    def publish_late(
+        tx: Transaction, request: RequestState, num_tokens: int, **options: Any
+    ) -> None:
+        publish(tx, request, max(0, num_tokens - 1), **options)
 
     for module in (allocate, batches, caching, transfers):
         patcher.setattr(module, "publish_blocks", publish_late)

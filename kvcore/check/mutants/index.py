@@ -25,11 +25,11 @@ from kvcore.check.mutants.worlds import (
     SIZES_TWICE,
 )
 from kvcore.hashing.block_hash import hash_block
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.pool.free_queue import FreeQueueDraft
-from kvcore.pool.hash_index import HashIndexDraft
-from kvcore.state.draft import Draft
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.free_queue import FreeQueueTransaction
+from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
     allocate,
     plan,
@@ -51,22 +51,22 @@ from kvcore.types.values import Hit, KVCacheBlocks
 def m_evict_keeps_index(patcher: Patcher) -> None:
     """A block that is taken for another content stays in the index."""
 
-    def remove(self: HashIndexDraft, key: bytes, block: int) -> bool:
+    def remove(self: HashIndexTransaction, key: bytes, block: int) -> bool:
         return self.first(key) == block
 
-    patcher.setattr(HashIndexDraft, "remove", remove)
+    patcher.setattr(HashIndexTransaction, "remove", remove)
 
 
 @mutant("calls", "IDX-COMPLETE", rows=(3,), shows=ONE)
 def m_evict_keeps_key(patcher: Patcher) -> None:
     """The index forgets a block that is taken, the block keeps its key."""
 
-    def unpublish(self: PoolDraft, block: int) -> None:
+    def unpublish(self: PoolTransaction, block: int) -> None:
         key = self.keys[block]
         if key is not None and self.index.first(key) == block:
             self.index.remove(key, block)
 
-    patcher.setattr(PoolDraft, "unpublish", unpublish)
+    patcher.setattr(PoolTransaction, "unpublish", unpublish)
 
 
 @mutant("calls", "CACHED-COUNT", costs="a block that is full later is not published")
@@ -74,10 +74,10 @@ def m_cached_before_it_is_full(patcher: Patcher) -> None:
     """One block more counts as published than is full."""
     publish = caching.publish_blocks
 
-    def publish_more(draft: Draft, request: RequestState, num_tokens: int) -> None:
-        publish(draft, request, num_tokens)
-        done = draft.request(request.request_id)
-        draft.store(evolve(done, num_cached=tuple(1 + n for n in done.num_cached)))
+    def publish_more(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+        publish(tx, request, num_tokens)
+        done = tx.request(request.request_id)
+        tx.put(evolve(done, num_cached=tuple(1 + n for n in done.num_cached)))
 
     patcher.setattr(allocate, "publish_blocks", publish_more)
 
@@ -137,26 +137,26 @@ def m_hash_granularity(patcher: Patcher) -> None:
 @mutant("calls", "IDX-COMPLETE", rows=(4,), shows=COPIES_EVICTED)
 def m_evict_drops_dups(patcher: Patcher) -> None:
     """Evicting one copy of a content drops its siblings from the index."""
-    remove = HashIndexDraft.remove
+    remove = HashIndexTransaction.remove
 
-    def remove_all(self: HashIndexDraft, key: bytes, _block: int) -> bool:
+    def remove_all(self: HashIndexTransaction, key: bytes, _block: int) -> bool:
         while not remove(self, key, self.firsts[key]):
             pass
         return True
 
-    patcher.setattr(HashIndexDraft, "remove", remove_all)
+    patcher.setattr(HashIndexTransaction, "remove", remove_all)
 
 
 @mutant("calls", "EVT-COPY", rows=(5,), costs="who mirrors the index does not know of the copy")
 def m_event_per_copy(patcher: Patcher) -> None:
     """An event says that a content is gone although a copy of it is left."""
-    remove = HashIndexDraft.remove
+    remove = HashIndexTransaction.remove
 
-    def remove_loudly(self: HashIndexDraft, key: bytes, block: int) -> bool:
+    def remove_loudly(self: HashIndexTransaction, key: bytes, block: int) -> bool:
         remove(self, key, block)
         return True
 
-    patcher.setattr(HashIndexDraft, "remove", remove_loudly)
+    patcher.setattr(HashIndexTransaction, "remove", remove_loudly)
 
 
 @mutant("calls", "EVT-COPY", costs="who mirrors the index does not know of the hit")
@@ -193,8 +193,8 @@ def m_extra_untagged(patcher: Patcher) -> None:
 )
 def m_free_head_first(patcher: Patcher) -> None:
     """Blocks are released head first, so that a parent is evicted before its child."""
-    release = PoolDraft.release
-    patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, blocks[::-1]))
+    release = PoolTransaction.release
+    patcher.setattr(PoolTransaction, "release", lambda self, blocks: release(self, blocks[::-1]))
 
 
 @mutant(
@@ -213,7 +213,7 @@ def m_same_key_withdrawn(patcher: Patcher) -> None:
 @mutant("calls", "LRU", costs="only the order of eviction changes", trace="queue_order")
 def m_freed_block_leaves_first(patcher: Patcher) -> None:
     """A released block is the next one to be taken."""
-    patcher.setattr(FreeQueueDraft, "append", FreeQueueDraft.prepend)
+    patcher.setattr(FreeQueueTransaction, "append", FreeQueueTransaction.prepend)
 
 
 @mutant(
@@ -227,9 +227,9 @@ def m_num_cached_counts_null(patcher: Patcher) -> None:
     """Behind a null block everything counts as published, so nothing is."""
     publish = caching.publish_blocks
 
-    def publish_before_nulls(draft: Draft, request: RequestState, num_tokens: int) -> None:
-        if not any(draft.is_null(table[0]) for table in request.tables if table):
-            publish(draft, request, num_tokens)
+    def publish_before_nulls(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+        if not any(tx.is_null(table[0]) for table in request.tables if table):
+            publish(tx, request, num_tokens)
 
     patcher.setattr(allocate, "publish_blocks", publish_before_nulls)
 
@@ -257,15 +257,15 @@ def m_superseded_key_comes_back(patcher: Patcher) -> None:
     """A block that is written again gets back the key of what it held before."""
     commit = allocate.commit
 
-    def commit_and_restore(draft: Draft, planned: Plan) -> Any:
+    def commit_and_restore(tx: Transaction, planned: Plan) -> Any:
         tables = planned.request.tables
         places = [(each.group, each.position) for each in planned.rewrites if not each.shared]
         blocks = [tables[group][position] for group, position in places]
-        keys = {block: draft.device.keys[block] for block in blocks}
-        grown = commit(draft, planned)
+        keys = {block: tx.device.keys[block] for block in blocks}
+        grown = commit(tx, planned)
         for block, key in keys.items():
-            if key is not None and draft.device.keys[block] is None:
-                draft.device.publish(block, key)
+            if key is not None and tx.device.keys[block] is None:
+                tx.device.publish(block, key)
         return grown
 
     patcher.setattr(allocate, "commit", commit_and_restore)
@@ -308,9 +308,9 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
     """The external store is asked by tokens alone: another adapter's content comes back."""
     start, own = transfers.start_loads, RequestState.key
 
-    def start_blind(draft: Draft, request: RequestState, first: int) -> tuple[int, ...]:
+    def start_blind(tx: Transaction, request: RequestState, first: int) -> tuple[int, ...]:
         def key(self: RequestState, config: Config, group: int, position: int) -> bytes:
-            for other in draft.state.requests.values():
+            for other in tx.state.requests.values():
                 plain = other.extra_keys == NO_EXTRA_KEYS and other.tokens[: len(self.tokens)]
                 if plain == self.tokens:
                     return own(other, config, group, position)
@@ -318,7 +318,7 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
 
         with Patcher() as inner:
             inner.setattr(RequestState, "key", key)
-            return start(draft, request, first)
+            return start(tx, request, first)
 
     patcher.setattr(transfers, "start_loads", start_blind)
 

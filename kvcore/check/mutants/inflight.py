@@ -19,9 +19,9 @@ from kvcore.check.mutants.worlds import (
     FLYING_SWAPPED,
     FLYING_WINDOW,
 )
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.pool.quarantine import QuarantineDraft
-from kvcore.state.draft import Draft
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.quarantine import QuarantineTransaction
+from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, cancel, fork, free, in_flight, requests, swap, window
 from kvcore.transitions import batches as batch
 from kvcore.transitions.plan import Plan
@@ -46,7 +46,7 @@ def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
 
     def rewrite_unheld(*args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "use", lambda *_: None)
+            inner.setattr(PoolTransaction, "use", lambda *_: None)
             return rewrite(*args)
 
     patcher.setattr(allocate, "apply_rewrite", rewrite_unheld)
@@ -55,57 +55,57 @@ def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
 @mutant("flight-swap", "CMD-INFLIGHT", rows=(59,), costs=IN_ORDER)
 def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     """A host block that a batch in flight copies from or to can be taken at once."""
-    host_tier = Draft.host_tier
+    host_tier = Transaction.host_tier
 
-    class Forgetful(PoolDraft):
+    class Forgetful(PoolTransaction):
         __slots__ = ()
 
         def use(self, block: int, number: int) -> None:
             pass
 
-    def forgetful_host(self: Draft) -> PoolDraft:
+    def forgetful_host(self: Transaction) -> PoolTransaction:
         pool = host_tier(self)
         pool.__class__ = Forgetful
         return pool
 
-    patcher.setattr(Draft, "host_tier", forgetful_host)
+    patcher.setattr(Transaction, "host_tier", forgetful_host)
 
 
 @mutant("flight-two", "CMD-INFLIGHT", costs=IN_ORDER)
 def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
     """A block that two batches in flight use is free when the first of them is completed."""
 
-    def end_all(self: QuarantineDraft, ended: Callable[[int], bool]) -> None:
+    def end_all(self: QuarantineTransaction, ended: Callable[[int], bool]) -> None:
         for block, numbers in self.busy.items():
             if any(map(ended, numbers)):
                 self.busy = self.busy.delete(block)
 
-    patcher.setattr(QuarantineDraft, "end_use", end_all)
+    patcher.setattr(QuarantineTransaction, "end_use", end_all)
 
 
 @mutant("flight", "QUARANTINE", "DRAIN")
 def m_quarantine_never_ends(patcher: Patcher) -> None:
     """Blocks that no batch uses any more stay where they waited."""
 
-    def end_nothing(_: QuarantineDraft) -> Iterator[int]:
+    def end_nothing(_: QuarantineTransaction) -> Iterator[int]:
         return iter(())
 
-    patcher.setattr(QuarantineDraft, "end", end_nothing)
+    patcher.setattr(QuarantineTransaction, "end", end_nothing)
 
 
 @mutant("flight", "PARTITION", "PREEMPT-GAIN", rows=(68,))
 def m_deferred_block_is_nowhere(patcher: Patcher) -> None:
     """A block that is released while a batch uses it is in no queue: preempting gains nothing."""
-    release_all = PoolDraft.release
+    release_all = PoolTransaction.release
 
-    def release_idle(self: PoolDraft, blocks: Iterable[int]) -> None:
+    def release_idle(self: PoolTransaction, blocks: Iterable[int]) -> None:
         for block in blocks:
             if self.is_busy(block):
                 self.ref_counts[block] -= 1
             else:
                 release_all(self, [block])
 
-    patcher.setattr(PoolDraft, "release", release_idle)
+    patcher.setattr(PoolTransaction, "release", release_idle)
 
 
 @mutant("flight-hits", "CACHE-KV", "KV-READ", rows=(34,))
@@ -113,8 +113,8 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     """What a batch published before it ran stays findable when the batch is cancelled."""
     take_back = cancel.take_back
 
-    def take_back_unpublished(draft: Draft, cancelled: list[Any], number: int) -> None:
-        take_back(draft, [evolve(each, given=()) for each in cancelled], number)
+    def take_back_unpublished(tx: Transaction, cancelled: list[Any], number: int) -> None:
+        take_back(tx, [evolve(each, given=()) for each in cancelled], number)
 
     patcher.setattr(cancel, "take_back", take_back_unpublished)
 
@@ -130,10 +130,10 @@ def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
     """Blocks are published when they are scheduled, as if their batch had run."""
     commit = allocate.commit
 
-    def commit_published(draft: Draft, planned: Plan) -> Any:
-        grown = commit(draft, planned)
-        request = draft.request(planned.request.request_id)
-        publish_blocks(draft, request, request.num_accepted, final=True)
+    def commit_published(tx: Transaction, planned: Plan) -> Any:
+        grown = commit(tx, planned)
+        request = tx.request(planned.request.request_id)
+        publish_blocks(tx, request, request.num_accepted, final=True)
         return grown
 
     patcher.setattr(allocate, "commit", commit_published)
@@ -150,8 +150,8 @@ def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
     mark = in_flight.mark
 
-    def mark_counts(draft: Draft, name: str, before: int, _restore: int, **options: Any) -> None:
-        mark(draft, name, before, before, **options)
+    def mark_counts(tx: Transaction, name: str, before: int, _restore: int, **options: Any) -> None:
+        mark(tx, name, before, before, **options)
 
     patcher.setattr(allocate, "mark", mark_counts)
 
@@ -181,7 +181,7 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
 
     def take_back_used(*args: Any) -> None:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "end_use", lambda *_: None)
+            inner.setattr(PoolTransaction, "end_use", lambda *_: None)
             cancel_batch(*args)
 
     patcher.setattr(cancel, "take_back", take_back_used)
@@ -198,10 +198,10 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
     inherit = in_flight.inherit
 
-    def inherit_taken(draft: Draft, parent_id: str, child_id: str) -> None:
-        opened = draft.marks
-        inherit(draft, parent_id, child_id)
-        draft.marks = opened
+    def inherit_taken(tx: Transaction, parent_id: str, child_id: str) -> None:
+        opened = tx.marks
+        inherit(tx, parent_id, child_id)
+        tx.marks = opened
 
     patcher.setattr(fork, "inherit", inherit_taken)
 
@@ -227,12 +227,12 @@ def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
     shorten = in_flight.shorten
 
-    def shorten_held(draft: Draft, name: str, group: int, length: int) -> None:
-        marked = [batch.marks.get(name) for batch in draft.unfinished]
-        shorten(draft, name, group, length)
+    def shorten_held(tx: Transaction, name: str, group: int, length: int) -> None:
+        marked = [batch.marks.get(name) for batch in tx.unfinished]
+        shorten(tx, name, group, length)
         for index, known in enumerate(marked):
             if known is not None:
-                made = evolve(draft.unfinished[index].marks[name], replaced=known.replaced)
-                in_flight._store(draft, index, name, made)
+                made = evolve(tx.unfinished[index].marks[name], replaced=known.replaced)
+                in_flight._store(tx, index, name, made)
 
     patcher.setattr(free, "shorten", shorten_held)

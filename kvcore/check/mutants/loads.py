@@ -12,8 +12,8 @@ from typing import Any
 from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, batches, fork, free, publish, rewind
 from kvcore.transitions.unconfirmed_loads import note_keyed, spoil
 
@@ -26,8 +26,8 @@ def nothing(*_: Any) -> None:
 def m_failed_load_stays_findable(patcher: Patcher) -> None:
     """Blocks that a failed load left unwritten keep their keys."""
 
-    def keep_keys(draft: Draft, *_: Any) -> None:
-        draft.loads = ()
+    def keep_keys(tx: Transaction, *_: Any) -> None:
+        tx.loads = ()
 
     patcher.setattr(rewind, "spoil", keep_keys)
 
@@ -36,8 +36,8 @@ def m_failed_load_stays_findable(patcher: Patcher) -> None:
 def m_failed_load_stays_computed(patcher: Patcher) -> None:
     """Tokens that a failed load did not bring still count as computed."""
 
-    def cut_nothing(draft: Draft, request: RequestState, _num_tokens: int) -> None:
-        draft.store(request)
+    def cut_nothing(tx: Transaction, request: RequestState, _num_tokens: int) -> None:
+        tx.put(request)
 
     patcher.setattr(rewind, "cut_tables", cut_nothing)
 
@@ -59,19 +59,19 @@ def m_hits_do_not_rest_on_a_load(patcher: Patcher) -> None:
 def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
     """Keys are withdrawn of the blocks in tables alone: those of a request that left stay."""
 
-    def spoil_held(draft: Draft, names: Sequence[str], count: int) -> None:
+    def spoil_held(tx: Transaction, names: Sequence[str], count: int) -> None:
         held = {
             block
-            for request_id in draft.rows
+            for request_id in tx.rows
             if request_id is not None
-            for table in draft.requests[request_id].tables
+            for table in tx.requests[request_id].tables
             for block in table
         }
-        draft.loads = tuple(
+        tx.loads = tuple(
             evolve(load, blocks=tuple(pair for pair in load.blocks if pair[0] in held))
-            for load in draft.loads
+            for load in tx.loads
         )
-        spoil(draft, names, count)
+        spoil(tx, names, count)
 
     patcher.setattr(rewind, "spoil", spoil_held)
 
@@ -80,9 +80,9 @@ def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
 def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
     """What another request computes from loaded tokens is not remembered."""
 
-    def note_own(draft: Draft, name: str, keyed: Sequence[tuple[int, int]]) -> None:
-        if any(load.loader == name for load in draft.loads):
-            note_keyed(draft, name, keyed)
+    def note_own(tx: Transaction, name: str, keyed: Sequence[tuple[int, int]]) -> None:
+        if any(load.loader == name for load in tx.loads):
+            note_keyed(tx, name, keyed)
 
     patcher.setattr(publish, "note_keyed", note_own)
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, without
 from kvcore.check.mutants.worlds import BASIC
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.pool.free_queue import FreeQueueDraft
-from kvcore.state.draft import Draft, transition
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.pool.free_queue import FreeQueueTransaction
+from kvcore.state.transaction import Transaction, transition
 from kvcore.trace import calls
 from kvcore.transitions import allocate, batches, plan, swap
 from kvcore.transitions.slot_request import Asked
@@ -28,57 +28,57 @@ from kvcore.types.values import Refused
 def m_touch_not_dequeued(patcher: Patcher) -> None:
     """A hit on an ownerless block counts an owner and leaves the block in the free queue."""
 
-    def touch(self: PoolDraft, block: int) -> None:
+    def touch(self: PoolTransaction, block: int) -> None:
         if self.ref_counts[block] == 0:
             self.effects.emit(Touch(block))
         self.ref_counts[block] += 1
 
-    patcher.setattr(PoolDraft, "touch", touch)
+    patcher.setattr(PoolTransaction, "touch", touch)
 
 
 @mutant("calls", "FQ-UNIQ", rows=(27,))
 def m_queue_counter_drifts(patcher: Patcher) -> None:
     """The length of the free queue is kept beside it, and taking a block out does not change it."""
-    remove = FreeQueueDraft.remove
+    remove = FreeQueueTransaction.remove
 
-    def remove_uncounted(self: FreeQueueDraft, block: int) -> None:
+    def remove_uncounted(self: FreeQueueTransaction, block: int) -> None:
         remove(self, block)
         self.length += 1
 
-    patcher.setattr(FreeQueueDraft, "remove", remove_uncounted)
+    patcher.setattr(FreeQueueTransaction, "remove", remove_uncounted)
 
 
 @mutant("calls", "REF", rows=(23,))
 def m_alloc_ref0(patcher: Patcher) -> None:
     """A block that is handed out counts no owner."""
-    take = PoolDraft.take
+    take = PoolTransaction.take
 
-    def take_unowned(self: PoolDraft, count: int) -> list[int]:
+    def take_unowned(self: PoolTransaction, count: int) -> list[int]:
         blocks = take(self, count)
         for block in blocks:
             self.ref_counts[block] = 0
         return blocks
 
-    patcher.setattr(PoolDraft, "take", take_unowned)
+    patcher.setattr(PoolTransaction, "take", take_unowned)
 
 
 @mutant("calls", "NO-ALIAS", "KV-READ", "HIT-PINNED", rows=(18,))
 def m_touch_after_alloc(patcher: Patcher) -> None:
     """New blocks are taken before the hits get their owner, so a hit can be taken away."""
-    commit, touch, take = allocate.commit, PoolDraft.touch, PoolDraft.take
+    commit, touch, take = allocate.commit, PoolTransaction.touch, PoolTransaction.take
 
     def commit_late(*args: Any) -> Any:
         late: list[int] = []
 
-        def take_first(self: PoolDraft, count: int) -> list[int]:
+        def take_first(self: PoolTransaction, count: int) -> list[int]:
             blocks = take(self, count)
             for block in late:
                 touch(self, block)
             return blocks
 
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "touch", lambda _, block: late.append(block))
-            inner.setattr(PoolDraft, "take", take_first)
+            inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
+            inner.setattr(PoolTransaction, "take", take_first)
             return commit(*args)
 
     patcher.setattr(allocate, "commit", commit_late)
@@ -90,13 +90,13 @@ def m_hits_cost_no_capacity(patcher: Patcher) -> None:
     find, refuse = plan.needed_hits, plan.refuse
     queued: list[int] = []
 
-    def note_queued(draft: Draft, *rest: Any) -> Any:
-        hits = find(draft, *rest)
-        queued[:] = [sum(draft.device.ref_counts[block] == 0 for block in hits)]
+    def note_queued(tx: Transaction, *rest: Any) -> Any:
+        hits = find(tx, *rest)
+        queued[:] = [sum(tx.device.ref_counts[block] == 0 for block in hits)]
         return hits
 
-    def refuse_fewer(draft: Draft, needed: int, *rest: Any) -> Refused | None:
-        return refuse(draft, needed - sum(queued), *rest)
+    def refuse_fewer(tx: Transaction, needed: int, *rest: Any) -> Refused | None:
+        return refuse(tx, needed - sum(queued), *rest)
 
     patcher.setattr(plan, "needed_hits", note_queued)
     patcher.setattr(plan, "refuse", refuse_fewer)
@@ -105,12 +105,12 @@ def m_hits_cost_no_capacity(patcher: Patcher) -> None:
 @mutant("calls", "LEAK", "PREEMPT-GAIN", "DRAIN")
 def m_free_forgets_a_block(patcher: Patcher) -> None:
     """The first block of a release is not given back."""
-    give_back = PoolDraft.release
+    give_back = PoolTransaction.release
 
-    def give_back_some(self: PoolDraft, blocks: Sequence[int]) -> None:
+    def give_back_some(self: PoolTransaction, blocks: Sequence[int]) -> None:
         give_back(self, blocks[1:])
 
-    patcher.setattr(PoolDraft, "release", give_back_some)
+    patcher.setattr(PoolTransaction, "release", give_back_some)
 
 
 @mutant("calls", "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
@@ -124,8 +124,8 @@ def m_needs_one_block_less(patcher: Patcher) -> None:
     """A call that fits exactly is refused."""
     refuse = plan.refuse
 
-    def refuse_more(draft: Draft, needed: int, available: int, *rest: Any) -> Refused | None:
-        refused = refuse(draft, needed + 1, available, *rest)
+    def refuse_more(tx: Transaction, needed: int, available: int, *rest: Any) -> Refused | None:
+        refused = refuse(tx, needed + 1, available, *rest)
         return None if refused is None else evolve(refused, needed=needed)
 
     patcher.setattr(plan, "refuse", refuse_more)
@@ -134,25 +134,25 @@ def m_needs_one_block_less(patcher: Patcher) -> None:
 @mutant("calls", "REF", rows=(24,))
 def m_fork_counts_occurrences(patcher: Patcher) -> None:
     """A fork counts another number of holdings than a release gives back."""
-    touch = PoolDraft.touch
+    touch = PoolTransaction.touch
 
-    def touch_twice(self: PoolDraft, block: int) -> None:
+    def touch_twice(self: PoolTransaction, block: int) -> None:
         touch(self, block)
         if self.ref_counts[block] > 1:
             self.ref_counts[block] += 1
 
-    patcher.setattr(PoolDraft, "touch", touch_twice)
+    patcher.setattr(PoolTransaction, "touch", touch_twice)
 
 
 @mutant("calls", "ATOMIC-FAIL", "REF", rows=(15,), shows=BASIC)
 def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     """Hits get their owner before it is known whether the call fits, and keep it if not."""
 
-    def plan_touched(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(draft, asked)
+    def plan_touched(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, asked)
         if isinstance(planned, plan.Refusal) and asked.hit is not None:
             for block in chain.from_iterable(asked.hit.blocks.blocks):
-                draft.device.touch(block)
+                tx.device.touch(block)
         return planned
 
     patcher.setattr(allocate, "plan_allocation", plan_touched)
@@ -163,13 +163,13 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
     """Coming back from the host tier, hits in the free queue count as room for copies, too."""
 
     def swap_in(before: Any, request_ids: Any) -> Any:
-        def change(draft: Draft) -> Refused | None:
-            requests = draft.distinct(list(request_ids))
-            hits = swap.find_hits(draft, requests)
+        def change(tx: Transaction) -> Refused | None:
+            requests = tx.distinct(list(request_ids))
+            hits = swap.find_hits(tx, requests)
             num_copied = sum(block is None for block in hits.values())
-            if num_copied > draft.device.num_free:
-                return swap.refuse(draft.device, num_copied)
-            swap.move_in(draft, requests, hits)
+            if num_copied > tx.device.num_free:
+                return swap.refuse(tx.device, num_copied)
+            swap.move_in(tx, requests, hits)
             return None
 
         return transition(before, change)
@@ -180,9 +180,9 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
 @mutant("calls", "KV-READ", "HIT-PRESERVE", rows=(20,))
 def m_hit_resets_its_block(patcher: Patcher) -> None:
     """A hit in the free queue is handed out as any block, and loses its key and content."""
-    touch = PoolDraft.touch
+    touch = PoolTransaction.touch
 
-    def touch_anew(self: PoolDraft, block: int) -> None:
+    def touch_anew(self: PoolTransaction, block: int) -> None:
         if self.ref_counts[block]:
             touch(self, block)
             return
@@ -191,7 +191,7 @@ def m_hit_resets_its_block(patcher: Patcher) -> None:
         self.ref_counts[block] = 1
         self.effects.emit(Allocate(block))
 
-    patcher.setattr(PoolDraft, "touch", touch_anew)
+    patcher.setattr(PoolTransaction, "touch", touch_anew)
 
 
 @mutant("host", "FQ-UNIQ", rows=(22,))
@@ -199,17 +199,17 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
     """A set's blocks are released in one list, and each naming of a shared one frees it."""
     move_out = swap.move_out
 
-    def move_out_at_once(draft: Draft, request_ids: list[str], targets: dict[int, int]) -> None:
+    def move_out_at_once(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -> None:
         named: list[int] = []
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "release", lambda _, blocks: named.extend(blocks))
-            move_out(draft, request_ids, targets)
+            inner.setattr(PoolTransaction, "release", lambda _, blocks: named.extend(blocks))
+            move_out(tx, request_ids, targets)
         for block in named:
-            draft.device.ref_counts[block] -= 1
+            tx.device.ref_counts[block] -= 1
         for block in named:
-            if draft.device.ref_counts[block] == 0:
-                draft.device.queue.append(block)
-                draft.effects.emit(Free(block, draft.device.keys[block] is not None))
+            if tx.device.ref_counts[block] == 0:
+                tx.device.queue.append(block)
+                tx.effects.emit(Free(block, tx.device.keys[block] is not None))
 
     patcher.setattr(swap, "move_out", move_out_at_once)
 
@@ -217,9 +217,9 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
 @mutant("evict", "REF", rows=(25,))
 def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
     """A block whose key is evicted goes to the free queue though a request holds it."""
-    evict, unpublish = calls.TRANSITIONS["evict_blocks"], PoolDraft.unpublish
+    evict, unpublish = calls.TRANSITIONS["evict_blocks"], PoolTransaction.unpublish
 
-    def unpublish_and_free(self: PoolDraft, block: int) -> None:
+    def unpublish_and_free(self: PoolTransaction, block: int) -> None:
         unpublish(self, block)
         if self.ref_counts[block]:
             self.ref_counts[block] = 0
@@ -227,7 +227,7 @@ def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
 
     def evict_hard(*args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "unpublish", unpublish_and_free)
+            inner.setattr(PoolTransaction, "unpublish", unpublish_and_free)
             return evict(*args)
 
     patcher.setitem(calls.TRANSITIONS, "evict_blocks", evict_hard)
@@ -236,23 +236,23 @@ def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
 @mutant("calls", "LEAK", "REF", rows=(26,))
 def m_cache_keeps_an_owner(patcher: Patcher) -> None:
     """The index counts as an owner of what it holds, and eviction does not give that back."""
-    publish = PoolDraft.publish
+    publish = PoolTransaction.publish
 
-    def publish_owned(self: PoolDraft, block: int, key: bytes) -> None:
+    def publish_owned(self: PoolTransaction, block: int, key: bytes) -> None:
         publish(self, block, key)
         self.ref_counts[block] += 1
 
-    patcher.setattr(PoolDraft, "publish", publish_owned)
+    patcher.setattr(PoolTransaction, "publish", publish_owned)
 
 
 @mutant("groups", "ATOMIC-FAIL", "LEAK", rows=(28,))
 def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
     """The second group's blocks do not fit; what the first one got is not given back."""
 
-    def plan_first_group(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(draft, asked)
-        if isinstance(planned, plan.Refusal) and draft.device.num_free:
-            draft.device.take(1)
+    def plan_first_group(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, asked)
+        if isinstance(planned, plan.Refusal) and tx.device.num_free:
+            tx.device.take(1)
         return planned
 
     patcher.setattr(allocate, "plan_allocation", plan_first_group)
@@ -262,12 +262,12 @@ def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
 def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     """A waiting request that was refused keeps the blocks of its hit in its table."""
 
-    def plan_holding(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(draft, asked)
+    def plan_holding(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, asked)
         if not isinstance(planned, plan.Refusal) or asked.hit is None:
             return planned
         groups = enumerate(asked.hit.blocks.blocks)
-        tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
+        tables = tuple(allocate.attach_hits(tx, planned.request, *each) for each in groups)
         return evolve(planned, request=evolve(planned.request, tables=tables))
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
@@ -276,11 +276,13 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
 @mutant("calls", "REF", rows=(30,))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
-    free, release = calls.TRANSITIONS["free"], PoolDraft.release
+    free, release = calls.TRANSITIONS["free"], PoolTransaction.release
 
     def free_twice(*args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolDraft, "release", lambda self, ids: release(self, [*ids, *ids[:1]]))
+            inner.setattr(
+                PoolTransaction, "release", lambda self, ids: release(self, [*ids, *ids[:1]])
+            )
             return free(*args)
 
     patcher.setitem(calls.TRANSITIONS, "free", free_twice)
@@ -293,7 +295,7 @@ def m_merge_leaves_the_table(patcher: Patcher) -> None:
 
     def merge_unmapped(*args: Any) -> None:
         with Patcher() as inner:
-            inner.setattr(Draft, "store", lambda *_: None)
+            inner.setattr(Transaction, "put", lambda *_: None)
             without(inner, SetTable)
             merge(*args)
 
@@ -303,8 +305,8 @@ def m_merge_leaves_the_table(patcher: Patcher) -> None:
 @mutant("groups", "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")
 def m_releases_are_sorted(patcher: Patcher) -> None:
     """Blocks are released in the order of their ids, not of their places."""
-    release = PoolDraft.release
-    patcher.setattr(PoolDraft, "release", lambda self, blocks: release(self, sorted(blocks)))
+    release = PoolTransaction.release
+    patcher.setattr(PoolTransaction, "release", lambda self, blocks: release(self, sorted(blocks)))
 
 
 @mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")

@@ -12,8 +12,8 @@ from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state.draft import Draft, transition
 from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.trace import calls
 from kvcore.transitions import allocate, plan, swap
 from kvcore.transitions import prefix_lookup as hits
@@ -32,8 +32,8 @@ def m_watermark_ignored(patcher: Patcher) -> None:
     """A request is admitted into the room that running requests were to grow in."""
     refuse = plan.refuse
 
-    def refuse_unreserved(draft: Draft, needed: int, available: int, most: int, _: int) -> Any:
-        return refuse(draft, needed, available, most, 0)
+    def refuse_unreserved(tx: Transaction, needed: int, available: int, most: int, _: int) -> Any:
+        return refuse(tx, needed, available, most, 0)
 
     patcher.setattr(plan, "refuse", refuse_unreserved)
 
@@ -49,9 +49,9 @@ def m_reserved_without_need(patcher: Patcher) -> None:
     """A call that needs no block is refused since more is to stay free than there is."""
     refuse = plan.refuse
 
-    def refuse_all(draft: Draft, needed: int, available: int, most: int, reserve: int) -> Any:
+    def refuse_all(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Any:
         if needed or reserve <= available:
-            return refuse(draft, needed, available, most, reserve)
+            return refuse(tx, needed, available, most, reserve)
         return Refused(Reason.LATER, 0, 0)
 
     patcher.setattr(plan, "refuse", refuse_all)
@@ -67,15 +67,13 @@ def swap_in_leaving(times: int) -> Any:
     """A `swap_in` that leaves the watermark so many times, also if it needs no block."""
 
     def swap_in(before: Any, request_ids: Any) -> Any:
-        def change(draft: Draft) -> Refused | None:
-            requests = draft.distinct(list(request_ids))
-            found = swap.find_hits(draft, requests)
-            needed = sum(
-                each is None or not draft.device.ref_counts[each] for each in found.values()
-            )
-            if needed + times * draft.config.watermark_blocks > draft.device.num_free:
-                return swap.refuse(draft.device, needed, draft.config.watermark_blocks)
-            swap.move_in(draft, requests, found)
+        def change(tx: Transaction) -> Refused | None:
+            requests = tx.distinct(list(request_ids))
+            found = swap.find_hits(tx, requests)
+            needed = sum(each is None or not tx.device.ref_counts[each] for each in found.values())
+            if needed + times * tx.config.watermark_blocks > tx.device.num_free:
+                return swap.refuse(tx.device, needed, tx.config.watermark_blocks)
+            swap.move_in(tx, requests, found)
             return None
 
         return transition(before, change)
@@ -135,12 +133,12 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     """
     plan_allocation, free = plan.plan_allocation, calls.TRANSITIONS["free"]
 
-    def plan_holding(draft: Draft, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan_allocation(draft, asked)
+    def plan_holding(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
+        planned = plan_allocation(tx, asked)
         if not isinstance(planned, plan.Refusal) or asked.hit is None:
             return planned
         groups = enumerate(asked.hit.blocks.blocks)
-        tables = tuple(allocate.attach_hits(draft, planned.request, *each) for each in groups)
+        tables = tuple(allocate.attach_hits(tx, planned.request, *each) for each in groups)
         return evolve(planned, request=evolve(planned.request, tables=tables))
 
     def free_computed(before: State, request_id: str) -> Any:
@@ -158,9 +156,9 @@ def m_gate_forgets_what_is_held(patcher: Patcher) -> None:
     """A request is refused room for blocks that it holds behind its window."""
     gate_need = plan.gate_need
 
-    def need_all(draft: Draft, request: RequestState, *args: Any) -> tuple[int, int]:
+    def need_all(tx: Transaction, request: RequestState, *args: Any) -> tuple[int, int]:
         tables = tuple(pvector([0] * len(table)) for table in request.tables)
-        return gate_need(draft, evolve(request, tables=tables), *args)
+        return gate_need(tx, evolve(request, tables=tables), *args)
 
     patcher.setattr(plan, "gate_need", need_all)
 
@@ -170,8 +168,8 @@ def m_preallocation_is_needed(patcher: Patcher) -> None:
     """A call that fits is refused if there is no room for the tokens to preallocate."""
     grow, preallocate = plan.plan_growth, plan.preallocate
 
-    def grow_with_spare(draft: Draft, request: Any, wanted: Any, hits: Any, lengths: Any) -> Any:
-        growth = grow(draft, request, wanted, hits, lengths)
-        return preallocate(draft, request, hits, growth, draft.config.num_blocks)
+    def grow_with_spare(tx: Transaction, request: Any, wanted: Any, hits: Any, lengths: Any) -> Any:
+        growth = grow(tx, request, wanted, hits, lengths)
+        return preallocate(tx, request, hits, growth, tx.config.num_blocks)
 
     patcher.setattr(plan, "plan_growth", grow_with_spare)

@@ -12,9 +12,9 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
-from kvcore.state.draft import Draft
 from kvcore.state.open_batch import Merge
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.trace import calls
 from kvcore.transitions import allocate, free, plan, rewind, truncate
 from kvcore.transitions.requests import extend
@@ -35,10 +35,10 @@ def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
     leave = free.leave_open_batch
 
-    def leave_record(draft: Draft, request: RequestState) -> None:
-        records = draft.records
-        leave(draft, request)
-        draft.records = records
+    def leave_record(tx: Transaction, request: RequestState) -> None:
+        records = tx.records
+        leave(tx, request)
+        tx.records = records
 
     patcher.setattr(free, "leave_open_batch", leave_record)
 
@@ -47,9 +47,9 @@ def m_record_survives_leaving(patcher: Patcher) -> None:
 def m_leaving_keeps_count(patcher: Patcher) -> None:
     """A request that is cut in mid-step still counts what the step will not write."""
 
-    def leave_counted(draft: Draft, request: RequestState) -> None:
-        if request.request_id in draft.records:
-            draft.records = draft.records.delete(request.request_id)
+    def leave_counted(tx: Transaction, request: RequestState) -> None:
+        if request.request_id in tx.records:
+            tx.records = tx.records.delete(request.request_id)
 
     patcher.setattr(truncate, "leave_open_batch", leave_counted)
 
@@ -58,10 +58,10 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
 def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     """A refused call changes the statistics."""
 
-    def refuse_counted(draft: Draft, asked: Any) -> Any:
-        planned = plan.plan_allocation(draft, asked)
+    def refuse_counted(tx: Transaction, asked: Any) -> Any:
+        planned = plan.plan_allocation(tx, asked)
         if isinstance(planned, plan.Refusal):
-            draft.stats = draft.stats.observe(1, 0, preempted=False)
+            tx.stats = tx.stats.observe(1, 0, preempted=False)
         return planned
 
     patcher.setattr(allocate, "plan_allocation", refuse_counted)
@@ -73,7 +73,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
 
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
-        longer = extend(Draft(drafted), request, list(request.drafts))
+        longer = extend(Transaction(drafted), request, list(request.drafts))
         return put(drafted, evolve(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
@@ -106,11 +106,11 @@ def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
     """A request that is rewound to a count among its scheduled drafts still counts some of them."""
     cut_tables = free.cut_tables
 
-    def cut_to(draft: Draft, request: RequestState, num_tokens: int) -> None:
-        cut_tables(draft, request, num_tokens)
-        kept = draft.request(request.request_id)
+    def cut_to(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+        cut_tables(tx, request, num_tokens)
+        kept = tx.request(request.request_id)
         if any(kept.tables):
-            draft.store(evolve(kept, num_computed=min(request.num_computed, num_tokens)))
+            tx.put(evolve(kept, num_computed=min(request.num_computed, num_tokens)))
 
     patcher.setattr(rewind, "cut_tables", cut_to)
 
@@ -120,8 +120,8 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     """Who leaves the open batch keeps duplicates that it had written before."""
     drops = free.is_unwritten
 
-    def drops_all(draft: Draft, merge: Merge, record: Any, request: RequestState) -> bool:
-        return drops(draft, merge, evolve(record, num_computed_before=0), request)
+    def drops_all(tx: Transaction, merge: Merge, record: Any, request: RequestState) -> bool:
+        return drops(tx, merge, evolve(record, num_computed_before=0), request)
 
     patcher.setattr(free, "is_unwritten", drops_all)
 

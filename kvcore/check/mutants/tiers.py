@@ -14,9 +14,9 @@ from pyrsistent import pvector
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
 from kvcore.check.properties import checker
-from kvcore.pool.block_pool import PoolDraft
-from kvcore.state.draft import Draft, transition
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.state.transaction import Transaction, transition
 from kvcore.trace import calls
 from kvcore.transitions import allocate, free, swap, transfers
 from kvcore.types import commands
@@ -41,10 +41,10 @@ def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
     """A request that comes back hits blocks that the open batch has yet to write."""
     find = swap.find_hits
 
-    def find_all(draft: Draft, found: list[RequestState]) -> Any:
-        records, draft.records = draft.records, draft.records.__class__()
-        hits = find(draft, found)
-        draft.records = records
+    def find_all(tx: Transaction, found: list[RequestState]) -> Any:
+        records, tx.records = tx.records, tx.records.__class__()
+        hits = find(tx, found)
+        tx.records = records
         return hits
 
     patcher.setattr(swap, "find_hits", find_all)
@@ -55,8 +55,8 @@ def m_reset_in_use(patcher: Patcher) -> None:
     """A reset forgets the keys while blocks are used."""
 
     def reset(before: Any) -> Any:
-        def change(draft: Draft) -> bool:
-            draft.device.clear_index()
+        def change(tx: Transaction) -> bool:
+            tx.device.clear_index()
             return True
 
         return transition(before, change)
@@ -67,7 +67,7 @@ def m_reset_in_use(patcher: Patcher) -> None:
 @mutant("loads", "OPERATIONS", rows=(57,))
 def m_operation_holds_no_block(patcher: Patcher) -> None:
     """A block can be reused while it is still stored or loaded."""
-    patcher.setattr(PoolDraft, "pin", lambda *_: None)
+    patcher.setattr(PoolTransaction, "pin", lambda *_: None)
 
 
 @mutant("loads", "COMPUTED-RULE")
@@ -75,8 +75,8 @@ def m_failed_operation_counts(patcher: Patcher) -> None:
     """A load that failed counts as done."""
     finish = transfers.finish_load
 
-    def finish_done(draft: Draft, request: RequestState, operation: Any, _done: bool) -> None:
-        finish(draft, request, operation, True)
+    def finish_done(tx: Transaction, request: RequestState, operation: Any, _done: bool) -> None:
+        finish(tx, request, operation, True)
 
     patcher.setattr(transfers, "finish_load", finish_done)
 
@@ -85,10 +85,10 @@ def m_failed_operation_counts(patcher: Patcher) -> None:
 def m_tier_read_after_the_move(patcher: Patcher) -> None:
     """Host blocks are given back to the device's queue, by their own ids."""
 
-    def release_to_device(draft: Draft, request: RequestState) -> None:
+    def release_to_device(tx: Transaction, request: RequestState) -> None:
         for table in request.host_tables:
-            draft.device.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
-        draft.store(evolve(request, host_tables=(), num_computed=0))
+            tx.device.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
+        tx.put(evolve(request, host_tables=(), num_computed=0))
 
     patcher.setattr(swap, "release_host", release_to_device)
 
@@ -98,11 +98,11 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
     """A request that leaves publishes what its unfinished loads have yet to bring."""
     abandon = free.abandon_loads
 
-    def abandon_published(draft: Draft, request: RequestState) -> RequestState:
-        left, table = abandon(draft, request), request.tables[0]
-        for position in range(min(len(table), request.num_hashed(draft.config, 0))):
-            if request.num_loading and draft.device.keys[table[position]] is None:
-                draft.device.publish(table[position], request.key(draft.config, 0, position))
+    def abandon_published(tx: Transaction, request: RequestState) -> RequestState:
+        left, table = abandon(tx, request), request.tables[0]
+        for position in range(min(len(table), request.num_hashed(tx.config, 0))):
+            if request.num_loading and tx.device.keys[table[position]] is None:
+                tx.device.publish(table[position], request.key(tx.config, 0, position))
         return left
 
     patcher.setattr(free, "abandon_loads", abandon_published)
@@ -113,10 +113,10 @@ def m_reset_asks_one_tier(patcher: Patcher) -> None:
     """A reset asks the device alone whether blocks are used."""
 
     def reset(before: Any) -> Any:
-        def change(draft: Draft) -> bool:
-            if draft.device.num_free < draft.device.num_usable:
+        def change(tx: Transaction) -> bool:
+            if tx.device.num_free < tx.device.num_usable:
                 return False
-            draft.device.clear_index()
+            tx.device.clear_index()
             return True
 
         return transition(before, change)
@@ -138,14 +138,14 @@ def m_swaps_out_run_first(patcher: Patcher) -> None:
 
 def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> None:
     """Put the commands of one kind in front of the others of a batch, or behind them."""
-    freeze = Draft.freeze
+    freeze = Transaction.freeze
 
-    def freeze_sorted(self: Draft) -> State:
+    def freeze_sorted(self: Transaction) -> State:
         frozen = freeze(self)
         commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
         return evolve(frozen, batch=evolve(frozen.batch, commands=pvector(commands)))
 
-    patcher.setattr(Draft, "freeze", freeze_sorted)
+    patcher.setattr(Transaction, "freeze", freeze_sorted)
 
 
 @mutant("host", "KV-READ", rows=(60,))

@@ -15,10 +15,10 @@ from msgspec.structs import replace as evolve
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.check.mutants.worlds import ALONE
 from kvcore.pool import block_pool
-from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state import state
-from kvcore.state.draft import Draft
 from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, plan, prefix_lookup, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
 from kvcore.types.config import Config
@@ -58,7 +58,7 @@ def m_cut_table_not_told(patcher: Patcher) -> None:
 @mutant("groups", "NULL", rows=(47,))
 def m_free_null(patcher: Patcher) -> None:
     """The null block goes through the free path."""
-    patcher.setattr(Draft, "is_null", lambda *_: False)
+    patcher.setattr(Transaction, "is_null", lambda *_: False)
 
 
 @mutant("groups", "TABLE-MIRROR", rows=(49,), shows=ALONE)
@@ -78,8 +78,8 @@ def m_stale_window_map(patcher: Patcher) -> None:
     """A block behind the window is given back and stays in the table."""
     trim = window.apply_trims
 
-    def trim_unmapped(draft: Draft, request: RequestState, trims: Any) -> RequestState:
-        trim(draft, request, trims)
+    def trim_unmapped(tx: Transaction, request: RequestState, trims: Any) -> RequestState:
+        trim(tx, request, trims)
         return request
 
     patcher.setattr(allocate, "apply_trims", trim_unmapped)
@@ -129,10 +129,10 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
     """A refused load leaves the window of the tokens that did not come."""
     trimmed: dict[str, Any] = {}
 
-    def plan_as_first(draft: Draft, request: RequestState, seen_from: int) -> Any:
-        if trimmed.get("draft") is not draft:
-            trims = window.plan_trims(draft, request, seen_from)
-            trimmed.update(draft=draft, trims=trims)
+    def plan_as_first(tx: Transaction, request: RequestState, seen_from: int) -> Any:
+        if trimmed.get("tx") is not tx:
+            trims = window.plan_trims(tx, request, seen_from)
+            trimmed.update(tx=tx, trims=trims)
         return trimmed["trims"]
 
     patcher.setattr(plan, "plan_trims", plan_as_first)
@@ -141,18 +141,18 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
 @mutant("groups", "NO-ALIAS", "HIT-PINNED", rows=(19,))
 def m_per_group_alloc(patcher: Patcher) -> None:
     """The first group's new blocks are taken before the hits of the second get their owner."""
-    commit, attach, take = allocate.commit, allocate.attach_hits, PoolDraft.take
+    commit, attach, take = allocate.commit, allocate.attach_hits, PoolTransaction.take
 
     def commit_by_group(*args: Any) -> Any:
         late: list[int] = []
 
-        def attach_later(draft: Draft, request: Any, group: int, found: tuple[int, ...]) -> Any:
+        def attach_later(tx: Transaction, request: Any, group: int, found: tuple[int, ...]) -> Any:
             with Patcher() as inner:
                 if group:
-                    inner.setattr(PoolDraft, "touch", lambda _, block: late.append(block))
-                return attach(draft, request, group, found)
+                    inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
+                return attach(tx, request, group, found)
 
-        def take_first(self: PoolDraft, count: int) -> list[int]:
+        def take_first(self: PoolTransaction, count: int) -> list[int]:
             blocks = take(self, count)
             for block in late:
                 self.touch(block)
@@ -160,7 +160,7 @@ def m_per_group_alloc(patcher: Patcher) -> None:
 
         with Patcher() as inner:
             inner.setattr(allocate, "attach_hits", attach_later)
-            inner.setattr(PoolDraft, "take", take_first)
+            inner.setattr(PoolTransaction, "take", take_first)
             return commit(*args)
 
     patcher.setattr(allocate, "commit", commit_by_group)
@@ -210,24 +210,24 @@ def keeps_in_search(drops: Any) -> Any:
 @mutant("encoder", "CROSS")
 def m_encoder_blocks_stay(patcher: Patcher) -> None:
     """The encoder's blocks stay with a request that computed nothing."""
-    kept = Draft.num_kept
+    kept = Transaction.num_kept
 
-    def keep_encoder(self: Draft, group: int, table: Any, num_tokens: int) -> int:
+    def keep_encoder(self: Transaction, group: int, table: Any, num_tokens: int) -> int:
         if self.config.groups[group].is_cross:
             return len(table)
         return kept(self, group, table, num_tokens)
 
-    patcher.setattr(Draft, "num_kept", keep_encoder)
+    patcher.setattr(Transaction, "num_kept", keep_encoder)
 
 
 @mutant("encoder", "KV-READ")
 def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
     """The encoder's blocks are cut as if they held the request's tokens."""
 
-    def keep_few(self: Draft, group: int, table: Sequence[int], num_tokens: int) -> int:
+    def keep_few(self: Transaction, group: int, table: Sequence[int], num_tokens: int) -> int:
         return min(len(table), -(-num_tokens // self.config.groups[group].block_size))
 
-    patcher.setattr(Draft, "num_kept", keep_few)
+    patcher.setattr(Transaction, "num_kept", keep_few)
 
 
 @mutant("zeroing", "ZEROED", rows=(50,))
@@ -243,9 +243,9 @@ def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
     """
     grow = plan.plan_growth
 
-    def grow_signed(draft: Draft, request: RequestState, *rest: Any) -> Any:
+    def grow_signed(tx: Transaction, request: RequestState, *rest: Any) -> Any:
         signed = []
-        for group, each in zip(draft.config.groups, grow(draft, request, *rest), strict=True):
+        for group, each in zip(tx.config.groups, grow(tx, request, *rest), strict=True):
             skipped = skipped_blocks(group, rest[-1].seen_from)
             signed.append(evolve(each, grown=each.grown - skipped))
         return tuple(signed)

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec.structs import replace as evolve
 
 from kvcore.legacy.blocks.tiers import Tiers
-from kvcore.pool.block_pool import BlockPool, PoolDraft
-from kvcore.pool.priority_eviction import NEVER, NO_RANK, RankedDraft, make_draft
+from kvcore.pool.block_pool import BlockPool, PoolTransaction
+from kvcore.pool.priority_eviction import NEVER, NO_RANK, PriorityPoolTransaction, make_transaction
 from kvcore.types.arguments import read_ints
 from kvcore.types.commands import Command, SwapIn, SwapOut, Tier
 from kvcore.types.config import NO_LIMIT
@@ -97,32 +97,32 @@ def _place(
         reason = Reason.NEVER if needed > pool.num_usable else Reason.LATER
         return Outcome(pool, (), Refused(reason, needed, pool.num_free))
     effects = Effects()
-    draft = make_draft(pool, effects)
+    tx = make_transaction(pool, effects)
     blocks: list[int] = []
     taken: list[int] = []
     revived: list[int] = []
     for key, length in zip(keys, tokens, strict=True):
-        block = None if key is None else draft.index.first(key)
+        block = None if key is None else tx.index.first(key)
         if block is None:
-            block = _take_for(draft, key, length)
+            block = _take_for(tx, key, length)
             taken.append(block)
         else:
-            if not draft.ref_counts[block]:
+            if not tx.ref_counts[block]:
                 revived.append(block)
-                if isinstance(draft, RankedDraft):
-                    draft.note(block, NEVER, None)
-            draft.touch(block)
+                if isinstance(tx, PriorityPoolTransaction):
+                    tx.note(block, NEVER, None)
+            tx.touch(block)
         blocks.append(block)
     value = (tuple(blocks), tuple(taken), tuple(revived))
-    return Outcome(draft.freeze(), tuple(effects.commands), value)
+    return Outcome(tx.freeze(), tuple(effects.commands), value)
 
 
-def _take_for(draft: PoolDraft, key: bytes | None, length: int) -> int:
-    (block,) = draft.take(1)
+def _take_for(tx: PoolTransaction, key: bytes | None, length: int) -> int:
+    (block,) = tx.take(1)
     if key is not None:
-        draft.publish(block, key)
-        if isinstance(draft, RankedDraft):
-            draft.note(block, None, length)
+        tx.publish(block, key)
+        if isinstance(tx, PriorityPoolTransaction):
+            tx.note(block, None, length)
     return block
 
 

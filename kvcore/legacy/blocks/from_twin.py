@@ -15,7 +15,7 @@ from pyrsistent import pvector
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.pool.block_pool import BlockPool, PoolEviction
 from kvcore.pool.free_queue import make_free_queue
-from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.types.commands import Batch
 
 Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any], int | None]
@@ -38,7 +38,7 @@ def from_columns(
 
 def _pool(columns: Columns, first_block: int, eviction: PoolEviction) -> BlockPool:
     ref_counts, keys, queue, places, ranks, last_placed = columns
-    index = HashIndexDraft(HashIndex())
+    index = HashIndexTransaction(HashIndex())
     for block in sorted(range(len(keys)), key=places.__getitem__):
         key = keys[block]
         if key is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from kvcore import _twin
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.pool import queue_transitions
-from kvcore.pool.free_queue import FreeQueueDraft, make_free_queue
+from kvcore.pool.free_queue import FreeQueueTransaction, make_free_queue
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BackendMissing
 
@@ -98,7 +98,7 @@ class PureQueue:
     __slots__ = ("_queue",)
 
     def __init__(self, num_blocks: int) -> None:
-        self._queue = FreeQueueDraft(make_free_queue(num_blocks, []))
+        self._queue = FreeQueueTransaction(make_free_queue(num_blocks, []))
 
     def __len__(self) -> int:
         return self._queue.length

@@ -19,8 +19,8 @@ from msgspec.structs import replace as evolve
 from pyrsistent import PVector, pvector
 
 from kvcore.pool import transitions
-from kvcore.pool.block_pool import BlockPool, PoolDraft, PoolEviction, make_pool
-from kvcore.pool.priority_eviction import make_draft
+from kvcore.pool.block_pool import BlockPool, PoolEviction, PoolTransaction, make_pool
+from kvcore.pool.priority_eviction import make_transaction
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, Tier, close
 from kvcore.types.config import MAX_BLOCKS
@@ -69,7 +69,7 @@ class Tiers(Struct, frozen=True, gc=False):
         """The block of this number. Raises UnknownBlock."""
         number = read_int(block)
         try:
-            PoolDraft(self.pool(tier), Effects()).check_block(number)
+            PoolTransaction(self.pool(tier), Effects()).check_block(number)
         except KvcoreError as error:
             raise _in_tier(error, tier) from None
         return int(number)
@@ -80,9 +80,9 @@ class Tiers(Struct, frozen=True, gc=False):
         Raises NoHostTier, UnknownBlock, NoOwner.
         """
         host = self.pool("host")
-        on_device = _held(PoolDraft(self.device, Effects()), block)
+        on_device = _held(PoolTransaction(self.device, Effects()), block)
         try:
-            return on_device, _held(PoolDraft(host, Effects()), host_block)
+            return on_device, _held(PoolTransaction(host, Effects()), host_block)
         except KvcoreError as error:
             raise _in_tier(error, "host") from None
 
@@ -211,14 +211,14 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     The copy is taken before the owner leaves. Raises UnknownBlock, NoOwner.
     """
     effects = Effects()
-    draft = make_draft(tiers.device, effects)
-    source = _held(draft, block)
-    if not draft.num_free:
+    tx = make_transaction(tiers.device, effects)
+    source = _held(tx, block)
+    if not tx.num_free:
         return Outcome(tiers, (), Refused(Reason.LATER, 1, 0))
-    (fresh,) = draft.take(1)
+    (fresh,) = tx.take(1)
     effects.emit(CopyOnWrite(source, fresh))
-    draft.release([source])
-    return _emit(evolve(tiers, device=draft.freeze()), effects.commands, fresh)
+    tx.release([source])
+    return _emit(evolve(tiers, device=tx.freeze()), effects.commands, fresh)
 
 
 def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
@@ -297,10 +297,10 @@ def _in_tier(error: KvcoreError, tier: Tier) -> KvcoreError:
     return type(error)(**error.fields, tier=tier)
 
 
-def _held(draft: PoolDraft, block: Any) -> int:
+def _held(tx: PoolTransaction, block: Any) -> int:
     number = read_int(block)
-    draft.check_block(number)
-    if draft.ref_counts[number] == 0:
+    tx.check_block(number)
+    if tx.ref_counts[number] == 0:
         raise NoOwner(block=number)
     return int(number)
 

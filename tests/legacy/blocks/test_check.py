@@ -12,7 +12,7 @@ from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.check import PROPERTIES, check_tiers
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.pool.free_queue import make_free_queue
-from kvcore.pool.hash_index import HashIndex, HashIndexDraft
+from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
@@ -50,7 +50,7 @@ def unlisted(tiers: Tiers) -> Tiers:
 
 def mislisted(tiers: Tiers) -> Tiers:
     """Block 2 is found under the key of block 3."""
-    index = HashIndexDraft(tiers.device.index)
+    index = HashIndexTransaction(tiers.device.index)
     index.insert(KEY, 2)
     return evolve(tiers, device=evolve(tiers.device, index=index.freeze()))
 

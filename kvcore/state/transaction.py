@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft of a state: what a transition changes in place before it is frozen.
+"""A transaction on a state: what a transition changes in place before it is frozen.
 
-Invariants: the state that a draft came from is never touched, so a call that raises half way has
-changed nothing. Twin: none; the twin changes its state in place.
+Invariants: the state that a transaction began with is never touched, so a call that raises half way
+has changed nothing. Twin: none; the twin changes its state in place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace as evolve
 from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
-from kvcore.pool.block_pool import PoolDraft
+from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State, Table
@@ -34,7 +34,7 @@ from kvcore.types.values import Outcome
 T = TypeVar("T")
 
 
-class Draft:
+class Transaction:
     """A state inside a transition: changed in place, frozen at the end."""
 
     __slots__ = (
@@ -47,8 +47,8 @@ class Draft:
         self.state = state
         self.config = state.config
         self.effects = Effects(events_enabled=state.config.enable_events)
-        self.device = PoolDraft(state.device, self.effects)
-        self.host = None if state.host is None else PoolDraft(state.host, Effects())
+        self.device = PoolTransaction(state.device, self.effects)
+        self.host = None if state.host is None else PoolTransaction(state.host, Effects())
         self.requests = state.requests.mutate()
         self.rows = state.rows
         self.free_rows = state.free_rows
@@ -125,11 +125,11 @@ class Draft:
             seen.add(request_id)
         return requests
 
-    def store(self, request: RequestState) -> None:
+    def put(self, request: RequestState) -> None:
         """Put a request's new form in the place of its old one."""
         self.requests[request.request_id] = request
 
-    def host_tier(self) -> PoolDraft:
+    def host_tier(self) -> PoolTransaction:
         """The host pool. Raises NoHostTier."""
         if self.host is None:
             raise NoHostTier
@@ -152,8 +152,9 @@ class Draft:
         return alone + self.device.num_quarantined
 
     def num_settled(self, request: RequestState) -> int:
-        """Tokens that the request had computed before the open batch, drafts aside; 0 where the
-        window that they need was given back since.
+        """Accepted tokens that the request had computed before the open batch.
+
+        0 if the window that they need was given back since.
         """
         record = self.records.get(request.request_id)
         num_tokens = request.num_accepted if record is None else record.num_computed_before
@@ -176,23 +177,23 @@ class Draft:
         return min(len(table), -(-num_tokens // kind.block_size))
 
 
-def transition(state: State, change: Callable[[Draft], T]) -> Outcome[State, T]:
-    """Run a change on a draft of a state."""
-    draft = Draft(state)
-    value = change(draft)
-    return Outcome(draft.freeze(), tuple(draft.effects.commands), value)
+def transition(state: State, change: Callable[[Transaction], T]) -> Outcome[State, T]:
+    """Run a change in a transaction on a state."""
+    tx = Transaction(state)
+    value = change(tx)
+    return Outcome(tx.freeze(), tuple(tx.effects.commands), value)
 
 
 def _longer(items: PVector[T], more: list[T]) -> PVector[T]:
     return items.extend(more) if more else items
 
 
-def _keyed_only(draft: Draft) -> tuple[UnconfirmedLoad, ...]:
+def _keyed_only(tx: Transaction) -> tuple[UnconfirmedLoad, ...]:
     """The loads without the blocks that lost their keys."""
-    if not any(isinstance(command, Evict | EvictAll) for command in draft.effects.commands):
-        return draft.loads
-    keys = draft.device.keys
+    if not any(isinstance(command, Evict | EvictAll) for command in tx.effects.commands):
+        return tx.loads
+    keys = tx.device.keys
     return tuple(
         evolve(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
-        for load in draft.loads
+        for load in tx.loads
     )
