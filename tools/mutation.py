@@ -26,14 +26,12 @@ NUM_ROWS = 165  # a few more than 150, for those that the compiler refuses and t
 NUM_IN_SLICE = {"python": 8, "rust": 2}
 CONTEXT_MAX = 8
 TOOLS = ROOT / "target" / "mutation-tools"
-FILES = [
-    "access", "allocate", "arguments", "asked", "batch", "block_pool", "caching", "cancel",
-    "contents", "decode_batch", "drain", "effects", "extra_keys", "fork", "free_queue",
-    "groups", "hash_index", "hashing", "hits", "ids", "key_map", "manager", "open_batch",
-    "operations", "pins", "plan", "pool_layer", "quarantine", "queries", "queue_layer",
-    "quiet", "ranked", "release", "requests", "reuse", "rewind", "row_map", "state", "swap",
-    "tables", "tiers", "tokens", "truncate", "unconfirmed", "unfinished", "window",
-]  # fmt: skip
+PLACES = (
+    *("hashing", "pool", "state", "transitions", "legacy/blocks", "codec/decode_batch"),
+    *("manager", "types/arguments", "types/effects", "types/groups", "types/ids", "types/keys"),
+    *("types/event_log", "types/extra_inputs", "types/tokens"),
+)
+"""Folders and files, in either language, of the transitions, the pool, the hashing and requests."""
 
 
 def rank(*words: str) -> str:
@@ -41,10 +39,18 @@ def rank(*words: str) -> str:
     return hashlib.sha256("\0".join((SEED, *words)).encode()).hexdigest()
 
 
+def drawn_from(language: str) -> list[str]:
+    """The files whose lines are changed, without the lists of rooms and the unit tests."""
+    folder, suffix = LANGUAGES[language]
+    found = [path for place in PLACES for path in (ROOT / folder / place).rglob(f"*{suffix}")]
+    found += [path for place in PLACES if (path := ROOT / folder / f"{place}{suffix}").exists()]
+    left_out = ("__init__", "mod", "tests")
+    return sorted(str(path.relative_to(ROOT)) for path in found if path.stem not in left_out)
+
+
 def listed(language: str) -> Iterator[dict[str, str | int]]:
     """What the language's mutation tool can change in one line: file, function, number, now."""
-    folder, suffix = LANGUAGES[language]
-    files = [name for stem in FILES if (ROOT / (name := f"{folder}/{stem}{suffix}")).exists()]
+    files = drawn_from(language)
     if language == "python":
         command = [str(TOOLS / "venv/bin/python"), "tools/mutation_list.py", *files]
         for text in subprocess.check_output(command, cwd=ROOT, text=True).splitlines():
@@ -175,10 +181,10 @@ def slice_of(language: str) -> list[Row]:
     return random.Random(head).sample(able, num)
 
 
-def slice_again() -> int:
+def slice_again(languages: list[str]) -> int:
     """Whether the tests that killed the commit's rows still do; the number of those that live."""
     num_alive = 0
-    for language in LANGUAGES:
+    for language in languages:
         chosen, scratch = slice_of(language), Scratch(language)
         print(f"{language}: rows that no longer apply: {num_stale(read_table(language))}")
         for row in chosen:
@@ -220,9 +226,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=24 * 60, help="begin no row after these")
     parser.add_argument("--stages", type=int, default=4, help="the first stages alone")
     asked = parser.parse_args(arguments)
+    languages = list(LANGUAGES) if asked.language == "both" else [asked.language]
     if asked.command == "slice":
-        return min(slice_again(), 1)
-    for language in LANGUAGES if asked.language == "both" else [asked.language]:
+        return min(slice_again(languages), 1)
+    for language in languages:
         if asked.command == "draw":
             draw(language)
         elif asked.command == "run":

@@ -3,7 +3,7 @@
 
 Rules: each property is one function that yields what is wrong, in words with numbers; its name is
 that of the list in docs/invariants.md. Nothing here is called by a transition: these are the second
-opinion. Those of requests and their tables are in request_invariants.py. Cost: O(pool + tokens).
+opinion. Those of requests and their tables are in requests.py. Cost: O(pool + tokens).
 Twin: none, the twin's state is checked through its canonical bytes.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named properties of requests, their tables, hashes and drafts; `invariants.py` asserts them.
+"""Named properties of requests, their tables, hashes and drafts; `pool_and_state.py` asserts them.
 
-Rules: as in invariants.py. Every group is judged at its own block size and by its own kind. Twin:
-none.
+Rules: as in pool_and_state.py. Every group is judged at its own block size and by its own kind.
+Twin: none.
 """
 
 from __future__ import annotations

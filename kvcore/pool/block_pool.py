@@ -3,9 +3,9 @@
 
 Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-given, at the side that the eviction policy names, or by rank (`ranked.py`). The pool layer's
-transitions are in pool/transitions.py; the request layer works on a `PoolTransaction`. Source:
-S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
+given, at the side that the eviction policy names, or by rank (`priority_eviction.py`). The pool
+layer's transitions are in pool/transitions.py; the request layer works on a `PoolTransaction`.
+Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 """
 
 from __future__ import annotations

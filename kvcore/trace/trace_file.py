@@ -21,7 +21,7 @@ rust/src/trace/trace_file.rs.
 (The explanations on the right are not part of the format.) A key reads as the tokens of its whole
 prefix, so `Evict 1(0-7)` needs no hash. Several groups read
 `groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
-calls are listed in `trace_calls.py`.
+calls are listed in `runner.py`.
 """
 
 from __future__ import annotations

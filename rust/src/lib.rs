@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! kvcore's Rust twin: the transitions of `kvcore/*.py`, mutable and fast.
+//! kvcore's Rust twin: the transitions of `kvcore/`, mutable and fast.
 //!
-//! Rules: file `x.rs` is the twin of `kvcore/x.py`, with the same names in the same order, and
+//! Rules: a file is the twin of the Python file at its path, with the same names in order, and
 //! gives the same commands, events, values, errors and canonical bytes. A transition takes `&mut
 //! State` and checks everything before it changes anything, so an `Err` or a refusal leaves the
 //! state as it was. Python is known to `bindings/` alone.

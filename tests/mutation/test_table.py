@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutation import drawn_from
 from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_table
 
 CODE = "def one():\n    return 1\n\n\ndef two():\n    x = 2\n    return 1\n"
@@ -22,6 +23,11 @@ def test_a_table_has_enough_rows_each_killed_or_with_a_reason(language: str) -> 
     assert all(row.reason for row in equivalent)
     assert {row.status for row in rows} == {"killed", "equivalent"}
     assert all(row.test for row in rows if row.status == "killed")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_each_row_is_in_a_file_that_a_new_draw_reads(language: str) -> None:
+    assert {row.file for row in read_table(language)} <= set(drawn_from(language))
 
 
 def test_a_row_is_found_after_its_line_moved_and_not_if_it_changed() -> None:

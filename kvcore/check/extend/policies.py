@@ -107,11 +107,12 @@ def installed(policy: Policy) -> Iterator[None]:
         for each in reversed(queue[:place]):
             self.queue.prepend(each)
 
-    PoolTransaction.take, PoolTransaction._enqueue = take_chosen, join  # type: ignore[method-assign] # undone
+    pools: Any = PoolTransaction
+    pools.take, pools._enqueue = take_chosen, join
     try:
         yield
     finally:
-        PoolTransaction.take, PoolTransaction._enqueue = take, enqueue  # type: ignore[method-assign] # back
+        pools.take, pools._enqueue = take, enqueue
 
 
 def _place(policy: Policy, question: str, last: int, *seen: Any) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds of single features: each has an option that the other worlds leave out.
 
-Rules: as in profiles.py. Each world finds a seeded bug that no other named world finds. Twin: none.
+Rules: as in registry.py. Each world finds a seeded bug that no other named world finds. Twin: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds in which external loads fail, each before or after any move of an engine.
 
-Rules: as in profiles.py. Blocks hold one token, so that every token of a load has a block of its
+Rules: as in registry.py. Blocks hold one token, so that every token of a load has a block of its
 own. A load fails from each of its tokens on. Twin: none.
 """
 

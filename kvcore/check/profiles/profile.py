@@ -2,7 +2,7 @@
 """What a named world is, and how one is made.
 
 Rules: blocks hold two tokens unless groups say otherwise, and are counted without the null block.
-The named worlds are in profiles.py and feature_profiles.py. Twin: none.
+The named worlds are in registry.py, features.py and loads.py. Twin: none.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Profile:
     """A named world: what it has, how many states and edges, and what it must show.
 
     slow: for `make explore` alone. backend: which one explores it unless another is asked for.
-    shows: what it must show besides all that worlds of its options show (unseen.py), as "call free:
-    HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options show and
-    this one cannot, with the reason.
+    shows: what it must show besides all that worlds of its options show (coverage.py), as "call
+    free: HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options
+    show and this one cannot, with the reason.
     """
 
     sentence: str

@@ -3,7 +3,7 @@
 
 Rules: the numbers of states and edges are pinned: another number means that the core can reach
 other states, or that another world is explored. What a world must show is told by its options
-(unseen.py) and by its `shows`; what it cannot show has a reason. Twin: none.
+(coverage.py) and by its `shows`; what it cannot show has a reason. Twin: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a run in the words of text traces: the call, and everything that it gave.
 
-Rules: as in `trace_calls.py`, so that a story reads like a trace and a trace can be made of it. A
+Rules: as in `trace/runner.py`, so that a story reads like a trace and a trace can be made of it. A
 hit is shown as the look-up before the call that uses it. A request that an exploration named by a
 number is called r and that number. Twin: none.
 """

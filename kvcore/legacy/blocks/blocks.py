@@ -5,7 +5,7 @@ Rules: methods are those transitions without the state, which is held here; a fa
 else of the core. They raise typed errors and leave all as it was; a refusal is a value. Over the
 twin a Python call around a transition takes as long as the transition: what is called for each
 token asks `blocks` itself, with all arguments. `state` gives the same value from both backends, for
-tests and for `check` (`backing_check.py`).
+tests and for `check` (`check.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named properties of unfinished batches, of what they use, and of unconfirmed loads;
-//! `invariants.rs` lists them.
+//! `pool_and_state.rs` lists them.
 //!
-//! Rules: as in invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
+//! Rules: as in pool_and_state.rs. Twin: kvcore/invariants/pool_and_state.py.
 
 use crate::codec::sections::keyed_only;
 use crate::invariants::requests::{Scratch, pools};

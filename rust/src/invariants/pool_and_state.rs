@@ -5,7 +5,7 @@
 //! name is that of the list in docs/invariants.md. Nothing here is called by a transition: these
 //! are the second opinion. Words are made only where something is wrong, and what a property needs
 //! to count in is kept from state to state. Those of requests and their tables are in
-//! request_invariants.rs. Twin: kvcore/invariants/pool_and_state.py.
+//! requests.rs. Twin: kvcore/invariants/pool_and_state.py.
 
 use crate::invariants::requests::{Scratch, pools};
 use crate::invariants::{in_flight, requests};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Named properties of requests, their tables, hashes and drafts; `invariants.rs` lists them.
+//! Named properties of requests, their tables, hashes and drafts; `pool_and_state.rs` lists them.
 //!
-//! Rules: as in invariants.rs. Every group is judged at its own block size and by its own kind. The
-//! hashes of a run of tokens without extra keys are made once and kept. Twin:
+//! Rules: as in pool_and_state.rs. Every group is judged at its own block size and by its own kind.
+//! The hashes of a run of tokens without extra keys are made once and kept. Twin:
 //! kvcore/invariants/requests.py.
 
 use hashbrown::HashMap;

@@ -3,9 +3,9 @@
 //!
 //! Rules: a block with reference count 0 is in the free queue, with or without a key; a block with
 //! owners is not. Taking a block with a key evicts it. Released blocks join the queue in the order
-//! given, at the side that the eviction policy names, or by rank (`ranked.rs`). Methods trust their
-//! arguments; the pool layer's transitions, in pool_layer.rs, check theirs. Source: S000-34, 35,
-//! 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
+//! given, at the side that the eviction policy names, or by rank (`priority_eviction.rs`). Methods
+//! trust their arguments; the pool layer's transitions, in transitions.rs, check theirs. Source:
+//! S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the name of a node with batches in flight says besides its state's.
 //!
-//! Rules: a part of flight.rs. Rows, blocks and prefixes have the names that one order of the
+//! Rules: a part of in_flight.rs. Rows, blocks and prefixes have the names that one order of the
 //! requests gives them. Twin: kvcore/check/names/in_flight.py.
 
 use crate::check::names::in_flight::{Node, Pending, in_flight};

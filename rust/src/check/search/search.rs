@@ -4,8 +4,8 @@
 //! Rules: a level is explored in rounds of a fixed size, whose pieces the workers take one after
 //! the other; what they found is added in the order of the pieces, so that counts, stories and
 //! verdicts do not depend on the number of workers. A node is known by 128 bits of its name, or by
-//! the number of its whole name (`visited.rs`); those of the level that is explored, and of the
-//! next one, wait packed. Twin: kvcore/check/search/search.py.
+//! the number of its whole name (`names/fingerprints.rs`); those of the level that is explored, and
+//! of the next one, wait packed. Twin: kvcore/check/search/search.py.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the judges of calls and of states find where something is wrong.
 //!
-//! Rules: as in judged.rs, whose runs these stories begin with.
+//! Rules: as in checked_states.rs, whose runs these stories begin with.
 
 use std::collections::BTreeSet;
 
