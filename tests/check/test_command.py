@@ -235,6 +235,20 @@ def test_a_world_that_explodes_says_so() -> None:
     assert command.states_ahead(early, 55.0) > command.TOO_MANY
 
 
+def test_a_named_world_is_known_to_end_and_says_why_it_does_not_show_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "TOO_MANY", 1)
+    monkeypatch.setattr(command, "MANY_STATES", 1)
+    monkeypatch.setattr(command, "EXPLODES", 0.1)
+    name = "encoder"
+    code, out, err = run(capsys, "--profile", name, "--backend", "python")
+    assert code == command.FINE
+    assert "bound the search" not in err
+    ((missing, reason),) = PROFILES[name].not_shown.items()
+    assert f"{missing} ({reason})" in " ".join(out.split())
+
+
 def test_nothing_is_said_where_the_reader_has_gone() -> None:
     words = f"{sys.executable} -m kvcore.check.cli.command --list | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)

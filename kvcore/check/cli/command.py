@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         symmetry = symmetry_of(options)
         if options.properties:
             select(frozenset(options.properties), world.calls)
-        progress = Progress(sys.stderr)
+        progress = Progress(sys.stderr, warns=profile is None)
         report = check(
             world,
             backend=backend,
@@ -97,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     progress.end()
     report.never = never(world, report.notes)
+    if profile is not None and not options.json:
+        report.never = tuple(map(profile.with_reason, report.never))
     if profile is not None and report.verdict == COMPLETE:
         report.missed = missed(profile, report.notes)
     if report.violation is not None:
@@ -165,12 +167,15 @@ def list_profiles(*, as_json: bool) -> str:
 
 @attrs.define
 class Progress:
-    """Says how far a search is: on a terminal all the time, else now and then."""
+    """Says how far a search is: on a terminal all the time, else now and then.
+
+    warns: of a world that grows too fast; a named world is known to end.
+    """
 
     out: TextIO
+    warns: bool = True
     _told: float = attrs.field(factory=time.monotonic)
     _live: bool = attrs.field(init=False, default=False)
-    _warned: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._live = self.out.isatty()
@@ -179,8 +184,8 @@ class Progress:
         now = time.monotonic()
         growth = growth_of(report)
         many = growth >= EXPLODES and report.num_states >= MANY_STATES
-        if not self._warned and many and states_ahead(report, growth) >= TOO_MANY:
-            self._warned = True
+        if self.warns and many and states_ahead(report, growth) >= TOO_MANY:
+            self.warns = False
             self._line(warning(report, growth))
         if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
             return

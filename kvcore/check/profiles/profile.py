@@ -43,6 +43,11 @@ class Profile:
     shows: tuple[str, ...] = ()
     not_shown: Mapping[str, str] = {}
 
+    def with_reason(self, missing: str) -> str:
+        """What the world never shows, with the reason if it has one."""
+        reason = self.not_shown.get(missing)
+        return missing if reason is None else f"{missing} ({reason})"
+
 
 def world(
     num_blocks: int,
