@@ -63,14 +63,14 @@ class DirectoryTier:
     left as it is, since the directory may hold more than blocks.
     """
 
-    def __init__(self, path: Path, description: str) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, description: str) -> None:
+        self.path = Path(path)
         self._description = description.encode()
         self.num_written = 0
         try:
-            _make_private(path)
+            _make_private(self.path)
         except OSError as error:
-            raise TierUnusable(place=path, reason=_say(error)) from error
+            raise TierUnusable(place=self.path, reason=_say(error)) from error
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a regular file has this key's name; what is in it, `load` finds out."""
@@ -200,9 +200,15 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
 
 
 def _make_private(path: Path) -> None:
-    """Make a directory for this user alone, whatever the umask. Raises TierUnusable, OSError."""
+    """Make a directory, and those above it that are missing, for this user alone.
+
+    The umask does not matter. Raises TierUnusable, OSError.
+    """
     try:
-        path.mkdir(mode=_DIRECTORY_MODE, parents=True)
+        for missing in (each for each in reversed(path.parents) if not each.exists()):
+            missing.mkdir(mode=_DIRECTORY_MODE)
+            missing.chmod(_DIRECTORY_MODE)
+        path.mkdir(mode=_DIRECTORY_MODE)
         path.chmod(_DIRECTORY_MODE)
     except OSError:
         if not path.is_dir():

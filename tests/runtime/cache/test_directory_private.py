@@ -87,10 +87,13 @@ def test_modes_are_private_whatever_the_umask(
     assert_whole(tier)
 
 
-def test_a_directory_is_made_with_those_above_it(tmp_path: Path) -> None:
-    tier = DirectoryTier(tmp_path / "a" / "b", "a model")
+def test_a_directory_is_made_with_those_above_it_for_this_user_alone(
+    tmp_path: Path, umask: Callable[[int], int]
+) -> None:
+    umask(0)
+    tier = DirectoryTier(str(tmp_path / "a" / "b"), "a model")
     tier.store(KEY, PAGE)
-    assert mode(tmp_path / "a" / "b") == 0o700
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
     assert_whole(tier)
 
 
