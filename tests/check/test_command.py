@@ -225,30 +225,6 @@ def test_interrupted_it_gives_its_partial_verdict(
     assert out.startswith("interrupted: nothing is broken so far")
 
 
-def test_a_world_that_explodes_says_so() -> None:
-    depths = [1, 100, 1000, 10_000, 100_000]
-    report = Report(num_states=111_101, depths=depths)
-    assert command.growth_of(report) == pytest.approx(10.0)
-    assert "10.0 times the states" in command.warning(report, 10.0)
-    early = Report(num_states=4_500, depths=[1, 80], num_waiting=4_400)
-    assert command.growth_of(early) == pytest.approx(55.0)
-    assert command.states_ahead(early, 55.0) > command.TOO_MANY
-
-
-def test_a_named_world_is_known_to_end_and_says_why_it_does_not_show_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "TOO_MANY", 1)
-    monkeypatch.setattr(command, "MANY_STATES", 1)
-    monkeypatch.setattr(command, "EXPLODES", 0.1)
-    name = "encoder"
-    code, out, err = run(capsys, "--profile", name, "--backend", "python")
-    assert code == command.FINE
-    assert "bound the search" not in err
-    ((missing, reason),) = PROFILES[name].not_shown.items()
-    assert f"{missing} ({reason})" in " ".join(out.split())
-
-
 def test_nothing_is_said_where_the_reader_has_gone() -> None:
     words = f"{sys.executable} -m kvcore.check.cli.command --list | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
