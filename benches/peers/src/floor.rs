@@ -8,7 +8,7 @@ use kvcore::types::extra_inputs::ExtraKeys;
 use kvcore::types::keys::{BlockHash, Hashing};
 
 use crate::Peer;
-use crate::transitions::transfers::List;
+use crate::operations::List;
 
 /// The chains of hashes of the requests.
 pub struct Floor {

@@ -8,7 +8,7 @@
 use kvbm_logical::{BlockManager, BlockRegistry, BlockSequence, ImmutableBlock, MutableBlock};
 
 use crate::Peer;
-use crate::transitions::transfers::List;
+use crate::operations::List;
 
 /// The tier that the blocks are of.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
 
 use crate::Peer;
-use crate::transitions::transfers::List;
+use crate::operations::List;
 
 /// The state, and what an engine keeps of its requests.
 pub struct Twin {
