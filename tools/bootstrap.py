@@ -3,7 +3,8 @@
 
 Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime`
 (editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` goes up to STEP, or to the end;
-`core` goes up to `twin` with the packages that need no torch, unless all are there.
+`core` goes up to `twin` with the packages that need no torch, unless all are there. Where it was
+run, `twin` needs no more.
 What is missing on the machine is said in one sentence, before anything is downloaded.
 Standard library only, and no syntax that keeps an old Python from reading that it is too old.
 """
@@ -160,8 +161,8 @@ def is_done(name: str, step: Step) -> bool:
 def bootstrap(last: str) -> None:
     """Run the steps up to `last` that are not done, after a look whether the machine can."""
     looked, known = False, steps()
-    whole = last != "core" or is_done("packages", known["packages"])
-    known.pop("core" if whole else "packages")
+    light = last == "core" or (last == "twin" and is_done("core", known["core"]))
+    known.pop("packages" if light and not is_done("packages", known["packages"]) else "core")
     last = "twin" if last == "core" else last
     for name, step in known.items():
         if not is_done(name, step):
