@@ -18,7 +18,7 @@ STUBS := target/stubs
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
-		while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 python-found:
 	@test -n "$(PYTHON)" || { echo "kvcore needs Python 3.11 or newer: none was found on PATH."; exit 1; }

@@ -75,11 +75,10 @@ class Story:
             for position, block in enumerate(self.manager.get_block_ids(name)[0]):
                 owners[block] = owners.get(block, "") + name
                 self.held[block] = tuple(words[position * SIZE : (position + 1) * SIZE])
-        blocks = [
-            (kind_of(owners.get(block, ""), block in self.held), owners.get(block, ""), words)
-            for block in range(1, NUM_BLOCKS + 1)
-            for words in [self.held.get(block, ())]
-        ]
+        blocks: list[tuple[str, str, tuple[str, ...]]] = []
+        for block in range(1, NUM_BLOCKS + 1):
+            names, held = owners.get(block, ""), self.held.get(block, ())
+            blocks.append((kind_of(names, has_words=bool(held)), names, held))
         self.moments.append(Moment(title, tuple(blocks)))
 
 
@@ -88,7 +87,7 @@ def number(word: str) -> int:
     return int.from_bytes(word.encode()[:3], "big")
 
 
-def kind_of(owners: str, has_words: bool) -> str:
+def kind_of(owners: str, *, has_words: bool) -> str:
     """What a block is drawn as."""
     if owners:
         return owners if len(owners) == 1 else SHARED

@@ -19,7 +19,7 @@ from kvcore.types.commands import Free
 from kvcore.types.effects import Effects
 
 NEVER = -1.0
-"""The time of a block of which none was said."""
+"""Access time assumed for a block that was never given one."""
 NO_RANK = (NEVER, 0)
 """Time and length of a block of which nothing was said: it goes before all that were used."""
 

@@ -12,7 +12,7 @@ pub struct Rank {
     pub length: u32,
 }
 
-/// The time of a block of which none was said.
+/// Access time assumed for a block that was never given one.
 pub const NEVER: f64 = -1.0;
 /// The rank of a block of which nothing was said: it goes before all that were used.
 pub const NO_RANK: Rank = Rank { time: NEVER, length: 0 };
