@@ -168,11 +168,11 @@ class Manager:
         """
         What `allocate_slots` would say to the same arguments. Changes nothing.
         """
-    def cancel(self, number: int, /) -> None:
+    def cancel(self, /, batch: int) -> None:
         """
         Take back an unfinished batch, all later ones and the open one.
         """
-    def complete(self, number: int, /) -> None:
+    def complete(self, /, batch: int) -> None:
         """
         Finish the oldest unfinished batch, by its number.
         """

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvcore.backend import Backend
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing
 from kvcore.types.keys import Hashing
@@ -23,6 +22,7 @@ else:
     _missing = False
 
 if TYPE_CHECKING:
+    Backend: TypeAlias = _rust.Manager
     Blocks: TypeAlias = _rust.Tiers
 
 

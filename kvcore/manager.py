@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 from kvcore import _twin
-from kvcore.backend import Backend, PythonBackend
+from kvcore.backend import PythonBackend
 from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
+from kvcore.transitions import QUERIES, TRANSITIONS, arguments
+from kvcore.transitions.slot_request import DEFAULTS, SlotOptions
 from kvcore.types.arguments import check_hit_kind, check_kind, check_request, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -33,14 +35,9 @@ from kvcore.types.values import (
     Verdict,
 )
 
-HANDED_ON = (
-    *("add_tokens", "add_drafts", "accept", "remove_request", "append", "cache_blocks", "free"),
-    *("fork", "truncate", "remove_skipped_blocks", "reset_prefix_cache", "take_batch"),
-    *("take_events", "take_stats", "take_new_block_ids", "new_step_starts"),
-    *("get_computed_blocks", "get_blocks", "get_block_keys", "has_key"),
-    *("get_num_common_prefix_blocks", "num_tokens", "num_draft_tokens", "num_computed_tokens"),
-    *("get_row", "status"),
-)
+READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done"}
+"""Arguments that the manager reads before either language sees them."""
+HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that are the twin's own, with the same arguments by the same names."""
 
 
@@ -136,27 +133,12 @@ class KVCacheManager:
         request_id: str,
         num_new_tokens: int,
         hit: Hit | None = None,
-        *,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-        num_encoder_tokens: int = 0,
-        full_sequence_must_fit: bool = False,
-        reserved_blocks: int = 0,
+        **options: Unpack[SlotOptions],
     ) -> Verdict:
         """What `allocate_slots` would say to the same arguments. Changes nothing."""
         check_hit_kind(hit)
-        return self._core.can_allocate(
-            request_id,
-            num_new_tokens,
-            hit,
-            num_lookahead_tokens=num_lookahead_tokens,
-            num_external_computed_tokens=num_external_computed_tokens,
-            delay_cache_blocks=delay_cache_blocks,
-            num_encoder_tokens=num_encoder_tokens,
-            full_sequence_must_fit=full_sequence_must_fit,
-            reserved_blocks=reserved_blocks,
-        )
+        told: dict[str, Any] = {**DEFAULTS, **options}
+        return self._core.can_allocate(request_id, num_new_tokens, hit, **told)
 
     def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
         """One token and one slot more for each request, in order, in one call.
@@ -361,14 +343,12 @@ class KVCacheManager:
 
     def state(self) -> State:
         """The state as an immutable value. O(pool) on the rust backend."""
-        return self._core.state() if isinstance(self._core, PythonBackend) else self._decoded()
+        core: Any = self._core
+        return core.state() if isinstance(core, PythonBackend) else decode.decode(core.encode())
 
     def check(self) -> None:
         """Assert every structural invariant. O(pool); raises InvariantViolation."""
         pool_and_state.check(self.state())
-
-    def _decoded(self) -> State:
-        return decode.decode(self._core.encode())
 
 
 def _default_backend() -> Literal["rust", "python"]:
@@ -382,9 +362,9 @@ def _default_backend() -> Literal["rust", "python"]:
     return "python"
 
 
-def _make_backend(config: Config, name: str) -> Backend:
+def _make_backend(config: Config, name: str) -> _twin.Backend:
     if name == "python":
-        return PythonBackend(config)
+        return cast("_twin.Backend", PythonBackend(config))
     if name == "rust":
         return _twin.make_backend(config)
     raise BackendMissing(backend=repr(name), reason='the backends are "rust" and "python"')

@@ -7,47 +7,15 @@ Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
-from kvcore.transitions import (
-    allocate,
-    batches,
-    cancel,
-    drain,
-    fork,
-    free,
-    pins,
-    publish,
-    requests,
-    rewind,
-    swap,
-    transfers,
-    truncate,
-    window,
-)
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Outcome
-
-TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
-    each.__name__: each
-    for each in (
-        *(requests.add_request, requests.add_tokens, requests.remove_request),
-        *(requests.add_block_hashes, requests.add_drafts, requests.accept),
-        *(allocate.allocate_slots, allocate.append, fork.fork, free.free, truncate.truncate),
-        *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
-        *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
-        *(window.remove_skipped_blocks, rewind.rewind),
-        *(transfers.store, transfers.load, transfers.complete_operation),
-        *(batches.take_batch, batches.complete, cancel.cancel),
-        *(drain.take_events, drain.take_stats),
-        *(drain.take_new_block_ids, drain.new_step_starts),
-    )
-}
 
 
 class Misuse(Struct, frozen=True, gc=False):

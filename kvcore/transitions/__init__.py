@@ -1,2 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine can ask of the core: each call takes a state and returns the next."""
+"""What an engine can ask, and the one table of it.
+
+The methods of the Python backend, those that a manager takes over from the twin, calls as data and
+text traces are made from this table. Why: another argument of a transition is written where the
+transition is, and where a user passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvcore.state.state import State
+from kvcore.transitions import (
+    allocate,
+    batches,
+    cancel,
+    drain,
+    fork,
+    free,
+    pins,
+    publish,
+    queries,
+    requests,
+    rewind,
+    swap,
+    transfers,
+    truncate,
+    window,
+)
+from kvcore.transitions.queries import find_request
+from kvcore.types.values import Outcome
+
+TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
+    each.__name__: each
+    for each in (
+        *(requests.add_request, requests.add_tokens, requests.remove_request),
+        *(requests.add_block_hashes, requests.add_drafts, requests.accept),
+        *(allocate.allocate_slots, allocate.append, fork.fork, free.free, truncate.truncate),
+        *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
+        *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
+        *(window.remove_skipped_blocks, rewind.rewind),
+        *(transfers.store, transfers.load, transfers.complete_operation),
+        *(batches.take_batch, batches.complete, cancel.cancel),
+        *(drain.take_events, drain.take_stats),
+        *(drain.take_new_block_ids, drain.new_step_starts),
+    )
+}
+"""Each takes a state and gives the next one, with the commands and a value."""
+
+QUERIES: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        *(queries.get_computed_blocks, allocate.can_allocate, queries.get_blocks),
+        *(queries.get_block_keys, queries.get_num_common_prefix_blocks, queries.has_key),
+    )
+} | {
+    "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),
+    "num_draft_tokens": lambda state, request_id: len(find_request(state, request_id).drafts),
+    "num_computed_tokens": lambda state, request_id: find_request(state, request_id).num_computed,
+    "get_row": lambda state, request_id: find_request(state, request_id).row,
+    "status": lambda state, request_id: find_request(state, request_id).status,
+}
+"""Each takes a state, gives a value and changes nothing."""
+
+
+def arguments(name: str) -> tuple[str, ...]:
+    """The names of what a call takes besides the state, in order."""
+    code = (TRANSITIONS | QUERIES)[name].__code__
+    names: tuple[str, ...] = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return names

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
 from msgspec.structs import replace as evolve
 
@@ -24,10 +24,10 @@ from kvcore.transitions.in_flight import let_go, mark, note_given, replace
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.requests import check_no_drafts, extend
-from kvcore.transitions.slot_request import FLAGS, Asked
+from kvcore.transitions.slot_request import Asked, SlotOptions
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
-from kvcore.types.arguments import read_flag
+from kvcore.types.arguments import check_requests
 from kvcore.types.commands import CopyOnWrite, SetTable, Zero
 from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRequest
 from kvcore.types.tokens import read_tokens
@@ -39,13 +39,7 @@ def allocate_slots(
     request_id: str,
     num_new_tokens: int,
     hit: Hit | None = None,
-    *,
-    num_lookahead_tokens: int = 0,
-    num_external_computed_tokens: int = 0,
-    delay_cache_blocks: bool = False,
-    num_encoder_tokens: int = 0,
-    full_sequence_must_fit: bool = False,
-    reserved_blocks: int = 0,
+    **options: Unpack[SlotOptions],
 ) -> Outcome[State, KVCacheBlocks | Refused]:
     """Schedule the next tokens of a request; value: the blocks that its tables grew by, or a
     refusal.
@@ -58,17 +52,7 @@ def allocate_slots(
     BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
     HitsOnRunningRequest, CachingDisabled.
     """
-    asked = Asked(
-        request_id=request_id,
-        num_new_tokens=num_new_tokens,
-        hit=hit,
-        num_lookahead_tokens=num_lookahead_tokens,
-        num_external_computed_tokens=num_external_computed_tokens,
-        delay_cache_blocks=read_flag("delay_cache_blocks", delay_cache_blocks),
-        num_encoder_tokens=num_encoder_tokens,
-        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
-        reserved_blocks=reserved_blocks,
-    )
+    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
 
     def change(tx: Transaction) -> KVCacheBlocks | Refused:
         plan = plan_allocation(tx, asked)
@@ -80,25 +64,29 @@ def allocate_slots(
     return transition(state, change)
 
 
-def can_allocate(state: State, request_id: str, num_new_tokens: int, **options: Any) -> Verdict:
+def can_allocate(
+    state: State,
+    request_id: str,
+    num_new_tokens: int,
+    hit: Hit | None = None,
+    **options: Unpack[SlotOptions],
+) -> Verdict:
     """What `allocate_slots` would say to the same arguments. Does not modify the state."""
-    tx = Transaction(state)
-    options |= {name: read_flag(name, options[name]) for name in FLAGS if name in options}
-    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, **options)
-    plan = plan_allocation(tx, asked)
+    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
+    plan = plan_allocation(Transaction(state), asked)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 
 
-def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
+def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[State, Appended]:
     """Add one token to each request and schedule one slot for each, in order.
 
-    request_ids: ids, or rows as a buffer of integers. Requests from the first refused one on are
-    untouched, but for the refused one's window trim. Raises UnknownRequest, SwappedOut,
-    LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
+    requests: ids, or rows as a buffer of integers. Requests from the first refused one on are
+    untouched, but for the refused one's window trim. Raises WrongArgument, UnknownRequest,
+    SwappedOut, LoadUnfinished, LengthMismatch, InvalidToken, DraftsPending, BeyondModelLength.
     """
 
     def change(tx: Transaction) -> Appended:
-        ids = read_request_ids(tx, request_ids)
+        ids = read_request_ids(tx, requests)
         values = read_tokens(tokens)
         check_append(tx, ids, values)
         for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
@@ -115,12 +103,16 @@ def append(state: State, request_ids: Sequence[str] | Any, tokens: Any) -> Outco
     return transition(state, change)
 
 
-def read_request_ids(tx: Transaction, request_ids: Any) -> list[str]:
-    """The ids of a sequence of ids, or of a buffer of rows. Raises UnknownRequest."""
-    if isinstance(request_ids, list | tuple):
-        return list(request_ids)
+def read_request_ids(tx: Transaction, requests: Any) -> list[str]:
+    """The ids of a sequence of ids, or of a buffer of rows.
+
+    Raises WrongArgument, UnknownRequest.
+    """
+    if isinstance(requests, list | tuple):
+        return list(requests)
+    check_requests(requests)
     ids = []
-    for row in read_tokens(request_ids):
+    for row in read_tokens(requests):
         request_id = tx.rows[row] if row < len(tx.rows) else None
         if request_id is None:
             raise UnknownRequest(request=f"in row {row}")

@@ -9,14 +9,16 @@ rust/src/transitions/slot_request.rs.
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Any, TypedDict
 
 from msgspec import Struct
+from msgspec.structs import fields, force_setattr
 from msgspec.structs import replace as evolve
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.requests import check_drafts_settled
-from kvcore.types.arguments import all_counts, read_count, read_hit
+from kvcore.types.arguments import all_counts, read_count, read_flag, read_hit
 from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -31,10 +33,22 @@ from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Hit
 
 
+class SlotOptions(TypedDict, total=False):
+    """What may be said of an allocation besides its tokens and its hit."""
+
+    num_lookahead_tokens: int
+    num_external_computed_tokens: int
+    delay_cache_blocks: bool
+    num_encoder_tokens: int
+    full_sequence_must_fit: bool
+    reserved_blocks: int
+
+
 class Asked(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
-    loads: a load fills the blocks of the external tokens, so they are not zeroed.
+    loads: a load fills the blocks of the external tokens, so they are not zeroed. Raises
+    WrongArgument for a flag that is neither true nor false.
     """
 
     request_id: str
@@ -48,18 +62,22 @@ class Asked(Struct, frozen=True, gc=False, kw_only=True):
     reserved_blocks: int = 0
     loads: bool = False
 
+    def __post_init__(self) -> None:
+        for name in FLAGS:
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                force_setattr(self, name, read_flag(name, value))
+
 
 MAX_COUNT = 2**31 - 1
 """Most encoder tokens that are judged: no pool has blocks for more."""
 
-COUNTS = (
-    "num_new_tokens",
-    "num_lookahead_tokens",
-    "num_external_computed_tokens",
-    "num_encoder_tokens",
-    "reserved_blocks",
-)
-FLAGS = ("delay_cache_blocks", "full_sequence_must_fit")
+DEFAULTS: dict[str, Any] = {
+    each.name: each.default for each in fields(Asked) if each.name in SlotOptions.__annotations__
+}
+"""The options of an allocation, as they are if nothing is said."""
+FLAGS = tuple(name for name, default in DEFAULTS.items() if default is False)
+COUNTS = ("num_new_tokens", *(name for name in DEFAULTS if name not in FLAGS))
 _get_counts = attrgetter(*COUNTS)
 
 

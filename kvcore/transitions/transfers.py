@@ -26,7 +26,7 @@ from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import Asked
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
-from kvcore.types.arguments import read_count, read_flag, read_int, read_ints
+from kvcore.types.arguments import read_count, read_int, read_ints
 from kvcore.types.commands import Load, Store
 from kvcore.types.errors import (
     BeyondModelLength,
@@ -92,7 +92,7 @@ def load(
         hit=hit,
         num_external_computed_tokens=num_tokens,
         delay_cache_blocks=True,
-        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
+        full_sequence_must_fit=full_sequence_must_fit,
         reserved_blocks=reserved_blocks,
         loads=True,
     )

@@ -17,7 +17,8 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.trace import calls, trace_file
+from kvcore.trace import trace_file
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.effects import Effects
 from kvcore.types.errors import TraceError
 from tests.conftest import need_twin
@@ -86,4 +87,4 @@ def _core() -> list[object]:
     """Much of what seeded bugs put something in the place of."""
     owners = (PoolTransaction, Effects, HashIndexTransaction, Transaction, RequestState)
     attributes = [each for owner in owners for each in vars(owner).values()]
-    return [*attributes, *calls.TRANSITIONS.values()]
+    return [*attributes, *TRANSITIONS.values()]

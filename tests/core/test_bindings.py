@@ -6,13 +6,16 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request
+from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request, _twin
+from kvcore.backend import PythonBackend
 from kvcore.manager import HANDED_ON
+from kvcore.transitions import QUERIES, TRANSITIONS
+from kvcore.transitions.slot_request import DEFAULTS
 from kvcore.types.commands import COLUMNS, Batch
 from kvcore.types.errors import KvcoreError
 from kvcore.types.events import BlockRemoved, BlockStored
@@ -278,6 +281,26 @@ def test_methods_that_are_the_twins_own_take_the_same_arguments(name: str) -> No
     told = [(each.name, each.kind, each.default) for each in written if each.name != "self"]
     assert [(each.name, each.kind, each.default) for each in own] == told
     assert name not in vars(story("python"))
+
+
+@pytest.mark.parametrize("name", [*TRANSITIONS, *QUERIES])
+def test_a_call_takes_the_same_arguments_in_the_table_the_twin_and_the_manager(name: str) -> None:
+    table = names((TRANSITIONS | QUERIES)[name])
+    twin = type(_twin.make_backend(Config(8, 2)))
+    assert names(getattr(KVCacheManager, name)) == names(getattr(twin, name)) == table
+
+
+def names(call: Callable[..., object]) -> list[str]:
+    """The names of what a call takes besides the state or the manager."""
+    given = list(inspect.signature(call).parameters)[1:]
+    return [*given[:-1], *DEFAULTS] if given[-1:] == ["options"] else given
+
+
+def test_both_languages_have_the_same_methods() -> None:
+    cores = PythonBackend(Config(8, 2)), _twin.make_backend(Config(8, 2))
+    python, twin = ({name for name in dir(core) if name[0] != "_"} for core in cores)
+    assert python - twin == {"state"}
+    assert twin <= python
 
 
 def test_what_a_subclass_overrides_stays_its_own() -> None:

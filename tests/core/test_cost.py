@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 import pytest
 
 from kvcore import Config, Request, State, make_state
-from kvcore.trace.calls import TRANSITIONS
-from kvcore.transitions import queries
+from kvcore.transitions import TRANSITIONS, queries
 from kvcore.transitions.allocate import can_allocate
 from kvcore.types.values import Outcome
 

@@ -55,6 +55,10 @@ PYTHON_ONLY = {
     ("trace/text", "read_number"): "`str::parse` in the twin",
     ("trace/text", "read_u32"): "`str::parse` in the twin",
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
+    (
+        "transitions/slot_request",
+        "SlotOptions",
+    ): "the names of keyword arguments, for type checkers",
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,7 +17,6 @@ from types import FrameType
 from kvcore.check.mutants import MUTANTS, Mutant, Patcher
 from kvcore.check.mutants.hunt import walk
 from kvcore.pool.free_queue import FreeQueue
-from kvcore.trace import calls
 from tests.oracle.run import Run, run
 
 CALLS_MAX = 20_000
@@ -35,12 +33,7 @@ def seeded(mutant: Mutant) -> Iterator[None]:
     """A bug in the transitions of the Python core, as a manager calls them."""
     with Patcher() as patcher:
         patcher.setattr(FreeQueue, "__iter__", walk)
-        right = dict(calls.TRANSITIONS)
         mutant.patch(patcher)
-        for name, transition in right.items():
-            if calls.TRANSITIONS[name] is not transition:
-                module = sys.modules[transition.__module__]
-                patcher.setattr(module, name, calls.TRANSITIONS[name])
         yield
 
 

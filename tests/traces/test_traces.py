@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvcore.trace import trace_file
-from kvcore.trace.calls import TRANSITIONS
 from kvcore.trace.text import read_tokens, write_tokens
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.errors import TraceError
 from tests.conftest import Backend
 

@@ -19,7 +19,6 @@ from typing import Any, Literal, Self
 import attrs
 from msgspec.structs import replace as evolve
 
-from kvcore.backend import PythonBackend
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties.registry import Property, judge, select
 from kvcore.check.properties.schedulers import guarded
@@ -28,7 +27,8 @@ from kvcore.check.world.model import Step
 from kvcore.check.world.world import World
 from kvcore.manager import KVCacheManager
 from kvcore.state.state import State
-from kvcore.trace.calls import TRANSITIONS, Call, Misuse
+from kvcore.trace.calls import Call, Misuse
+from kvcore.transitions import TRANSITIONS
 from kvcore.types import commands
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -120,7 +120,7 @@ class CheckedManager:
         if name == "allocate_slots" and args[0] in before.requests:
             self.get_computed_blocks(args[0])
         try:
-            value = self._made(call)
+            value = getattr(self.manager, name)(*args, **options)
         except KvcoreError as error:
             self._judge(Step(before, call, self._outcome(before, Misuse(str(error), error.fields))))
             raise
@@ -129,13 +129,6 @@ class CheckedManager:
         self._drained |= name == "take_events"
         self._judge(Step(before, call, self._outcome(before, value)))
         return value
-
-    def _made(self, call: Call) -> Any:
-        """What a call gives; on the Python core it is the transition that the checker makes."""
-        core = self.manager._core
-        if not isinstance(core, PythonBackend):
-            return getattr(self.manager, call.name)(*call.args, **call.options)
-        return core._keep(TRANSITIONS[call.name](core.state(), *call.args, **call.options))
 
     def _crash(self, call: Call, error: Exception) -> Exception:
         """What a call raises that raised no typed error."""

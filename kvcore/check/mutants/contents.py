@@ -14,8 +14,9 @@ from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.trace import calls
+from kvcore.trace.calls import Misuse
 from kvcore.transitions import (
+    TRANSITIONS,
     allocate,
     batches,
     plan,
@@ -37,14 +38,14 @@ from kvcore.types.values import Hit, KVCacheBlocks, Outcome
 @mutant("calls", "REF", "KV-READ", rows=(41,))
 def m_fork_no_ref(patcher: Patcher) -> None:
     """A fork shares its parent's blocks without being counted as an owner."""
-    fork = calls.TRANSITIONS["fork"]
+    fork = TRANSITIONS["fork"]
 
     def fork_untouched(*args: Any) -> Any:
         with Patcher() as inner:
             inner.setattr(PoolTransaction, "touch", lambda *_: None)
             return fork(*args)
 
-    patcher.setitem(calls.TRANSITIONS, "fork", fork_untouched)
+    patcher.setitem(TRANSITIONS, "fork", fork_untouched)
 
 
 @mutant("calls", "KV-READ", "WRITE-EXCL", rows=(41,))
@@ -116,7 +117,7 @@ def m_cache_lookahead(patcher: Patcher) -> None:
 @mutant("calls", "CACHE-KV", rows=(35,))
 def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     """Giving back its blocks, a request publishes those that no step has filled yet, too."""
-    free = calls.TRANSITIONS["free"]
+    free = TRANSITIONS["free"]
 
     def free_published(before: State, request_id: str) -> Any:
         def change(tx: Transaction) -> None:
@@ -129,7 +130,7 @@ def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
 
         return free(transition(before, change).state, request_id)
 
-    patcher.setitem(calls.TRANSITIONS, "free", free_published)
+    patcher.setitem(TRANSITIONS, "free", free_published)
 
 
 @mutant("calls", "CACHED-COUNT", "CACHE-KV", rows=(37,))
@@ -195,16 +196,16 @@ def m_cow_keeps_its_source(patcher: Patcher) -> None:
 @mutant("drafts", "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
 def m_fork_fails_half_way(patcher: Patcher) -> None:
     """A fork that fails has taken the child's row already."""
-    fork = calls.TRANSITIONS["fork"]
+    fork = TRANSITIONS["fork"]
 
     def fork_half(before: State, parent_id: str, child_id: str) -> Any:
         try:
             return fork(before, parent_id, child_id)
         except KvcoreError as error:
             half = evolve(before, rows=before.rows.append(None))
-            return Outcome(half, (), calls.Misuse(type(error).__name__, error.fields))
+            return Outcome(half, (), Misuse(type(error).__name__, error.fields))
 
-    patcher.setitem(calls.TRANSITIONS, "fork", fork_half)
+    patcher.setitem(TRANSITIONS, "fork", fork_half)
 
 
 @mutant("calls", "WRITE-EXCL", "KV-READ", rows=(43,))

@@ -17,8 +17,7 @@ from kvcore.check.mutants.worlds import BASIC
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.free_queue import FreeQueueTransaction
 from kvcore.state.transaction import Transaction, transition
-from kvcore.trace import calls
-from kvcore.transitions import allocate, batches, plan, swap
+from kvcore.transitions import TRANSITIONS, allocate, batches, plan, swap
 from kvcore.transitions.slot_request import Asked
 from kvcore.types.commands import Allocate, Evict, Free, SetTable, Touch
 from kvcore.types.values import Refused
@@ -174,7 +173,7 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
 
         return transition(before, change)
 
-    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in)
+    patcher.setitem(TRANSITIONS, "swap_in", swap_in)
 
 
 @mutant("calls", "KV-READ", "HIT-PRESERVE", rows=(20,))
@@ -217,7 +216,7 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
 @mutant("evict", "REF", rows=(25,))
 def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
     """A block whose key is evicted goes to the free queue though a request holds it."""
-    evict, unpublish = calls.TRANSITIONS["evict_blocks"], PoolTransaction.unpublish
+    evict, unpublish = TRANSITIONS["evict_blocks"], PoolTransaction.unpublish
 
     def unpublish_and_free(self: PoolTransaction, block: int) -> None:
         unpublish(self, block)
@@ -230,7 +229,7 @@ def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
             inner.setattr(PoolTransaction, "unpublish", unpublish_and_free)
             return evict(*args)
 
-    patcher.setitem(calls.TRANSITIONS, "evict_blocks", evict_hard)
+    patcher.setitem(TRANSITIONS, "evict_blocks", evict_hard)
 
 
 @mutant("calls", "LEAK", "REF", rows=(26,))
@@ -276,7 +275,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
 @mutant("calls", "REF", rows=(30,))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
-    free, release = calls.TRANSITIONS["free"], PoolTransaction.release
+    free, release = TRANSITIONS["free"], PoolTransaction.release
 
     def free_twice(*args: Any) -> Any:
         with Patcher() as inner:
@@ -285,7 +284,7 @@ def m_finish_frees_twice(patcher: Patcher) -> None:
             )
             return free(*args)
 
-    patcher.setitem(calls.TRANSITIONS, "free", free_twice)
+    patcher.setitem(TRANSITIONS, "free", free_twice)
 
 
 @mutant("merge", "REF", "KV-READ", rows=(32,))

@@ -14,8 +14,7 @@ from pyrsistent import pvector
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.trace import calls
-from kvcore.transitions import allocate, plan, swap
+from kvcore.transitions import TRANSITIONS, allocate, plan, swap
 from kvcore.transitions import prefix_lookup as hits
 from kvcore.transitions.slot_request import Asked
 from kvcore.types.values import Appended, Outcome, Reason, Refused
@@ -41,7 +40,7 @@ def m_watermark_ignored(patcher: Patcher) -> None:
 @mutant("watermark", "ADMIT-EXACT", costs="others leave and it comes back")
 def m_refused_without_need(patcher: Patcher) -> None:
     """A request whose blocks all stayed on the device does not come back below the watermark."""
-    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(1))
+    patcher.setitem(TRANSITIONS, "swap_in", swap_in_leaving(1))
 
 
 @mutant("watermark", costs="no world reserves blocks for a call", trace="watermark")
@@ -60,7 +59,7 @@ def m_reserved_without_need(patcher: Patcher) -> None:
 @mutant("watermark", "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
 def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
     """A request comes back only where twice the watermark stays free: never, in a small pool."""
-    patcher.setitem(calls.TRANSITIONS, "swap_in", swap_in_leaving(2))
+    patcher.setitem(TRANSITIONS, "swap_in", swap_in_leaving(2))
 
 
 def swap_in_leaving(times: int) -> Any:
@@ -116,14 +115,14 @@ def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
     """A request gets its next token only while two blocks are free: it is preempted, comes back and
     is preempted, again and again.
     """
-    append = calls.TRANSITIONS["append"]
+    append = TRANSITIONS["append"]
 
     def append_with_room(before: State, request_ids: Any, tokens: Any) -> Any:
         if before.device.num_free == 1:
             return Outcome(before, (), Appended(0, Refused(Reason.LATER, 1, 0)))
         return append(before, request_ids, tokens)
 
-    patcher.setitem(calls.TRANSITIONS, "append", append_with_room)
+    patcher.setitem(TRANSITIONS, "append", append_with_room)
 
 
 @mutant("calls", "DEADLOCK-FREE", rows=(67,))
@@ -131,7 +130,7 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     """A waiting request keeps the blocks of its hit when it is refused, and is thought to have
     none: nobody takes them back.
     """
-    plan_allocation, free = plan.plan_allocation, calls.TRANSITIONS["free"]
+    plan_allocation, free = plan.plan_allocation, TRANSITIONS["free"]
 
     def plan_holding(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
         planned = plan_allocation(tx, asked)
@@ -148,7 +147,7 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
         return Outcome(before, (), None)
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
-    patcher.setitem(calls.TRANSITIONS, "free", free_computed)
+    patcher.setitem(TRANSITIONS, "free", free_computed)
 
 
 @mutant("groups", costs="no world asks for room for a whole request", trace="windowed_gate")

@@ -15,8 +15,7 @@ from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
 from kvcore.state.open_batch import Merge
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.trace import calls
-from kvcore.transitions import allocate, free, plan, rewind, truncate
+from kvcore.transitions import TRANSITIONS, allocate, free, plan, rewind, truncate
 from kvcore.transitions.requests import extend
 
 
@@ -87,13 +86,13 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
         count = before.requests[name].num_computed
         return put(accepted, evolve(accepted.requests[name], num_computed=count))
 
-    accept = calls.TRANSITIONS["accept"]
+    accept = TRANSITIONS["accept"]
 
     def accept_all(where: Any, name: str, num_accepted: int) -> Any:
         outcome = accept(where, name, num_accepted)
         return evolve(outcome, state=keep(where, outcome.state, name))
 
-    patcher.setitem(calls.TRANSITIONS, "accept", accept_all)
+    patcher.setitem(TRANSITIONS, "accept", accept_all)
 
 
 @mutant(

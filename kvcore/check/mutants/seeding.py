@@ -19,7 +19,7 @@ from msgspec.structs import replace as evolve
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.world.world import World
 from kvcore.state.state import RequestState
-from kvcore.trace import calls
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.commands import Command
 from kvcore.types.effects import Effects
 
@@ -141,14 +141,14 @@ def without(patcher: Patcher, *kinds: type[Command]) -> None:
 
 def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -> None:
     """Change the state that a transition gives: change(before, after, its first argument)."""
-    transition = calls.TRANSITIONS[name]
+    transition = TRANSITIONS[name]
 
     def changed(before: Any, *args: Any, **options: Any) -> Any:
         outcome = transition(before, *args, **options)
         first = args[0] if args else None
         return evolve(outcome, state=change(before, outcome.state, first))
 
-    patcher.setitem(calls.TRANSITIONS, name, changed)
+    patcher.setitem(TRANSITIONS, name, changed)
 
 
 def put(where: Any, request: RequestState) -> Any:

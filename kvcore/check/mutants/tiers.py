@@ -17,8 +17,7 @@ from kvcore.check.properties import checker
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.trace import calls
-from kvcore.transitions import allocate, free, swap, transfers
+from kvcore.transitions import TRANSITIONS, allocate, free, swap, transfers
 from kvcore.types import commands
 from kvcore.types.commands import Command, SwapIn, SwapOut
 from kvcore.types.effects import Effects
@@ -61,7 +60,7 @@ def m_reset_in_use(patcher: Patcher) -> None:
 
         return transition(before, change)
 
-    patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
+    patcher.setitem(TRANSITIONS, "reset_prefix_cache", reset)
 
 
 @mutant("loads", "OPERATIONS", rows=(57,))
@@ -121,7 +120,7 @@ def m_reset_asks_one_tier(patcher: Patcher) -> None:
 
         return transition(before, change)
 
-    patcher.setitem(calls.TRANSITIONS, "reset_prefix_cache", reset)
+    patcher.setitem(TRANSITIONS, "reset_prefix_cache", reset)
 
 
 @mutant("three", "KV-READ", rows=(63,))

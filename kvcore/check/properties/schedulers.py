@@ -23,7 +23,8 @@ from kvcore.check.world.world import Move, Moves, Script, World
 from kvcore.codec.encode import encode
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State
-from kvcore.trace.calls import TRANSITIONS, Call, Misuse, perform
+from kvcore.trace.calls import Call, Misuse, perform
+from kvcore.transitions import TRANSITIONS
 from kvcore.transitions.drain import take_events, take_stats
 from kvcore.types.errors import InvariantViolation
 

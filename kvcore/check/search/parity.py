@@ -14,23 +14,15 @@ from kvcore.check.names.digest import PARTS_KEPT
 from kvcore.codec.encode import Write, encode
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
+from kvcore.transitions.slot_request import DEFAULTS
+from kvcore.transitions.transfers import load
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, KvcoreError
 from kvcore.types.values import Outcome
 from kvcore.types.wire import Writer
 
-LOAD_DEFAULTS: dict[str, Any] = {"full_sequence_must_fit": False, "reserved_blocks": 0}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "load": LOAD_DEFAULTS,
-    "allocate_slots": {
-        "num_lookahead_tokens": 0,
-        "num_external_computed_tokens": 0,
-        "delay_cache_blocks": False,
-        "num_encoder_tokens": 0,
-        **LOAD_DEFAULTS,
-    },
-}
-"""What the twin's methods want to be told."""
+OPTIONS = {"load": load.__kwdefaults__ or {}, "allocate_slots": DEFAULTS}
+"""The options that the twin's methods want to be told, as they are if nothing is said."""
 
 
 class Parity:
@@ -74,9 +66,9 @@ class Parity:
 
     def _make(self, call: Call) -> Any:
         args, options = call.args, call.options
-        if call.name in DEFAULTS:
+        if call.name in OPTIONS:
             args = (*args, None)[:3]
-            options = DEFAULTS[call.name] | options
+            options = OPTIONS[call.name] | options
         try:
             return getattr(self._twin, call.name)(*args, **options)
         except KvcoreError as error:

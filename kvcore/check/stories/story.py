@@ -24,7 +24,8 @@ from kvcore.check.stories.calls import Raised, Teller, Told, config_words
 from kvcore.check.stories.scenes import Follower, Row, Scene, SceneNames
 from kvcore.check.world.model import Step, Violation
 from kvcore.state.state import State, make_state
-from kvcore.trace.calls import TRANSITIONS, perform
+from kvcore.trace.calls import perform
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.config import Config
 
 WIDTH = 100

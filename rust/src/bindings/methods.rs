@@ -337,19 +337,19 @@ impl Manager {
     }
 
     /// Finish the oldest unfinished batch, by its number.
-    #[pyo3(signature = (number, /))]
-    fn complete<'py>(slf: &Bound<'py, Self>, number: CountArg<'_, 'py>) -> PyResult<()> {
+    #[pyo3(signature = (batch))]
+    fn complete<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
-        let batch = given.count(number)?;
-        Self::change(slf, &given, |state| complete(state, batch))
+        let number = given.count(batch)?;
+        Self::change(slf, &given, |state| complete(state, number))
     }
 
     /// Take back an unfinished batch, all later ones and the open one.
-    #[pyo3(signature = (number, /))]
-    fn cancel<'py>(slf: &Bound<'py, Self>, number: CountArg<'_, 'py>) -> PyResult<()> {
+    #[pyo3(signature = (batch))]
+    fn cancel<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
-        let batch = given.count(number)?;
-        Self::change(slf, &given, |state| cancel(state, batch))
+        let number = given.count(batch)?;
+        Self::change(slf, &given, |state| cancel(state, number))
     }
 
     /// Hand out the events since the last call.

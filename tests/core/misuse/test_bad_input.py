@@ -15,8 +15,7 @@ import pytest
 
 from kvcore import KVCacheManager
 from kvcore.codec.encode import encode
-from kvcore.trace.calls import TRANSITIONS
-from kvcore.transitions import queries
+from kvcore.transitions import TRANSITIONS, queries
 from kvcore.types import errors
 from kvcore.types.errors import KvcoreError, UnknownRequest
 from tests.conftest import Backend

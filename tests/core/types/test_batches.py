@@ -24,7 +24,7 @@ from kvcore import (
     Touch,
     Zero,
 )
-from kvcore.trace.calls import TRANSITIONS
+from kvcore.transitions import TRANSITIONS
 from kvcore.types.commands import COLUMNS, close, segments
 from tests.conftest import Backend
 from tests.helpers.stories import add, admit, make, serve, step
