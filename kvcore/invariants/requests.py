@@ -162,14 +162,21 @@ def computed_bound(state: State) -> Iterator[str]:
 def _same_prefix(
     state: State, one: RequestState, other: RequestState, group: int, position: int
 ) -> bool:
-    """Whether two requests have one prefix up to what both count of a block."""
+    """Whether two requests have one prefix up to what both count of a block.
+
+    Equal hashes of the engine's own are equal content, whatever the tokens are. Tokens behind the
+    last block that both have a hash of are then not compared.
+    """
     if state.config.groups[group].is_cross:
         return True
+    size = state.config.hash_block_size
     end = (position + 1) * state.config.groups[group].block_size
     end = min(end, one.num_accepted, other.num_accepted)
+    if one.own_hashes or other.own_hashes:
+        last = min(end // size, len(one.block_hashes), len(other.block_hashes)) - 1
+        return last < 0 or one.block_hashes[last] == other.block_hashes[last]
     if one.tokens[:end] != other.tokens[:end]:
         return False
-    size = state.config.hash_block_size
     return one.extra_keys == other.extra_keys or (
         one.extra_keys.cut(end, size) == other.extra_keys.cut(end, size)
     )

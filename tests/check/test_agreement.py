@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace as evolve
 
-from kvcore import Group, KvcoreError, _twin
+from kvcore import Group, KvcoreError, Request, _twin
 from kvcore.check.search.actions import actions
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
@@ -28,6 +28,7 @@ from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform
 from tests.check.worlds import CHUNKS, WINDOW, world
 from tests.conftest import need_twin
+from tests.helpers.stories import admit, make
 
 WORLDS = {
     "basic": world(2, 2, 3),
@@ -178,6 +179,22 @@ def torn(state: State) -> Iterator[State]:
             evolve(request, tokens=request.tokens[:1]),
         ):
             yield evolve(state, requests=state.requests.set(name, changed))
+
+
+def test_requests_share_a_block_by_equal_hashes_of_their_own_alone() -> None:
+    need_twin()
+    manager = make("python")
+    for name, first in (("one", 0), ("other", 10)):  # other tokens, and equal hashes
+        manager.add_request(Request(name, range(first, first + 4), block_hashes=[b"h" * 32]))
+        admit(manager, name)
+    state = manager.state()
+    assert state.requests["one"].tables[0][0] == state.requests["other"].tables[0][0]
+    assert judged_by_twin(encode(state)) == judged(encode(state)) == ()
+    other = state.requests["other"]
+    other = evolve(other, block_hashes=other.block_hashes.set(0, b"x" * 32))
+    aliased = encode(evolve(state, requests=state.requests.set("other", other)))
+    assert "NO-ALIAS" in judged(aliased)
+    assert judged_by_twin(aliased) == judged(aliased)
 
 
 def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:

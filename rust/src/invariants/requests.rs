@@ -283,6 +283,9 @@ fn has_its_hashes(state: &State, request: &RequestState, known: &mut KnownHashes
 }
 
 /// Whether two requests have one prefix up to what both count of a block.
+///
+/// Equal hashes of the engine's own are equal content, whatever the tokens are. Tokens behind the
+/// last block that both have a hash of are then not compared.
 fn same_prefix(
     state: &State,
     one: &RequestState,
@@ -296,10 +299,16 @@ fn same_prefix(
     }
     let counted = one.num_accepted().min(other.num_accepted());
     let end = counted.min((position + 1).saturating_mul(group.block_size));
+    let size = state.hash_block_size;
+    if one.own_hashes || other.own_hashes {
+        let last = (end / size) as usize;
+        let last = last.min(one.block_hashes.len()).min(other.block_hashes.len());
+        return last == 0 || one.block_hashes[last - 1] == other.block_hashes[last - 1];
+    }
     if one.tokens[..end as usize] != other.tokens[..end as usize] {
         return false;
     }
-    let (mine, its, size) = (one.extra_keys(), other.extra_keys(), state.hash_block_size);
+    let (mine, its) = (one.extra_keys(), other.extra_keys());
     mine == its || mine.cut(end, size) == its.cut(end, size)
 }
 
