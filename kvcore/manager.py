@@ -80,7 +80,7 @@ class KVCacheManager:
 
     def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Add the engine's hashes of the next full blocks of a request that brought its own."""
-        self._core.add_block_hashes(request_id, read_list("hashes", hashes))
+        self._core.add_block_hashes(request_id, read_list("hashes", hashes, "a list of hashes"))
 
     def add_drafts(self, request_id: str, tokens: Any) -> None:
         """Put guessed tokens behind those of a request, in place of the guesses before."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from kvcore.hashing.extra_keys import vllm_key
-from kvcore.types.arguments import check_items, read_flag, read_int
+from kvcore.types.arguments import check_items, check_kind, read_int
 from kvcore.types.errors import WrongArgument
 from kvcore.types.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvcore.types.extra_inputs import ExtraKey
@@ -64,7 +64,7 @@ def encode_events(
     _check("form", form, isinstance(form, str) and form in get_args(Form), "map or array")
     _check("events", events, all(isinstance(each, Event) for each in events), "a list of events")
     _check("groups", groups, all(isinstance(each, Group) for each in groups), "a list of Group")
-    whole_hashes = read_flag("whole_hashes", whole_hashes)
+    check_kind("whole_hashes", whole_hashes, bool)
 
     def name(block_hash: bytes) -> int | bytes:
         return block_hash if whole_hashes else external_hash(block_hash)

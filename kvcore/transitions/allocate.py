@@ -27,10 +27,9 @@ from kvcore.transitions.requests import check_no_drafts, extend
 from kvcore.transitions.slot_request import Asked, SlotOptions
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
-from kvcore.types.arguments import check_requests
 from kvcore.types.commands import CopyOnWrite, SetTable, Zero
-from kvcore.types.errors import BeyondModelLength, LengthMismatch, UnknownRequest
-from kvcore.types.tokens import read_tokens
+from kvcore.types.errors import BeyondModelLength, InvalidToken, LengthMismatch, UnknownRequest
+from kvcore.types.tokens import ROWS, read_tokens
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -106,13 +105,16 @@ def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[
 def read_request_ids(tx: Transaction, requests: Any) -> list[str]:
     """The ids of a sequence of ids, or of a buffer of rows.
 
-    Raises WrongArgument, UnknownRequest.
+    Raises WrongArgument, UnsupportedBuffer, UnknownRequest.
     """
     if isinstance(requests, list | tuple):
         return list(requests)
-    check_requests(requests)
+    try:
+        rows = read_tokens(requests, ROWS)
+    except InvalidToken as error:
+        raise UnknownRequest(request=f"in row {error.fields['value']}") from None
     ids = []
-    for row in read_tokens(requests):
+    for row in rows:
         request_id = tx.rows[row] if row < len(tx.rows) else None
         if request_id is None:
             raise UnknownRequest(request=f"in row {row}")

@@ -12,13 +12,13 @@ from operator import attrgetter
 from typing import Any, TypedDict
 
 from msgspec import Struct
-from msgspec.structs import fields, force_setattr
+from msgspec.structs import fields
 from msgspec.structs import replace as evolve
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.requests import check_drafts_settled
-from kvcore.types.arguments import all_counts, read_count, read_flag, read_hit
+from kvcore.types.arguments import all_counts, check_kind, read_count, read_hit
 from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -48,7 +48,7 @@ class Asked(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
     loads: a load fills the blocks of the external tokens, so they are not zeroed. Raises
-    WrongArgument for a flag that is neither true nor false.
+    WrongArgument for a flag that is no bool.
     """
 
     request_id: str
@@ -64,9 +64,7 @@ class Asked(Struct, frozen=True, gc=False, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in FLAGS:
-            value = getattr(self, name)
-            if value is not True and value is not False:
-                force_setattr(self, name, read_flag(name, value))
+            check_kind(name, getattr(self, name), bool)
 
 
 MAX_COUNT = 2**31 - 1

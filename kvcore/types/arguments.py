@@ -2,7 +2,7 @@
 """Numbers as they come from an engine: ints, or what counts as one (numpy and torch scalars).
 
 Rules: what has `__index__` is that int. Anything else goes on to the check that a number would
-meet, and is refused there by name. What has no items, or is neither true nor false, is refused
+meet, and is refused there by name. What has no items, and a flag that is no bool, is refused
 here. Twin: none; the twin's arguments are read in `rust/src/bindings/arguments.rs`.
 """
 
@@ -48,16 +48,6 @@ def all_counts(values: Iterable[Any]) -> bool:
     return True
 
 
-def read_flag(name: str, value: Any) -> bool:
-    """Whether a flag is set. Raises WrongArgument for what is neither true nor false."""
-    if value is True or value is False:
-        return value
-    try:
-        return bool(value)
-    except Exception:
-        raise WrongArgument(name=name, expected="a bool", value=repr(value)) from None
-
-
 def read_hit(hit: Hit | None) -> Hit | None:
     """A hit with ints where they can be read; a token count that is none becomes its repr."""
     if hit is None:
@@ -95,7 +85,7 @@ def check_request(request: Any) -> None:
     check_kinds(request)
     if request.block_hashes is not None:
         check_items("block_hashes", request.block_hashes, "a list of hashes")
-    read_flag("skip_reading_prefix_cache", request.skip_reading_prefix_cache)
+    check_kind("skip_reading_prefix_cache", request.skip_reading_prefix_cache, bool)
 
 
 def check_items(name: str, values: Any, expected: str) -> None:
@@ -109,17 +99,10 @@ def check_items(name: str, values: Any, expected: str) -> None:
     raise WrongArgument(name=name, expected=expected, value=repr(values))
 
 
-def read_list(name: str, values: Any) -> list[Any]:
-    """The items of a list of ids. Raises WrongArgument for a str, and for what has no items."""
-    check_items(name, values, "a list of ids")
+def read_list(name: str, values: Any, expected: str = "a list of ids") -> list[Any]:
+    """The items of a list. Raises WrongArgument for a str, and for what has no items."""
+    check_items(name, values, expected)
     return list(values)
-
-
-def check_requests(requests: Any) -> None:
-    """Raise WrongArgument for requests that are neither a list of ids nor a buffer of rows."""
-    if requests is None or isinstance(requests, str):
-        expected = "a list of ids or a buffer of rows"
-        raise WrongArgument(name="requests", expected=expected, value=repr(requests))
 
 
 def check_kinds(request: Request) -> None:

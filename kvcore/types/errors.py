@@ -82,7 +82,9 @@ class InvalidToken(KvcoreError):
 class UnsupportedBuffer(KvcoreError):
     """A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers."""
 
-    message = "token buffer of format {format} and {dimensions} dimensions is not a row of integers"
+    message = (
+        "{name}: a buffer of format {format} and {dimensions} dimensions is no row of integers"
+    )
 
 
 class LengthMismatch(KvcoreError):

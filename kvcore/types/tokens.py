@@ -13,20 +13,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcore.types.arguments import read_int
-from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer
+from kvcore.types.errors import EmptyTokens, InvalidToken, UnsupportedBuffer, WrongArgument
 
 MAX_TOKEN = 2**32 - 1
+TOKENS = ("tokens", "a list or a buffer of integers")
+ROWS = ("requests", "a list of ids or a buffer of rows")
 _INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
 
 
-def read_tokens(tokens: Any) -> list[int]:
+def read_tokens(tokens: Any, argument: tuple[str, str] = TOKENS) -> list[int]:
     """The token ids of a list, tuple or buffer.
 
     Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
-    Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or
-    format.
+    argument: its name, and what it must be. Raises InvalidToken for a value outside [0, 2**32),
+    UnsupportedBuffer for another shape or format, WrongArgument for what is neither.
     """
-    values = list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens)
+    values = (
+        list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens, argument)
+    )
     return check_tokens(values)
 
 
@@ -52,7 +56,8 @@ def check_tokens(values: Sequence[Any]) -> list[int]:
     return checked
 
 
-def _read_buffer(tokens: Any) -> list[int]:
+def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
+    name, expected = argument
     if hasattr(tokens, "numpy"):
         tokens = tokens.numpy()
     try:
@@ -60,10 +65,10 @@ def _read_buffer(tokens: Any) -> list[int]:
     except TypeError:
         if isinstance(tokens, Iterable) and not isinstance(tokens, str | set | frozenset | dict):
             return list(tokens)
-        raise UnsupportedBuffer(format=type(tokens).__name__, dimensions=0) from None
+        raise WrongArgument(name=name, expected=expected, value=repr(tokens)) from None
     code = view.format.lstrip("@=<")
     if view.ndim != 1 or code not in _INTEGER_FORMATS:
-        raise UnsupportedBuffer(format=view.format, dimensions=view.ndim)
+        raise UnsupportedBuffer(name=name, format=view.format, dimensions=view.ndim)
     if view.format == code:
         return view.tolist()
     order, items = view.format.removesuffix(code), len(view)

@@ -8,7 +8,7 @@
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyList, PyTuple};
 use smallvec::SmallVec;
 
 use crate::bindings::errors::{APART, Given, raise, wrong_argument};
@@ -197,9 +197,10 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Whether a flag is set; WrongArgument for what is neither true nor false.
+/// Whether a flag is set; WrongArgument for anything but True and False.
 pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
-    object.0.is_truthy().map_err(|_| wrong_argument(name, "a bool", object.0))
+    let read = object.0.cast::<PyBool>();
+    read.map(|flag| flag.is_true()).map_err(|_| wrong_argument(name, "a bool", object.0))
 }
 
 /// The items of a list or tuple; None for anything else.

@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 use crate::bindings::arguments::{RequestArg, TokensArg, hashing};
 use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::extra_keys::Parts;
-use crate::bindings::tokens::read_tokens;
+use crate::bindings::tokens::{TOKENS, read_tokens};
 use crate::hashing::block_hash;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::types::errors::Error;
@@ -37,7 +37,10 @@ pub(crate) fn hash_block<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = tokens.0.py();
     let (parent, hashing) = (read_parent(py, parent)?, self::hashing(py, hashing)?);
-    Ok(PyBytes::new(py, &block_hash::hash_block(&parent, &read_tokens(tokens)?, &[], hashing)))
+    Ok(PyBytes::new(
+        py,
+        &block_hash::hash_block(&parent, &read_tokens(tokens, &TOKENS)?, &[], hashing),
+    ))
 }
 
 /// The hashes of a request's full blocks from token `start` on, of which `parent` is before.
@@ -55,7 +58,7 @@ pub(crate) fn hash_blocks<'py>(
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let (mut given, py) = (Given::default(), request.0.py());
     let id: String = request.0.getattr("request_id")?.extract()?;
-    let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()))?;
+    let tokens = read_tokens(TokensArg(request.0.getattr("tokens")?.as_borrowed()), &TOKENS)?;
     let hashing = self::hashing(py, hashing)?;
     let parent = read_parent(py, parent)?;
     let parts = Parts::read(request)?;

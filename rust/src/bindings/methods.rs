@@ -6,15 +6,14 @@
 //! name the same thing first.
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use crate::bindings::arguments::{
     BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, HitArg, IdArg, IdsArg, RequestArg,
     TokensArg, flag, held, items,
 };
-use crate::bindings::errors::{Given, Wrong, raise, wrong_argument};
+use crate::bindings::errors::{Given, Wrong, raise};
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::read_tokens;
+use crate::bindings::tokens::{TOKENS, read_rows, read_tokens};
 use crate::bindings::values::{
     PyAdmitted, PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats, PyTaken,
 };
@@ -63,7 +62,7 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let tokens = read_tokens(tokens);
+        let tokens = read_tokens(tokens, &TOKENS);
         Self::change(slf, &given, |state| {
             state.request(name)?;
             Ok::<_, Wrong>(add_tokens(state, name, &tokens?)?)
@@ -90,7 +89,7 @@ impl Manager {
     ) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let tokens = read_tokens(tokens);
+        let tokens = read_tokens(tokens, &TOKENS);
         Self::change(slf, &given, |state| {
             state.idle(name)?;
             Ok::<_, Wrong>(add_drafts(state, name, tokens?.into_vec())?)
@@ -156,17 +155,14 @@ impl Manager {
             return Ok(done);
         }
         let mut given = Given::default();
-        let tokens_read = read_tokens(tokens);
+        let tokens_read = read_tokens(tokens, &TOKENS);
         let done = if let Some(ids) = held(requests.0) {
             let names = given.names(&ids);
             Self::change(slf, &given, |state| {
                 Ok::<_, Wrong>(append(state, Requests::Ids(&names), &tokens_read?)?)
             })?
-        } else if requests.0.is_none() || requests.0.is_instance_of::<PyString>() {
-            let expected = "a list of ids or a buffer of rows";
-            return Err(wrong_argument("requests", expected, requests.0));
         } else {
-            let rows = read_tokens(requests)?;
+            let rows = read_rows(requests)?;
             Self::change(slf, &given, |state| match tokens_read {
                 Ok(tokens) => append(state, Requests::Rows(&rows), &tokens).map_err(Wrong::from),
                 Err(wrong) => {

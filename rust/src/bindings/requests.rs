@@ -11,7 +11,7 @@ use crate::bindings::arguments::{HashesArg, RequestArg, TokensArg, hashes};
 use crate::bindings::errors::{Given, Wrong};
 use crate::bindings::extra_keys::Parts;
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::read_tokens;
+use crate::bindings::tokens::{TOKENS, read_tokens};
 use crate::transitions::requests::{add_request, check_new_id};
 use crate::types::values::Request;
 
@@ -20,7 +20,8 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
     let (mut given, py) = (Given::default(), request.0.py());
     let id = request.0.getattr(intern!(py, "request_id"))?;
     let request_id = given.name(id.as_borrowed());
-    let tokens = read_tokens(TokensArg(request.0.getattr(intern!(py, "tokens"))?.as_borrowed()));
+    let tokens = request.0.getattr(intern!(py, "tokens"))?;
+    let tokens = read_tokens(TokensArg(tokens.as_borrowed()), &TOKENS);
     let own = request.0.getattr(intern!(py, "block_hashes"))?;
     let own_hashes = (!own.is_none()).then(|| hashes(HashesArg(own.as_borrowed())));
     let block_hashes = own_hashes.transpose()?;

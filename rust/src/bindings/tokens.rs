@@ -17,16 +17,24 @@ use pyo3::types::{
 };
 
 use crate::bindings::arguments::{TokensArg, items, listed};
-use crate::bindings::errors::raise;
+use crate::bindings::errors::{raise, wrong_argument};
 use crate::bindings::lists::{Tokens, exact_ids};
 use crate::types::errors::Error;
 use crate::types::values::room_for;
 
+/// An argument that is read here: its name, and what it must be.
+pub(crate) struct Argument(&'static str, &'static str);
+
+/// Tokens.
+pub(crate) const TOKENS: Argument = Argument("tokens", "a list or a buffer of integers");
+const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows");
+
 /// The token ids of a list, tuple or buffer.
 ///
 /// Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU). Fails
-/// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format.
-pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Tokens> {
+/// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
+/// WrongArgument for what is neither.
+pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyResult<Tokens> {
     let tokens = tokens.0;
     let py = tokens.py();
     if let Some(ids) = exact_ids(tokens) {
@@ -38,18 +46,34 @@ pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>) -> PyResult<Tokens> {
     if let Ok(buffer) = PyUntypedBuffer::get(&tokens) {
         return match read_native(py, &buffer)? {
             Some(values) => Ok(values),
-            None => read_view(&PyMemoryView::from(&tokens)?),
+            None => read_view(&PyMemoryView::from(&tokens)?, argument),
         };
     }
     if let Some(method) = tokens.getattr_opt(intern!(py, "numpy"))? {
-        return read_tokens(TokensArg(method.call0()?.as_borrowed()));
+        return read_tokens(TokensArg(method.call0()?.as_borrowed()), argument);
     }
     match PyMemoryView::from(&tokens) {
-        Ok(view) => read_view(&view),
+        Ok(view) => read_view(&view, argument),
         Err(error) if !error.is_instance_of::<PyTypeError>(py) => Err(error),
         Err(_) if is_iterable(tokens)? => read_items(&items(tokens)?),
-        Err(_) => Err(unsupported(py, tokens.get_type().name()?.to_string(), 0)),
+        Err(_) => Err(wrong_argument(argument.0, argument.1, tokens)),
     }
+}
+
+/// The rows of a buffer. Fails as `read_tokens` does, and with UnknownRequest for what is no row.
+pub(crate) fn read_rows(rows: TokensArg<'_, '_>) -> PyResult<Tokens> {
+    let py = rows.0.py();
+    read_tokens(rows, &ROWS).map_err(|wrong| {
+        let item = || {
+            let fields = wrong.value(py).getattr("fields")?;
+            fields.get_item("position")?;
+            fields.get_item("value")
+        };
+        match item() {
+            Ok(value) => raise(py, Error::UnknownRequest { request: format!("in row {value}") }),
+            Err(_) => wrong,
+        }
+    })
 }
 
 /// The values of a row of native integers; None for any other buffer.
@@ -93,13 +117,14 @@ where
 }
 
 /// The values of any buffer that is a row of integers.
-fn read_view(view: &Bound<'_, PyMemoryView>) -> PyResult<Tokens> {
+fn read_view(view: &Bound<'_, PyMemoryView>, argument: &Argument) -> PyResult<Tokens> {
     let py = view.py();
     let shown: String = view.getattr("format")?.extract()?;
     let dimensions = view.getattr("ndim")?.extract()?;
     let format = Format::parse(shown.as_bytes());
     let (Some(Format { little, signed }), 1) = (format, dimensions) else {
-        return Err(unsupported(py, shown, dimensions));
+        let error = Error::UnsupportedBuffer { name: argument.0, format: shown, dimensions };
+        return Err(raise(py, error));
     };
     let bytes = view.call_method0("tobytes")?;
     let bytes = bytes.cast::<PyBytes>()?.as_bytes();
@@ -197,8 +222,4 @@ fn is_iterable(object: Borrowed<'_, '_, PyAny>) -> PyResult<bool> {
 
 fn invalid(py: Python<'_>, position: usize, value: String) -> PyErr {
     raise(py, Error::InvalidToken { value, position: position as i64 })
-}
-
-fn unsupported(py: Python<'_>, format: String, dimensions: i64) -> PyErr {
-    raise(py, Error::UnsupportedBuffer { format, dimensions })
 }

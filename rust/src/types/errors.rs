@@ -179,8 +179,8 @@ errors! {
     InvalidToken { value: String, position: i64 }
         "token {value} at position {position} of the call is not an integer in [0, 2**32)";
     /// A token buffer is one-dimensional, contiguous, of 1, 2, 4 or 8 byte integers.
-    UnsupportedBuffer { format: String, dimensions: i64 }
-        "token buffer of format {format} and {dimensions} dimensions is not a row of integers";
+    UnsupportedBuffer { name: &'static str, format: String, dimensions: i64 }
+        "{name}: a buffer of format {format} and {dimensions} dimensions is no row of integers";
     /// Two arguments of one call must have as many items.
     LengthMismatch { num_requests: i64, num_tokens: i64 }
         "{num_requests} requests are given {num_tokens} tokens";

@@ -91,7 +91,7 @@ UNKNOWN = [
     *_of_request(UnknownRequest(request="None"), None),
     bad(crowd, UnknownRequest(request="in row 4"), "append", array("i", [4]), [1]),
     bad(crowd, UnknownRequest(request="in row 3"), "append", array("i", [0, 3]), [1, 1]),
-    bad(crowd, InvalidToken(value="-1", position=1), "append", array("i", [0, -1]), [1, 1]),
+    bad(crowd, UnknownRequest(request="in row -1"), "append", array("i", [0, -1]), [1, 1]),
 ]
 
 REPEATED = [
@@ -145,15 +145,24 @@ TOKENS = [
     *_tokens(InvalidToken(value="-7", position=1), array("b", [1, -7])),
     *_tokens(InvalidToken(value="-7", position=0), array("q", [-7])),
     *_tokens(InvalidToken(value="4294967296", position=0), array("Q", [2**32])),
-    *_tokens(UnsupportedBuffer(format="d", dimensions=1), array("d", [1.0])),
-    *_tokens(UnsupportedBuffer(format="B", dimensions=2), memoryview(b"abcd").cast("B", (2, 2))),
-    *_tokens(UnsupportedBuffer(format="c", dimensions=1), memoryview(b"ab").cast("c")),
-    *_tokens(UnsupportedBuffer(format="str", dimensions=0), "text"),
-    *_tokens(UnsupportedBuffer(format="NoneType", dimensions=0), None),
-    *_tokens(UnsupportedBuffer(format="int", dimensions=0), 7),
+    *_tokens(UnsupportedBuffer(name="tokens", format="d", dimensions=1), array("d", [1.0])),
+    *_tokens(
+        UnsupportedBuffer(name="tokens", format="B", dimensions=2),
+        memoryview(b"abcd").cast("B", (2, 2)),
+    ),
+    *_tokens(
+        UnsupportedBuffer(name="tokens", format="c", dimensions=1), memoryview(b"ab").cast("c")
+    ),
 ]
 
 APPENDS = [
+    bad(
+        crowd,
+        UnsupportedBuffer(name="requests", format="d", dimensions=1),
+        "append",
+        array("d", [1.0]),
+        [1],
+    ),
     bad(crowd, LengthMismatch(num_requests=1, num_tokens=2), "append", ["runs"], [1, 2]),
     bad(crowd, LengthMismatch(num_requests=1, num_tokens=0), "append", ["runs"], []),
     bad(crowd, LengthMismatch(num_requests=0, num_tokens=1), "append", [], [1]),

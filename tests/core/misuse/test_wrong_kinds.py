@@ -35,6 +35,7 @@ FIVE: Any = 5
 BYTES: Any = b"h"
 NO_ITEMS: Any = np.array(1)
 NO_TRUTH: Any = np.array([1, 2])
+ONE_TRUTH: Any = np.array([1])
 
 
 class Faulty:
@@ -65,19 +66,28 @@ WRONG: list[tuple[Misuse, str, str]] = [
     (lambda m: m.evict_blocks(b"1"), "block_ids", "b'1'"),
     (lambda m: m.append("r", [1]), "requests", "'r'"),
     (lambda m: m.append(None, [1]), "requests", "None"),
+    (lambda m: m.append(FIVE, [1]), "requests", "5"),
+    (lambda m: m.append({"r": 1}, [1]), "requests", "{'r': 1}"),
+    (lambda m: m.append(["r"], FIVE), "tokens", "5"),
+    (lambda m: m.append(["r"], NOTHING), "tokens", "None"),
+    (lambda m: m.append(["r"], "text"), "tokens", "'text'"),
+    (lambda m: m.add_tokens("r", FIVE), "tokens", "5"),
+    (lambda m: m.add_drafts("r", {1}), "tokens", "{1}"),
+    (lambda m: m.add_request(Request("n", NOTHING)), "tokens", "None"),
     (lambda m: m.restore(None), "data", "None"),
     (lambda m: m.add_request(Request("n", [1], block_hashes=FIVE)), "block_hashes", "5"),
     (lambda m: m.add_request(Request("n", [1], block_hashes=NO_ITEMS)), "block_hashes", "array(1)"),
     (lambda m: m.add_request(Request("n", [1], block_hashes=BYTES)), "block_hashes", "b'h'"),
     (lambda m: m.add_block_hashes("r", NO_ITEMS), "hashes", "array(1)"),
+    (lambda m: m.add_block_hashes("r", FIVE), "hashes", "5"),
     (lambda m: m.allocate_slots("r", 1, Hit(KVCacheBlocks(FIVE), 1)), "hit.blocks.blocks", "5"),
     (lambda m: m.load("r", 1, Hit(KVCacheBlocks((FIVE,)), 1)), "hit.blocks.blocks", "(5,)"),
     (lambda m: m.swap_in(NO_ITEMS), "request_ids", "array(1)"),
     (lambda m: m.rewind(NO_ITEMS, 0), "request_ids", "array(1)"),
     (lambda m: m.store(NO_ITEMS), "block_ids", "array(1)"),
-    (lambda m: m.complete_operation(0, NO_TRUTH), "done", "array([1, 2])"),
 ]
 FLAGS: list[tuple[Misuse, str]] = [
+    (lambda m, flag: m.complete_operation(0, flag), "done"),
     (lambda m, flag: m.allocate_slots("?", -1, delay_cache_blocks=flag), "delay_cache_blocks"),
     (
         lambda m, flag: m.allocate_slots("?", -1, full_sequence_must_fit=flag),
@@ -109,9 +119,21 @@ def test_a_wrong_kind_is_named_and_changes_nothing(number: int, backend: Any) ->
     assert manager.encode() == before
 
 
-@pytest.mark.parametrize("flag", [NO_TRUTH, FAULTY], ids=["array", "faulty"])
+def test_the_errors_of_lists_say_what_they_must_hold(backend: Any) -> None:
+    manager = KVCacheManager(Config(8, 2), backend)
+    with pytest.raises(WrongArgument, match="hashes must be a list of hashes, not 5"):
+        manager.add_block_hashes("r", FIVE)
+    with pytest.raises(WrongArgument, match="tokens must be a list or a buffer of integers, not 5"):
+        manager.append([], FIVE)
+    with pytest.raises(WrongArgument, match="requests must be a list of ids or a buffer of rows, "):
+        manager.append(FIVE, FIVE)
+
+
+@pytest.mark.parametrize(
+    "flag", [NO_TRUTH, FAULTY, "yes", 1, 0, None, ONE_TRUTH, np.True_], ids=repr
+)
 @pytest.mark.parametrize("number", range(len(FLAGS)))
-def test_a_flag_without_a_truth_is_named_first(number: int, flag: Any, backend: Any) -> None:
+def test_a_flag_that_is_no_bool_is_named_first(number: int, flag: Any, backend: Any) -> None:
     misuse, name = FLAGS[number]
     manager = KVCacheManager(Config(8, 2), backend)
     before = manager.encode()
@@ -155,7 +177,7 @@ def test_parts_of_another_kind_are_named() -> None:
         *[("data_parallel_rank", wrong) for wrong in (-1, 2**64, "x", 0.5)],
         *[("groups", wrong) for wrong in (FIVE, "x", [FIVE], NO_ITEMS)],
         *[("form", wrong) for wrong in (FIVE, "x", NO_TRUTH)],
-        *[("whole_hashes", wrong) for wrong in (NO_TRUTH, FAULTY)],
+        *[("whole_hashes", wrong) for wrong in (NO_TRUTH, FAULTY, 1, "yes")],
     ],
 )
 def test_what_cannot_be_sent_is_named(name: str, wrong: Any) -> None:
