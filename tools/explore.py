@@ -8,6 +8,7 @@ of this machine, as it is.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -20,7 +21,12 @@ from kvcore.check.search.search import loads_in_flight
 
 def main() -> int:
     """Explore all named worlds, or those named; returns the exit code."""
-    chosen = sys.argv[1:] or list(PROFILES)
+    parser = argparse.ArgumentParser(description="The table of the named worlds.")
+    parser.add_argument("worlds", nargs="*", metavar="WORLD", help="all if none is named")
+    chosen = parser.parse_args().worlds or list(PROFILES)
+    unknown = [name for name in chosen if name not in PROFILES]
+    if unknown:
+        parser.error(f"no world {', '.join(unknown)}; the worlds are {', '.join(PROFILES)}")
     print(f"{'world':<21} {'states':>9} {'edges':>10} {'depth':>5} {'Python':>8} {'Rust':>8}")
     wrong = 0
     for name in chosen:

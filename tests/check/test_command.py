@@ -169,7 +169,10 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL[2:], "--blocks", "0"), "--blocks must be at least 1"),
         ((*SMALL, "--write-test", "/no/such/folder/test.py"), "there is no such folder"),
         ((*SMALL, "--no-symmetry", "rows"), "only requests, blocks, tokens are renamed"),
-        ((*SMALL, "--properties", "NONE"), "there is no property NONE"),
+        (
+            (*SMALL, "--properties", "NONE"),
+            "there is no property NONE; `kvcore check --properties list` names them all",
+        ),
         ((*SMALL, "--properties", "REFINE"), "REFINE is not judged here: it compares both"),
         ((*SMALL, "--properties", "MANAGER"), "MANAGER is not judged here: a world has kvcore's"),
         ((*SMALL, "--properties", "SCHEDULER"), "SCHEDULER is not judged here: the moves are"),
@@ -274,6 +277,10 @@ def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert again == out
     assert err == "kvcore check: --list shows every named world: --blocks, --groups ignored\n"
     assert all(name in out and each.sentence in out for name, each in PROFILES.items())
+    head, *rows = out.splitlines()
+    column = head.index("what it has")
+    for row, each in zip(rows, PROFILES.values(), strict=True):
+        assert row[column - 2 :] == f"  {each.sentence}"  # the columns before it keep their width
 
 
 def check_named(capsys: pytest.CaptureFixture[str], name: str, *backends: str) -> None:

@@ -73,6 +73,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of the seeded bugs; all if none is named")
     parser.add_argument("--calls", type=int, default=CALLS_MAX, help="for each bug, at most")
     asked = parser.parse_args()
+    known = [each.name for each in MUTANTS]
+    unknown = [name for name in asked.names if name not in known]
+    if unknown:
+        parser.error(f"no seeded bug {', '.join(unknown)}; the seeded bugs are {', '.join(known)}")
     chosen = [each for each in MUTANTS if not asked.names or each.name in asked.names]
     num_found = 0
     for mutant in chosen:

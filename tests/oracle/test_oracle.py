@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
@@ -16,7 +17,7 @@ from kvcore import KVCacheManager
 from kvcore.check.mutants import MUTANTS
 from tests.conftest import need_twin
 from tests.oracle.run import Run, run, shorten, tell
-from tests.oracle.seeded import hunt
+from tests.oracle.seeded import hunt, main
 from tests.test_tidy import imports
 
 NUM_CALLS = 100_000
@@ -91,6 +92,17 @@ def test_seeded_bug_is_found(name: str) -> None:
     mutant = next(each for each in MUTANTS if each.name == name)
     num_calls, wrong = hunt(mutant, CALLS_SEEDED)
     assert wrong is not None, f"{name} lives after {num_calls} calls"
+
+
+def test_a_seeded_bug_that_does_not_exist_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["seeded", "m_no_cow", "nosuch"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"no seeded bug nosuch; the seeded bugs are {MUTANTS[0].name}, " in err
 
 
 def test_a_finding_has_its_seed_and_a_program_that_makes_its_calls(

@@ -156,13 +156,11 @@ def list_profiles(*, as_json: bool) -> str:
         return json.dumps(
             {n: {"states": p.num_states, "edges": p.num_edges} for n, p in PROFILES.items()}
         )
-    width = max(map(len, PROFILES))
-    lines = [f"{'world':<{width}}  {'states':>9}  {'edges':>9}  what it has"]
+    rows = [("world", "states", "edges", "what it has")]
     for name, each in PROFILES.items():
-        lines.append(
-            f"{name:<{width}}  {each.num_states:>9,}  {each.num_edges:>9,}  {each.sentence}"
-        )
-    return "\n".join(lines)
+        rows.append((name, f"{each.num_states:,}", f"{each.num_edges:,}", each.sentence))
+    names, states, edges = (max(len(row[column]) for row in rows) for column in range(3))
+    return "\n".join(f"{n:<{names}}  {s:>{states}}  {e:>{edges}}  {has}" for n, s, e, has in rows)
 
 
 @attrs.define

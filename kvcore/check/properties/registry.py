@@ -112,7 +112,7 @@ def select(
         unknown = sorted(names - set(PROPERTIES))
         if unknown:
             said = f"there is no property {', '.join(unknown)}"
-            raise ValueError(f"{said}; PROPERTIES has them all, and `--properties list` shows them")
+            raise ValueError(f"{said}; `kvcore check --properties list` names them all")
         return {name: PROPERTIES[name] for name in PROPERTIES if name in names}
     lifted = set(closure.CLOSURE_JUDGES) if calls & closure.BREAKS_CLOSURE else set()
     return {
