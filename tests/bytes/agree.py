@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged text traces, told by both languages: `python -m tests.bytes.agree [TRACES]`.
+"""Damaged text traces, told by both languages: `python -m tests.bytes.agree [--inputs N]`.
 
 Rules: Python writes each text with what it comes to, the line that is refused or a digest of all
 outcomes, and the twin's test `both_languages_tell_a_trace_alike` reads them. The twin's traces are
@@ -8,6 +8,7 @@ in no wheel, so that a file is the way between.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import xxhash
 
 from kvcore.trace.trace_file import outcomes, parse_trace
 from kvcore.types.errors import TraceError
+from tests.bytes.run import count
 from tests.bytes.texts import TEXT_DOORS
 
 TRACES = 50_000
@@ -47,13 +49,15 @@ def write(seed: int) -> str:
 
 def main() -> int:
     """Write the texts and ask the twin; its exit code."""
-    count = int(sys.argv[1]) if sys.argv[1:] else TRACES
+    parser = argparse.ArgumentParser(description="Damaged text traces, told by both languages.")
+    parser.add_argument("--inputs", type=count, default=TRACES, help=f"traces ({TRACES:,})")
+    inputs = parser.parse_args().inputs
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
         with ProcessPoolExecutor() as pool:
-            file.writelines(pool.map(write, range(-(-count // PIECE))))
+            file.writelines(pool.map(write, range(-(-inputs // PIECE))))
         file.flush()
         done = subprocess.run(TEST, env=os.environ | {"KVCORE_TRACES": file.name}, cwd=ROOT)
-    print(f"agree     {count:>9,} traces in both languages", flush=True)
+    print(f"agree     {inputs:>9,} traces in both languages", flush=True)
     return done.returncode
 
 

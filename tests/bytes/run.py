@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many damaged inputs for every door, by all cores.
+"""Many damaged inputs for every door, drawn by Hypothesis on all cores.
 
-    python -m tests.bytes.run [INPUTS] [DOOR ...]
+    python -m tests.bytes.run [--inputs N] [DOOR ...]
 
-Rules: piece number n of a door is made from the seed n, so that a run finds what the one before
-found. A process has little more memory than it needs to start with, so that what allocates as much
-as a number in the bytes says fails. Ends with code 1 where a property does not hold, and prints the
-bytes.
+Piece number n of a door is drawn from the seed n, so that a run finds what the one before found. A
+process has little more memory than it needs to start with, so that a decoder fails if it allocates
+as much as a number in the bytes says. Ends with code 1 if a property does not hold, and prints the
+bytes, made small.
 """
 
 from __future__ import annotations
 
-import re
+import argparse
 import resource
 import sys
 import time
@@ -22,6 +22,8 @@ from pathlib import Path
 from random import Random
 
 import attrs
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from tests.bytes.damage import Damager
 from tests.bytes.doors import DOORS
@@ -50,56 +52,86 @@ def damager(name: str) -> Damager:
 
 @attrs.define
 class Tried:
-    """What came of some inputs. broken: those that broke a property, and how."""
+    """What came of some inputs. broken: the smallest that broke a property, and how."""
 
+    inputs: int = 0
     refused: int = 0
     seconds: float = 0.0
-    broken: list[tuple[bytes, str]] = attrs.field(factory=list)
+    broken: str = ""
 
 
-def try_piece(name: str, size: int, seed: int) -> Tried:
-    """Try so many inputs of a seed. seconds: of the processor."""
-    random, tried = Random(seed), Tried()
-    make, start = damager(name).make, time.process_time()
-    for _ in range(size):
-        data = make(random)
+def try_piece(name: str, size: int, number: int) -> Tried:
+    """Try so many inputs, drawn from a seed. seconds: of the processor."""
+    tried, make, read = Tried(), damager(name).make, ALL[name].read
+    last = b""
+
+    @seed(number)
+    @settings(
+        max_examples=size,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(random=st.randoms(use_true_random=False))
+    def hold(random: Random) -> None:
+        nonlocal last
+        last = make(random)
         began = time.perf_counter()
-        try:
-            tried.refused += ALL[name].read(data)
-            assert time.perf_counter() - began < SECONDS_MAX, "it takes too long"
-        except BaseException:  # a panic of the twin is no Exception
-            tried.broken.append((data, traceback.format_exc(limit=-4)))
+        tried.refused += read(last)
+        tried.inputs += 1
+        assert time.perf_counter() - began < SECONDS_MAX, "it takes too long"
+
+    start = time.process_time()
+    try:
+        hold()
+    except BaseException:  # a panic of the twin is no Exception
+        tried.broken = f"{traceback.format_exc(limit=-4)}{name}: {last!r}"
     tried.seconds = time.process_time() - start
     return tried
 
 
 def try_door(name: str, inputs: int) -> bool:
     """Try a door, and tell of it; whether every property held."""
-    count = inputs // SLOW.get(name, 1)
-    piece = min(PIECE, max(1, count // 2))
-    began, seconds, refused, num_broken = time.perf_counter(), 0.0, 0, 0
-    smallest: dict[str, int] = {}
+    asked = inputs // SLOW.get(name, 1)
+    piece = min(PIECE, max(1, asked // 2))
+    began, total = time.perf_counter(), Tried()
     with ProcessPoolExecutor() as pool:
-        for tried in pool.map(partial(try_piece, name, piece), range(-(-count // piece))):
-            refused += tried.refused
-            seconds += tried.seconds
-            num_broken += len(tried.broken)
-            for data, text in tried.broken:
-                kind = re.sub(r"\d+", "", text)
-                if len(data) < smallest.get(kind, len(data) + 1):
-                    smallest[kind] = len(data)
-                    print(text, f"{name}: {data!r}", sep="\n", flush=True)
-    said = f"{count:>9,} inputs, {refused:>9,} refused, {num_broken:,} broke a property"
-    spent = f"{time.perf_counter() - began:.0f} s, {seconds:.0f} s of processors"
-    print(f"{name:<9} {said}; {spent}", flush=True)
-    return num_broken == 0
+        for tried in pool.map(partial(try_piece, name, piece), range(-(-asked // piece))):
+            total.inputs += tried.inputs
+            total.refused += tried.refused
+            total.seconds += tried.seconds
+            if tried.broken and not total.broken:
+                total.broken = tried.broken
+                print(total.broken, flush=True)
+    verdict = "a property is broken" if total.broken else "every property holds"
+    spent = f"{time.perf_counter() - began:.0f} s, {total.seconds:.0f} s of processors"
+    counts = f"{total.inputs:>9,} inputs, {total.refused:>9,} refused"
+    print(f"{name:<9} {counts}, {verdict}; {spent}", flush=True)
+    return not total.broken
 
 
 def main() -> int:
     """Try every door, or those named; the exit code."""
-    inputs = int(sys.argv[1]) if sys.argv[1:] else INPUTS
-    held = [try_door(name, inputs) for name in sys.argv[2:] or ALL]
+    description = "Many damaged inputs for every door, drawn by Hypothesis on all cores."
+    parser = argparse.ArgumentParser(prog="python -m tests.bytes.run", description=description)
+    parser.add_argument("--inputs", type=count, default=INPUTS, help=f"per door ({INPUTS:,})")
+    parser.add_argument("doors", nargs="*", metavar="DOOR", help=f"of {', '.join(ALL)}")
+    options = parser.parse_args()
+    unknown = [name for name in options.doors if name not in ALL]
+    if unknown:
+        parser.error(f"no door {', '.join(unknown)}; the doors are {', '.join(ALL)}")
+    held = [try_door(name, options.inputs) for name in options.doors or ALL]
     return int(not all(held))
+
+
+def count(text: str) -> int:
+    """A number of inputs, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 if __name__ == "__main__":
