@@ -10,7 +10,7 @@ from kvcore.types.event_log import Events
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["BlockPool", "FreeQueue", "Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
+__all__ = ["BlockPool", "Manager", "Tiers", "check_world", "hash_block", "hash_blocks", "judge_state", "judge_world", "root_hash"]
 
 @final
 class BlockPool:
@@ -72,53 +72,6 @@ class BlockPool:
     def unpublish(self, block: int, /) -> None:
         """
         Forget a block's key, if it has one. Raises UnknownBlock.
-        """
-
-@final
-class FreeQueue:
-    """
-    A queue of block ids. `kvcore.legacy.blocks.queue` is the way to use it.
-    """
-    def __len__(self, /) -> int: ...
-    def __new__(cls, num_blocks: SupportsIndex, /) -> FreeQueue:
-        """
-        An empty queue over so many blocks.
-        """
-    def append(self, block: int, /) -> None:
-        """
-        Put a block at the back. Raises UnknownBlock, AlreadyQueued.
-        """
-    def back(self, /) -> int | None:
-        """
-        The block that leaves last.
-        """
-    def blocks(self, /) -> tuple[int, ...]:
-        """
-        All blocks, front first.
-        """
-    def contains(self, block: int, /) -> bool:
-        """
-        Whether a block is in the queue. Raises UnknownBlock.
-        """
-    def front(self, /) -> int | None:
-        """
-        The block that leaves next.
-        """
-    def neighbours(self, block: int, /) -> tuple[int | None, int | None]:
-        """
-        What leaves just before and just after a block. Raises UnknownBlock.
-        """
-    def popleft(self, /) -> int | None:
-        """
-        Take out the block that leaves next, if there is one.
-        """
-    def prepend(self, block: int, /) -> None:
-        """
-        Put a block at the front. Raises UnknownBlock, AlreadyQueued.
-        """
-    def remove(self, block: int, /) -> None:
-        """
-        Take a block out, from wherever it is. Raises UnknownBlock, NotQueued.
         """
 
 @final

@@ -45,12 +45,6 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     return _rust.Tiers(num_blocks, num_host_blocks, **options)
 
 
-def make_queue(num_blocks: int) -> Any:
-    """The queue of `kvcore/legacy/blocks/queue.py` over the twin. Raises BackendMissing."""
-    _check_there()
-    return _rust.FreeQueue(num_blocks)
-
-
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The hash of one full block, by the twin: `hash_block` of kvcore.hashing, with its defaults.
 

@@ -317,18 +317,6 @@ class NoOwner(KvcoreError):
     message = "block {block} has no owner"
 
 
-class NotQueued(KvcoreError):
-    """A block that has an owner is not in the free queue."""
-
-    message = "block {block} is not in the free queue"
-
-
-class AlreadyQueued(KvcoreError):
-    """A block is at most once in the free queue."""
-
-    message = "block {block} is in the free queue already"
-
-
 class AlreadyPublished(KvcoreError):
     """A block has at most one key."""
 

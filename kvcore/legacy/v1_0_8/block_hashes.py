@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of block hashes and their extra keys, as seed 001 makes them.
+"""Records of block hashes and their extra keys, as vLLM 0.8.5's V1 makes them.
 
-Rules: a record is hash number, tokens and extra keys, and all three are the key; the chain goes by
-the number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
+A record is hash number, tokens and extra keys, and all three are the key; the chain goes by the
+number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
 alone, and one that ends where a block starts counts still: so engines of that release that share a
-hash seed share their keys. The core knows a record by `content_key`, the SHA-256 of a canonical
-form in which equal records of ints, strings and bytes, and no others, are the same bytes; where
-equal values of other kinds differ in it, as 1.0 and 1 do, a block is not found. Source: S001-01 to
-05, 27 to 44. Twin: none.
+hash seed share their keys. The core knows a record by `content_key`, in which equal records of
+ints, strings and bytes, and no others, are the same bytes; if equal values of other kinds differ in
+it, as 1.0 and 1 do, a block is not found. Source: S001-01 to 05, 27 to 44.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class BlockHashType(_Record):
 
     @property
     def core_key(self) -> bytes:
-        """The key by which the core knows it. Raises WrongArgument where it is of other kinds."""
+        """The key by which the core knows it. Raises WrongArgument if it is of other kinds."""
         return self._key or keys_of((self,))[0]
 
 
@@ -80,38 +79,32 @@ def _gen_mm_extra_hash_keys(
 ) -> tuple[list[Any], int]:
     """The hashes of the media in the block of these tokens, and the index to go on from.
 
-    start_mm_idx: the first item to look at, from the end where it is negative. Items are sorted by
+    start_mm_idx: the first item to look at, from the end if it is negative. Items are sorted by
     position. Raises CountMismatch, BeyondMedia, NoMediaHash.
     """
-    positions, hashes = request.mm_positions, request.mm_hashes
-    if not positions:
-        return [], start_mm_idx
+    positions, hashes = request.mm_positions or [], request.mm_hashes or []
     count = len(positions)
-    if len(hashes or ()) != count:
+    if count and len(hashes) != count:
         raise CountMismatch(
             request=repr(getattr(request, "request_id", None)),
-            given=len(hashes or ()),
+            given=len(hashes),
             name="multi-modal hashes",
             expected=f"{count}, one for each position (is their cache switched off?)",
         )
-    if _span(positions[-1])[1] < start_token_idx:
+    if not count or _span(positions[-1])[1] < start_token_idx:
         return [], start_mm_idx
     if start_mm_idx < -count:
         raise BeyondMedia(index=start_mm_idx, num_items=count)
-    index = start_mm_idx if start_mm_idx >= 0 else count + start_mm_idx
     keys: list[Any] = []
-    while index < count:
+    for index in range(start_mm_idx % count if start_mm_idx < 0 else start_mm_idx, count):
         if hashes[index] is None:
             raise NoMediaHash(name=f"the hash of media item {index}", expected="set", value="None")
         first, end = _span(positions[index])
-        if first >= end_token_idx:
-            break
-        if end >= start_token_idx:
+        if first < end_token_idx and end >= start_token_idx:
             keys.append(hashes[index])
-            if end > end_token_idx:
-                break
-        index += 1
-    return keys, index
+        if first >= end_token_idx or end > end_token_idx:
+            return keys, index
+    return keys, max(start_mm_idx, count)
 
 
 def _gen_lora_extra_hash_keys(request: Any) -> list[int]:
@@ -129,8 +122,7 @@ def generate_block_hash_extra_keys(
     media, next_mm_idx = _gen_mm_extra_hash_keys(
         request, start_token_idx, end_token_idx, start_mm_idx
     )
-    keys = (*_gen_lora_extra_hash_keys(request), *media)
-    return keys or None, next_mm_idx
+    return (*_gen_lora_extra_hash_keys(request), *media) or None, next_mm_idx
 
 
 def hash_block_tokens(
@@ -139,7 +131,7 @@ def hash_block_tokens(
     curr_block_token_ids: Sequence[int],
     extra_keys: tuple[Any, ...] | None = None,
 ) -> BlockHashType:
-    """The record of one full block. parent_block_hash: None where it is the first."""
+    """The record of one full block. parent_block_hash: None for the first block."""
     parent = NONE_HASH if parent_block_hash is None else parent_block_hash
     tokens = tuple(curr_block_token_ids)
     return BlockHashType(hash_function((parent, tokens, extra_keys)), tokens, extra_keys)
@@ -154,7 +146,7 @@ def hash_request_tokens(
     """
     size = read_count("block_size", block_size, 1)
     num_full = len(request.all_token_ids) // size
-    return _hash_chain(hash_function, size, request, None, 0, num_full, last_item=False)
+    return hash_more_tokens(hash_function, size, request, (), num_full)
 
 
 def hash_more_tokens(
@@ -166,43 +158,23 @@ def hash_more_tokens(
 ) -> list[BlockHashType]:
     """The records of a request's first num_full blocks behind those that are known.
 
-    Where some are known, the rest is taken for generated tokens, of which the last media item alone
-    is asked, also where it ends at the block's start: so the original makes these keys. Raises
+    If some are known, the rest is taken for generated tokens, for which only the last media item is
+    read, also if it ends at the block's start: so the original makes these keys. Raises
     TokensMissing, and what `generate_block_hash_extra_keys` raises.
     """
-    num_known, asked = len(known), num_full * block_size
-    if num_full <= num_known:
-        return []
-    if len(request.all_token_ids) < asked:
-        name, num_tokens = repr(request.request_id), len(request.all_token_ids)
-        raise TokensMissing(request=name, num_tokens=num_tokens, asked=asked)
-    parent = read_record(known[-1]).hash_value if known else None
-    chain = (parent, num_known, num_full)
-    return _hash_chain(hash_function, block_size, request, *chain, last_item=num_known > 0)
-
-
-def _hash_chain(
-    hash_function: HashFunction,
-    size: int,
-    request: Any,
-    parent: int | None,
-    first: int,
-    behind: int,
-    *,
-    last_item: bool,
-) -> list[BlockHashType]:
-    """The records of blocks behind a parent. last_item: whether the last of the media is asked."""
-    number = NONE_HASH if parent is None else parent
-    tokens, marked = request.all_token_ids, need_extra_keys(request)
+    tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
+    if start < end and len(tokens) < end:
+        name = repr(request.request_id)
+        raise TokensMissing(request=name, num_tokens=len(tokens), asked=end)
+    number = read_record(known[-1]).hash_value if known and start < end else NONE_HASH
+    marked, keys, next_mm_idx = need_extra_keys(request), None, 0
     records: list[BlockHashType] = []
-    keys: tuple[Any, ...] | None = None
-    next_mm_idx = 0
-    for start in range(first * size, behind * size, size):
-        end = start + size
-        own = tuple(tokens[start:end])
+    for first in range(start, end, block_size):
+        own = tuple(tokens[first : first + block_size])
         if marked:
-            asked = -1 if last_item else next_mm_idx
-            keys, next_mm_idx = generate_block_hash_extra_keys(request, start, end, asked)
+            keys, next_mm_idx = generate_block_hash_extra_keys(
+                request, first, first + block_size, -1 if known else next_mm_idx
+            )
         number = hash_function((number, own, keys))
         # The class's own `__new__`, which Python makes, takes three times as long.
         records.append(tuple.__new__(BlockHashType, (number, own, keys)))
@@ -210,7 +182,7 @@ def _hash_chain(
 
 
 def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[bytes]:
-    """The keys by which the core knows records, also of plain tuples; made once a record.
+    """The keys by which the core knows records, also of plain tuples; made once per record.
 
     backend: whose hashing makes them; they are the same. Raises WrongArgument.
     """
@@ -223,12 +195,12 @@ def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[byt
     hash_block = _twin.hash_block if backend == "rust" else block_hash.hash_block
     for place, record in enumerate(records):
         if not keys[place]:
-            keys[place] = record._key = _plain_key(record, hash_block) or content_key(record)
+            keys[place] = record._key = content_key(record, hash_block)
     return keys
 
 
 def read_record(record: Any) -> BlockHashType:
-    """A record, also of a plain tuple. Raises WrongArgument for what is none."""
+    """A record, also of a plain tuple. Raises WrongArgument if it is none."""
     if isinstance(record, BlockHashType):
         return record
     if isinstance(record, tuple) and len(record) in (2, 3):
@@ -236,33 +208,24 @@ def read_record(record: Any) -> BlockHashType:
     raise WrongArgument(name="block_hash", expected="a BlockHashType", value=repr(record))
 
 
-def content_key(record: _Record) -> bytes:
+def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.hash_block) -> bytes:
     """The key by which the core knows a record. Raises WrongArgument."""
     number, tokens, extra = record
-    with suppress(TypeError):
-        number = operator.index(number)
-    key = _plain_key((number, tokens, extra), block_hash.hash_block)
-    if key:
-        return key
+    if extra is None:
+        try:
+            number = operator.index(number)
+            if number < 0:
+                return hash_block((~number).to_bytes(HASH_SIZE, "big"), tokens) + _BELOW
+            return hash_block(number.to_bytes(HASH_SIZE, "big"), tokens) + _ABOVE
+        except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
+            if hash_block is not block_hash.hash_block:
+                return content_key(record)  # which takes more kinds of ints
     try:
-        form = b"".join((_encode(number), _encode(tuple(tokens)), _encode(extra)))
+        form = ascii(_canonical((number, tuple(tokens), extra))).encode()
     except (TypeError, ValueError, AttributeError, pickle.PickleError):
         expected = "a number, tokens and extra keys"
         raise WrongArgument(name="a block hash", expected=expected, value=repr(record)) from None
     return hashlib.sha256(form).digest() + _OTHER
-
-
-def _plain_key(record: tuple[Any, ...], hash_block: Callable[..., bytes]) -> bytes:
-    """The key of a number and tokens without extra keys; empty of anything else."""
-    number, tokens, extra = record
-    if extra is not None:
-        return b""
-    try:
-        if number < 0:
-            return hash_block((~number).to_bytes(HASH_SIZE, "big"), tokens) + _BELOW
-        return hash_block(number.to_bytes(HASH_SIZE, "big"), tokens) + _ABOVE
-    except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
-        return b""
 
 
 def _span(position: Any) -> tuple[int, int]:
@@ -272,23 +235,14 @@ def _span(position: Any) -> tuple[int, int]:
     return position.offset, position.offset + position.length
 
 
-def _encode(value: Any) -> bytes:
-    """Kind, size and content; equal values have equal kinds where they are ints in any form."""
-    if value is None:
-        return b"n"
+def _canonical(value: Any) -> Any:
+    """A value that prints alike if and only if it is equal; of other kinds, its pickle."""
     if isinstance(value, tuple):
-        parts = [_encode(each) for each in value]
-        return _sized(b"t", b"".join(parts))
+        return tuple(map(_canonical, value))
     if isinstance(value, str):
-        return _sized(b"s", value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, bytes):
-        return _sized(b"b", value)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        return _sized(b"p", pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-    return _sized(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
-
-
-def _sized(kind: bytes, content: bytes) -> bytes:
-    return kind + struct.pack("<Q", len(content)) + content
+        return {value.encode("utf-8", "surrogatepass")}
+    if value is None or isinstance(value, bytes):
+        return value
+    with suppress(TypeError):
+        return int(operator.index(value))
+    return [pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)]

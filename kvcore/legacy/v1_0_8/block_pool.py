@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block pool under vLLM 0.8.5's V1 manager, as a view of the core's pool.
 
-Rules: block 0 is the null block: it stands for what a window skips, has no owners that count, and
-is never in the queue. The block that was published first answers for a hash, after its eviction the
-next. The queue moves with the blocks' owners and cannot be changed by hand. Source: S001-82 to 84.
-Twin: none.
+Block 0 is the null block: it stands for what a window skips, has no owners that count, and is never
+in the queue. The block that was published first answers for a hash, after its eviction the next.
+Source: S001-82 to 84.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import compress
-from typing import Any, NoReturn
+from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
+from kvcore.legacy.blocks.views import PoolQueue
 from kvcore.legacy.v1_0_8.block_hashes import (
     BlockHashType,
     HashFunction,
@@ -25,84 +26,13 @@ from kvcore.legacy.v1_0_8.cached_blocks import CachedBlocks
 from kvcore.legacy.v1_0_8.errors import (
     AlreadyHashed,
     ForeignBlock,
-    NotByHand,
     TooFewFreeBlocks,
     WrongPoolSize,
 )
-from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
+from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock, NullBlock
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import AlreadyPublished, InvalidConfig, UnknownBlock, UnusedBlock
 from kvcore.types.values import Refused
-
-
-class NullBlock(KVCacheBlock):
-    """Stands for a block that no query sees. Owners come and go without being counted."""
-
-    __slots__ = ()
-
-    @property
-    def ref_cnt(self) -> int:
-        """Always 0."""
-        return 0
-
-    def incr_ref(self) -> None:
-        """Nothing."""
-
-    def decr_ref(self) -> None:
-        """Nothing."""
-
-
-class PoolQueue:
-    """The free queue of a pool, to look at."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-
-    def __repr__(self) -> str:
-        return f"PoolQueue({[block.block_id for block in self.get_all_free_blocks()]})"
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks in the queue."""
-        return self._pool.get_num_free_blocks()
-
-    @property
-    def free_list_head(self) -> KVCacheBlock | None:
-        """The block that leaves next; None where the queue is empty. Cost: O(free blocks)."""
-        return next(iter(self.get_all_free_blocks()), None)
-
-    @property
-    def free_list_tail(self) -> KVCacheBlock | None:
-        """The block that leaves last; None where the queue is empty. Cost: O(free blocks)."""
-        return next(reversed(self.get_all_free_blocks()), None)
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """The blocks from head to tail. Cost: O(free blocks)."""
-        return [self._pool.blocks[place] for place in self._pool.backing.free_blocks()]
-
-    def popleft(self) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=None, calls="get_new_blocks")
-
-    def remove(self, block: KVCacheBlock) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=block.block_id, calls="get_new_blocks and touch")
-
-    def append(self, block: KVCacheBlock) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=block.block_id, calls="free_blocks")
-
-    def holds(self, block: KVCacheBlock) -> bool:  # noqa: ARG002 - whichever of its blocks it is
-        """Whether a block can join no other queue: always."""
-        return True
-
-    def neighbours(self, block: KVCacheBlock) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
-        """The blocks before and behind one. Cost: O(free blocks)."""
-        if block.block_id == 0 or block.ref_cnt:
-            return None, None
-        order: list[KVCacheBlock | None] = [None, *self.get_all_free_blocks(), None]
-        place = next(place for place, each in enumerate(order) if each is block)
-        return order[place - 1], order[place + 1]
 
 
 class BlockPool:
@@ -119,11 +49,14 @@ class BlockPool:
         self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
-        self.free_block_queue = PoolQueue(self)
-        self.null_block: KVCacheBlock = NullBlock.in_pool(self.backing, 0, self.free_block_queue)
-        queue, places = self.free_block_queue, range(1, num_gpu_blocks)
-        views = (KVCacheBlock.in_pool(self.backing, place, queue) for place in places)
-        self.blocks = [self.null_block, *views]
+        self.blocks: list[KVCacheBlock] = []
+        self.free_block_queue = PoolQueue(
+            self.backing, self.blocks, "get_new_blocks, touch and free_blocks"
+        )
+        for place in range(num_gpu_blocks):
+            kind = KVCacheBlock if place else NullBlock
+            self.blocks.append(kind.in_pool(self.backing, place, self.free_block_queue))
+        self.null_block = self.blocks[0]
         self.cached_block_hash_to_block = CachedBlocks(self)
 
     def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
@@ -149,19 +82,15 @@ class BlockPool:
         if num_cached_blocks == num_full_blocks:
             return
         full = blocks[num_cached_blocks:num_full_blocks]
-        self.check_own(full)
-        for block in full:
-            if block is self.null_block:
-                continue
-            if block.block_hash is not None:
-                raise AlreadyHashed(block=block.block_id)
-            if block.ref_cnt == 0:
-                raise UnusedBlock(block=block.block_id)
+        for place in self.places(full):
+            if self.blocks[place].block_hash is not None:
+                raise AlreadyHashed(block=place)
+            if self.backing.ref_count(place) == 0:
+                raise UnusedBlock(block=place)
         made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
-        keys = keys_of(records, self.backend)
+        self.publish(full, records, keys_of(records, self.backend))
         block_hashes += made
-        self.publish(full, records, keys)
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Make a block unfindable; whether it was findable."""
@@ -183,12 +112,11 @@ class BlockPool:
         try:
             self.backing.blocks.publish_all(places, keys, "device")
         except (AlreadyPublished, UnknownBlock):
-            key_of = self.backing.key_of
-            bare = [place != 0 and key_of(place) is None for place in places]
+            bare = [place != 0 and self.backing.key_of(place) is None for place in places]
             blocks, records = list(compress(blocks, bare)), list(compress(records, bare))
             self.backing.publish_all(list(compress(places, bare)), list(compress(keys, bare)))
         for block, record in zip(blocks, records, strict=False):  # a third faster than strict
-            block._record = record
+            block.content = record
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Give so many free blocks one owner each; they lose their hashes.
@@ -197,15 +125,14 @@ class BlockPool:
         """
         taken = self.backing.take(read_count("num_blocks", num_blocks))
         if isinstance(taken, Refused):
-            raise TooFewFreeBlocks(
-                asked=taken.needed, available=taken.available, num_blocks=self.num_gpu_blocks
-            )
-        return self.blocks_at(taken)
+            asked, available = taken.needed, taken.available
+            raise TooFewFreeBlocks(asked=asked, available=available, num_blocks=self.num_gpu_blocks)
+        return [self.blocks[place] for place in taken]
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add an owner to each; those without one leave the queue.
 
-        Raises ForeignBlock, and UnusedBlock where one has neither owner nor hash.
+        Raises ForeignBlock, and UnusedBlock if one has neither owner nor hash.
         """
         self.backing.touch(self.places(blocks))
 
@@ -231,11 +158,6 @@ class BlockPool:
         """Share of all blocks that are not in the queue: the null block counts as used."""
         return 1.0 - self.get_num_free_blocks() / self.num_gpu_blocks
 
-    def blocks_at(self, places: Sequence[int]) -> list[KVCacheBlock]:
-        """The blocks of these ids."""
-        own = self.blocks
-        return [own[place] for place in places]
-
     def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
         """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
         places = self.check_own(list(blocks))
@@ -244,12 +166,10 @@ class BlockPool:
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
         """The ids of blocks of this pool. Raises ForeignBlock."""
         own = self.blocks
-        try:
+        with suppress(AttributeError, IndexError, TypeError):
             places = [block.block_id for block in blocks if own[block.block_id] is block]
-        except (AttributeError, IndexError, TypeError):
-            places = []
-        if len(places) == len(blocks):
-            return places
+            if len(places) == len(blocks):
+                return places
         known = set(map(id, own))
         stranger = next(block for block in blocks if id(block) not in known)
         raise ForeignBlock(block=repr(stranger), num_blocks=len(own))

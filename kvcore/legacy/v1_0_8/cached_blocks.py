@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map from hashes to blocks of vLLM 0.8.5's pool, to look at and to write by hand.
 
-Rules: it is the core's index, which has it all; nothing is kept here. A block is found by one hash
-at most, and the one that was published first answers. A block that is written in stands under its
-own id, whatever id was said. A free one is found from then on and keeps its place in the queue.
-Source: S001-82. Twin: none.
+It is the core's index, and keeps nothing of its own. A block is found by one hash at most, and the
+one that was published first answers. A block that is written in stands under its own id, whatever
+key was used. A free one is found from then on and keeps its place in the queue. Source: S001-82.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ class Pool(Protocol):
 
     backing: Backing
     blocks: list[KVCacheBlock]
-    null_block: KVCacheBlock
 
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
         """The ids of blocks of this pool. Raises ForeignBlock."""
@@ -33,46 +31,44 @@ class Pool(Protocol):
 class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
     """The blocks that one hash is found by, by id. Cost: O(pool) a question with the twin."""
 
-    def __init__(self, pool: Pool, block_hash: BlockHashType) -> None:
+    def __init__(self, pool: Pool, block_hash: Any) -> None:
         """Raises WrongArgument."""
         self._pool = pool
         self._record = read_record(block_hash)
-        self._key = self._record.core_key
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return repr(self._found())
 
     def __getitem__(self, block_id: int) -> KVCacheBlock:
-        if block_id not in self._places():
-            raise KeyError(block_id)
-        return self._pool.blocks[block_id]
+        return self._found()[block_id]
 
     def __setitem__(self, block_id: int, block: KVCacheBlock) -> None:
         """Raises ForeignBlock, AlreadyHashed, and WrongArgument for the null block."""
         self.check([block])
-        if block.block_id not in self._places():
-            _publish(self._pool, block, self._record)
+        if block.block_id not in self:
+            block.block_hash = self._record
 
     def __delitem__(self, block_id: int) -> None:
         self[block_id].reset_hash()
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._places())
+        return iter(self._found())
 
     def __len__(self) -> int:
-        return len(self._places())
+        return len(self._found())
 
     def check(self, blocks: Sequence[Any]) -> None:
         """Raise unless these blocks can be found by this hash."""
         for block_id in self._pool.check_own(blocks):
-            if block_id == self._pool.null_block.block_id:
+            if block_id == 0:
                 expected = "another block than the null block"
                 raise WrongArgument(name="a cached block", expected=expected, value=str(block_id))
-            if self._pool.backing.key_of(block_id) not in (None, self._key):
+            if self._pool.backing.key_of(block_id) not in (None, self._record.core_key):
                 raise AlreadyHashed(block=block_id)
 
-    def _places(self) -> tuple[int, ...]:
-        return self._pool.backing.state().device.index.get(self._key, ())
+    def _found(self) -> dict[int, KVCacheBlock]:
+        index = self._pool.backing.state().device.index
+        return {at: self._pool.blocks[at] for at in index.get(self._record.core_key, ())}
 
 
 class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBlock]]):
@@ -100,14 +96,12 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
         found.update(wanted)
 
     def __delitem__(self, block_hash: BlockHashType) -> None:
-        found = self[block_hash]
-        if not found:
+        if block_hash not in self:
             raise KeyError(block_hash)
-        for block_id in list(found):
-            del found[block_id]
+        self[block_hash].clear()
 
     def __contains__(self, block_hash: object) -> bool:
-        return read_record(block_hash).core_key in self._pool.backing.state().device.index
+        return bool(BlocksOfHash(self._pool, block_hash))
 
     def __iter__(self) -> Iterator[BlockHashType]:
         firsts = self._pool.backing.state().device.index.firsts
@@ -118,29 +112,9 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
         return len(self._pool.backing.state().device.index)
 
     def get(self, block_hash: BlockHashType, default: Any = None) -> Any:
-        """The blocks of a hash, or the default where it has none."""
-        found = self[block_hash]
-        return found or default
+        """The blocks of a hash, or the default if it has none."""
+        return self[block_hash] or default
 
     def clear(self) -> None:
         """Forget every hash."""
         self._pool.backing.clear_index()
-
-
-def _publish(pool: Pool, block: KVCacheBlock, record: BlockHashType) -> None:
-    """Have a block found, which has an owner or is free; the queue stays as it is.
-
-    Cost of a free one: O(pool), and two commands for each free block: the core publishes owned
-    blocks alone, and what is given back joins at the end, so all leave and join in the old order.
-    """
-    backing, key = pool.backing, record.core_key
-    if block.ref_cnt:
-        backing.publish(block.block_id, key)
-    else:
-        order = backing.free_blocks()
-        kept = [place for place in order if backing.key_of(place) is not None]
-        backing.touch(kept)
-        backing.take(len(order) - len(kept))
-        backing.publish(block.block_id, key)
-        backing.release(order)
-    block._record = record

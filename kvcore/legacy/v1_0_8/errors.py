@@ -1,37 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse of seed 001's calls and of its manager, each error also of the kind that these raised.
+"""Misuse of vLLM 0.8.5's V1 calls and manager, each error also of the kind that these raised.
 
-Rules: as in `kvcore.types.errors`: messages name block, request and counts, and nothing has
-changed. What the originals let pass, and what damaged their counts then, is refused as well.
-Source: S001-07, 08, 13, 15, 34, 38, 47, 57, 63, 66, 68, 70 to 73, 85; X-14. Twin: none.
+As in `kvcore.types.errors`, messages name block, request and counts, and nothing has changed. What
+the originals let pass, and what damaged their counts then, is refused as well. Source: S001-07, 08,
+13, 15, 34, 38, 47, 57, 63, 66, 68, 70 to 73, 85; X-14.
 """
 
 from __future__ import annotations
 
-from kvcore.sizing.errors import (
-    EmptyGroup,
-    GroupCountDiffers,
-    GroupKindDiffers,
-    GroupLayersDiffer,
-    MixedSpecs,
-    NoLayers,
-    SpecsDiffer,
-    UnknownLayer,
-    WindowOnLatent,
-)
-from kvcore.types.errors import (
-    AlreadyPublished,
-    AlreadyQueued,
-    CachingDisabled,
-    HitsOnRunningRequest,
-    InvalidConfig,
-    InvalidExtraKey,
-    KvcoreError,
-    NotQueued,
-    NotRunning,
-    StaleHits,
-    TooManyTokens,
-)
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvcore.sizing import errors as sizing
+from kvcore.types import errors
+from kvcore.types.errors import KvcoreError
 
 
 class NoFreeBlocks(KvcoreError):
@@ -46,16 +28,20 @@ class TooFewFreeBlocks(KvcoreError):
     message = "Cannot get {asked} free blocks from the pool: {available} of {num_blocks} are free"
 
 
-class WrongPoolSize(InvalidConfig, AssertionError):
+class WrongPoolSize(errors.InvalidConfig, AssertionError):
     """A pool has a block at least, the null block."""
 
 
-class NotInQueue(NotQueued, RuntimeError):
+class NotInQueue(KvcoreError, RuntimeError):
     """A block is taken out of a free queue that it is not in."""
 
+    message = "block {block} is not in the free queue"
 
-class AlreadyInQueue(AlreadyQueued, RuntimeError):
+
+class AlreadyInQueue(KvcoreError, RuntimeError):
     """A block is in a free queue, and can be in one only, once."""
+
+    message = "block {block} is in the free queue already"
 
 
 class LinksBelongToQueue(KvcoreError):
@@ -64,7 +50,7 @@ class LinksBelongToQueue(KvcoreError):
     message = "block {block}: prev_free_block and next_free_block are set by its queue alone"
 
 
-class AlreadyHashed(AlreadyPublished, AssertionError):
+class AlreadyHashed(errors.AlreadyPublished, AssertionError):
     """A block with a hash is given another before it lost the first."""
 
 
@@ -74,62 +60,52 @@ class ForeignBlock(KvcoreError):
     message = "{block} is none of the {num_blocks} blocks of this pool"
 
 
-class NotByHand(KvcoreError):
-    """The queue of a pool moves with its blocks' owners."""
-
-    message = "block {block}: a pool's free queue changes by {calls} alone"
-
-
 class BeyondMedia(KvcoreError, AssertionError):
     """An index from the end of the media items reaches before the first."""
 
     message = "media index {index} reaches before the first of {num_items} items"
 
 
-class NoMediaHash(InvalidExtraKey, AssertionError):
+class NoMediaHash(errors.InvalidExtraKey, AssertionError):
     """A media item without a hash."""
 
 
-class WindowWithMla(WindowOnLatent, AssertionError):
+class WindowWithMla(sizing.WindowOnLatent, AssertionError):
     """A sliding window over latent vectors."""
 
 
-class LayersDiffer(SpecsDiffer, AssertionError):
+class LayersDiffer(sizing.SpecsDiffer, AssertionError):
     """Layers of one group keep their cache alike."""
 
 
-class NoGroupLayer(EmptyGroup, IndexError):
+class NoGroupLayer(sizing.EmptyGroup, IndexError):
     """A group has at least one layer."""
 
 
-class PagesDiffer(SpecsDiffer, AssertionError):
-    """Layers of one group have pages of one size."""
-
-
-class NothingToCache(NoLayers, NotImplementedError, AssertionError):
+class NothingToCache(sizing.NoLayers, NotImplementedError, AssertionError):
     """A model without layers is of no kind that can be served."""
 
 
-class NoSuchLayer(UnknownLayer, KeyError):
+class NoSuchLayer(sizing.UnknownLayer, KeyError):
     """A group names a layer that the model does not have."""
 
     def __str__(self) -> str:
         return ValueError.__str__(self)
 
 
-class MixedLayers(MixedSpecs, NotImplementedError):
+class MixedLayers(sizing.MixedSpecs, NotImplementedError):
     """One group cannot serve layers of several kinds."""
 
 
-class RanksDiffer(GroupKindDiffers, AssertionError):
+class RanksDiffer(sizing.GroupKindDiffers, AssertionError):
     """Workers under one manager keep their groups alike."""
 
 
-class RankGroupsDiffer(GroupCountDiffers, AssertionError):
+class RankGroupsDiffer(sizing.GroupCountDiffers, AssertionError):
     """Workers under one manager have the same groups."""
 
 
-class RankLayersDiffer(GroupLayersDiffer, AssertionError):
+class RankLayersDiffer(sizing.GroupLayersDiffer, AssertionError):
     """Workers that split one model's heads have the same layers in each group."""
 
 
@@ -142,23 +118,23 @@ class TooLong(KvcoreError, AssertionError):
     )
 
 
-class TokensMissing(TooManyTokens, AssertionError):
+class TokensMissing(errors.TooManyTokens, AssertionError):
     """A block that would be full has fewer tokens."""
 
 
-class HitsWithoutCaching(CachingDisabled, AssertionError):
+class HitsWithoutCaching(errors.CachingDisabled, AssertionError):
     """Hits make no sense where prefix caching is off."""
 
 
-class HitsWhileRunning(HitsOnRunningRequest, AssertionError):
+class HitsWhileRunning(errors.HitsOnRunningRequest, AssertionError):
     """Only a request that holds nothing can bring hits."""
 
 
-class StaleHit(StaleHits, AssertionError):
+class StaleHit(errors.StaleHits, AssertionError):
     """A hit block does not, or no longer, have the request's hash."""
 
 
-class NotRunningRequest(NotRunning, AssertionError):
+class NotRunningRequest(errors.NotRunning, AssertionError):
     """The common prefix is asked for a request that does not run."""
 
     message = "request {request} is {status}, must be RUNNING"
@@ -168,3 +144,21 @@ class NotOneGroup(KvcoreError, AssertionError):
     """This manager serves layers of one kind."""
 
     message = "the configuration has {num_groups} groups, this manager serves one"
+
+
+_ORIGINALS: dict[type, type[KvcoreError]] = {
+    each.__bases__[0]: each
+    for each in (
+        *(WindowWithMla, LayersDiffer, NoGroupLayer, NothingToCache, NoSuchLayer, MixedLayers),
+        *(RanksDiffer, RankGroupsDiffer, RankLayersDiffer),
+    )
+}
+
+
+@contextmanager
+def of_original_kind() -> Iterator[None]:
+    """Raise what `kvcore.sizing` raises as the error above that stands for it."""
+    try:
+        yield
+    except KvcoreError as error:
+        raise _ORIGINALS.get(type(error), type(error))(**error.fields) from None

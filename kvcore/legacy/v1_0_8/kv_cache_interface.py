@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What seed 001's sizing takes and gives: layers, groups and configurations, changed in place.
+"""What the sizing of vLLM 0.8.5 takes and gives: layers, groups and configurations.
 
-Rules: a spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all
-sizes. Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype:
-a name, or what prints as one (`torch.float16`). These are dataclasses, as engines copy them with
-`dataclasses.replace`. Source: S001-45 to 47, 59. Twin: none.
+A spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all sizes.
+Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype: a name,
+or what prints as one (`torch.float16`). These are dataclasses, since engines copy them with
+`dataclasses.replace`, and change them in place. Source: S001-45 to 47, 59.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvcore.legacy.v1_0_8.errors import WindowWithMla
-from kvcore.sizing import FullAttentionSpec as CoreFull
+import attrs
+
+from kvcore import sizing
+from kvcore.legacy.v1_0_8.errors import of_original_kind
 from kvcore.sizing import LayerSpec, Limits
-from kvcore.sizing import SlidingWindowSpec as CoreWindow
-from kvcore.sizing.errors import WindowOnLatent
-from kvcore.types.arguments import read_count
 from kvcore.types.errors import WrongArgument
 
 
@@ -31,7 +30,7 @@ class KVCacheSpec:
     @property
     def type_id(self) -> str:
         """Text that is equal where blocks of two layers are alike."""
-        return type_id_of(self)
+        return read_spec(self).type_id
 
     @property
     def page_size_bytes(self) -> int:
@@ -65,9 +64,7 @@ class SlidingWindowSpec(AttentionSpec):
     sliding_window: int = 0
 
     def __post_init__(self) -> None:
-        read_count("sliding_window", self.sliding_window, 1)
-        if self.use_mla:
-            raise WindowWithMla(kind="sliding_window", window=self.sliding_window)
+        read_spec(self)
 
 
 @dataclass
@@ -124,19 +121,17 @@ class VllmConfig:
     cache_config: CacheConfig = field(default_factory=CacheConfig)
 
 
-def type_id_of(spec: Any) -> str:
-    """The type id of any spec as seed 001 has it: MLA is full attention of another page size."""
-    read = read_spec(spec)
-    if isinstance(read, CoreFull):
-        return f"full_attention_{read.block_size}_{read.page_bytes}"
-    return read.type_id
+@attrs.frozen(kw_only=True)
+class AnyFullSpec(sizing.FullAttentionSpec):
+    """Full attention as this release has it: MLA has its type id, with another page size."""
+
+    @property
+    def type_id(self) -> str:
+        """Text that is equal where blocks of two layers are alike."""
+        return f"full_attention_{self.block_size}_{self.page_bytes}"
 
 
-def is_windowed(spec: Any) -> bool:
-    """Whether a spec is that of a sliding window."""
-    return getattr(spec, "sliding_window", None) is not None
-
-
+@of_original_kind()
 def read_spec(spec: Any) -> LayerSpec:
     """The spec of `kvcore.sizing` that one stands for.
 
@@ -146,22 +141,18 @@ def read_spec(spec: Any) -> LayerSpec:
         return spec
     try:
         shape: dict[str, Any] = {
-            "block_size": spec.block_size,
-            "num_kv_heads": spec.num_kv_heads,
-            "head_size": spec.head_size,
-            "dtype": str(spec.dtype).removeprefix("torch."),
-            "use_mla": bool(getattr(spec, "use_mla", False)),
+            name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size")
         }
+        shape["dtype"] = str(spec.dtype).removeprefix("torch.")
     except AttributeError as error:
         expected = "an object with block_size, num_kv_heads, head_size and dtype"
         value = f"{spec!r} ({error})"
         raise WrongArgument(name="a spec", expected=expected, value=value) from None
-    if not is_windowed(spec):
-        return CoreFull(**shape)
-    try:
-        return CoreWindow(window=spec.sliding_window, **shape)
-    except WindowOnLatent as error:
-        raise WindowWithMla(**error.fields) from None
+    shape["use_mla"] = bool(getattr(spec, "use_mla", False))
+    window = getattr(spec, "sliding_window", None)
+    if window is None:
+        return AnyFullSpec(**shape)
+    return sizing.SlidingWindowSpec(window=window, **shape)
 
 
 def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
@@ -171,15 +162,13 @@ def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
 
 def read_limits(vllm_config: Any) -> Limits:
     """What a configuration bounds a request by. Raises WrongArgument, InvalidCount."""
-    scheduler = getattr(vllm_config, "scheduler_config", None)
-    cache = getattr(vllm_config, "cache_config", None)
     try:
         longest = vllm_config.model_config.max_model_len
     except AttributeError:
-        expected = "an object with model_config.max_model_len"
-        raise WrongArgument(
-            name="vllm_config", expected=expected, value=repr(vllm_config)
-        ) from None
+        name, expected = "vllm_config", "an object with model_config.max_model_len"
+        raise WrongArgument(name=name, expected=expected, value=repr(vllm_config)) from None
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    cache = getattr(vllm_config, "cache_config", None)
     return Limits(
         max_model_len=longest,
         max_num_batched_tokens=getattr(scheduler, "max_num_batched_tokens", None),

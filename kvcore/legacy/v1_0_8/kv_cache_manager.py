@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.8.5's V1 `KVCacheManager`, over the core's pool.
 
-Rules: what can raise is asked first (`slot_plan.py`), the rest are the pool's own transitions: to
-release, admit or take, publish. What does not fit is None, whatever else is wrong with it, and only
-a window's trim stays of it; a call that raises has changed nothing. Tables and lists of hashes are
-handed out and keep growing; hashes stay through a preemption. Blocks are freed tail first, with
-caching and without. Source: S001-71 to 85, X-04. Twin: none.
+What can raise is asked first; the rest are the pool's own transitions: to release, admit or take,
+publish. If a request does not fit, the call returns None before any other check; the trim of its
+window is kept. A call that raises has changed nothing. Tables and lists of hashes are handed out
+and keep growing; hashes stay through a preemption. Blocks are freed tail first, with caching and
+without. Source: S001-71 to 85, X-04.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8.block_hashes import (
     BlockHashType,
     HashFunction,
+    hash_more_tokens,
     hash_request_tokens,
     keys_of,
     sha256,
 )
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
-from kvcore.legacy.v1_0_8.errors import NotOneGroup, NotRunningRequest
-from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
-from kvcore.legacy.v1_0_8.slot_plan import (
-    NO_HITS,
-    Hits,
-    check_hits,
-    fits,
-    hash_full,
-    limit_new,
-    read_counts,
+from kvcore.legacy.v1_0_8.errors import (
+    HitsWhileRunning,
+    HitsWithoutCaching,
+    NotOneGroup,
+    NotRunningRequest,
+    StaleHit,
+    TooLong,
 )
+from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
 from kvcore.legacy.v1_0_8.specialized_manager import get_specialized_manager
-from kvcore.types.arguments import read_count
+from kvcore.types.arguments import check_kind, read_count
 from kvcore.types.commands import Batch
-from kvcore.types.errors import KvcoreError, UnknownBlock, WrongArgument, WrongKey
+from kvcore.types.errors import KvcoreError, UnknownBlock, WrongKey
+from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import PrefixCacheStats, Refused
 
 __all__ = ["BlockPool", "KVCacheManager"]
 
 T = TypeVar("T")
-NOTHING: Sequence[Any] = ()
+NOTHING: Sequence[bytes] = ()
+NO_HITS: tuple[Sequence[int], Sequence[bytes]] = ((), ())
 
 
 class ListsByRequest(dict[str, list[T]]):
@@ -77,9 +78,7 @@ class KVCacheManager:
         groups = kv_cache_config.kv_cache_groups
         if len(groups) != 1:
             raise NotOneGroup(num_groups=len(groups))
-        if not isinstance(caching_hash_algo, str):
-            value = repr(caching_hash_algo)
-            raise WrongArgument(name="caching_hash_algo", expected="a name", value=value)
+        check_kind("caching_hash_algo", caching_hash_algo, str)
         self.max_model_len = read_count("max_model_len", max_model_len, 1)
         self.num_gpu_blocks = kv_cache_config.num_blocks
         self.enable_caching = enable_caching
@@ -89,6 +88,7 @@ class KVCacheManager:
         self.block_pool = BlockPool(self.num_gpu_blocks, enable_caching, backend=backend)
         spec = groups[0].kv_cache_spec
         self.specialized_manager = get_specialized_manager(spec, self.block_pool)
+        self._has_window = self.specialized_manager.group.is_windowed
         self.block_size = self.specialized_manager.block_size
         self.max_num_blocks_per_req = -(-self.max_model_len // self.block_size)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -124,9 +124,10 @@ class KVCacheManager:
         if not self.req_to_block_hashes.get(request_id):
             found = hash_request_tokens(self.caching_hash_fn, self.block_size, request)
             keys_of(found, self.block_pool.backend)
-            self._keep_hashes(request_id, found)
-        if self._wants_prompt_logprobs(request):
-            self._count(requests=1)
+            self.req_to_block_hashes.setdefault(request_id, []).extend(found)
+        sampling = getattr(request, "sampling_params", None)
+        if getattr(sampling, "prompt_logprobs", None) is not None:
+            self._count(0, 0)
             return [], 0
         hashes = self.req_to_block_hashes[request_id]
         asked = len(hashes)
@@ -135,7 +136,7 @@ class KVCacheManager:
         blocks = self.specialized_manager.find_longest_cache_hit(
             hashes[:asked], num_dropped=int(self.use_eagle)
         )
-        self._count(requests=1, queries=asked, hits=len(blocks))
+        self._count(asked, len(blocks))
         return blocks, len(blocks) * self.block_size
 
     def allocate_slots(
@@ -148,7 +149,7 @@ class KVCacheManager:
         """Schedule the next tokens of a request; the blocks that are new, or None.
 
         new_computed_blocks: of `get_computed_blocks`. num_tokens: with the drafts. What no query
-        sees any more is given back first, also where the rest does not fit. Full blocks without a
+        sees any more is given back first, also if the rest does not fit. Full blocks without a
         draft token are published. Raises InvalidCount, ForeignBlock, HitsWithoutCaching,
         HitsWhileRunning, StaleHit, TooLong, TokensMissing.
         """
@@ -156,42 +157,45 @@ class KVCacheManager:
         if not type(num_tokens) is type(counted) is type(ahead) is int or (
             num_tokens < 1 or counted < 0 or ahead < 0
         ):
-            num_tokens, counted, ahead = read_counts(num_tokens, counted, ahead)
-        request_id, size, brought = request.request_id, self.block_size, new_computed_blocks or ()
-        hits = check_hits(self, request, brought) if brought else NO_HITS
-        table, num_hits = self.req_to_blocks[request_id], len(brought)
+            num_tokens = read_count("num_tokens", num_tokens, 1)
+            counted = read_count("num_computed_tokens", counted)
+            ahead = read_count("num_lookahead_tokens", ahead)
+        request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
+        places, hit_keys = self._check_hits(request, hits) if hits else NO_HITS
+        table = self.req_to_blocks[request_id]
+        num_hits = len(hits)
         held = len(table) + num_hits
         end = counted + num_hits * size + num_tokens
         num_new = (end + ahead - 1) // size + 1 - held
-        if num_new <= 0:
-            num_new = 0
-        elif held + num_new > self.max_num_blocks_per_req:
-            num_new = limit_new(self, request, num_new, hits)
-        first, made, keys = 0, NOTHING, NOTHING
-        if self.enable_caching:
-            first = self.num_cached_block.get(request_id, num_hits)
-            if end // size > first:
-                try:
-                    made, keys = hash_full(self, request, first, end, held + num_new)
-                except KvcoreError:
-                    if fits(self, request, num_new, hits):
-                        raise
-        if self.specialized_manager.has_window:
-            self._trim(request_id, counted)
+        too_long = num_new > 0 and held + num_new > self.max_num_blocks_per_req
+        if too_long and self._fits(table, counted, num_new, places):
+            num_new = self._limit(request, held, num_hits, num_new)
+        first, keys = self.num_cached_block.get(request_id, num_hits), NOTHING
+        if self.enable_caching and end // size > first:
+            try:
+                made, records, keys = self._hash_full(request, first, end, held + max(num_new, 0))
+            except KvcoreError:
+                if self._fits(table, counted, num_new, places):
+                    raise
+        if self._has_window:
+            self._trim(table, counted)
         new_blocks: list[KVCacheBlock] = []
-        if num_new or brought:
-            taken = self._take(request, num_new, hits)
+        if num_new > 0:
+            taken = self._take(request, num_new, hits, places, hit_keys)
             if type(taken) is Refused:
                 return None
-            new_blocks = self.block_pool.blocks_at(taken)
+            own = self.block_pool.blocks
+            new_blocks = [own[place] for place in taken]
             if not table:
                 self.req_to_blocks[request_id] = table
                 if self.enable_caching:
                     self.num_cached_block[request_id] = first
-            table += brought
+            table += hits
             table += new_blocks
         if keys:
-            self._publish(request_id, first, made, keys)
+            self.req_to_block_hashes.setdefault(request_id, []).extend(made)
+            self.num_cached_block[request_id] = behind = first + len(keys)
+            self.block_pool.publish(table[first:behind], records, keys)
         return new_blocks
 
     def free(self, request: Any) -> None:
@@ -234,51 +238,120 @@ class KVCacheManager:
         held = [block for table in self.req_to_blocks.values() for block in table]
         self.block_pool.backing.check(self.block_pool.places(held))
 
-    def _trim(self, request_id: str, counted: int) -> None:
+    def _check_hits(
+        self, request: Any, hits: Sequence[KVCacheBlock]
+    ) -> tuple[Sequence[int], Sequence[bytes]]:
+        """The ids and keys of a request's hits, behind the null blocks in front.
+
+        Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
+        """
+        request_id, count = request.request_id, len(hits)
+        if not self.enable_caching:
+            raise HitsWithoutCaching(request=repr(request_id), num_blocks=count)
+        places = self.block_pool.check_own(hits)
+        if self.req_to_blocks.get(request_id):
+            raise HitsWhileRunning(request=repr(request_id), num_blocks=count)
+        hashes = self.req_to_block_hashes[request_id][:count]
+        if len(hashes) < count:
+            made = self._make_hashes(request, min(count, request.num_tokens // self.block_size))
+            hashes += made[: count - len(hashes)]
+        num_null = next((at for at, place in enumerate(places) if place), count)
+        most_null = skipped_blocks(self.specialized_manager.group, count * self.block_size)
+        sound = min(most_null if num_null > most_null else count, len(hashes))
+        if sound < count:
+            raise StaleHit(request=repr(request_id), block=places[sound], position=sound)
+        return places[num_null:], keys_of(hashes[num_null:], self.block_pool.backend)
+
+    def _fits(
+        self, table: list[KVCacheBlock], counted: int, num_new: int, places: Sequence[int]
+    ) -> bool:
+        """Whether so many can be taken once the window is trimmed and hits are touched."""
+        backing, skipped = self.block_pool.backing, self.specialized_manager.skipped_places
+        coming = sum(table[place].ref_cnt == 1 for place in skipped(table, counted))
+        going = sum(backing.ref_count(place) == 0 for place in places)
+        return num_new + going <= backing.num_free() + coming
+
+    def _limit(self, request: Any, held: int, num_hits: int, num_new: int) -> int:
+        """How many of so many new blocks the model's length leaves. Raises TooLong for none.
+
+        held: with the hits.
+        """
+        most = self.max_num_blocks_per_req
+        if held >= most:
+            raise TooLong(
+                request=repr(request.request_id),
+                held=held - num_hits,
+                num_hits=num_hits,
+                asked=num_new,
+                max_model_len=self.max_model_len,
+                most=most,
+            )
+        return min(num_new, most - held)
+
+    def _hash_full(
+        self, request: Any, first: int, end: int, num_blocks: int
+    ) -> tuple[list[BlockHashType], list[BlockHashType], Sequence[bytes]]:
+        """The hashes that a request lacks of its full blocks; hashes and keys from a place on.
+
+        end: its tokens with the drafts. num_blocks: of its table. Raises TokensMissing,
+        WrongArgument.
+        """
+        num_drafts = len(getattr(request, "spec_token_ids", None) or ())
+        num_full = min((end - num_drafts) // self.block_size, num_blocks)
+        if num_full <= first:
+            return [], [], NOTHING
+        known = self.req_to_block_hashes[request.request_id]
+        made = self._make_hashes(request, num_full)
+        records = known[first:num_full] + made[max(0, first - len(known)) :]
+        records = records[: num_full - first]
+        return made, records, keys_of(records, self.block_pool.backend)
+
+    def _make_hashes(self, request: Any, num_full: int) -> list[BlockHashType]:
+        """The hashes of a request's first blocks behind those that it has. Raises TokensMissing.
+
+        One that has media and no hashes is hashed as a look-up hashes it: all of its full blocks.
+        """
+        known, size = self.req_to_block_hashes[request.request_id], self.block_size
+        if not known and request.mm_positions:
+            num_full = max(num_full, len(request.all_token_ids) // size)
+        elif len(known) >= num_full:
+            return []
+        return hash_more_tokens(self.caching_hash_fn, size, request, known, num_full)
+
+    def _trim(self, table: list[KVCacheBlock], counted: int) -> None:
         """Give back what no query of a request sees any more."""
-        table = self.req_to_blocks[request_id]
         places = self.specialized_manager.skipped_places(table, counted)
         if places:
             self.block_pool.free_blocks([table[place] for place in places])
             self.specialized_manager.remove_skipped_blocks(table, counted)
 
-    def _take(self, request: Any, num_new: int, hits: Hits) -> tuple[int, ...] | Refused:
-        """Take so many new blocks, and touch hits that have their keys. Raises StaleHit."""
+    def _take(
+        self,
+        request: Any,
+        num_new: int,
+        hits: Sequence[KVCacheBlock],
+        places: Sequence[int],
+        keys: Sequence[bytes],
+    ) -> tuple[int, ...] | Refused:
+        """Take so many new blocks, and touch hits that have these keys. Raises StaleHit."""
         ask = self.block_pool.backing.blocks
-        if hits is NO_HITS:
+        if not hits:
             return ask.take(num_new, "device")
         try:
-            return ask.admit(hits.places, num_new, hits.keys, "device")
+            return ask.admit(places, num_new, keys, "device")
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
-            raise hits.stale(request, block) from None
+            position = [hit.block_id for hit in hits].index(block)
+            name = repr(request.request_id)
+            raise StaleHit(request=name, block=block, position=position) from None
 
-    def _publish(
-        self, request_id: str, first: int, made: Sequence[BlockHashType], keys: Sequence[bytes]
-    ) -> None:
-        """Make blocks of a request findable from a place on; new hashes join its list."""
-        hashes, behind = self._keep_hashes(request_id, made), first + len(keys)
-        blocks = self.req_to_blocks[request_id][first:behind]
-        self.block_pool.publish(blocks, hashes[first:behind], keys)
-        self.num_cached_block[request_id] = behind
-
-    def _keep_hashes(self, request_id: str, found: Sequence[BlockHashType]) -> list[BlockHashType]:
-        """Let hashes join the list of a request, which is handed out."""
-        hashes = self.req_to_block_hashes.setdefault(request_id, [])
-        hashes += found
-        return hashes
-
-    def _count(self, *, requests: int, queries: int = 0, hits: int = 0) -> None:
+    def _count(self, queries: int, hits: int) -> None:
+        """Count a look-up, and the blocks that it asked for and found."""
         stats = self.prefix_cache_stats
         if stats is not None:
             self.prefix_cache_stats = evolve(
                 stats,
-                requests=stats.requests + requests,
+                requests=stats.requests + 1,
                 queries=stats.queries + queries,
                 hits=stats.hits + hits,
             )
-
-    @staticmethod
-    def _wants_prompt_logprobs(request: Any) -> bool:
-        sampling = getattr(request, "sampling_params", None)
-        return getattr(sampling, "prompt_logprobs", None) is not None

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seed 001's block objects and the free queue that links them, as views of the core's.
+"""The block objects of vLLM 0.8.5's V1, and the free queue that links those of no pool.
 
-Rules: a block asks the core's pool for its owners and its key at the time of the question; it keeps
-no more than the record that its key stands for. A block of a manager is a place in the manager's
-pool; a block made by itself is a pool of one block. The queue is the core's free queue; a block is
-in one queue at most. A call that raises has changed nothing. Source: S001-06 to S001-20. Twin:
-none.
+A block keeps no more than the record that its key stands for. A block that is made by itself is a
+pool of one block. Such blocks can be linked to a queue, each to one at most; the queue of a manager
+is the core's (`PoolQueue`). A call that raises changes nothing. Source: S001-06 to S001-20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.blocks.queue import BackingQueue
+from kvcore.legacy.blocks.views import BlockView, PoolQueue
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, read_record
 from kvcore.legacy.v1_0_8.errors import (
     AlreadyHashed,
@@ -24,17 +21,21 @@ from kvcore.legacy.v1_0_8.errors import (
     NoFreeBlocks,
     NotInQueue,
 )
-from kvcore.types.arguments import read_count
-from kvcore.types.errors import KvcoreError, WrongArgument
+from kvcore.types.arguments import check_kind, read_count
+from kvcore.types.errors import KvcoreError, UnusedBlock
 
 
-class KVCacheBlock:
-    """A block: its id, and live its owners, its hash and its neighbours in the free queue.
+class KVCacheBlock(BlockView):
+    """A block: its id, and its owners, its hash and its neighbours in the free queue as they are.
 
     Compares by what it shows; neighbours count by their ids.
     """
 
-    __slots__ = ("_backend", "_place", "_pool", "_queue", "_record", "_slot", "block_id")
+    __slots__ = ("_after", "_before")
+
+    content: BlockHashType | None
+    _before: KVCacheBlock
+    _after: KVCacheBlock
 
     def __init__(
         self,
@@ -50,13 +51,7 @@ class KVCacheBlock:
         if prev_free_block is not None or next_free_block is not None:
             raise LinksBelongToQueue(block=block_id)
         count = read_count("ref_cnt", ref_cnt)
-        self.block_id = block_id
-        self._backend = backend
-        self._pool: Backing | None = None
-        self._place = 0
-        self._record: BlockHashType | None = None
-        self._queue: Any = None
-        self._slot = 0
+        super().__init__(block_id, Backing(1, backend=backend), 0, None)
         for _ in range(count):
             self.incr_ref()
         if _block_hash is not None:
@@ -64,47 +59,56 @@ class KVCacheBlock:
 
     @classmethod
     def in_pool(cls, pool: Backing, place: int, queue: Any) -> KVCacheBlock:
-        """The view of a place in a pool, whose free queue knows its neighbours."""
-        block = cls(place)
-        block._pool, block._place, block._queue = pool, place, queue
+        """The view of a block of a pool."""
+        block = cls.__new__(cls)
+        BlockView.__init__(block, place, pool, place, queue)
         return block
-
-    @property
-    def ref_cnt(self) -> int:
-        """Owners of the block."""
-        return 0 if self._pool is None else self._pool.ref_count(self._place)
 
     def incr_ref(self) -> None:
         """Add an owner.
 
-        Raises UnusedBlock in a pool of others where it has neither owner nor hash: such a block is
-        taken from the pool's queue.
+        Raises UnusedBlock in the pool of a manager if it has neither owner nor hash: such a block
+        is taken from the pool's queue.
         """
-        with self._changed() as pool:
-            if self._is_alone() and not pool.ref_count(self._place) and self.block_hash is None:
-                pool.take(1)
-            else:
-                pool.touch([self._place])
+        if self._is_alone() and not self.ref_cnt and self.block_hash is None:
+            self._change("take", 1)
+        else:
+            self._change("touch", [self._place])
 
     def decr_ref(self) -> None:
         """Take an owner. Raises DoubleFree without one."""
-        with self._changed() as pool:
-            pool.release([self._place])
+        self._change("release", [self._place])
 
     @property
     def block_hash(self) -> BlockHashType | None:
-        """The record by which the block is found; None where it is not."""
-        if self._record is None or self._pool is None:
+        """The record by which the block is found; None if it is not found."""
+        record = self.content
+        if record is None or self._pool.key_of(self._place) != read_record(record).core_key:
             return None
-        key = self._pool.key_of(self._place)
-        return self._record if key == read_record(self._record).core_key else None
+        return record
 
     @block_hash.setter
     def block_hash(self, block_hash: BlockHashType) -> None:
-        """Raises AlreadyHashed, WrongArgument; UnusedBlock without owner in a pool of others."""
+        """Make the block findable; a free one keeps its place in the queue.
+
+        Cost of a free one: O(pool), and two commands per free block: the core publishes owned
+        blocks alone, and a block that is given back joins at the end, so all free blocks leave and
+        join in the old order. Raises AlreadyHashed, WrongArgument, UnusedBlock for the null block.
+        """
         if self.block_hash is not None:
             raise AlreadyHashed(block=self.block_id)
-        self.publish(block_hash)
+        key, order = read_record(block_hash).core_key, self._pool.free_blocks()
+        if self._place in order:
+            kept = [place for place in order if self._pool.key_of(place) is not None]
+            self._pool.touch(kept)
+            self._pool.take(len(order) - len(kept))
+            self._pool.publish(self._place, key)
+            self._change("release", order)
+        elif not self.ref_cnt:
+            raise UnusedBlock(block=self.block_id)
+        else:
+            self._change("publish", self._place, key)
+        self.content = block_hash
 
     @property
     def _block_hash(self) -> BlockHashType | None:
@@ -114,30 +118,7 @@ class KVCacheBlock:
     def reset_hash(self) -> None:
         """Forget the hash, if there is one."""
         if self.block_hash is not None:
-            with self._changed() as pool:
-                pool.unpublish(self._place)
-
-    def publish(self, record: BlockHashType) -> None:
-        """Make the block findable by a record. Raises as the core's does."""
-        key = read_record(record).core_key
-        with self._changed() as pool:
-            unowned = self._is_alone() and not pool.ref_count(self._place)
-            if unowned:
-                pool.take(1)
-            pool.publish(self._place, key)
-            if unowned:
-                pool.release([self._place])
-        self._record = record
-
-    @property
-    def prev_free_block(self) -> KVCacheBlock | None:
-        """The block before it in its free queue; None where it is first, or in none."""
-        return None if self._queue is None else self._queue.neighbours(self)[0]
-
-    @property
-    def next_free_block(self) -> KVCacheBlock | None:
-        """The block behind it in its free queue; None where it is last, or in none."""
-        return None if self._queue is None else self._queue.neighbours(self)[1]
+            self._change("unpublish", self._place)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -147,30 +128,19 @@ class KVCacheBlock:
     __hash__ = None  # type: ignore[assignment] # as the original, it compares by what changes
 
     def __repr__(self) -> str:
-        block_id, ref_cnt, block_hash, before, after = self._shown()
-        return (
-            f"KVCacheBlock(block_id={block_id}, ref_cnt={ref_cnt}, _block_hash={block_hash}, "
-            f"prev_free_block={before}, next_free_block={after})"
-        )
+        return f"KVCacheBlock({', '.join(f'{name}={value}' for name, value in self._shown())})"
 
-    def _shown(self) -> tuple[Any, ...]:
-        before, after = self.prev_free_block, self.next_free_block
-        return (
-            *(self.block_id, self.ref_cnt, self.block_hash),
-            None if before is None else before.block_id,
-            None if after is None else after.block_id,
-        )
+    def _shown(self) -> list[tuple[str, Any]]:
+        around = {name: getattr(self, name) for name in ("prev_free_block", "next_free_block")}
+        ids = {name: block and block.block_id for name, block in around.items()}
+        own = {"block_id": self.block_id, "ref_cnt": self.ref_cnt, "_block_hash": self.block_hash}
+        return [*own.items(), *ids.items()]
 
-    @contextmanager
-    def _changed(self) -> Iterator[Backing]:
-        """Its pool, for a change. Errors name the block; a pool of its own keeps no commands."""
-        if self._pool is None:
-            self._pool = Backing(1, backend=self._backend)
+    def _change(self, call: str, *arguments: Any) -> None:
+        """Make a change in its pool. Errors name the block; a pool of its own keeps no commands."""
         try:
-            yield self._pool
+            getattr(self._pool, call)(*arguments)
         except KvcoreError as error:
-            if "block" not in error.fields:
-                raise
             raise type(error)(**{**error.fields, "block": self.block_id}) from None
         finally:
             if self._is_alone():
@@ -178,122 +148,95 @@ class KVCacheBlock:
 
     def _is_alone(self) -> bool:
         """Whether its pool is its own."""
-        return self._queue is None or isinstance(self._queue, FreeKVCacheBlockQueue)
+        return not isinstance(self._queue, PoolQueue)
+
+
+class NullBlock(KVCacheBlock):
+    """Stands for a block that no query sees. Owners come and go without being counted."""
+
+    __slots__ = ()
+
+    @property
+    def ref_cnt(self) -> int:
+        """Always 0."""
+        return 0
+
+    def incr_ref(self) -> None:
+        """Nothing."""
+
+    def decr_ref(self) -> None:
+        """Nothing."""
 
 
 class FreeKVCacheBlockQueue:
-    """Blocks in the order in which they leave, the one at the head first.
+    """Blocks of no pool in the order in which they leave, linked to each other in a ring.
 
     blocks: at the beginning, in this order; none is allowed. They may join again, and others too.
     """
 
-    def __init__(self, blocks: Sequence[KVCacheBlock], *, backend: BackendName = "python") -> None:
-        """Raises WrongArgument, AlreadyInQueue, BackendMissing."""
-        given = list(blocks)
-        seen: set[int] = set()
-        for block in given:
-            _check_outside(block)
-            if id(block) in seen:
-                raise AlreadyInQueue(block=block.block_id)
-            seen.add(id(block))
-        self._backend: BackendName = backend
-        self._links = BackingQueue(len(given), backend=backend)
-        self._members: list[KVCacheBlock | None] = [*given]
-        self._num_slots = len(given)
-        for slot, block in enumerate(given):
-            _leave(block)
-            block._queue, block._slot = self, slot
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Raises WrongArgument, AlreadyInQueue."""
+        self.num_free_blocks = 0
+        self._end = KVCacheBlock.__new__(KVCacheBlock)
+        self._end._before = self._end._after = self._end
+        try:
+            for block in blocks:
+                self.append(block)
+        except KvcoreError:
+            for member in self.get_all_free_blocks():
+                self.remove(member)
+            raise
 
     def __repr__(self) -> str:
         ids = [block.block_id for block in self.get_all_free_blocks()]
         return f"FreeKVCacheBlockQueue({ids})"
 
     @property
-    def num_free_blocks(self) -> int:
-        """Blocks in the queue."""
-        return len(self._links)
-
-    @property
     def free_list_head(self) -> KVCacheBlock | None:
-        """The block that leaves next; None where the queue is empty."""
-        return self._member(self._links.front())
+        """The block that leaves next; None if the queue is empty."""
+        return self.neighbours(self._end)[1]
 
     @property
     def free_list_tail(self) -> KVCacheBlock | None:
-        """The block that leaves last; None where the queue is empty."""
-        return self._member(self._links.back())
+        """The block that leaves last; None if the queue is empty."""
+        return self.neighbours(self._end)[0]
 
     def popleft(self) -> KVCacheBlock:
         """Take out the block at the head. Raises NoFreeBlocks."""
-        block = self._member(self._links.popleft())
-        if block is None:
+        if self.free_list_head is None:
             raise NoFreeBlocks
+        block = self._end._after
+        self.remove(block)
         return block
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out, from wherever it is. Raises WrongArgument, NotInQueue."""
-        _check_block(block)
-        if block._queue is not self or block._slot not in self._links:
+        check_kind("block", block, KVCacheBlock)
+        if block._queue is not self:
             raise NotInQueue(block=block.block_id)
-        self._links.remove(block._slot)
+        block._before._after, block._after._before = block._after, block._before
+        block._queue = None
+        self.num_free_blocks -= 1
 
     def append(self, block: KVCacheBlock) -> None:
         """Put a block at the tail. Raises WrongArgument, AlreadyInQueue."""
-        _check_outside(block)
-        if block._queue is not self:
-            slot = self._new_slot()
-            _leave(block)
-            block._queue, block._slot = self, slot
-            self._members.append(block)
-        self._links.append(block._slot)
+        check_kind("block", block, KVCacheBlock)
+        if block._queue is not None:
+            raise AlreadyInQueue(block=block.block_id)
+        block._queue, block._before, block._after = self, self._end._before, self._end
+        self._end._before._after = self._end._before = block
+        self.num_free_blocks += 1
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """The blocks from head to tail. Cost: O(blocks)."""
-        found = (self._members[slot] for slot in self._links.blocks())
-        return [block for block in found if block is not None]
-
-    def holds(self, block: KVCacheBlock) -> bool:
-        """Whether a block of this queue is in it at the moment."""
-        return block._slot in self._links
+        found: list[KVCacheBlock] = []
+        block = self._end._after
+        while block is not self._end:
+            found.append(block)
+            block = block._after
+        return found
 
     def neighbours(self, block: KVCacheBlock) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
-        """The blocks before and behind one."""
-        before, after = self._links.neighbours(block._slot)
-        return self._member(before), self._member(after)
-
-    def leave(self, block: KVCacheBlock) -> None:
-        """Forget a block that is not in the queue."""
-        self._members[block._slot] = None
-
-    def _member(self, slot: int | None) -> KVCacheBlock | None:
-        return None if slot is None else self._members[slot]
-
-    def _new_slot(self) -> int:
-        """A slot for a block that is new here; links grow to twice what the members need."""
-        if len(self._members) == self._num_slots:
-            order = self.get_all_free_blocks()
-            kept = [block for block in self._members if block is not None]
-            for slot, block in enumerate(kept):
-                block._slot = slot
-            self._num_slots = 2 * len(kept) + 1
-            slots = [block._slot for block in order]
-            self._links = BackingQueue(self._num_slots, slots, backend=self._backend)
-            self._members = [*kept]
-        return len(self._members)
-
-
-def _leave(block: KVCacheBlock) -> None:
-    if block._queue is not None:
-        block._queue.leave(block)
-
-
-def _check_block(block: Any) -> None:
-    if not isinstance(block, KVCacheBlock):
-        raise WrongArgument(name="block", expected="a KVCacheBlock", value=repr(block))
-
-
-def _check_outside(block: Any) -> None:
-    """Raise unless a block can join a queue."""
-    _check_block(block)
-    if block._queue is not None and block._queue.holds(block):
-        raise AlreadyInQueue(block=block.block_id)
+        """The blocks before and behind one of this queue."""
+        before, after = block._before, block._after
+        return None if before is self._end else before, None if after is self._end else after

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the layers' kind decides in vLLM 0.8.5's V1 manager: hits, and what a window skips.
 
-Rules: full attention hits from the left up to the first miss, and keeps everything. A sliding
-window looks from the right for as many blocks in a row as its next query sees before itself; the
-null block stands for what is left of them; fewer count only from block 0 on. What is skipped is the
-core's rule (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81. Twin: none.
+Full attention hits from the left up to the first miss, and keeps everything. A sliding window looks
+from the right for as many blocks in a row as its next query sees before itself; the null block
+stands for what is left of them; fewer count only from block 0 on. What is skipped is the core's
+rule (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,22 +20,33 @@ from kvcore.types.errors import WrongArgument
 from kvcore.types.groups import Group, skipped_blocks
 
 
-class SpecializedManager(ABC):
-    """Hits and trims of layers of one kind. group: as the core has them."""
+class SpecializedManager:
+    """Hits and trims of layers of one kind: those of full attention, unless a class says otherwise.
+
+    group: the layers as the core has them.
+    """
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         spec = read_spec(kv_cache_spec)
         self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
         self.block_size = spec.block_size
-        self.has_window = self.group.window is not None
         self.kv_cache_spec = kv_cache_spec
         self.block_pool = block_pool
 
-    @abstractmethod
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
     ) -> list[KVCacheBlock]:
-        """The blocks of the longest hit of a chain. num_dropped: last ones that are not used."""
+        """The blocks of the longest hit of a chain. num_dropped: last ones that are not used.
+
+        From the left up to the first miss, less what is dropped.
+        """
+        pool = self.block_pool
+        ask, backend = pool.backing.blocks, pool.backend
+        first = keys_of(block_hashes[:1], backend)
+        if not first or ask.lookup(first[0], "device") is None:
+            return []  # before the other keys are read
+        found = ask.lookup_prefix(keys_of(block_hashes, backend), "device")
+        return [pool.blocks[place] for place in found[: max(0, len(found) - num_dropped)]]
 
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
@@ -65,26 +75,6 @@ class SpecializedManager(ABC):
 class FullAttentionManager(SpecializedManager):
     """Every query sees all tokens before it."""
 
-    def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
-    ) -> list[KVCacheBlock]:
-        """From the left up to the first miss, less what is dropped."""
-        ask, backend = self.block_pool.backing.blocks, self.block_pool.backend
-        first = keys_of(block_hashes[:1], backend)
-        if not first or ask.lookup(first[0], "device") is None:
-            return []  # before the other keys are read
-        keys = keys_of(block_hashes, backend)
-        hit = self.block_pool.blocks_at(ask.lookup_prefix(keys, "device"))
-        return hit[: max(0, len(hit) - num_dropped)] if num_dropped else hit
-
-    def skipped_places(
-        self,
-        blocks: Sequence[KVCacheBlock],  # noqa: ARG002 - every query sees all
-        num_computed_tokens: int,  # noqa: ARG002
-    ) -> list[int]:
-        """None."""
-        return []
-
 
 class SlidingWindowManager(SpecializedManager):
     """A query sees a window of tokens."""
@@ -100,18 +90,18 @@ class SlidingWindowManager(SpecializedManager):
         """The last run of enough blocks, less what is dropped behind it; null before it."""
         needed = self.sliding_window_contiguous_blocks + num_dropped
         run: list[KVCacheBlock] = []
-        lookup, blocks = self.block_pool.backing.lookup, self.block_pool.blocks
-        keys = keys_of(block_hashes, self.block_pool.backend)
+        pool, place = self.block_pool, 0
+        keys = keys_of(block_hashes, pool.backend)
         for place in range(len(keys) - 1, -1, -1):
-            found = lookup(keys[place])
+            found = pool.backing.lookup(keys[place])
             if found is None:
                 run.clear()
                 continue
-            run.append(blocks[found])
+            run.append(pool.blocks[found])
             if len(run) >= needed:
-                nulls = [self.block_pool.null_block] * place
-                return (nulls + run[::-1])[: place + len(run) - num_dropped]
-        return run[::-1][: max(0, len(run) - num_dropped)]
+                break
+        hit = [pool.null_block] * place + run[::-1]
+        return hit[: max(0, len(hit) - num_dropped)]
 
 
 def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:

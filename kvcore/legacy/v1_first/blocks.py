@@ -10,36 +10,36 @@ out again. Source: S004-01, 03, 09, 12, 15, 16. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
+
+import attrs
 
 from kvcore.legacy.blocks.blocks import Backing
-from kvcore.legacy.v1_0_8.errors import NotByHand
+from kvcore.legacy.blocks.views import BlockView, PoolQueue
 from kvcore.legacy.v1_first.errors import BlockInUse
 from kvcore.legacy.v1_first.hashes import BlockHashType, hash_block_tokens
 
 ShownHash: TypeAlias = BlockHashType | bytes
 
 
+@attrs.define(eq=False)
 class Text:
     """Tokens of a request behind its hits, those that calls gave slots.
 
     first, end: position of the first one in the request, and of the one behind the last. before:
-    the text of the last hit, and where in it that hit begins. has_hole: whether a token before the
-    last got no slot, so that what is behind it can be no hit.
+    the text of the last hit, and where in it that hit begins. shows_keys: whether the core's keys
+    are the hashes of its blocks. has_hole: whether a token before the last got no slot, so that
+    what is behind it can be no hit.
     """
 
-    __slots__ = ("_hashes", "before", "block_size", "end", "first", "has_hole", "tokens")
-
-    def __init__(
-        self, block_size: int, first: int, before: tuple[Text, int] | None, tokens: list[int]
-    ) -> None:
-        self.block_size = block_size
-        self.first = first
-        self.end = first + len(tokens)
-        self.has_hole = False
-        self.before = before
-        self.tokens = tokens
-        self._hashes: list[BlockHashType] = []
+    block_size: int
+    first: int
+    before: tuple[Text, int] | None
+    tokens: list[int]
+    shows_keys: bool
+    end: int
+    has_hole: bool = False
+    _hashes: list[BlockHashType] = attrs.Factory(list)
 
     def reaches(self, start: int) -> bool:
         """Whether all tokens before a position got slots."""
@@ -57,7 +57,7 @@ class Text:
         """Be the text of these blocks. at: place of the first of them; None: where it begins."""
         start = 0 if at is None else at * self.block_size - self.first
         for block in blocks:
-            block.text, block.start = self, start
+            block.content = (self, start)
             start += self.block_size
 
     def hash_at(self, start: int) -> BlockHashType:
@@ -79,31 +79,21 @@ class Text:
         return hashes[start // size]
 
 
-class KVCacheBlock:
-    """One block: its number, and its owners, tokens and hash at the time of the question.
+class KVCacheBlock(BlockView):
+    """One block: its id, and its owners, tokens and hash as they are now.
 
-    text, start: in which its tokens lie, from which place on; None where nothing is cached.
+    content: the text in which its tokens lie, and from which place on; None if nothing is cached.
     """
 
-    __slots__ = ("_pool", "block_id", "start", "text")
-
-    def __init__(self, block_id: int, pool: Pool) -> None:
-        self.block_id = block_id
-        self._pool = pool
-        self.text: Text | None = None
-        self.start = 0
-
-    @property
-    def ref_cnt(self) -> int:
-        """Requests that have it in their table."""
-        return self._pool.backing.ref_count(self.block_id)
+    __slots__ = ()
+    content: tuple[Text, int] | None
 
     @property
     def token_ids(self) -> list[int] | tuple[int, ...]:
-        """Its tokens, a tuple once it is full; none where nothing is cached."""
-        text, start = self.text, self.start
-        if text is None:
+        """Its tokens, a tuple once it is full; none if nothing is cached."""
+        if self.content is None:
             return []
+        text, start = self.content
         tokens = text.tokens[start : start + text.block_size]
         return tuple(tokens) if len(tokens) == text.block_size else tokens
 
@@ -111,114 +101,42 @@ class KVCacheBlock:
     def block_hash(self) -> ShownHash | None:
         """What it is found by; None unless it is full and cached.
 
-        Of the original's kind, or the core's key where the manager was told how to hash.
+        Of the original's kind, or the core's key if the manager was told how to hash.
         """
-        key = self._pool.backing.key_of(self.block_id)
-        if key is None or self.text is None or self._pool.shows_keys:
+        key = self._pool.key_of(self.block_id)
+        if key is None or self.content is None:
             return key
-        return self.text.hash_at(self.start)
+        text, start = self.content
+        return key if text.shows_keys else text.hash_at(start)
 
     @property
     def num_hashed_tokens(self) -> int:
         """Tokens of its request up to its end, 0 unless it is cached."""
-        text = self.text
-        if text is None or self._pool.backing.key_of(self.block_id) is None:
+        if self.content is None or self._pool.key_of(self.block_id) is None:
             return 0
-        return text.first + self.start + text.block_size
-
-    @property
-    def prev_free_block(self) -> KVCacheBlock | None:
-        """The block that leaves before it; None where it is first, or has an owner.
-
-        Cost: O(free blocks).
-        """
-        return self._pool.free_block_queue.neighbours(self)[0]
-
-    @property
-    def next_free_block(self) -> KVCacheBlock | None:
-        """The block that leaves behind it; None where it is last, or has an owner.
-
-        Cost: O(free blocks).
-        """
-        return self._pool.free_block_queue.neighbours(self)[1]
-
-    @property
-    def place(self) -> tuple[Text, int] | None:
-        """Where its tokens lie."""
-        return None if self.text is None else (self.text, self.start)
+        text, start = self.content
+        return text.first + start + text.block_size
 
     def reset(self) -> None:
-        """Forget tokens and hash. Raises BlockInUse where it has an owner."""
+        """Forget tokens and hash. Raises BlockInUse if it has an owner."""
         if self.ref_cnt:
             raise BlockInUse(block=self.block_id, num_owners=self.ref_cnt)
-        self._pool.backing.unpublish(self.block_id)
-        self.text = None
+        self._pool.unpublish(self.block_id)
+        self.content = None
 
     def __repr__(self) -> str:
         return f"KVCacheBlock(block_id={self.block_id}, ref_cnt={self.ref_cnt})"
 
 
-class Pool:
-    """All blocks of a manager. shows_keys: whether a block's hash is the core's key."""
-
-    def __init__(self, num_blocks: int, backing: Backing, *, shows_keys: bool) -> None:
-        self.backing = backing
-        self.shows_keys = shows_keys
-        self.blocks = tuple(KVCacheBlock(number, self) for number in range(num_blocks))
-        self.free_block_queue = FreeBlockQueue(self)
-
-
-class FreeBlockQueue:
-    """The blocks without owner, the next to be taken first; it moves with their owners alone."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    @property
-    def num_free_blocks(self) -> int:
-        """How many there are."""
-        return self._pool.backing.num_free()
-
-    @property
-    def free_list_head(self) -> KVCacheBlock | None:
-        """The block that leaves next; None where there is none. Cost: O(free blocks)."""
-        return next(iter(self.get_all_free_blocks()), None)
-
-    @property
-    def free_list_tail(self) -> KVCacheBlock | None:
-        """The block that leaves last; None where there is none. Cost: O(free blocks)."""
-        return next(reversed(self.get_all_free_blocks()), None)
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """All of them. Cost: O(free blocks)."""
-        return [self._pool.blocks[number] for number in self._pool.backing.free_blocks()]
-
-    def neighbours(self, block: KVCacheBlock) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
-        """The blocks before and behind one; None for none, and where it has an owner."""
-        if block.ref_cnt:
-            return None, None
-        order: list[KVCacheBlock | None] = [None, *self.get_all_free_blocks(), None]
-        at = order.index(block)
-        return order[at - 1], order[at + 1]
-
-    def popleft(self) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=None, calls="allocate_slots and append_slots")
-
-    def remove(self, block: KVCacheBlock) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=block.block_id, calls="allocate_slots and append_slots")
-
-    def append(self, block: KVCacheBlock) -> NoReturn:
-        """Raises NotByHand."""
-        raise NotByHand(block=block.block_id, calls="free")
+FreeBlockQueue = PoolQueue[KVCacheBlock]
 
 
 class CachedBlocks(Mapping[ShownHash, dict[int, KVCacheBlock]]):
     """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Backing, blocks: Sequence[KVCacheBlock]) -> None:
         self._pool = pool
+        self._blocks = blocks
 
     def __getitem__(self, block_hash: ShownHash) -> dict[int, KVCacheBlock]:
         return self._listed()[block_hash]
@@ -227,13 +145,13 @@ class CachedBlocks(Mapping[ShownHash, dict[int, KVCacheBlock]]):
         return iter(self._listed())
 
     def __len__(self) -> int:
-        return len(self._pool.backing.state().device.index)
+        return len(self._pool.state().device.index)
 
     def __repr__(self) -> str:
         return repr(self._listed())
 
     def _listed(self) -> dict[ShownHash, dict[int, KVCacheBlock]]:
-        index, blocks = self._pool.backing.state().device.index, self._pool.blocks
+        index, blocks = self._pool.state().device.index, self._blocks
         listed: dict[ShownHash, dict[int, KVCacheBlock]] = {}
         for key, first in index.firsts.items():
             shown = blocks[first].block_hash

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kvcore import _twin
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.tiers import Tiers
-from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Pool, Text
+from kvcore.legacy.v1_first.blocks import CachedBlocks, FreeBlockQueue, KVCacheBlock, Text
 from kvcore.legacy.v1_first.errors import (
     AlreadyAllocated,
     HitsWithoutCaching,
@@ -43,7 +43,6 @@ from kvcore.types.values import Refused
 
 __all__ = [
     "BlockHashType",
-    "EngineRequest",
     "FreeBlockQueue",
     "KVCacheBlock",
     "KVCacheManager",
@@ -56,24 +55,12 @@ NO_KEYS: Sequence[bytes] = ()
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
-class EngineRequest(Protocol):
-    """What this manager reads of an engine's request.
+class Request:
+    """A request, for engines without a class of their own: what this manager reads of one.
 
     all_token_ids: of prompt and answer. num_computed_tokens: of `append_slots`: the tokens before
     those that get slots.
     """
-
-    request_id: str
-    num_computed_tokens: int
-
-    @property
-    def all_token_ids(self) -> Sequence[int]:
-        """Tokens of prompt and answer."""
-        ...
-
-
-class Request:
-    """A request, for who has no class of their own."""
 
     def __init__(self, request_id: str, prompt_token_ids: Sequence[int]) -> None:
         self.request_id = request_id
@@ -135,17 +122,22 @@ class KVCacheManager:
         self._hashing: Hashing = hashing
         self._root = root_hash(_PROCESS_SEED if hash_seed is None else hash_seed, hashing)
         self._backing = Backing(num_gpu_blocks, backend=backend)
-        pool = Pool(num_gpu_blocks, self._backing, shows_keys=shows_keys)
-        self.block_pool = list(pool.blocks)
-        self.free_block_queue = pool.free_block_queue
-        self.cached_block_hash_to_block = CachedBlocks(pool)
+        self.block_pool: list[KVCacheBlock] = []
+        self.free_block_queue = FreeBlockQueue(
+            self._backing, self.block_pool, "allocate_slots, append_slots and free"
+        )
+        self.block_pool += (
+            KVCacheBlock(number, self._backing, number, self.free_block_queue)
+            for number in range(num_gpu_blocks)
+        )
+        self.cached_block_hash_to_block = CachedBlocks(self._backing, self.block_pool)
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
 
     def __repr__(self) -> str:
         free = self.free_block_queue.num_free_blocks
         return f"<early KVCacheManager: {free} of {self.num_gpu_blocks} blocks free>"
 
-    def get_computed_blocks(self, request: EngineRequest) -> list[KVCacheBlock]:
+    def get_computed_blocks(self, request: Any) -> list[KVCacheBlock]:
         """The longest cached prefix of a request, its last block included; changes nothing.
 
         A prompt that is found whole leaves nothing to compute: take the last block away then.
@@ -156,12 +148,12 @@ class KVCacheManager:
         keys, pool = self._keys(self._root, request.all_token_ids), self.block_pool
         return [pool[number] for number in self._backing.blocks.lookup_prefix(keys, "device")]
 
-    def get_computed_block_ids(self, request: EngineRequest) -> list[int]:
+    def get_computed_block_ids(self, request: Any) -> list[int]:
         """The ids of these blocks, by which `allocate_slots` knows them as well."""
         return [block.block_id for block in self.get_computed_blocks(request)]
 
     def allocate_slots(
-        self, request: EngineRequest, num_tokens: int, computed_blocks: Sequence[KVCacheBlock | int]
+        self, request: Any, num_tokens: int, computed_blocks: Sequence[KVCacheBlock | int]
     ) -> list[KVCacheBlock] | None:
         """Give a request its first blocks: the computed ones, and new ones for so many tokens.
 
@@ -182,12 +174,14 @@ class KVCacheManager:
         if self.enable_caching:
             first = len(hits) * self.block_size
             tokens = list(request.all_token_ids[first : first + num_tokens])
-            Text(self.block_size, first, hits[-1].place if hits else None, tokens).hold(fresh)
+            before, end = hits[-1].content if hits else None, first + len(tokens)
+            text = Text(self.block_size, first, before, tokens, self._shows_keys, end)
+            text.hold(fresh)
             self._publish(fresh, keys[len(hits) :])
         self.req_to_blocks[name] = hits + fresh
         return list(fresh)
 
-    def append_slots(self, request: EngineRequest, num_tokens: int) -> list[KVCacheBlock] | None:
+    def append_slots(self, request: Any, num_tokens: int) -> list[KVCacheBlock] | None:
         """Give a request slots for more tokens, behind those that it counts as computed.
 
         Blocks that these fill are cached, unless a token before them got no slot. Returns the new
@@ -206,7 +200,8 @@ class KVCacheManager:
         num_free = self._backing.blocks.num_free("device") if needed > 0 else 0
         first, keys, text = 0, NO_KEYS, None
         if self.enable_caching:
-            tokens, text = request.all_token_ids, blocks[-1].text
+            tokens, content = request.all_token_ids, blocks[-1].content
+            text = content and content[0]
             if end > len(tokens):
                 name = repr(request.request_id)
                 raise TooFewTokens(request=name, num_tokens=len(tokens), asked=end)
@@ -228,7 +223,7 @@ class KVCacheManager:
         self._publish(blocks[first:], keys)
         return fresh
 
-    def free(self, request: EngineRequest) -> None:
+    def free(self, request: Any) -> None:
         """Give back a request's blocks, tail first; one without blocks is left as it is."""
         blocks = self.req_to_blocks.pop(request.request_id, [])
         self._backing.blocks.release([block.block_id for block in reversed(blocks)], "device")
@@ -262,7 +257,7 @@ class KVCacheManager:
         return [make_key(each, 0) for each in hashes]
 
     def _keys_of_prompt(
-        self, request: EngineRequest, hits: list[KVCacheBlock], num_tokens: int
+        self, request: Any, hits: list[KVCacheBlock], num_tokens: int
     ) -> list[bytes]:
         """The keys of the blocks that so many tokens behind the hits fill, behind the hits' own."""
         name = repr(request.request_id)
@@ -276,7 +271,7 @@ class KVCacheManager:
         return self._keys(self._root, tokens[: num_computed + num_tokens])
 
     def _admit(
-        self, request: EngineRequest, hits: list[KVCacheBlock], keys: list[bytes], needed: int
+        self, request: Any, hits: list[KVCacheBlock], keys: list[bytes], needed: int
     ) -> tuple[int, ...] | None:
         """Own the hits, which must have these keys, and take so many blocks and room ahead."""
         backing = self._backing.blocks

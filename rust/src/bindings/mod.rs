@@ -20,7 +20,6 @@ mod manager;
 mod methods;
 mod pool_layer;
 mod questions;
-mod queue_layer;
 mod requests;
 mod tables;
 mod tiers;
@@ -41,8 +40,6 @@ mod _rust {
     use super::manager::Manager;
     #[pymodule_export]
     use super::pool_layer::BlockPool;
-    #[pymodule_export]
-    use super::queue_layer::FreeQueue;
     #[pymodule_export]
     use super::tiers::Tiers;
 }

@@ -8,5 +8,4 @@ pub mod hash_index;
 pub(crate) mod prefetch;
 pub mod priority_eviction;
 pub mod quarantine;
-pub mod queue_transitions;
 pub mod transitions;

@@ -283,10 +283,6 @@ errors! {
     UnusedBlock { block: i64 } "block {block} has neither owner nor key";
     /// What is copied or taken over is held by somebody.
     NoOwner { block: i64 } "block {block} has no owner";
-    /// A block that has an owner is not in the free queue.
-    NotQueued { block: i64 } "block {block} is not in the free queue";
-    /// A block is at most once in the free queue.
-    AlreadyQueued { block: i64 } "block {block} is in the free queue already";
     /// A block has at most one key.
     AlreadyPublished { block: i64 } "block {block} already has a key";
     /// Keys have one size, since a batch carries them one after the other.

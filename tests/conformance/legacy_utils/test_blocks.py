@@ -80,7 +80,7 @@ def test_a_block_by_itself_gathers_no_commands(backend: Backend) -> None:
 def test_a_block_prints_its_neighbours_by_their_ids(backend: Backend) -> None:
     blocks = [KVCacheBlock(block_id, backend=backend) for block_id in (4, 5, 6)]
     blocks[1].block_hash = RECORD
-    FreeKVCacheBlockQueue(blocks, backend=backend)
+    FreeKVCacheBlockQueue(blocks)
     assert repr(blocks[0]) == (
         "KVCacheBlock(block_id=4, ref_cnt=0, _block_hash=None, "
         "prev_free_block=None, next_free_block=5)"

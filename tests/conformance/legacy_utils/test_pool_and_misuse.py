@@ -110,7 +110,7 @@ def test_wrong_hits_are_refused_before_anything_changes(backend: Backend) -> Non
         (StaleHit, request, [hits[1]]),
         (StaleHit, request, [blocks[0], hits[1]]),
         (StaleHit, request, [*hits, blocks[9]]),
-        (StaleHit, EngineRequest("2", [9] * 12), hits),
+        (StaleHit, EngineRequest("2", [9] * 17), hits),
         (HitsWhileRunning, running, hits),
         (TokensMissing, EngineRequest("3", [1, 2, 3]), []),
     ]
@@ -184,7 +184,7 @@ def test_a_pool_s_queue_moves_with_its_owners_alone(backend: Backend) -> None:
         queue.popleft,
         lambda: queue.remove(blocks[1]),
         lambda: queue.append(blocks[1]),
-        lambda: FreeKVCacheBlockQueue(blocks[1:], backend=backend),
+        lambda: FreeKVCacheBlockQueue(blocks[1:]),
         lambda: blocks[1].incr_ref(),
         lambda: blocks[1].decr_ref(),
         lambda: manager.block_pool.get_new_blocks(4),

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from kvcore.legacy.blocks.queue import BackingQueue
-from kvcore.legacy.v1_0_8 import live_blocks
 from kvcore.legacy.v1_0_8.errors import AlreadyInQueue, NoFreeBlocks, NotInQueue
 from kvcore.legacy.v1_0_8.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from kvcore.types.errors import WrongArgument
@@ -21,7 +21,7 @@ NUM_CALLS = 3000
 def make(backend: Backend, *ids: int) -> tuple[list[KVCacheBlock], FreeKVCacheBlockQueue]:
     """Blocks of these ids and the queue that holds them."""
     blocks = [KVCacheBlock(block_id, backend=backend) for block_id in ids]
-    return blocks, FreeKVCacheBlockQueue(blocks, backend=backend)
+    return blocks, FreeKVCacheBlockQueue(blocks)
 
 
 def ids(queue: FreeKVCacheBlockQueue) -> list[int]:
@@ -105,7 +105,7 @@ def test_what_is_not_in_the_queue_is_not_taken_out(backend: Backend) -> None:
 
 @pytest.mark.seed("S001-16", "S001-18", "S001-19")
 def test_blocks_join_at_the_tail_also_of_a_queue_that_never_had_any(backend: Backend) -> None:
-    queue = FreeKVCacheBlockQueue([], backend=backend)
+    queue = FreeKVCacheBlockQueue([])
     assert ids(queue) == []
     assert queue.num_free_blocks == 0
     blocks = [KVCacheBlock(block_id, backend=backend) for block_id in range(5)]
@@ -126,10 +126,10 @@ def test_a_block_is_in_one_queue_once(backend: Backend) -> None:
             queue.append(block)
     for listed in ([blocks[0]], [others[0]]):
         with pytest.raises(AlreadyInQueue):
-            FreeKVCacheBlockQueue(listed, backend=backend)
+            FreeKVCacheBlockQueue(listed)
     lone = KVCacheBlock(4, backend=backend)
     with pytest.raises(AlreadyInQueue):
-        FreeKVCacheBlockQueue([lone, lone], backend=backend)
+        FreeKVCacheBlockQueue([lone, lone])
     assert lone.next_free_block is None
     assert (ids(queue), ids(second)) == ([0, 1, 2], [8])
 
@@ -137,7 +137,7 @@ def test_a_block_is_in_one_queue_once(backend: Backend) -> None:
 @pytest.mark.seed("S001-16")
 def test_blocks_move_from_queue_to_queue(backend: Backend) -> None:
     blocks, first = make(backend, *range(4))
-    second = FreeKVCacheBlockQueue([], backend=backend)
+    second = FreeKVCacheBlockQueue([])
     for _ in range(3):
         for source, target in ((first, second), (second, first)):
             for block in blocks:
@@ -156,36 +156,28 @@ def test_several_leave_and_join_in_order(backend: Backend) -> None:
 
 
 @pytest.mark.seed("S001-10")
-def test_a_call_touches_as_many_links_however_long_the_queue(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: Counter[str] = Counter()
+def test_a_call_does_as_much_however_long_the_queue(backend: Backend) -> None:
+    def num_lines(length: int) -> int:
+        """Lines of Python that a call at each end, in the middle and between neighbours takes."""
+        blocks, queue = make(backend, *range(length))
+        lines: Counter[str] = Counter()
 
-    class Counting(BackingQueue):
-        def popleft(self) -> int | None:
-            asked["moved"] += 1
-            return super().popleft()
+        def trace(_: object, event: str, __: object) -> Any:
+            lines[event] += 1
+            return trace
 
-        def remove(self, block: int) -> None:
-            asked["moved"] += 1
-            super().remove(block)
+        sys.settrace(trace)
+        try:
+            block = queue.popleft()
+            queue.remove(blocks[length // 2])
+            queue.append(block)
+            ends = (queue.free_list_tail, blocks[length // 2 - 1].next_free_block)
+        finally:
+            sys.settrace(None)
+        assert ends == (block, blocks[length // 2 + 1])
+        return lines["line"]
 
-        def append(self, block: int) -> None:
-            asked["moved"] += 1
-            super().append(block)
-
-        def blocks(self) -> tuple[int, ...]:
-            asked["read whole"] += 1
-            return super().blocks()
-
-    monkeypatch.setattr(live_blocks, "BackingQueue", Counting)
-    blocks, queue = make(backend, *range(500))
-    asked.clear()
-    block = queue.popleft()
-    queue.remove(blocks[250])
-    queue.append(block)
-    assert (queue.free_list_tail, blocks[249].next_free_block) == (block, blocks[251])
-    assert asked == {"moved": 3}
+    assert num_lines(500) == num_lines(5)
 
 
 @pytest.mark.seed("S001-10", "S001-12")

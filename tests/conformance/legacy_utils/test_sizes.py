@@ -13,7 +13,6 @@ from kvcore.legacy.v1_0_8.errors import (
     LayersDiffer,
     MixedLayers,
     NoGroupLayer,
-    PagesDiffer,
     RankGroupsDiffer,
     RankLayersDiffer,
     RanksDiffer,
@@ -191,7 +190,7 @@ def test_a_uniform_configuration_divides_the_memory_among_the_layers() -> None:
 
 @pytest.mark.seed("S001-63")
 def test_all_layers_have_one_page_size() -> None:
-    with pytest.raises(PagesDiffer, match="layer b") as caught:
+    with pytest.raises(LayersDiffer, match="layer b") as caught:
         _get_kv_cache_config_uniform_type(engine(), {"a": full(), "b": full(head_size=8)}, GIB)
     assert isinstance(caught.value, AssertionError)
 

@@ -54,7 +54,7 @@ ELSEWHERE = {
 # These are raised by calls of the pool layer alone: see tests/legacy/blocks/test_bad_tiers.py.
 POOL_LAYER = {
     *("AlreadyPublished", "DoubleFree", "InvalidKey", "WrongKey"),
-    *("NoOwner", "NotQueued", "AlreadyQueued"),
+    "NoOwner",
 }
 
 

@@ -49,7 +49,7 @@ def test_the_twin_hashes_one_block_as_the_core_does() -> None:
 def test_a_key_is_made_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, request = make(backend), EngineRequest("0", PROMPT)
     manager.get_computed_blocks(request)
-    monkeypatch.setattr(block_hashes, "_plain_key", None)
+    monkeypatch.setattr(block_hashes, "content_key", None)
     assert ids(manager.allocate_slots(request, 11)) == [1, 2, 3]
     request.num_computed_tokens = 11
     preempt(manager, request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random lives of the manager and queue of vLLM 0.8.5 on both backends at once, from a seed.
+"""Random lives of the manager of vLLM 0.8.5 on both backends at once, from a seed.
 
 Both are told the same. Answers, errors and batches are compared, and the blocks behind them; a call
 that raises leaves all as it was, and one that is refused gives back what the window does not see.
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
-from kvcore.legacy.v1_0_8.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from kvcore.legacy.v1_0_8.kv_cache_utils import KVCacheBlock
 from kvcore.types.errors import KvcoreError
 from tests.conformance.legacy_utils.requests import EngineRequest, RequestStatus
 from tests.conformance.legacy_utils.stories import all_of, make
@@ -169,25 +169,3 @@ def test_both_backends_agree_call_by_call(options: dict[str, Any], seed: int) ->
             manager.free(EngineRequest(name, [1]))
         manager.check()
         assert manager.block_pool.get_num_free_blocks() == 9
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_both_queues_agree_call_by_call(seed: int) -> None:
-    dice = random.Random(seed)
-    blocks = [[KVCacheBlock(block_id, backend=each) for block_id in range(9)] for each in BACKENDS]
-    queues = [
-        FreeKVCacheBlockQueue(own[:6], backend=each)
-        for own, each in zip(blocks, BACKENDS, strict=True)
-    ]
-    for _ in range(NUM_STEPS):
-        name, place = dice.choice(["popleft", "remove", "append"]), dice.randrange(9)
-        answers = []
-        for own, queue in zip(blocks, queues, strict=True):
-            try:
-                call = getattr(queue, name)
-                answers.append(call() if name == "popleft" else call(own[place]))
-            except KvcoreError as error:
-                answers.append((type(error), str(error)))
-        assert ids(answers[0]) == ids(answers[1])
-        assert repr(queues[0]) == repr(queues[1])
-        assert [repr(block) for block in blocks[0]] == [repr(block) for block in blocks[1]]

@@ -156,6 +156,7 @@ def test_the_queue_shows_its_ends_and_neighbours(backend: Backend) -> None:
 def test_the_queue_cannot_be_changed_by_hand(backend: Backend) -> None:
     manager = make(backend, 2)
     block, queue = manager.block_pool[1], manager.free_block_queue
+    call: Any
     for call in (queue.popleft, lambda: queue.remove(block), lambda: queue.append(block)):
         with pytest.raises(ValueError, match="free queue changes by"):
             call()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a pool as the objects that V1's managers hand out, and the pool's free queue.
+
+A view keeps no state: it asks the blocks of a facade at the time of the question. The queue moves
+with the owners of the blocks, so it can be read and not be changed. Source: S001-06, 09, 83;
+S004-12, 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from kvcore.legacy.blocks.blocks import Backing
+from kvcore.types.errors import KvcoreError
+
+T = TypeVar("T", bound="BlockView")
+
+
+class NotByHand(KvcoreError):
+    """A call that would change the free queue of a pool by hand."""
+
+    message = "block {block}: a pool's free queue changes by {calls} alone"
+
+
+class BlockView:
+    """One block: its id, and its owners and its neighbours in the free queue as they are now.
+
+    place: its number in the pool, which is its id unless the block is in no manager's pool.
+    content: what a manager notes of the content that the block was last given.
+    """
+
+    __slots__ = ("_place", "_pool", "_queue", "block_id", "content")
+
+    def __init__(self, block_id: int, pool: Backing, place: int, queue: Any) -> None:
+        self.block_id = block_id
+        self._pool = pool
+        self._place = place
+        self._queue = queue
+        self.content: Any = None
+
+    @property
+    def ref_cnt(self) -> int:
+        """Number of owners."""
+        return self._pool.ref_count(self._place)
+
+    @property
+    def prev_free_block(self) -> Any:
+        """The block before it in the free queue; None for the first one and outside a queue.
+
+        Cost: O(free blocks) in the queue of a pool.
+        """
+        return self._queue and self._queue.neighbours(self)[0]
+
+    @property
+    def next_free_block(self) -> Any:
+        """The block behind it in the free queue; None for the last one and outside a queue.
+
+        Cost: O(free blocks) in the queue of a pool.
+        """
+        return self._queue and self._queue.neighbours(self)[1]
+
+
+class PoolQueue(Generic[T]):
+    """The free queue of a pool, to be read.
+
+    blocks: the view of each block of the pool. calls: names of the calls that move the queue.
+    """
+
+    def __init__(self, pool: Backing, blocks: Sequence[T], calls: str) -> None:
+        self._pool = pool
+        self._blocks = blocks
+        self._calls = calls
+
+    def __repr__(self) -> str:
+        return f"PoolQueue({[block.block_id for block in self.get_all_free_blocks()]})"
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of blocks in the queue."""
+        return self._pool.num_free()
+
+    @property
+    def free_list_head(self) -> T | None:
+        """The block that leaves next; None if the queue is empty. Cost: O(free blocks)."""
+        return next(iter(self.get_all_free_blocks()), None)
+
+    @property
+    def free_list_tail(self) -> T | None:
+        """The block that leaves last; None if the queue is empty. Cost: O(free blocks)."""
+        return next(reversed(self.get_all_free_blocks()), None)
+
+    def get_all_free_blocks(self) -> list[T]:
+        """The blocks from head to tail. Cost: O(free blocks)."""
+        return [self._blocks[number] for number in self._pool.free_blocks()]
+
+    def neighbours(self, block: BlockView) -> tuple[T | None, T | None]:
+        """The blocks before and behind one; None for none, and if it is not in the queue."""
+        order: list[T | None] = [None, *self.get_all_free_blocks(), None]
+        place = next((at for at, each in enumerate(order) if each is block), 0)
+        return (order[place - 1], order[place + 1]) if place else (None, None)
+
+    def remove(self, block: BlockView | None = None) -> NoReturn:
+        """Raises NotByHand, as `append` and `popleft` do."""
+        raise NotByHand(block=block and block.block_id, calls=self._calls)
+
+    append = popleft = remove
