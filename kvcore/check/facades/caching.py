@@ -18,10 +18,10 @@ import attrs
 from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.facades.memory import Place
 from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.interfaces import Block, Device
-from kvcore.legacy.v0.null_block import NullBlock
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut

@@ -19,10 +19,10 @@ from kvcore.check.mutants.seeding import Patcher
 from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
 from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.v0.block_allocator import BlockAllocator as CachingAllocator
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager as CachingManager
 from kvcore.legacy.v0.block_table import BlockTable as CachingTable
 from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
-from kvcore.legacy.v0.tier_allocator import TierAllocator
 from kvcore.legacy.v0_3.block_allocator import BlockAllocator, BlockTable
 from kvcore.legacy.v0_3.block_space_manager import BlockSpaceManager as SpaceManager
 from kvcore.pool.hash_index import HashIndexTransaction
@@ -190,7 +190,7 @@ def m_newest_leaves_first(patcher: Patcher) -> None:
 @facade_mutant("v0", "naive", "KV-READ", rows=(41,))
 def m_shared_block_written_in_place(patcher: Patcher) -> None:
     """A block that a fork shares is written without a copy."""
-    patcher.setattr(TierAllocator, "own", lambda _, block_id: block_id)
+    patcher.setattr(CachingAllocator, "own", lambda _, block_id: block_id)
 
 
 @facade_mutant("v0", "window", "REF", rows=(22,))
@@ -200,10 +200,11 @@ def m_passed_block_given_back_twice(patcher: Patcher) -> None:
     drop = CachingTable._drop_passed
 
     def drop_and_keep(self: Any, *counts: Any) -> None:
-        held = self.held
-        known = held.block_ids[:]
+        known, ids = self.blocks[:], self.physical_block_ids[:]
         drop(self, *counts)
-        held.block_ids, held.num_null = known, 0
+        for block, block_id in zip(known, ids, strict=True):
+            block.block_id = block_id
+        self.blocks[:], self.physical_block_ids[:], self.num_null_blocks = known, ids, 0
 
     patcher.setattr(CachingTable, "_drop_passed", drop_and_keep)
 

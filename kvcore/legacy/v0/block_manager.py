@@ -12,15 +12,16 @@ from collections.abc import Sequence
 
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v0 import manager_interfaces
-from kvcore.legacy.v0.block_interfaces import BlockId, Device
+from kvcore.legacy.v0.block import Block, BlockId, Device
+from kvcore.legacy.v0.block_allocator import check_block_size
 from kvcore.legacy.v0.block_table import BlockTable
+from kvcore.legacy.v0.common import ids_of
 from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from kvcore.legacy.v0.errors import NoFreeBlocksError, NoneWaits, UnknownName, for_sequence, require
 from kvcore.legacy.v0.manager_sizes import blocks_of_watermark, blocks_of_window
 from kvcore.legacy.v0.prefix_caching_allocator import read_time
 from kvcore.legacy.v0.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from kvcore.legacy.v0.sequences import AllocStatus, GroupLike, SequenceLike, SequenceStatus
-from kvcore.legacy.v0.tier_allocator import check_block_size
 from kvcore.legacy.v0.utils import check_no_caching_or_swa_for_blockmgr_encdec, encoder_of
 from kvcore.types.commands import Batch
 
@@ -172,7 +173,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         table = self.block_tables.get(seq_id)
         if table is None:
             return
-        ids = table.held.block_ids
+        ids = [block.block_id or 0 for block in table.blocks]
         self._last_access_blocks_tracker.update_seq_blocks_last_access(seq_id, ids)
         self._last_access_blocks_tracker.remove_seq(seq_id)
         self.remove_seq_from_computed_blocks_tracker(seq)
@@ -254,8 +255,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
 
     def get_num_free_gpu_blocks(self) -> int:
         """Blocks of the GPU without owner."""
-        free: int = self.block_allocator.on_gpu.get_num_free_blocks()
-        return free
+        return self.block_allocator.on_gpu.get_num_free_blocks()
 
     def get_num_free_cpu_blocks(self) -> int:
         """Blocks of the CPU without owner."""
@@ -316,19 +316,15 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         num_lookahead_slots: int,
     ) -> AllocStatus:
         touched, allocator = 0, self.block_allocator.allocator(device)
-        keys: list[bytes] = []
+        blocks: list[Block] = []
         for seq in seq_group.get_seqs(status=status):
             table = self._table(seq.seq_id)
-            held = table.held
-            full = table.num_full_slots // self.block_size - held.num_null
-            not_full = len(held.block_ids) - full - held.num_null
+            real, num_full = table.real_blocks, table.num_full_slots // self.block_size
+            not_full = len(real) + table.num_null_blocks - num_full
             num_tokens = len(seq.get_token_ids())
             touched += max(table.count_touched(num_tokens, num_lookahead_slots), not_full)
-            known = held.keys[held.num_null :]
-            touched += full - len(known)
-            keys += known
-        if keys:
-            touched += allocator.count_idle(keys)
+            blocks += real
+        touched += allocator.get_num_full_blocks_touched(blocks)
         watermark_blocks = self.watermark_blocks if device is Device.GPU else 0
         if allocator.get_num_total_blocks() < touched:
             return AllocStatus.NEVER
@@ -341,29 +337,16 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
     ) -> list[tuple[BlockId, BlockId]]:
         seqs = seq_group.get_seqs(status=status)
         tables = [self._table(seq.seq_id) for seq in seqs]
-        held = [table.held for table in tables]
-        old: list[BlockId] = []
-        keys: list[bytes | None] = []
-        lengths: list[int] = []
-        empty: list[int] = []
-        for table, each in zip(tables, held, strict=True):
-            old += each.real_ids()
-            some_keys, some_lengths = each.contents()
-            num_filled = -(-table.num_full_slots // self.block_size) - each.num_null
-            empty += range(len(keys) + num_filled, len(keys) + len(some_keys))
-            keys += some_keys
-            lengths += some_lengths
+        blocks = [block for table in tables for block in table.real_blocks]
         of, to = self.block_allocator.pair(source, target)
         try:
-            new = self.block_allocator.move(old, (keys, lengths), empty, of, to)
+            old = self.block_allocator.move(blocks, of, to)
         except NoFreeBlocksError as error:
             raise for_sequence(error, ", ".join(str(seq.seq_id) for seq in seqs)) from None
-        at = 0
-        for table, each in zip(tables, held, strict=True):
-            end = at + len(each.block_ids) - each.num_null
-            table.move(new[at:end], to)
-            at = end
-        return list(zip(of.blocks.places(old), to.blocks.places(new), strict=True))
+        for table in tables:
+            table.moved(to)
+        new = to.blocks.places(ids_of(blocks))
+        return list(zip(of.blocks.places(old), new, strict=True))
 
 
 BlockSpaceManager = SelfAttnBlockSpaceManager

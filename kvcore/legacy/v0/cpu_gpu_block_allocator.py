@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two allocators as one, for the GPU and the CPU, and swapping between them.
 
-Rules: ids of the GPU come first. Which allocator frees a block follows from its id. Both work on
-one backing, the GPU's blocks its device tier, the CPU's its host tier. Swapped blocks are copied
-before they are given back; a block whose content is there already is not copied. The null block is
-a GPU block that is taken when it is first asked for, and never given back. Source: S002-50, 65, 69
-to 71.
+Ids of the GPU come first. The id of a block says which allocator frees it. Both work on one
+backing: the blocks of the GPU are its device tier, those of the CPU its host tier. Swapped blocks
+are copied before they are given back; a block whose content is there already is not copied. The
+null block is a GPU block that is taken when it is first asked for, and never given back.
+Source: S002-50, 65, 69 to 71.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.block_interfaces import Block, BlockAllocator, BlockId, Device
-from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.block import Block, BlockId, Device, NaiveBlock, NullBlock
+from kvcore.legacy.v0.block_allocator import BlockAllocator
+from kvcore.legacy.v0.common import ids_of
 from kvcore.legacy.v0.errors import NotSupported, UnknownDevice, UnknownName, WrongValue, require
-from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.v0.null_block import NullBlock
+from kvcore.legacy.v0.naive_block import NaiveBlockAllocator
 from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
 from kvcore.legacy.v0.tier_blocks import TierBlocks
 from kvcore.types.arguments import read_count
@@ -27,7 +27,6 @@ from kvcore.types.commands import Batch
 
 __all__ = [
     "KINDS",
-    "Allocator",
     "Block",
     "BlockAllocator",
     "BlockId",
@@ -40,15 +39,13 @@ __all__ = [
     "PrefixCachingBlockAllocator",
 ]
 
-Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
-
-KINDS: dict[str, Callable[..., Allocator]] = {
+KINDS: dict[str, Callable[..., BlockAllocator]] = {
     "naive": partial(NaiveBlockAllocator, NaiveBlock),
     "prefix_caching": PrefixCachingBlockAllocator,
 }
 
 
-class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
+class CpuGpuBlockAllocator:
     """Blocks of the GPU and of the CPU."""
 
     @staticmethod
@@ -72,46 +69,28 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         on_cpu = kind(num_cpu, block_size, ids[num_gpu:], backend=backend)
         return CpuGpuBlockAllocator(on_cpu, on_gpu)
 
-    def __init__(self, cpu_block_allocator: Allocator, gpu_block_allocator: Allocator) -> None:
-        """Takes allocators over, none of whose blocks is used. Raises WrongCall else, and where
-        they share ids.
+    def __init__(
+        self, cpu_block_allocator: BlockAllocator, gpu_block_allocator: BlockAllocator
+    ) -> None:
+        """Takes allocators over, none of whose blocks is used. Raises WrongCall else, and if they
+        share ids.
         """
         on_cpu, on_gpu = cpu_block_allocator, gpu_block_allocator
         shared = sorted(on_cpu.all_block_ids & on_gpu.all_block_ids)
         require(not shared, "blocks {blocks} are the CPU's and the GPU's", blocks=shared)
-        for allocator in (on_cpu, on_gpu):
-            free, total = allocator.get_num_free_blocks(), allocator.get_num_total_blocks()
+        sizes = [each.get_num_total_blocks() for each in (on_gpu, on_cpu)]
+        for allocator, total in zip((on_gpu, on_cpu), sizes, strict=True):
+            free = allocator.get_num_free_blocks()
             require(free == total, "{free} of {total} blocks are free", free=free, total=total)
-        backing = Backing(
-            on_gpu.get_num_total_blocks(),
-            on_cpu.get_num_total_blocks(),
-            eviction="ranked",
-            backend=on_gpu.backend,
-        )
-        on_gpu.rebind(TierBlocks(backing, "device", on_gpu.order))
-        on_cpu.rebind(TierBlocks(backing, "host", on_cpu.order))
-        self._backing = backing
-        self._cpu: Any = on_cpu
-        self._gpu: Any = on_gpu
-        self.on_gpu: Any = on_gpu
+        self.backing = Backing(*sizes, eviction="ranked", backend=on_gpu.backend)
+        on_gpu.rebind(TierBlocks(self.backing, "device", on_gpu.blocks.order))
+        if sizes[1]:  # else it keeps its own blocks, which are none
+            on_cpu.rebind(TierBlocks(self.backing, "host", on_cpu.blocks.order))
+        self.on_gpu = on_gpu
+        self._allocators = {Device.CPU: on_cpu, Device.GPU: on_gpu}
+        self.all_block_ids: frozenset[BlockId] = on_gpu.all_block_ids | on_cpu.all_block_ids
         self._swap_mapping: dict[BlockId, BlockId] = {}
         self._null_block: NullBlock | None = None
-
-    @property
-    def backing(self) -> Backing:
-        """The blocks of both in the core."""
-        return self._backing
-
-    @property
-    def _allocators(self) -> dict[Device, Any]:
-        """The allocator of each device, as tests of the original read them."""
-        return {Device.CPU: self._cpu, Device.GPU: self._gpu}
-
-    @property
-    def all_block_ids(self) -> frozenset[BlockId]:
-        """Every id."""
-        ids: frozenset[BlockId] = self._gpu.all_block_ids | self._cpu.all_block_ids
-        return ids
 
     @property
     def has_null_block(self) -> bool:
@@ -120,28 +99,16 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: the commands since the last one."""
-        return self._backing.take_batch()
+        return self.backing.take_batch()
 
     def allocator(self, device: Device) -> Any:
         """The allocator of a device. Raises WrongValue."""
-        if device is Device.GPU:
-            return self._gpu
-        if device is Device.CPU:
-            return self._cpu
-        if device == Device.GPU:  # of an engine's own enumeration
-            return self._gpu
-        if device == Device.CPU:
-            return self._cpu
-        raise UnknownDevice(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
+        return self._of(device)
 
-    def owner(self, block: Block) -> Any:
-        """The allocator of a block. Raises WrongCall where it has no id, UnknownName."""
-        block_id = block.block_id
-        if block_id is None:
-            reason = "Freeing unallocated block is undefined: it has no id, and {num} tokens"
-            require(False, reason, num=len(block.token_ids))
-        assert block_id is not None
-        return self.allocator(self._device(block_id))
+    def owner(self, block: Block) -> BlockAllocator:
+        """The allocator of a block. Raises WrongCall if it has no id, UnknownName."""
+        (block_id,) = ids_of([block], "Freeing unallocated block is undefined")
+        return self._allocators[self._device(block_id)]
 
     def allocate_or_get_null_block(self) -> NullBlock:
         """The block that stands for none. Raises NoFreeBlocksError."""
@@ -151,10 +118,9 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
-    ) -> Block:
+    ) -> Any:
         """An empty block. Raises WrongValue, NoFreeBlocksError."""
-        block: Block = self.allocator(device).allocate_mutable_block(prev_block, extra_hash)
-        return block
+        return self._of(device).allocate_mutable_block(prev_block, extra_hash)
 
     def allocate_immutable_blocks(
         self,
@@ -162,12 +128,10 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         block_token_ids: list[list[int]],
         device: Device,
         extra_hash: int | None = None,
-    ) -> list[Block]:
+    ) -> list[Any]:
         """Full blocks, all or none. Raises WrongCall, WrongValue, NoFreeBlocksError."""
-        blocks: list[Block] = self.allocator(device).allocate_immutable_blocks(
-            prev_block, block_token_ids, extra_hash
-        )
-        return blocks
+        allocator = self._of(device)
+        return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
 
     def allocate_immutable_block(
         self,
@@ -175,26 +139,14 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         token_ids: list[int],
         device: Device,
         extra_hash: int | None = None,
-    ) -> Block:
+    ) -> Any:
         """A full block. Raises WrongCall, WrongValue, NoFreeBlocksError."""
         return self.allocate_immutable_blocks(prev_block, [token_ids], device, extra_hash)[0]
 
     def free(self, block: Block, keep_block_object: bool = False) -> None:
-        """Give a block back to who owns it; the null block stays. Raises WrongCall."""
+        """Give a block back to its owner; the null block stays. Raises WrongCall."""
         if not isinstance(block, NullBlock):
             self.owner(block).free(block, keep_block_object)
-
-    def fork(self, last_block: Block) -> list[Block]:
-        """Another chain over the same blocks. Raises WrongCall."""
-        reason = "the null block {block} is forked"
-        require(not isinstance(last_block, NullBlock), reason, block=last_block.block_id)
-        forked: list[Block] = self.owner(last_block).fork(last_block)
-        return forked
-
-    def get_num_free_blocks(self, device: Device) -> int:
-        """Blocks of a device without owner."""
-        free: int = self.allocator(device).get_num_free_blocks()
-        return free
 
     def free_all(self, blocks: Sequence[Block]) -> None:
         """Give blocks of one device back, all or none; the null block stays. Raises WrongCall."""
@@ -202,20 +154,27 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         if real:
             self.owner(real[0]).free_all(real)
 
+    def fork(self, last_block: Block) -> list[Block]:
+        """Another chain over the same blocks. Raises WrongCall."""
+        reason = "the null block {block} is forked"
+        require(not isinstance(last_block, NullBlock), reason, block=last_block.block_id)
+        return self.owner(last_block).fork(last_block)
+
+    def get_num_free_blocks(self, device: Device) -> int:
+        """Blocks of a device without owner."""
+        return self._of(device).get_num_free_blocks()
+
     def get_num_total_blocks(self, device: Device) -> int:
         """All blocks of a device."""
-        total: int = self.allocator(device).get_num_total_blocks()
-        return total
+        return self._of(device).get_num_total_blocks()
 
     def get_physical_block_id(self, device: Device, absolute_id: BlockId) -> int:
-        """The place of an id among a device's. Raises WrongValue."""
-        place: int = self.allocator(device).get_physical_block_id(absolute_id)
-        return place
+        """The place of an id among those of a device. Raises WrongValue."""
+        return self._of(device).get_physical_block_id(absolute_id)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
         """How many blocks of a device these would take, full ones alone."""
-        touched: int = self.allocator(device).get_num_full_blocks_touched(blocks)
-        return touched
+        return self._of(device).get_num_full_blocks_touched(blocks)
 
     def swap(
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
@@ -223,47 +182,43 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         """Move blocks to the other device; old to new id. Raises WrongCall, NoFreeBlocksError."""
         source, target = self.pair(src_device, dst_device)
         moved = [block for block in blocks if not isinstance(block, NullBlock)]
-        old = source.ids_of(moved)
-        empty = [at for at, block in enumerate(moved) if not block.token_ids]
-        new = self.move(old, target.contents_of(moved), empty, source, target)
-        for block, block_id in zip(moved, new, strict=True):
-            target.adopt(block, block_id)
-        return dict(zip(old, new, strict=True))
+        old = self.move(moved, source, target)
+        source.num_by_hand += 1
+        target.num_by_hand += 1
+        return dict(zip(old, ids_of(moved), strict=True))
 
-    def pair(self, src_device: Device, dst_device: Device) -> tuple[Any, Any]:
-        """The allocators of two devices. Raises WrongCall where it is one, WrongValue."""
-        source, target = self.allocator(src_device), self.allocator(dst_device)
+    def pair(self, src_device: Device, dst_device: Device) -> tuple[BlockAllocator, BlockAllocator]:
+        """The allocators of two devices. Raises WrongCall if it is one, WrongValue."""
+        source, target = self._of(src_device), self._of(dst_device)
         if source is target:
             reason = "blocks are swapped from {device} to itself"
             require(False, reason, device=src_device.name)
         return source, target
 
     def move(
-        self,
-        old: list[BlockId],
-        contents: tuple[Sequence[bytes | None], Sequence[int]],
-        empty: Sequence[int],
-        source: Any,
-        target: Any,
+        self, blocks: Sequence[Block], source: BlockAllocator, target: BlockAllocator
     ) -> list[BlockId]:
-        """Give blocks of these contents and lengths up for blocks of the other device, whose ids
-        are returned; those at the places in `empty` have nothing to copy. All or none.
+        """Give blocks up for blocks of the other device, all or none; the ids that they had.
 
         Raises WrongCall, UnknownName, NoFreeBlocksError.
         """
-        source.check_owned(old)
-        new: list[BlockId]
-        new, there = target.place_contents(*contents, f"swap in of {len(old)} blocks")
-        if there or empty or len(set(new)) < len(new):
-            pairs = dict(zip(new, old, strict=True))
-            for each in there.union(map(new.__getitem__, empty)):
-                del pairs[each]
-            self._copy(source, target, [*pairs.values()], [*pairs])
-        else:
-            self._copy(source, target, old, new)
+        old = source.check_held(blocks)
+        new, there = target.place_contents(blocks, f"swap in of {len(old)} blocks")
+        copies = dict(zip(new, old, strict=True))
+        for block, block_id in zip(blocks, new, strict=True):
+            if not block.token_ids or block_id in there:
+                copies.pop(block_id, None)
+        if copies:
+            of, to = source.blocks.places(copies.values()), target.blocks.places(copies)
+            if target is self.on_gpu:
+                self.backing.blocks.copy_pairs(to, of, "device")
+            else:
+                self.backing.blocks.copy_pairs(of, to, "host")
+                target.note_written(copies)
         source.give_back(old)
+        target.adopt(blocks, new)
         self._swap_mapping.update(zip(old, new, strict=True))
-        return new
+        return old
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
         """Old and new id of what was swapped since the last call."""
@@ -272,53 +227,46 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
         """Source and target of each copy on the GPU since the last call, in order."""
-        copies: list[tuple[BlockId, BlockId]] = self._gpu.clear_copy_on_writes()
-        return copies
+        return self.on_gpu.clear_copy_on_writes()
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
         """Say when blocks were used, each to its owner, if a block can be hit.
 
         Raises WrongValue, UnknownName.
         """
-        if not self._gpu.caches:
-            return
-        for each in (self._gpu, self._cpu):
-            if each.all_block_ids.issuperset(block_ids):
-                each.mark_blocks_as_accessed(block_ids, now)
-                return
-        devices = [self._device(each) for each in block_ids]
-        for device in dict.fromkeys(devices):
-            mine = [each for each, its in zip(block_ids, devices, strict=True) if its is device]
-            self.allocator(device).mark_blocks_as_accessed(mine, now)
+        if self.on_gpu.caches:
+            devices = [self._device(each) for each in block_ids]
+            for device, allocator in self._allocators.items():
+                mine = [each for each, its in zip(block_ids, devices, strict=True) if its is device]
+                if mine:
+                    allocator.mark_blocks_as_accessed(mine, now)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
         """Count what was promoted on the GPU since the last call as computed."""
-        self._gpu.mark_blocks_as_computed(block_ids)
+        self.on_gpu.mark_blocks_as_computed(block_ids)
 
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
         """What these lists begin with alike."""
-        ids: list[BlockId] = self._gpu.get_common_computed_block_ids(computed_seq_block_ids)
-        return ids
+        return self.on_gpu.get_common_computed_block_ids(computed_seq_block_ids)
 
     def find_cached_blocks_prefix(
         self, block_hashes: list[int], device: Device = Device.GPU
     ) -> list[int]:
         """The hashes up to the first that is not cached and computed."""
-        found: list[int] = self.allocator(device).find_cached_blocks_prefix(block_hashes)
-        return found
+        return self._of(device).find_cached_blocks_prefix(block_hashes)
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """Share of look-ups that hit on a device."""
-        rate: float = self.allocator(device).get_prefix_cache_hit_rate()
-        return rate
+        """Share of look-ups that hit on a device; -1 without caching."""
+        return self._of(device).get_prefix_cache_hit_rate()
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
         """Forget all content of a device, or of both, unless a block is used there."""
-        chosen = [self._cpu, self._gpu] if device is None else [self.allocator(device)]
-        if not all(each.get_num_free_blocks() == each.get_num_total_blocks() for each in chosen):
-            return all(isinstance(each, NaiveBlockAllocator) for each in chosen)
+        chosen = [*self._allocators.values()] if device is None else [self._of(device)]
+        used = [each for each in chosen if each.get_num_free_blocks() < len(each.blocks)]
+        if any(each.caches for each in used):
+            return False
         return all(each.reset_prefix_cache() for each in chosen)
 
     def cow_block_if_not_appendable(self, block: Block) -> BlockId:
@@ -329,19 +277,19 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         """Raises NotSupported."""
         raise NotSupported(reason=f"block {block.block_id}: its own allocator promotes it")
 
+    def _of(self, device: Device) -> BlockAllocator:
+        """The allocator of a device, which may be of an engine's own enumeration."""
+        found = self._allocators.get(device)
+        if found is None:
+            raise UnknownDevice(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")
+        return found
+
     def _device(self, block_id: BlockId) -> Device:
-        if block_id in self._gpu.all_block_ids:
-            return Device.GPU
-        if block_id in self._cpu.all_block_ids:
-            return Device.CPU
+        for device, allocator in self._allocators.items():
+            if block_id in allocator.all_block_ids:
+                return device
         known = f"there are {len(self.all_block_ids)} of both devices"
         raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
 
-    def _copy(self, source: Any, target: Any, blocks: list[BlockId], copies: list[BlockId]) -> None:
-        """Fill blocks of one allocator from blocks of the other."""
-        of, to = source.blocks.places(blocks), target.blocks.places(copies)
-        if target is self._cpu:
-            self._backing.blocks.copy_pairs(of, to, "host")
-            target.note_written(copies)
-        else:
-            self._backing.blocks.copy_pairs(to, of, "device")
+
+DeviceAwareBlockAllocator = CpuGpuBlockAllocator

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LRU evictor of the V0 block manager: a view on what the core's ranked queue would evict.
 
-Rules: in it are blocks with content and without owner. The order is smallest time, then longest
-chain, then lowest id, by what was said last; the core keeps it, so nothing stale stays behind.
-Taking a block out makes the caller its owner. An evictor without allocator has a small pool of its
-own, owns there whatever is not in it, and grows with the ids it is given. Source: S002-19 to 23,
-X-03.
+In it are blocks with content and without owner. The order is smallest time, then longest chain,
+then lowest id, by what was said last; the core keeps it, so nothing stale stays behind. Taking a
+block out makes the caller its owner. An evictor without allocator has a small pool of its own, owns
+there whatever is not in it, and grows with the ids it is given. Source: S002-19 to 23, X-03.
 """
 
 from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.named_enum import NamedEnum
-from kvcore.legacy.v0.block_interfaces import BlockId
+from kvcore.legacy.v0.block import BlockId
 from kvcore.legacy.v0.errors import UnknownName, WrongValue, require
 from kvcore.legacy.v0.tier_blocks import TierBlocks, key_of_hash
 
@@ -30,48 +29,21 @@ class EvictionPolicy(NamedEnum):
     LRU = enum.auto()
 
 
+@dataclass
 class BlockMetaData:
     """What is known of an evictable block."""
 
-    def __init__(self, content_hash: int, num_hashed_tokens: int, last_accessed: float) -> None:
-        self.content_hash = content_hash
-        self.num_hashed_tokens = num_hashed_tokens
-        self.last_accessed = last_accessed
+    content_hash: int
+    num_hashed_tokens: int
+    last_accessed: float
 
 
 class Evictor(ABC):
     """Chooses among blocks without owner."""
 
     @abstractmethod
-    def __init__(self) -> None:
-        pass
-
-    @abstractmethod
-    def __contains__(self, block_id: object) -> bool:
-        pass
-
-    @abstractmethod
     def evict(self) -> tuple[BlockId, int]:
         """Take the first one out, with the hash that is forgotten."""
-
-    @abstractmethod
-    def add(
-        self, block_id: BlockId, content_hash: int, num_hashed_tokens: int, last_accessed: float
-    ) -> None:
-        """Put a block in."""
-
-    @abstractmethod
-    def update(self, block_id: BlockId, last_accessed: float) -> None:
-        """Say when a block was used."""
-
-    @abstractmethod
-    def remove(self, block_id: BlockId) -> None:
-        """Take a block out."""
-
-    @property
-    @abstractmethod
-    def num_blocks(self) -> int:
-        """How many are in it."""
 
 
 class LRUEvictor(Evictor):
@@ -81,8 +53,9 @@ class LRUEvictor(Evictor):
         self, blocks: TierBlocks | None = None, *, backend: BackendName = "python"
     ) -> None:
         """blocks: of an allocator; None: a pool of its own."""
-        self._own: BackendName | None = backend if blocks is None else None
-        self._blocks = _all_owned((), backend) if blocks is None else blocks
+        self._backend: BackendName = backend
+        self._is_alone = blocks is None
+        self._blocks = self._all_owned(frozenset()) if blocks is None else blocks
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._blocks.ids and self._blocks.is_evictable(block_id)
@@ -101,15 +74,12 @@ class LRUEvictor(Evictor):
         """Take the first one out, with the hash that is forgotten. Raises WrongValue if empty."""
         evictable = self._blocks.evictable()
         if not evictable:
-            total = len(self._blocks)
-            raise WrongValue(
-                reason=f"No usable cache memory left: none of {total} blocks is evictable"
-            )
-        block = evictable[0]
-        content_hash = self._data_of(block).content_hash
-        self._blocks.evict(block)
+            reason = f"none of {len(self._blocks)} blocks is evictable"
+            raise WrongValue(reason=f"No usable cache memory left: {reason}")
+        content_hash = self._data_of(evictable[0]).content_hash
+        self._blocks.evict(evictable[0])
         self._forget_commands()
-        return block, content_hash
+        return evictable[0], content_hash
 
     def add(
         self, block_id: BlockId, content_hash: int, num_hashed_tokens: int, last_accessed: float
@@ -118,74 +88,64 @@ class LRUEvictor(Evictor):
 
         By itself: take any block in, in place of what was said of it. Raises WrongCall.
         """
-        if self._own is not None:
-            self._take_in(block_id, content_hash, num_hashed_tokens, last_accessed)
+        if self._is_alone:
+            self._own(block_id, BlockMetaData(content_hash, num_hashed_tokens, last_accessed))
         count, found = self._blocks.ref_count(block_id), self._blocks.content_hash(block_id)
         reason = "block {block} has {count} owners and content {found}, not 1 and {content_hash}"
         fields = {"count": count, "found": found, "content_hash": content_hash}
         holds = (count, found) == (1, content_hash)
         require(holds, reason, block=block_id, **fields)
-        self._blocks.rank(block_id, last_accessed, num_hashed_tokens)
+        self._blocks.rank([block_id], last_accessed, num_hashed_tokens)
         self._blocks.release([block_id])
         self._forget_commands()
 
     def update(self, block_id: BlockId, last_accessed: float) -> None:
-        """Say when a block was used. Raises UnknownName where it is not in the evictor."""
+        """Say when a block was used. Raises UnknownName if it is not in the evictor."""
         if block_id not in self:
             known = f"{self.num_blocks} blocks are in the evictor"
             raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)
-        self._blocks.rank(block_id, last_accessed)
+        self._blocks.rank([block_id], last_accessed)
 
     def remove(self, block_id: BlockId) -> None:
-        """Take a block out with its content. Raises WrongValue where it is not in the evictor."""
+        """Take a block out with its content. Raises WrongValue if it is not in the evictor."""
         if block_id not in self:
             raise WrongValue(reason=f"block {block_id} is not in the evictor", block=block_id)
-        if self._own is None:
-            self._blocks.touch([block_id])
-        else:
+        if self._is_alone:
             self._blocks.evict(block_id)
+        else:
+            self._blocks.touch([block_id])
         self._forget_commands()
 
     def _data_of(self, block_id: BlockId) -> BlockMetaData:
-        blocks = self._blocks
-        content_hash = blocks.content_hash(block_id)
+        content_hash = self._blocks.content_hash(block_id)
         assert content_hash is not None
-        time, length = blocks.backing.rank_of(blocks.place(block_id), blocks.tier)
+        time, length = self._blocks.rank_of(block_id)
         return BlockMetaData(content_hash, length, time)
 
-    def _take_in(self, block_id: BlockId, content_hash: int, length: int, time: float) -> None:
-        """Own a block of the own pool that has this content."""
-        assert self._own is not None
-        key = key_of_hash(content_hash)
+    def _own(self, block_id: BlockId, data: BlockMetaData) -> None:
+        """Own a block of the own pool that has this content, in a larger pool if need be."""
+        key = key_of_hash(data.content_hash)
         if block_id not in self._blocks.ids:
-            self._grow(block_id, self._own)
-        blocks = self._blocks
-        blocks.rank(block_id, time, length)  # what is no time or length raises here
+            kept, more = self.free_table, range(2 * len(self._blocks) + POOL_SIZE)
+            ids = self._blocks.ids.union(more if block_id in more else (block_id,))
+            self._blocks = self._all_owned(ids)
+            for each, its in kept.items():
+                self._own(each, its)
+            self._blocks.release(list(kept))
+        self._blocks.rank([block_id], data.last_accessed, data.num_hashed_tokens)
         if block_id in self:
-            blocks.evict(block_id)
-        blocks.backing.publish(blocks.place(block_id), key, blocks.tier)
+            self._blocks.evict(block_id)
+        self._blocks.publish(block_id, key, data.num_hashed_tokens)
 
-    def _grow(self, block_id: BlockId, backend: BackendName) -> None:
-        """Have a pool in which there is a block of this id as well."""
-        old, kept = self._blocks, self.free_table
-        more = range(2 * len(old) + POOL_SIZE)
-        grown = _all_owned(old.ids.union(more if block_id in more else (block_id,)), backend)
-        for each, data in kept.items():
-            key = key_of_hash(data.content_hash)
-            grown.backing.publish(grown.place(each), key, grown.tier)
-            grown.rank(each, data.last_accessed, data.num_hashed_tokens)
-        grown.release(list(kept))
-        self._blocks = grown
+    def _all_owned(self, ids: frozenset[BlockId]) -> TierBlocks:
+        """A pool of these blocks, each with one owner."""
+        backing = Backing(len(ids), eviction="ranked", backend=self._backend)
+        backing.take(len(ids))
+        return TierBlocks(backing, "device", sorted(ids))
 
     def _forget_commands(self) -> None:
-        if self._own is not None:
+        if self._is_alone:
             self._blocks.backing.take_batch()
-
-
-def check_policy(eviction_policy: object) -> None:
-    """Raise WrongValue for any policy but LRU."""
-    if eviction_policy != EvictionPolicy.LRU:
-        raise WrongValue(reason=f"unknown eviction policy {eviction_policy!r}: there is LRU")
 
 
 def make_evictor(
@@ -195,13 +155,6 @@ def make_evictor(
     backend: BackendName = "python",
 ) -> LRUEvictor:
     """The evictor of a policy. Raises WrongValue for an unknown one."""
-    check_policy(eviction_policy)
+    if eviction_policy != EvictionPolicy.LRU:
+        raise WrongValue(reason=f"unknown eviction policy {eviction_policy!r}: there is LRU")
     return LRUEvictor(blocks, backend=backend)
-
-
-def _all_owned(ids: Iterable[BlockId], backend: BackendName) -> TierBlocks:
-    """A pool of these blocks, each with one owner."""
-    order = sorted(ids)
-    backing = Backing(len(order), eviction="ranked", backend=backend)
-    backing.take(len(order))
-    return TierBlocks(backing, "device", order)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of V0's block managers, blocks and allocators, for those who ask by type.
 
-Rules: this file defines nothing. It has the names of both modules that are called so in vLLM.
+This file defines nothing. It has the names of both modules that are called so in vLLM.
 Source: S002-08, 14, 15, 28, 51, 65.
 """
 
@@ -9,15 +9,9 @@ from __future__ import annotations
 
 # Both managers are imported so that `get_block_space_manager_class` finds them by name.
 from kvcore.legacy.v0 import block_manager, placeholder_block_space_manager  # noqa: F401
-from kvcore.legacy.v0.block_interfaces import (
-    Block,
-    BlockAllocator,
-    BlockId,
-    Device,
-    PooledBlock,
-    chain,
-)
-from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.block import Block, BlockId, Device, chain
+from kvcore.legacy.v0.block_allocator import BlockAllocator
+from kvcore.legacy.v0.cpu_gpu_block_allocator import DeviceAwareBlockAllocator
 from kvcore.legacy.v0.manager_interfaces import BlockSpaceManager
 from kvcore.legacy.v0.sequences import AllocStatus
 
@@ -29,6 +23,5 @@ __all__ = [
     "BlockSpaceManager",
     "Device",
     "DeviceAwareBlockAllocator",
-    "PooledBlock",
     "chain",
 ]

@@ -6,23 +6,22 @@ Rules: this file defines nothing. Source: S002-01 to 64.
 
 from __future__ import annotations
 
-from kvcore.legacy.v0.block_interfaces import Block, BlockAllocator, BlockId, Device
-from kvcore.legacy.v0.block_interfaces import chain as get_all_blocks_recursively
-from kvcore.legacy.v0.block_objects import BlockPool
-from kvcore.legacy.v0.block_tracker import (
-    BlockTracker,
+from kvcore.legacy.v0.block import Block, BlockId, Device, NaiveBlock, PrefixCachingBlock
+from kvcore.legacy.v0.block import chain as get_all_blocks_recursively
+from kvcore.legacy.v0.block import check_previous as assert_prefix_caching_block_or_none
+from kvcore.legacy.v0.block_allocator import BlockAllocator
+from kvcore.legacy.v0.common import (
+    BlockPool,
     CacheMetricData,
     CopyOnWriteTracker,
     ReadOnlyRefCounter,
     RefCounter,
 )
-from kvcore.legacy.v0.content_block import PrefixCachingBlock
-from kvcore.legacy.v0.content_block import check_previous as assert_prefix_caching_block_or_none
-from kvcore.legacy.v0.device_interfaces import DeviceAwareBlockAllocator
+from kvcore.legacy.v0.cpu_gpu_block_allocator import DeviceAwareBlockAllocator
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.evictor import EvictionPolicy, Evictor, LRUEvictor, make_evictor
-from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.v0.prefix_caching_allocator import PrefixCachingBlockAllocator
+from kvcore.legacy.v0.naive_block import NaiveBlockAllocator
+from kvcore.legacy.v0.prefix_caching_allocator import BlockTracker, PrefixCachingBlockAllocator
 from kvcore.legacy.v0.sequence_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 
 PrefixHash = int

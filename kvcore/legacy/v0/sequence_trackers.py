@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvcore.legacy.v0.block_interfaces import BlockId
-from kvcore.legacy.v0.content_block import NONE_HASH, hash_chain
+from kvcore.legacy.v0.block import NONE_HASH, BlockId, hash_chain
 from kvcore.legacy.v0.errors import require
 from kvcore.legacy.v0.sequences import SequenceLike
 from kvcore.legacy.v0.tier_blocks import keep_key
@@ -83,8 +82,9 @@ class ComputedBlocksTracker:
             require(False, reason, sequence=seq.seq_id, **fields)
         if num_tokens >= hashed + size:
             parent, extra_hash = hashes[-1] if hashes else None, seq.extra_hash()
-            fresh = hash_chain(token_ids[hashed:], size, parent, extra_hash)
-            hashes += map(keep_key, fresh)
+            full = range(hashed, num_tokens - size + 1, size)
+            chunks = [token_ids[at : at + size] for at in full]
+            hashes += map(keep_key, hash_chain(chunks, parent, extra_hash))
         self._seq_id_to_blocks_hashes[seq.seq_id] = hashes
         return hashes
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocks of one tier under the ids and hashes that the V0 block manager has for them.
 
-Rules: an id is any int of a given set; its place among them in rising order is the block in the
-core. A content hash is an int of Python's `hash`; an int that needs more than 32 bytes has no key
-and no block. Its key is the int as 32 bytes, signed and big-endian, mixed so that both ends of the
-key are digest, which is all that an index and events read:
+An id is any int of a given set; its place among them in rising order is the block in the core. A
+content hash is an int of Python's `hash`; an int that needs more than 32 bytes has no key and no
+block. Its key is the int as 32 bytes, signed and big-endian, mixed so that both ends of the key are
+digest, which is all that an index and events read:
 
     low, high = the int's last 8 bytes, its first 24
     key       = low, high XOR low, a group of 0
@@ -15,7 +15,6 @@ so no two ints have one key. Source: S002-04, 16, 43, 54.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ _pack = struct.Struct(f">4q{KEY_SIZE - HASH_SIZE}x").pack
 
 
 def key_of_hash(content_hash: int) -> bytes:
-    """The key of a content hash. Raises OverflowError where it needs more than 32 bytes."""
+    """The key of a content hash. Raises OverflowError if it needs more than 32 bytes."""
     sign = content_hash >> 63
     if -1 <= sign <= 0:  # as all hashes of Python: the same key in one step
         return _pack(content_hash, sign, sign, content_hash ^ sign)
@@ -43,14 +42,6 @@ def key_of_hash(content_hash: int) -> bytes:
         raise OverflowError(f"a content hash of {content_hash.bit_length()} bits")
     low, high = content_hash & _LOW, content_hash >> _LOW_BITS & _HIGH
     return make_key((low << _HIGH_BITS | high ^ low).to_bytes(HASH_SIZE, "big"), 0)
-
-
-def keys_of_hashes(content_hashes: Iterable[int]) -> list[bytes]:
-    """The keys of content hashes of Python's own 64 bits."""
-    return [
-        _pack(each, sign := each >> 63, sign, each ^ sign)  # `key_of_hash` without a call
-        for each in content_hashes
-    ]
 
 
 def hash_of_key(key: bytes) -> int:
@@ -61,19 +52,8 @@ def hash_of_key(key: bytes) -> int:
     return content_hash - 2 * _LIMIT if content_hash >= _LIMIT else content_hash
 
 
-def _keys_up_to_none(content_hashes: Iterable[int]) -> list[bytes]:
-    """The keys of content hashes up to the first that has none."""
-    keys = []
-    for content_hash in content_hashes:
-        try:
-            keys.append(key_of_hash(content_hash))
-        except (TypeError, OverflowError):
-            break
-    return keys
-
-
 class KeyedHash(int):
-    """A content hash that keeps its key, for who asks for it again and again."""
+    """A content hash that keeps its key, for a caller that asks for it again and again."""
 
     key: bytes
 
@@ -88,58 +68,49 @@ def keep_key(content_hash: int) -> KeyedHash:
 class TierBlocks:
     """One tier of a backing, its blocks named by ids of a caller."""
 
-    __slots__ = ("_first", "_sorted", "backing", "ids", "tier")
+    __slots__ = ("_names", "_places", "backing", "ids", "order", "tier")
 
     def __init__(self, backing: Backing, tier: Tier, ids: Iterable[int]) -> None:
         """ids: in the order in which they are first taken."""
         self.backing = backing
         self.tier = tier
-        order = tuple(ids)
-        self.ids = frozenset(order)
-        self._sorted = tuple(sorted(self.ids))
-        contiguous = not order or self._sorted[-1] - self._sorted[0] == len(order) - 1
-        self._first = (self._sorted[0] if order else 0) if contiguous else None
-        if order != self._sorted:
-            backing.take(len(order), tier)
-            backing.release([self.place(each) for each in reversed(order)], tier)
+        self.order = tuple(ids)
+        self.ids = frozenset(self.order)
+        self._names = tuple(sorted(self.ids))
+        self._places = {name: place for place, name in enumerate(self._names)}
+        if self.order != self._names:
+            backing.take(len(self.order), tier)
+            backing.release(self.places(self.order[::-1]), tier)
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._names)
 
     def place(self, block: int) -> int:
         """The block in the core. Raises UnknownName."""
-        if block in self.ids:
-            first = self._first
-            return block - first if first is not None else bisect_left(self._sorted, block)
-        known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
-        raise UnknownName(name="block", value=repr(block), known=known, block=block)
+        place = self._places.get(block)
+        if place is None:
+            known = f"there are {len(self)} blocks from {min(self.ids, default=None)} on"
+            raise UnknownName(name="block", value=repr(block), known=known, block=block)
+        return place
 
-    def places(self, blocks: Sequence[int]) -> Sequence[int]:
-        """The same for each."""
-        first = self._first
-        if first is None or not self.ids.issuperset(blocks):
-            return [self.place(block) for block in blocks]
-        return [block - first for block in blocks] if first else blocks
+    def places(self, blocks: Iterable[int]) -> list[int]:
+        """The blocks in the core. Raises UnknownName."""
+        return [self.place(block) for block in blocks]
 
-    def names(self, places: Sequence[int]) -> list[int]:
+    def names(self, places: Iterable[int]) -> list[int]:
         """The ids of blocks of the core."""
-        first = self._first
-        if first is None:
-            return [self._sorted[place] for place in places]
-        return [place + first for place in places] if first else list(places)
-
-    def name(self, place: int) -> int:
-        """The id of a block of the core."""
-        return place + self._first if self._first is not None else self._sorted[place]
+        return [self._names[place] for place in places]
 
     def num_free(self) -> int:
         """Blocks without owner."""
-        return self.backing.blocks.num_free(self.tier) if self._sorted else 0
+        return self.backing.blocks.num_free(self.tier)
 
-    def take(self, count: int = 1) -> list[int] | None:
-        """The next free blocks, with one owner each; None where there are too few."""
-        if not self._sorted:
-            return None if count else []
+    def free_blocks(self) -> list[int]:
+        """Blocks without owner, the one that leaves next first. Cost: O(free blocks)."""
+        return self.names(self.backing.blocks.free_blocks(self.tier))
+
+    def take(self, count: int) -> list[int] | None:
+        """The next free blocks, with one owner each; None if there are too few."""
         taken = self.backing.blocks.take(count, self.tier)
         return None if isinstance(taken, Refused) else self.names(taken)
 
@@ -147,10 +118,8 @@ class TierBlocks:
         self, keys: Sequence[bytes | None], lengths: Sequence[int]
     ) -> tuple[list[int], list[int], list[int]] | int:
         """A block for each key, those that are new, those that had no owner; how many are needed
-        where there are too few.
+        if there are too few.
         """
-        if not self._sorted:
-            return len(keys) or ([], [], [])
         placed = self.backing.blocks.find_or_take(keys, lengths, self.tier)
         if isinstance(placed, Refused):
             return placed.needed
@@ -159,21 +128,17 @@ class TierBlocks:
 
     def take_this(self, block: int) -> None:
         """Give one certain block without owner and key an owner."""
-        place = self.place(block)
-        ahead = self.backing.free_blocks(self.tier).index(place)
-        taken = self.backing.take(ahead + 1, self.tier)
-        assert not isinstance(taken, Refused)
-        self.backing.release(taken[-2::-1] if ahead else (), self.tier)
+        ahead = self.free_blocks()[: self.free_blocks().index(block)]
+        self.take(len(ahead) + 1)
+        self.release(ahead[::-1])
 
     def touch(self, blocks: Sequence[int]) -> None:
         """One owner more for each; a free one must have a key."""
-        if blocks:
-            self.backing.blocks.touch(self.places(blocks), self.tier)
+        self.backing.blocks.touch(self.places(blocks), self.tier)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One owner less for each, in order."""
-        if blocks:
-            self.backing.blocks.release(self.places(blocks), self.tier)
+        self.backing.blocks.release(self.places(blocks), self.tier)
 
     def ref_count(self, block: int) -> int:
         """Owners of a block."""
@@ -184,42 +149,26 @@ class TierBlocks:
         return self.backing.blocks.ref_counts(self.places(blocks), self.tier) if blocks else ()
 
     def owners_of(self, keys: Sequence[bytes]) -> tuple[int | None, ...]:
-        """How many own the block of each key, None where there is none."""
-        if not self._sorted or not keys:
-            return (None,) * len(keys)
+        """How many own the block of each key, None if there is none."""
         return self.backing.blocks.owners_of(keys, self.tier)
 
-    def last_accessed(self, block: int) -> float:
-        """When a block was used, as was said."""
-        return self.backing.blocks.rank_of(self.place(block), self.tier)[0]
+    def rank_of(self, block: int) -> tuple[float, int]:
+        """When a block was used, and how many tokens its chain has, as was said."""
+        return self.backing.blocks.rank_of(self.place(block), self.tier)
 
     def is_evictable(self, block: int) -> bool:
         """Whether a block has a key and no owner."""
-        return self.backing.is_cached_free(self.place(block), self.tier)
-
-    def has_key(self, block: int) -> bool:
-        """Whether a block can be found."""
-        return self.backing.key_of(self.place(block), self.tier) is not None
+        return self.backing.blocks.is_cached_free(self.place(block), self.tier)
 
     def content_hash(self, block: int) -> int | None:
         """The hash under which a block is found."""
-        key = self.backing.key_of(self.place(block), self.tier)
+        key = self.backing.blocks.key_of(self.place(block), self.tier)
         return None if key is None else hash_of_key(key)
 
-    def lookup(self, content_hash: int) -> int | None:
-        """The block of a content hash."""
-        try:
-            key = key_of_hash(content_hash)
-        except (TypeError, OverflowError):
-            return None
-        return self.find(key)
-
-    def find(self, key: bytes | None) -> int | None:
-        """The block of a key; None for none."""
-        if key is None or not self._sorted:
-            return None
+    def find(self, key: bytes) -> int | None:
+        """The block of a key."""
         found = self.backing.blocks.lookup(key, self.tier)
-        return None if found is None else self.name(found)
+        return None if found is None else self._names[found]
 
     def find_prefix(self, content_hashes: Sequence[int]) -> list[int]:
         """The blocks of content hashes up to the first that has none."""
@@ -227,10 +176,13 @@ class TierBlocks:
         try:
             keys = [each.key for each in kept]
         except AttributeError:  # plain ints
-            keys = _keys_up_to_none(content_hashes)
-        if not keys or not self._sorted:
-            return []
-        return self.names(self.backing.blocks.lookup_prefix(keys, self.tier))
+            keys = []
+            for each in content_hashes:
+                try:
+                    keys.append(key_of_hash(each))
+                except (TypeError, OverflowError):
+                    break
+        return self.names(self.backing.blocks.lookup_prefix(keys, self.tier)) if keys else []
 
     def publish(self, block: int, key: bytes, length: int) -> None:
         """Make a block findable, at the end of a chain of so many tokens."""
@@ -238,39 +190,30 @@ class TierBlocks:
         self.backing.blocks.publish(place, key, self.tier)
         self.backing.blocks.rank([place], None, length, self.tier)
 
-    def rank(self, block: int, time: float | None = None, length: int | None = None) -> None:
-        """Say when a block was used, and how many tokens its chain has."""
-        self.backing.blocks.rank([self.place(block)], time, length, self.tier)
-
-    def access(self, blocks: Sequence[int], time: float) -> None:
-        """Say when blocks were used."""
-        if blocks:
-            self.backing.blocks.rank(self.places(blocks), time, None, self.tier)
+    def rank(
+        self, blocks: Sequence[int], time: float | None = None, length: int | None = None
+    ) -> None:
+        """Say when blocks were used, and how many tokens their chain has."""
+        self.backing.blocks.rank(self.places(blocks), time, length, self.tier)
 
     def evictable(self) -> list[int]:
         """Blocks with a key and no owner, the first to be evicted first. Cost: O(free blocks)."""
-        if not self._sorted:
-            return []
-        key_of, tier = self.backing.key_of, self.tier
-        free = self.backing.free_blocks(tier)
-        return [self.name(each) for each in free if key_of(each, tier) is not None]
+        return [each for each in self.free_blocks() if self.is_evictable(each)]
 
     def evict(self, block: int) -> None:
         """Make the caller the owner of an evictable block, and forget its content."""
-        place = self.place(block)
-        self.backing.touch([place], self.tier)
-        self.backing.unpublish(place, self.tier)
-        self.backing.rank([place], *NO_RANK, self.tier)
+        self.touch([block])
+        self.backing.blocks.unpublish(self.place(block), self.tier)
+        self.rank([block], *NO_RANK)
 
     def copy(self, block: int) -> int | None:
-        """Move one owner of a block to a copy of it; None where no block is free."""
+        """Move one owner of a block to a copy of it; None if no block is free."""
         if self.tier != "device":
             reason = "block {block} is not on the GPU: blocks are copied on write there only"
             require(False, reason, block=block)
         fresh = self.backing.blocks.copy(self.place(block))
-        return None if isinstance(fresh, Refused) else self.name(fresh)
+        return None if isinstance(fresh, Refused) else self._names[fresh]
 
     def clear_index(self) -> None:
         """Forget every key."""
-        if self._sorted:
-            self.backing.clear_index(self.tier)
+        self.backing.blocks.clear_index(self.tier)

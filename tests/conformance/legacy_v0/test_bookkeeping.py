@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcore import Allocate
-from kvcore.legacy.v0.block_tracker import CacheMetricData
+from kvcore.legacy.v0.common import CacheMetricData
 from kvcore.legacy.v0.prefix_caching_block import (
     Block,
     NoFreeBlocksError,

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.legacy.v0.block_tracker import RefCounter
+from kvcore.legacy.v0.common import RefCounter
 from kvcore.legacy.v0.naive_block import NaiveBlock, NaiveBlockAllocator
-from kvcore.legacy.v0.prefix_caching_block import PrefixCachingBlock, PrefixCachingBlockAllocator
+from kvcore.legacy.v0.prefix_caching_block import (
+    Block,
+    PrefixCachingBlock,
+    PrefixCachingBlockAllocator,
+)
 from kvcore.legacy.v0.tier_blocks import hash_of_key, key_of_hash
 from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
@@ -39,7 +43,7 @@ def test_a_block_has_the_original_s_arguments_and_copies_before_it_writes(backen
     )
     assert (block.prev_block, block.token_ids, block.block_size) == (None, [1], 2)
     assert (block.block_id, block.computed, block.extra_hash) == (3, True, 5)
-    assert isinstance(block, NaiveBlock)
+    assert isinstance(block, Block)
     mutable = blocks.allocate_mutable_block(None)
     mutable.append_token_ids([1])
     (forked,) = blocks.fork(mutable)

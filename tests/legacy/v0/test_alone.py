@@ -214,9 +214,6 @@ def test_a_naive_allocator_makes_blocks_of_any_class(backend: Backend, has_pool:
     pool = BlockPool(2, create, None, 3) if has_pool else None
     blocks = NaiveBlockAllocator(create, 2, 2, block_pool=pool, backend=backend)
     assert len(made) == (3 if has_pool else 8)
-    if has_pool:
-        for each in made:
-            each.move_to(blocks)
     first = blocks.allocate_immutable_block(None, [1])
     fork = blocks.fork(first)[0]
     fork.append_token_ids([2])

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.v0.interfaces import BlockSpaceManager, Device
 from kvcore.legacy.v0.naive_block import NaiveBlock
-from kvcore.legacy.v0.null_block import NullBlock
 from kvcore.legacy.v0.prefix_caching_block import NoFreeBlocksError, PrefixCachingBlock
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
 from kvcore.types.errors import KvcoreError

@@ -14,11 +14,10 @@ import random
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import BlockSpaceManager
-from kvcore.legacy.v0.null_block import NullBlock
 from kvcore.legacy.v0.prefix_caching_block import Block, Device, PrefixCachingBlockAllocator
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
-from kvcore.legacy.v0.tier_blocks import key_of_hash
 from tests.legacy.twins import Refusal, Twins
 
 RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
@@ -82,26 +81,24 @@ class ManagerWalk:
         self.look()
 
     def look(self) -> None:
-        """The objects of the first manager's tables are the same ones, and say what the second
-        one's columns say.
+        """The objects of the first manager's tables stay the same ones, and say what those of the
+        second one say.
         """
-        looked, unseen = (manager.block_tables for manager in self.twins.pair)
+        looked, others = (manager.block_tables for manager in self.twins.pair)
         for seq_id, table in looked.items():
-            blocks, held = table.blocks, unseen[seq_id].held
-            assert held.objects is None
+            blocks = table.blocks
             assert table.blocks is blocks
-            assert [block.block_id for block in blocks] == held.block_ids
+            assert [block.block_id for block in blocks] == table.physical_block_ids
             known = self.objects.setdefault(seq_id, [])
             for block, before in zip(blocks, known, strict=False):
                 assert block is before or isinstance(block, NullBlock)
             self.objects[seq_id] = blocks[:]
-            for at, block in enumerate(blocks):
-                if not isinstance(block, NullBlock):
-                    assert block.token_ids == held.token_ids[at * SIZE : (at + 1) * SIZE]
-                    key = held.keys[at] if at < len(held.keys) else None
-                    content_hash = block.content_hash
-                    assert (None if content_hash is None else key_of_hash(content_hash)) == key
-                    assert not self.caching or block.computed == (at in held.found)
+            for block, other in zip(blocks, others[seq_id].blocks, strict=True):
+                assert isinstance(block, NullBlock) == isinstance(other, NullBlock)
+                assert block.block_id == other.block_id
+                assert block.token_ids == other.token_ids
+                assert block.content_hash == other.content_hash
+                assert not self.caching or block.computed == other.computed
         self.objects = {seq_id: self.objects[seq_id] for seq_id in looked}
 
     def admit(self) -> None:
