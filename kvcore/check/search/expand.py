@@ -20,8 +20,10 @@ from kvcore.check.properties.checker import broken
 from kvcore.check.search.frontier import Squeezer
 from kvcore.check.world.model import Broken, Edge, Model, Step, Violation
 
-Found = tuple[bytes, int, bytes]
-"""A new node's name, the number of the edge that leads there, and the node as bytes."""
+Found = tuple[bytes, int, bytes, Counter[tuple[str, str]]]
+"""A new node's name, the number of the edge that leads there, the node as bytes, and what it shows:
+noted by whoever keeps it, so that no node is counted by several processes.
+"""
 
 
 @attrs.define
@@ -45,8 +47,8 @@ class Expander:
     def first(self) -> tuple[Found | None, Broken | None]:
         """The start, judged."""
         start = self.model.start()
-        name, wrong = self._take_in(start, ())
-        return (None if name is None else (name, 0, self._pack(start))), wrong
+        name, shown, wrong = self._take_in(start, ())
+        return (None if name is None else (name, 0, self._pack(start), shown)), wrong
 
     def expand(self, packed: bytes) -> Expansion:
         """Try all edges of a node, or all up to the first that is wrong."""
@@ -55,11 +57,11 @@ class Expander:
             for place, edge in enumerate(model.edges(self._unpack(packed))):
                 result.num_edges += 1
                 model.notes["move", edge.name] += 1
-                name, result.broken = self._take_in(edge.node, edge.steps)
+                name, shown, result.broken = self._take_in(edge.node, edge.steps)
                 if result.broken is not None:
                     return result
                 if name is not None:
-                    result.found.append((name, place, self._pack(edge.node)))
+                    result.found.append((name, place, self._pack(edge.node), shown))
         except Broken as wrong:
             result.broken = wrong
         except Exception as error:
@@ -86,19 +88,25 @@ class Expander:
     def _unpack(self, packed: bytes) -> Any:
         return self.model.unpack(self.squeezer.open(packed))
 
-    def _take_in(self, node: Any, steps: tuple[Step, ...]) -> tuple[bytes | None, Broken | None]:
-        """The name of a node that is new and right, or what it breaks."""
+    def _take_in(
+        self, node: Any, steps: tuple[Step, ...]
+    ) -> tuple[bytes | None, Counter[tuple[str, str]], Broken | None]:
+        """The name of a node that is new and right, and what it shows; or what it breaks."""
+        noted, shown = self.model.notes, Counter[tuple[str, str]]()
         try:
             name = self.model.name(node)
             if not self.full_keys and len(name) > FINGERPRINT_BYTES:
                 name = fingerprint(name)
             if name in self.seen:
-                return None, None
+                return None, shown, None
+            before = noted.copy()
             self.model.check(node)
+            shown = noted - before
+            noted.subtract(shown)
         except Exception as error:
-            return None, broken(error, steps)
+            return None, shown, broken(error, steps)
         self.seen.add(name)
-        return name, None
+        return name, shown, None
 
 
 def nth(edges: Iterable[Edge], place: int) -> Edge:

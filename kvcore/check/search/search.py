@@ -204,6 +204,7 @@ class Search:
         self._parents.append(0)
         self._edges.append(0)
         level: list[bytes] = [first[2]]
+        self._note(first[3])
         report.depths, begins = [1], 0
         while level:
             if limits.max_depth is not None and report.depth >= limits.max_depth:
@@ -246,7 +247,7 @@ class Search:
         """Count a node's edges and keep what is new; whether there is no room for all of it."""
         most = self.limits.max_states
         self.report.num_edges += expansion.num_edges
-        for name, place, packed in expansion.found:
+        for name, place, packed, shown in expansion.found:
             if self._workers is not None and not self._seen.add(name):
                 continue
             if most is not None and len(self._parents) >= most:
@@ -254,6 +255,7 @@ class Search:
             self._parents.append(number)
             self._edges.append(place)
             following.append(packed)
+            self.report.notes.update(shown)
         return False
 
     def _path(self, number: int) -> tuple[int, ...]:

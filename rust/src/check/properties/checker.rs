@@ -113,8 +113,7 @@ impl Judge {
 }
 
 /// Whether a call may have changed anything.
-#[must_use]
-pub fn changes(outcome: &Outcome, state: &State) -> bool {
+fn changes(outcome: &Outcome, state: &State) -> bool {
     match outcome.value {
         Value::Misuse(_) | Value::Flag(false) => false,
         Value::Refused(_) => state.effects.commands.len() > outcome.first_command,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::check::names::canonical::Namer;
 use crate::check::names::fingerprints::Keys;
 use crate::check::names::packed::{pack, unpack};
-use crate::check::properties::checker::{Judge, changes, shown};
+use crate::check::properties::checker::{Judge, shown};
 use crate::check::search::actions::{Children, Move, known_children};
 use crate::check::search::moves::moves;
 use crate::check::search::path::{Ending, Path, Stop, failures};
@@ -26,7 +26,7 @@ use crate::check::world::calls::Outcome;
 use crate::check::world::model::{Broken, Edge, Fingerprint, Judgement, Model, Sink};
 use crate::check::world::world::{Symmetry, World};
 use crate::codec::encode::encode;
-use crate::oracle::calls::Call;
+use crate::oracle::calls::{Call, Value};
 use crate::oracle::contents::Ghost;
 use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::{Schedule, Write};
@@ -182,7 +182,8 @@ impl CoreModel {
                     outcome
                 }
             };
-            made.changed |= changes(&outcome, &made.state);
+            // A refusal may change more than its commands tell: the batch after it is judged, too.
+            made.changed |= !matches!(outcome.value, Value::Misuse(_) | Value::Flag(false));
             last = Some(outcome);
             num_made += 1;
         }
