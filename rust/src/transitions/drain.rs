@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Draining: events, statistics and new blocks leave the state once.
 //!
-//! Rules: a new block is named if nothing but the forward pass fills it. A block that is taken
-//! again is what its last taking says; a block that a command fills is not new. Source: S000-50,
-//! 51. Twin: kvcore/transitions/drain.py.
+//! Invariants: a new block is named unless a command fills it. If a block is taken again, the last
+//! taking decides. Blocks of external tokens are named: no command fills them, a connector may fill
+//! them in part. Source: S000-50, 51. Twin: kvcore/transitions/drain.py.
 
 use crate::state::state::State;
 use crate::types::event_log::EventLog;
