@@ -10,7 +10,7 @@ or what prints as one (`torch.float16`). These are dataclasses, since engines co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import attrs
@@ -89,36 +89,6 @@ class KVCacheConfig:
     num_blocks: int
     tensors: dict[str, KVCacheTensor]
     kv_cache_groups: list[KVCacheGroupSpec]
-
-
-@dataclass
-class ModelConfig:
-    """max_model_len: longest request in tokens."""
-
-    max_model_len: int
-
-
-@dataclass
-class SchedulerConfig:
-    """max_num_batched_tokens: most tokens of one step."""
-
-    max_num_batched_tokens: int | None = None
-
-
-@dataclass
-class CacheConfig:
-    """num_gpu_blocks_override: blocks of the pool, whatever the memory would give."""
-
-    num_gpu_blocks_override: int | None = None
-
-
-@dataclass
-class VllmConfig:
-    """The parts of an engine's configuration that sizing reads."""
-
-    model_config: ModelConfig
-    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    cache_config: CacheConfig = field(default_factory=CacheConfig)
 
 
 @attrs.frozen(kw_only=True)

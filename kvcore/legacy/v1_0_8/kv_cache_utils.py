@@ -15,16 +15,7 @@ from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 from kvcore import metrics, sizing
-from kvcore.legacy.v1_0_8.block_hashes import (
-    NONE_HASH,
-    BlockHashType,
-    _gen_lora_extra_hash_keys,
-    _gen_mm_extra_hash_keys,
-    generate_block_hash_extra_keys,
-    hash_block_tokens,
-    hash_request_tokens,
-    need_extra_keys,
-)
+from kvcore.legacy.v1_0_8 import block_hashes, live_blocks
 from kvcore.legacy.v1_0_8.errors import of_original_kind
 from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
@@ -35,24 +26,20 @@ from kvcore.legacy.v1_0_8.kv_cache_interface import (
     read_spec,
     read_specs,
 )
-from kvcore.legacy.v1_0_8.live_blocks import FreeKVCacheBlockQueue, KVCacheBlock
 from kvcore.sizing.memory import check_need, max_request_bytes
 from kvcore.types.errors import WrongArgument
 from kvcore.types.values import PrefixCacheStats
 
-# The original's names that are defined elsewhere.
-__all__ = [
-    "NONE_HASH",
-    "BlockHashType",
-    "FreeKVCacheBlockQueue",
-    "KVCacheBlock",
-    "_gen_lora_extra_hash_keys",
-    "_gen_mm_extra_hash_keys",
-    "generate_block_hash_extra_keys",
-    "hash_block_tokens",
-    "hash_request_tokens",
-    "need_extra_keys",
-]
+NONE_HASH = block_hashes.NONE_HASH
+BlockHashType = block_hashes.BlockHashType
+FreeKVCacheBlockQueue = live_blocks.FreeKVCacheBlockQueue
+KVCacheBlock = live_blocks.KVCacheBlock
+_gen_lora_extra_hash_keys = block_hashes._gen_lora_extra_hash_keys
+_gen_mm_extra_hash_keys = block_hashes._gen_mm_extra_hash_keys
+generate_block_hash_extra_keys = block_hashes.generate_block_hash_extra_keys
+hash_block_tokens = block_hashes.hash_block_tokens
+hash_request_tokens = block_hashes.hash_request_tokens
+need_extra_keys = block_hashes.need_extra_keys
 
 Layers = Mapping[str, Any]
 """The specs of a model's layers by name."""

@@ -165,11 +165,12 @@ class KVCacheManager:
         name = request.request_id
         if name in self.req_to_blocks:
             raise AlreadyAllocated(request=repr(name), num_blocks=len(self.req_to_blocks[name]))
-        hits = [self._as_block(hit) for hit in computed_blocks]
-        keys = self._keys_of_prompt(request, hits, num_tokens)
-        taken = self._admit(request, hits, keys[: len(hits)], -(-num_tokens // self.block_size))
+        keys = self._keys_of_prompt(request, len(computed_blocks), num_tokens)
+        numbers, needed = [*map(self._number, computed_blocks)], -(-num_tokens // self.block_size)
+        taken = self._admit(request, computed_blocks, numbers, keys[: len(numbers)], needed)
         if taken is None:
             return None
+        hits = [self.block_pool[number] for number in numbers]
         fresh = [self.block_pool[number] for number in taken]
         if self.enable_caching:
             first = len(hits) * self.block_size
@@ -256,26 +257,23 @@ class KVCacheManager:
             hashes = hash_any_blocks(parent, tokens, size)
         return [make_key(each, 0) for each in hashes]
 
-    def _keys_of_prompt(
-        self, request: Any, hits: list[KVCacheBlock], num_tokens: int
-    ) -> list[bytes]:
+    def _keys_of_prompt(self, request: Any, num_hits: int, num_tokens: int) -> list[bytes]:
         """The keys of the blocks that so many tokens behind the hits fill, behind the hits' own."""
         name = repr(request.request_id)
         if not self.enable_caching:
-            if hits:
-                raise HitsWithoutCaching(request=name, num_blocks=len(hits))
+            if num_hits:
+                raise HitsWithoutCaching(request=name, num_blocks=num_hits)
             return []
-        tokens, num_computed = request.all_token_ids, len(hits) * self.block_size
+        tokens, num_computed = request.all_token_ids, num_hits * self.block_size
         if len(tokens) <= num_computed:
             raise NoTokensLeft(request=name, num_tokens=len(tokens), num_computed=num_computed)
         return self._keys(self._root, tokens[: num_computed + num_tokens])
 
     def _admit(
-        self, request: Any, hits: list[KVCacheBlock], keys: list[bytes], needed: int
+        self, request: Any, hits: Sequence[Any], numbers: list[int], keys: list[bytes], needed: int
     ) -> tuple[int, ...] | None:
         """Own the hits, which must have these keys, and take so many blocks and room ahead."""
         backing = self._backing.blocks
-        numbers = [block.block_id if self._is_own(block) else -1 for block in hits]
         num_free = backing.num_free("device")
         if hits and min(numbers) >= 0:
             num_free -= backing.ref_counts(numbers, "device").count(0)
@@ -301,15 +299,11 @@ class KVCacheManager:
         filled = tokens[first * self.block_size : full * self.block_size]
         return first, self._keys(self._root if key is None else key[:HASH_SIZE], filled)
 
-    def _as_block(self, hit: KVCacheBlock | int) -> KVCacheBlock:
-        """The block of an id; what is none is left as it is, to be refused."""
-        known = isinstance(hit, int) and 0 <= hit < self.num_gpu_blocks
-        return self.block_pool[hit] if known else hit  # type: ignore[index, return-value] # known
-
-    def _is_own(self, block: KVCacheBlock) -> bool:
-        number = getattr(block, "block_id", None)
+    def _number(self, hit: Any) -> int:
+        """The id of a hit, which is a block or its id; -1 unless it is one of these blocks."""
+        number = getattr(hit, "block_id", hit)
         known = isinstance(number, int) and 0 <= number < self.num_gpu_blocks
-        return known and self.block_pool[block.block_id] is block
+        return number if known and hit in (number, self.block_pool[number]) else -1
 
     def _count(self, needed: int, num_free: int, num_held: int) -> int:
         """So many blocks and room ahead, of those that are free."""

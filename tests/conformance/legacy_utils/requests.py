@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request object with the attributes that vLLM 0.8.5 reads, and short words to make one."""
+"""Requests and engine configurations with the attributes that vLLM 0.8.5 reads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,36 @@ class SamplingParams:
     """What a request asks of the sampler."""
 
     prompt_logprobs: int | None = None
+
+
+@dataclass
+class ModelConfig:
+    """max_model_len: longest request in tokens."""
+
+    max_model_len: int
+
+
+@dataclass
+class SchedulerConfig:
+    """max_num_batched_tokens: most tokens of one step."""
+
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass
+class CacheConfig:
+    """num_gpu_blocks_override: blocks of the pool, whatever the memory would give."""
+
+    num_gpu_blocks_override: int | None = None
+
+
+@dataclass
+class VllmConfig:
+    """The parts of an engine's configuration that sizing reads."""
+
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
 
 
 @dataclass

@@ -19,15 +19,11 @@ from kvcore.legacy.v1_0_8.errors import (
     WindowWithMla,
 )
 from kvcore.legacy.v1_0_8.kv_cache_interface import (
-    CacheConfig,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
-    ModelConfig,
-    SchedulerConfig,
     SlidingWindowSpec,
-    VllmConfig,
 )
 from kvcore.legacy.v1_0_8.kv_cache_utils import (
     PrefixCachingMetrics,
@@ -43,6 +39,12 @@ from kvcore.legacy.v1_0_8.kv_cache_utils import (
 from kvcore.sizing.errors import NoCacheMemory, NotEnoughMemory
 from kvcore.types.errors import InvalidCount, KvcoreError, WrongArgument
 from kvcore.types.values import PrefixCacheStats
+from tests.conformance.legacy_utils.requests import (
+    CacheConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 
 PAGE = 2 * 16 * 2 * 64 * 4
 """Key and value, 16 tokens, 2 heads of 64 numbers of 4 bytes."""

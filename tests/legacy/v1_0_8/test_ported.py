@@ -13,8 +13,6 @@ from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    ModelConfig,
-    VllmConfig,
 )
 from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager
 from kvcore.legacy.v1_0_8.kv_cache_utils import (
@@ -28,7 +26,14 @@ from kvcore.legacy.v1_0_8.kv_cache_utils import (
     is_kv_cache_type_uniform,
     unify_kv_cache_configs,
 )
-from tests.conformance.legacy_utils.requests import SIZE, EngineRequest, Span, with_media
+from tests.conformance.legacy_utils.requests import (
+    SIZE,
+    EngineRequest,
+    ModelConfig,
+    Span,
+    VllmConfig,
+    with_media,
+)
 from tests.conformance.legacy_utils.stories import all_of, decode, free, make, resume
 from tests.conftest import Backend
 
