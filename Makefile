@@ -56,6 +56,7 @@ check: setup ## format, lint, types and stub drift, in both languages
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/vulture
 	$(CLIPPY) -- -D warnings
 	$(CLIPPY) --all-features -- -D warnings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)

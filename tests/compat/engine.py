@@ -155,7 +155,6 @@ class Engine:
         self.manager.free(request)
         request.status, request.num_computed_tokens = "PREEMPTED", 0
         request.spec_token_ids = []
-        request.num_preemptions += 1
         self.num_preempted += 1
         self.waiting.insert(0, request)
         self.happened.add("preemption in mid-step" if was_scheduled else "preemption")

@@ -27,7 +27,6 @@ class EngineRequest:
     output: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     spec_token_ids: list[int] = field(default_factory=list)
-    num_preemptions: int = 0
     status: str = "WAITING"
 
     @property

@@ -318,13 +318,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_wrong_options_are_refused_before_anything_is_read(
     given: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
-    def unread() -> Iterator[TraceRequest]:
-        raise AssertionError("read")
-        yield
-
+    unread: Iterator[TraceRequest] = iter(lambda: pytest.fail("read"), None)
     options = Options(**({"num_blocks": 100} | given))
     with pytest.raises(kind, match=says):
-        replay(unread(), options, backend="python")
+        replay(unread, options, backend="python")
 
 
 def test_generated_traces_stream_through() -> None:

@@ -36,7 +36,6 @@ OPTION_WORDS = {option: word for word, option in OPTIONS.items()}
 FLAG_WORDS = {option: word for word, option in FLAGS.items()}
 ON_IDS = ("swap_out", "swap_in")
 ON_BLOCKS = ("pin", "unpin", "evict_blocks", "store")
-WITHOUT_LINES = ("take_events", "take_stats")
 CONFIG_WORDS = (
     *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
     *("null_block", "eviction", "duplicates", "num_preallocate_tokens", "watermark_blocks"),

@@ -98,7 +98,3 @@ class CacheLayout:
     def shape(self, num_blocks: int) -> tuple[int, ...]:
         """Logical shape of a tensor of so many blocks."""
         return (num_blocks, *self.page_shape)
-
-    def blocks_in(self, num_bytes: int) -> int:
-        """How many whole blocks fit into so many bytes."""
-        return num_bytes // self.page_size_bytes
