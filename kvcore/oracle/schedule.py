@@ -12,13 +12,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.oracle.contents import Encoder, Write
+from msgspec import Struct
+
 from kvcore.state.state import State
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Appended, Hit, Refused
 
 FIRST_ENCODER = -10
+
+
+class Encoder(Struct, frozen=True, gc=False):
+    """What a request's cross-attention tables hold: so many tokens of one encoder's run.
+
+    number: of the run, below -9, so that it is no prefix.
+    """
+
+    number: int
+    num_tokens: int
+
+
+class Write(Struct, frozen=True, gc=False, kw_only=True):
+    """Positions [start, end) of a request that a step writes; rubbish up to num_slots.
+
+    loaded: up to there they come from elsewhere; the queries stand behind. encoder: what fills the
+    cross-attention tables in this step. failed: the first position that a load did not bring.
+    """
+
+    request_id: str
+    start: int
+    loaded: int
+    end: int
+    num_slots: int
+    encoder: Encoder | None = None
+    failed: int | None = None
 
 
 class Schedule:

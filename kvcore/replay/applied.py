@@ -13,7 +13,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kvcore.check.simulate.device import MakeDevice, Pass, Plan
+from kvcore.oracle.content_oracle import Pass
+from kvcore.oracle.device import MakeDevice, Plan
 from kvcore.replay.loop import make_config
 from kvcore.replay.results import Options
 from kvcore.replay.workload import Chunk, Step

@@ -24,7 +24,7 @@ from kvcore.replay.whole_file import check_writable
 from kvcore.types.errors import KvcoreError
 
 if TYPE_CHECKING:
-    from kvcore.check.simulate.device import MakeDevice
+    from kvcore.oracle.device import MakeDevice
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ def _device(name: str | None) -> MakeDevice | None:
     """The device that is asked for."""
     if name is None:
         return None
-    from kvcore.check.simulate.device import find_device  # with it comes the whole checker
+    from kvcore.oracle.device import find_device
 
     make = find_device(name)
     if make is None:

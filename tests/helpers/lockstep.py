@@ -16,11 +16,10 @@ from kvcore import KVCacheManager, _twin
 from kvcore.check.names.in_flight import OF_OWNERS
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.search.core_model import failed
-from kvcore.check.stories.scenes import owners
+from kvcore.check.world.ghost import Ghost, owners
 from kvcore.codec.encode import encode
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.contents import Ghost, Write
-from kvcore.oracle.schedule import Schedule
+from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform, perform_on
 from kvcore.transitions.queries import get_computed_blocks
@@ -163,8 +162,8 @@ class Lockstep:
         self.executed = commands
         if late:
             commands = [each for each in commands if not isinstance(each, OF_OWNERS)]
-        self.ghost.execute(commands)
-        self.ghost.forward(taken.before.requests, taken.writes, self.schedule.encoders)
+        self.ghost.apply(commands)
+        self.ghost.compute(taken.before.requests, taken.writes, self.schedule.encoders)
         if self.failing is None and not late:
             self.ghost.check(taken.before, self.schedule.encoders)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from kvcore import Config
-from kvcore.check.simulate import device
+from kvcore.oracle import device
 from kvcore.replay import command, sweep
 from kvcore.replay.loop import replay
 from kvcore.replay.results import Options, Sample

@@ -22,11 +22,11 @@ import attrs
 from kvcore import _twin
 from kvcore.check.cli.options import Parser
 from kvcore.check.simulate.as_trace import trace_text
-from kvcore.check.simulate.device import Device, Plan, find_device
 from kvcore.check.simulate.runs import BackendName, Failure, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
 from kvcore.cli.pipes import quiet
+from kvcore.oracle.device import Device, Plan, find_device
 from kvcore.types.errors import KvcoreError
 
 FINE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130

@@ -22,11 +22,13 @@ from kvcore.check.properties.outcomes import check_outcome
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.core_model import Failing, Steps, failed, failures, follow, proceed
 from kvcore.check.search.moves import moves
+from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Broken, Edge, Step
 from kvcore.check.world.world import Move, World
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.contents import RUBBISH, SPOILT, Contents, Encoder, Ghost, Slots, Tables, copy
-from kvcore.oracle.schedule import Schedule
+from kvcore.oracle.content_oracle import Tables
+from kvcore.oracle.contents import RUBBISH, SPOILT, Contents, Slots, copy
+from kvcore.oracle.schedule import Encoder, Schedule
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State, make_state
@@ -152,7 +154,7 @@ class ObservedModel:
         ghost.loading = schedule.loading
         self._execute(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        ghost.forward(opened.requests, writes, schedule.encoders)
+        ghost.compute(opened.requests, writes, schedule.encoders)
         state = self._call(opened, Call("take_batch"), closing)
         for number, operation in sorted(state.operations.items()):
             done = failing is None or operation.first_token < failing[1]
@@ -181,7 +183,7 @@ class ObservedModel:
             parts.setdefault(number, []).append(command)
         for _, part in sorted(parts.items()):
             other = dict(ghost.contents)
-            ghost.execute(each for each in part if not isinstance(each, Store))
+            ghost.apply(each for each in part if not isinstance(each, Store))
             copies = [each for each in part if each.reads() is not None]
             for each in copies[::-1]:
                 copy(other, each, size)

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
-from kvcore.oracle.contents import Content, Contents, Ghost, Place, Tables, Write
-from kvcore.oracle.schedule import Schedule
+from kvcore.check.world.ghost import Ghost
+from kvcore.oracle.content_oracle import Tables
+from kvcore.oracle.contents import Content, Contents, Place
+from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.state import RequestState, State
 from kvcore.types.commands import (
     FIELDS,

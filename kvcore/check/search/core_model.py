@@ -24,11 +24,11 @@ from kvcore.check.names.digest import Lately
 from kvcore.check.properties.checker import Checker, Watch, note_state
 from kvcore.check.properties.registry import Property
 from kvcore.check.search.moves import moves
+from kvcore.check.world.ghost import Counted, Ghost
 from kvcore.check.world.model import Edge, Step
 from kvcore.check.world.world import Move, Symmetry, World
-from kvcore.oracle.contents import Counted, Ghost, Write
 from kvcore.oracle.prefixes import Prefixes
-from kvcore.oracle.schedule import Schedule
+from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse
@@ -185,9 +185,9 @@ class CoreModel:
             follow(schedule, step)
         checker.ask(schedule.check, opened)
         checker.ask(schedule.check_caps, opened)
-        ghost.execute(opened.batch.commands)
+        ghost.apply(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        checker.ask(ghost.forward, opened.requests, writes, schedule.encoders)
+        checker.ask(ghost.compute, opened.requests, writes, schedule.encoders)
         checker.check_batch(start, opened)
         loaded = failing is None or failing[0] in schedule.loading
         if loaded:
@@ -204,8 +204,8 @@ class CoreModel:
         """Take batches until nothing is left to run and no load is unconfirmed."""
         ghost, schedule = self._ghost, self._schedule
         while len(state.batch.commands) or len(state.batch.records) or state.loads:
-            ghost.execute(state.batch.commands)
-            self.checker.ask(ghost.forward, state.requests, schedule.take(), schedule.encoders)
+            ghost.apply(state.batch.commands)
+            self.checker.ask(ghost.compute, state.requests, schedule.take(), schedule.encoders)
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
             state = self._call(state, TAKE_BATCH, closing)
         return closed(state)

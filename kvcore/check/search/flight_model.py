@@ -36,8 +36,8 @@ from kvcore.check.names.in_flight import (
 from kvcore.check.properties.checker import note_state
 from kvcore.check.properties.outcomes import check_events
 from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Failing, Steps, failed, follow
+from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Edge, Step
-from kvcore.oracle.contents import Ghost
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.commands import Command, Load, Store
@@ -101,10 +101,10 @@ class FlightModel(CoreModel):
         ghost = self._ghost
         node.recall(ghost)
         for batch in node.waiting:
-            ghost.execute(in_flight(batch.commands))
-            self.checker.ask(ghost.forward, batch.requests, batch.writes, {})
-        ghost.execute(in_flight(state.batch.commands))
-        self.checker.ask(ghost.forward, state.requests, node.writes, {})
+            ghost.apply(in_flight(batch.commands))
+            self.checker.ask(ghost.compute, batch.requests, batch.writes, {})
+        ghost.apply(in_flight(state.batch.commands))
+        self.checker.ask(ghost.compute, state.requests, node.writes, {})
         counted = ghost.counted(state, {})
         ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
         if not node.unreported:
@@ -183,9 +183,9 @@ class FlightModel(CoreModel):
         batch, ghost = node.waiting[0], self._ghost
         closing.append(executed(node.state, batch.number))
         node.recall(ghost)
-        ghost.execute(in_flight(batch.commands))
+        ghost.apply(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
-        self.checker.ask(ghost.forward, batch.requests, writes, {})
+        self.checker.ask(ghost.compute, batch.requests, writes, {})
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
             evolve(each, executed=True, commands=(), writes=(), requests={})

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from kvcore.check.properties.outcomes import check_hit
 from kvcore.check.simulate.events import follow
-from kvcore.check.simulate.memory import Memory
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import Move, Play
+from kvcore.check.world.ghost import owners, tables_of, tiers
 from kvcore.invariants import pool_and_state
+from kvcore.oracle.content_oracle import ContentOracle
 from kvcore.state.state import State
 from kvcore.types.commands import close
 from kvcore.types.errors import InvariantViolation
@@ -38,7 +39,7 @@ def check_all(play: Play) -> None:
     state = play.manager.state()
     pool_and_state.check(state)
     check_bytes(play)
-    memory = play.memory.copy()
+    memory = play.memory.copied()
     for issued in play.waiting:
         memory.apply(issued.batch)
         memory.forward(issued.passes)
@@ -94,46 +95,36 @@ def finish(play: Play) -> None:
     check_bytes(play)
 
 
-def _check_tables(state: State, memory: Memory) -> None:
+def _check_tables(state: State, memory: ContentOracle) -> None:
     mirrored = {place: table for place, table in memory.tables.items() if table}
-    tables = {
-        (request.row, index): list(table)
-        for request in state.requests.values()
-        for index, table in enumerate(request.tables)
-        if table
-    }
+    tables = tables_of(state)
     if mirrored != tables:
-        wrong = sorted(
+        wrong = min(
             place
             for place in mirrored.keys() | tables.keys()
             if mirrored.get(place) != tables.get(place)
         )
-        row, index = wrong[0]
-        detail = f"row {row}, group {index}: {mirrored.get(wrong[0])} by the commands, "
-        raise InvariantViolation("TABLE-MIRROR", f"{detail}{tables.get(wrong[0])} in the state")
+        detail = f"row {wrong[0]}, group {wrong[1]}: {mirrored.get(wrong)} by the commands, "
+        raise InvariantViolation("TABLE-MIRROR", f"{detail}{tables.get(wrong)} in the state")
 
 
-def _check_contents(play: Play, state: State, memory: Memory) -> None:
+def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
     for name, request in state.requests.items():
         known = play.known[name]
-        nodes = known.nodes + play.prefixes.numbers(known, known.drafts)
-        end = play.load_starts.get(name, request.num_computed)
-        seen = (request.num_accepted, end)
-        if request.host_tables:
-            memory.check_host(name, request.host_tables, nodes, seen, known.encoder)
-        elif any(request.tables):
-            memory.check_request(name, request.row, nodes, seen, known.encoder)
+        start, end = request.num_accepted, play.load_starts.get(name, request.num_computed)
+        counted = play.pass_of(known, start, start, end, end)
+        for tier, tables in tiers(request):
+            if any(tables):
+                places = [[(tier, block) for block in table] for table in tables]
+                memory.check_request(places, counted, start)
     for key, blocks in state.device.index.items():
         for block in blocks:
             memory.check_key(block, key)
 
 
-def _check_owners(state: State, memory: Memory) -> None:
-    pool = state.device
-    counts = list(enumerate(pool.ref_counts))
-    owned = {block for block, count in counts if count}
-    cached = {block for block, count in counts if not count and pool.keys[block] is not None}
-    if memory.owned != owned or memory.cached != cached:
+def _check_owners(state: State, memory: ContentOracle) -> None:
+    owned, cached = owners(state)
+    if (memory.owned, memory.cached) != (owned, cached):
         wrong = sorted((memory.owned ^ owned) | (memory.cached ^ cached))
         detail = f"blocks {wrong[:5]} have another owner or key by the commands"
         raise InvariantViolation("OWNER-MIRROR", detail)

@@ -274,11 +274,10 @@ def finish(play: Play, index: int, done: bool) -> Any:
         return None
     number = ended[index % len(ended)]
     transfer = play.transfers[number]
-    keys = play.memory.loads()
-    ran = number in keys
+    ran = number in play.memory.loads
     done = done and (ran or not transfer.loads)
     if ran:
-        nodes = play.prefixes.block(keys[number]) if done else None
+        nodes = play.prefixes.block(play.memory.loads[number][0]) if done else None
         for device in play.devices:
             device.arrive(number, nodes)
     value = play.call("complete_operation", number, done)

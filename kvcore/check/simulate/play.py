@@ -17,10 +17,10 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.simulate.device import Device, Pass, Plan
-from kvcore.check.simulate.memory import Memory, Tables
 from kvcore.check.simulate.prefixes import Known, Prefixes
 from kvcore.manager import KVCacheManager
+from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables, set_entry
+from kvcore.oracle.device import Device, Plan
 from kvcore.trace.calls import Call, Misuse, perform_on
 from kvcore.types.commands import (
     Allocate,
@@ -94,7 +94,7 @@ class Play:
         self.config = config
         self.managers = [(name, make(config)) for name, make in managers]
         self.prefixes = Prefixes(config)
-        self.memory = Memory(config, self.prefixes)
+        self.memory = ContentOracle(config, self.prefixes.block)
         plan = Plan(config, num_rows, num_tokens, self.prefixes.block)
         self.devices: list[Device] = [self.memory, *(make(plan) for make in devices)]
         self.most_in_flight = config.max_in_flight
@@ -178,20 +178,23 @@ class Play:
 
     def schedule(self, known: Known, start: int, loaded: int, end: int, num_slots: int) -> None:
         """Note what the open batch's forward pass does for a request."""
+        self.passes.append(self.pass_of(known, start, loaded, end, num_slots))
+
+    def pass_of(self, known: Known, start: int, loaded: int, end: int, num_slots: int) -> Pass:
+        """A forward pass for a request."""
         nodes = known.nodes
         if known.drafts:
             nodes = nodes + self.prefixes.numbers(known, known.drafts)
-        self.passes.append(
-            Pass(
-                request_id=known.name,
-                row=known.row,
-                start=start,
-                loaded=loaded,
-                end=end,
-                num_slots=num_slots,
-                nodes=nodes,
-                encoder=known.encoder,
-            )
+        return Pass(
+            request_id=known.name,
+            row=known.row,
+            start=start,
+            loaded=loaded,
+            end=end,
+            num_slots=num_slots,
+            nodes=nodes,
+            encoder=known.encoder,
+            encodes=not start,
         )
 
     def leave(self, names: Sequence[str]) -> None:
@@ -212,7 +215,9 @@ class Play:
     def issue(self, batch: Batch) -> None:
         """Hand a taken batch to the device. Raises InvariantViolation (CMD-INFLIGHT)."""
         passes, self.passes = self.passes, []
-        self._follow_tables(batch)
+        for command in batch:
+            if isinstance(command, SetTable | CutTable):
+                set_entry(self.tables, command)
         taken = Issued(batch.number, batch, passes, self._uses(batch, passes))
         self.number = batch.number + 1
         self._check_in_flight(batch)
@@ -249,14 +254,6 @@ class Play:
     def has_run(self, number: int) -> bool:
         """Whether a batch was carried out, or will never be."""
         return number < self.number and all(each.number != number for each in self.waiting)
-
-    def _follow_tables(self, batch: Batch) -> None:
-        columns = (batch.column(name).tolist() for name in ("kind", "a", "b", "c", "d"))
-        for kind, a, b, c, d in zip(*columns, strict=True):
-            if kind == SetTable.kind:
-                self.tables.setdefault((a, b), [])[c : c + 1] = [d]
-            elif kind == CutTable.kind:
-                del self.tables.setdefault((a, b), [])[c:]
 
     def _uses(self, batch: Batch, passes: Sequence[Pass]) -> dict[str, set[int]]:
         """The blocks that a batch reads or writes, by its commands and by the tables as they are

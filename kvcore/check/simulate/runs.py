@@ -17,12 +17,12 @@ from typing import Literal
 import attrs
 
 from kvcore.check.simulate import judge
-from kvcore.check.simulate.device import Device, Plan
 from kvcore.check.simulate.engine import Engine
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import MakeManager, Move, Play
 from kvcore.check.simulate.setting import Asked, Setting, draw_setting
 from kvcore.manager import KVCacheManager
+from kvcore.oracle.device import Device, Plan
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 

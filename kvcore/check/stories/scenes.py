@@ -18,10 +18,11 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.names.in_flight import copied
 from kvcore.check.stories.calls import name_of
+from kvcore.check.world.ghost import Ghost, owners
 from kvcore.check.world.model import Step
-from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content, Ghost, Place, Write
+from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content, Place
 from kvcore.oracle.prefixes import Prefixes
-from kvcore.oracle.schedule import Schedule
+from kvcore.oracle.schedule import Schedule, Write
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace.calls import Misuse
@@ -178,9 +179,9 @@ class Follower:
         for batch in [each for each in self._taken if each.number <= number]:
             self._taken.remove(batch)
             writes = [_failed(write, failing) for write in batch.writes]
-            self._hear(self.ghost.execute, batch.state.batch.commands)
+            self._hear(self.ghost.apply, batch.state.batch.commands)
             requests = batch.state.requests
-            self._hear(self.ghost.forward, requests, writes, self._schedule.encoders)
+            self._hear(self.ghost.compute, requests, writes, self._schedule.encoders)
             if failing is None and not self._config.max_in_flight:
                 self._hear(self.ghost.check, batch.state, self._schedule.encoders)
 
@@ -232,13 +233,6 @@ class SceneNames(Names):
         """What a property says is wrong, contents in tokens."""
         text = NO_CONTENT.sub("holds nothing that is defined", text)
         return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
-
-
-def owners(state: State) -> tuple[set[int], set[int]]:
-    """The device blocks with an owner, and those without that can be hit."""
-    counts = list(enumerate(state.device.ref_counts))
-    owned = {block for block, count in counts if count}
-    return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
 
 
 def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:

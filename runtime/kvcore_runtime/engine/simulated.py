@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvcore.check.simulate.device import Pass, Plan
+from kvcore.oracle.content_oracle import Pass
+from kvcore.oracle.device import Plan
 from kvcore.types.commands import Batch, Load
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import HASH_SIZE
@@ -49,7 +50,7 @@ BROKEN = {
 
 
 class TorchDevice:
-    """A `kvcore.check.simulate.device.Device` over tensors on the CPU."""
+    """A `kvcore.oracle.device.Device` over tensors on the CPU."""
 
     def __init__(self, plan: Plan) -> None:
         self._loads: dict[int, tuple[int, bytes]] = {}

@@ -11,7 +11,8 @@ from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.segments import Copying, run_program_order
 from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
-from kvcore.check.simulate.device import Pass, Plan
+from kvcore.oracle.content_oracle import Pass
+from kvcore.oracle.device import Plan
 from kvcore.replay.applied import OnDevice, Prefix
 from kvcore.replay.loop import replay
 from kvcore.replay.results import Options, Result

@@ -11,7 +11,7 @@ from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.segments import Copying, run_program_order
 from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
-from kvcore.check.simulate.device import GROUP
+from kvcore.oracle.device import GROUP
 from kvcore.check.simulate.runs import simulate
 from kvcore.types.commands import CopyOnWrite
 from tests.conftest import Backend

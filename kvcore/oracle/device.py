@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated device is asked to do, and how another one is found.
+"""What a device does that carries out batches and plays forward passes, and how one is found.
 
-Rules: a device applies batches in order and plays the forward pass behind each: it writes the
-number of each scheduled token's prefix into the token's slot, and must find, for every query, the
-numbers of all that the query sees. What it does not find raises InvariantViolation (KV-READ). The
-core brings one device (`memory.py`); other distributions bring theirs as entry points of the group
-`kvcore.devices`, a function that makes one for a `Plan`. Twin: none.
+A device applies batches in order and plays the forward pass behind each: it writes the number of
+each scheduled token's prefix into the token's slot, and must find, for every query, the numbers of
+all that the query sees. What it does not find raises InvariantViolation (KV-READ). An oracle of
+contents is one (`content_oracle.py`); other distributions bring theirs as entry points of the group
+`kvcore.devices`, a function that makes one for a `Plan`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,11 @@ from typing import Protocol
 
 import attrs
 
+from kvcore.oracle.content_oracle import Pass
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 
 GROUP = "kvcore.devices"
-SPOILT, RUBBISH, ZERO, EMPTY = -1, -2, -3, -4
-"""What a slot holds that holds no token: from a failed load, scratch, zeros, nothing."""
-
-
-@attrs.frozen(kw_only=True)
-class Pass:
-    """What one forward pass does for one request: positions [start, end) are written.
-
-    row: of the block tables. loaded: up to there the slots are filled from elsewhere, the queries
-    stand behind. num_slots: up to there rubbish is written. nodes: the numbers of the prefixes, of
-    at least `end` positions. failed: the first position that was not loaded, None where all were.
-    encoder: what cross-attention tables hold, filled by the pass that starts at 0.
-    """
-
-    request_id: str
-    row: int
-    start: int
-    loaded: int
-    end: int
-    num_slots: int
-    nodes: Sequence[int]
-    failed: int | None = None
-    encoder: Sequence[int] = ()
 
 
 @attrs.frozen

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ghost: what every slot really holds, beside what a state of the core counts on.
+
+Contents follow the commands and the forward passes alone (`kvcore.oracle`); a state is right if its
+batch, executed, leaves all that the state counts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
+from kvcore.oracle.contents import Content, Contents, Place, Wrong, entry
+from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.schedule import Encoder, Write
+from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.types.commands import Tier
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.groups import skipped_tokens
+from kvcore.types.keys import HASH_SIZE
+
+Expected = tuple[str, Place, int, Content]
+
+
+class Counted(Struct, frozen=True, gc=False):
+    """What a state counts on: the contents of its computed and cached slots, undefined where it
+    counts on nothing, its tables (row, group) and its owners.
+    """
+
+    contents: Contents
+    tables: Tables
+    owned: frozenset[int]
+    cached: frozenset[int]
+
+
+class Ghost(ContentOracle):
+    """An oracle of contents that knows what states count on.
+
+    loading: where the unfinished load of a request begins; what it brings is not there yet.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        counts: Callable[[str], bool] = lambda _: True,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        self.prefixes = prefixes or Prefixes(config)
+        super().__init__(config, self.prefixes.block, counts, late_reports=True)
+        self.loading: Mapping[str, int] = {}
+
+    def counted(self, state: State, encoders: Mapping[str, Encoder]) -> Counted:
+        """What a state counts on. Raises InvariantViolation for two contents in one slot."""
+        filled: dict[Place, list[Content]] = {}
+        for name, place, slot, content in self.expected(state, encoders):
+            slots = filled.get(place)
+            if slots is None:
+                slots = filled[place] = list(self._nothing)
+            if slots[slot] not in (None, content) and self._counts(name):
+                raise InvariantViolation(name, f"{place} slot {slot} is to hold two contents")
+            slots[slot] = content
+        contents = {place: tuple(slots) for place, slots in filled.items()}
+        return Counted(contents, tables_of(state), *map(frozenset, owners(state)))
+
+    def assume(self, counted: Counted) -> None:
+        """Hold exactly what a state counts on, and its tables and owners."""
+        self.contents = dict(counted.contents)
+        self.tables = dict(counted.tables)
+        self.owned, self.cached = set(counted.owned), set(counted.cached)
+        self._unfilled = set()
+        self.loads = {}
+
+    def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
+        """What a state counts on: (property, place, slot, content) of all computed and cached
+        slots, scheduled drafts included.
+        """
+        for request in state.requests.values():
+            nodes = self.prefixes.nodes(request)
+            for tier, tables in tiers(request):
+                for index, table in enumerate(tables):
+                    if not table:
+                        continue
+                    group = self._config.groups[index]
+                    held = nodes[: self.loading.get(request.request_id, request.num_computed)]
+                    if group.is_cross:
+                        held = _encoded(encoders.get(request.request_id))
+                    seen = skipped_tokens(group, request.num_accepted)
+                    for position, node in enumerate(held):
+                        block = entry(table, position // group.block_size)
+                        if position >= seen or not self._is_null(tier, block):
+                            slot = position % group.block_size
+                            yield "KV-READ", (tier, block), slot, (node, index)
+        for key, blocks in state.device.index.items():
+            index = int.from_bytes(key[HASH_SIZE:], "big")
+            for block in blocks:
+                for slot, node in enumerate(self.prefixes.block(key)):
+                    yield "CACHE-KV", ("device", block), slot, (node, index)
+
+    def compute(
+        self,
+        requests: Mapping[str, RequestState],
+        writes: Sequence[Write],
+        encoders: Mapping[str, Encoder],
+    ) -> None:
+        """Play the forward pass of what a batch schedules (requests: as taken)."""
+        self.forward(
+            [
+                Pass(
+                    request_id=each.request_id,
+                    row=requests[each.request_id].row,
+                    start=each.start,
+                    loaded=each.loaded,
+                    end=each.end,
+                    num_slots=each.num_slots,
+                    nodes=self.prefixes.nodes(requests[each.request_id]),
+                    failed=each.failed,
+                    encoder=_encoded(each.encoder or encoders.get(each.request_id)),
+                    encodes=each.encoder is not None,
+                )
+                for each in writes
+            ]
+        )
+
+    def check(
+        self, state: State, encoders: Mapping[str, Encoder], counted: Counted | None = None
+    ) -> None:
+        """Raise InvariantViolation unless a state finds what it counts on (counted, where that is
+        known), its batch executed.
+        """
+        if counted is None:
+            counted = self.counted(state, encoders)
+        if not _holds(self.contents, counted.contents):
+            for name, place, slot, content in self.expected(state, encoders):
+                held = self.get(place)[slot]
+                if held != content:
+                    self._complain(name, Wrong(place, slot, held, content))
+        mirrored = {place: table for place, table in self.tables.items() if table}
+        if mirrored != counted.tables and self._counts("TABLE-MIRROR"):
+            detail = f"{mirrored} after the deltas, not {counted.tables}"
+            raise InvariantViolation("TABLE-MIRROR", detail)
+        owners = (set(counted.owned), set(counted.cached))
+        if (self.owned, self.cached) != owners and self._counts("OWNER-MIRROR"):
+            detail = f"{self.owned} owned, {self.cached} cached by the commands: {owners}"
+            raise InvariantViolation("OWNER-MIRROR", detail)
+
+    def _is_null(self, tier: Tier, block: int) -> bool:
+        return block < self._num_null if tier == "device" else block == NO_HOST_BLOCK
+
+
+def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
+    """A request's tables with their tiers."""
+    return (("device", request.tables), ("host", request.host_tables))
+
+
+def _encoded(encoder: Encoder | None) -> tuple[int, ...]:
+    return () if encoder is None else (encoder.number,) * encoder.num_tokens
+
+
+def tables_of(state: State) -> Tables:
+    """The block tables of a state that are not empty."""
+    return {
+        (request.row, group): tuple(table)
+        for request in state.requests.values()
+        for group, table in enumerate(request.tables)
+        if table
+    }
+
+
+def owners(state: State) -> tuple[set[int], set[int]]:
+    """The device blocks with an owner, and those without that can be hit."""
+    counts = list(enumerate(state.device.ref_counts))
+    owned = {block for block, count in counts if count}
+    return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
+
+
+def _holds(contents: Contents, wanted: Contents) -> bool:
+    """Whether each slot that is counted on holds what it is to hold."""
+    for place, slots in wanted.items():
+        held = contents.get(place)
+        if held == slots:
+            continue
+        if held is None:
+            return False
+        for content, there in zip(slots, held, strict=True):
+            if content is not None and content != there:
+                return False
+    return True

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from batches and forward passes alone: contents, block tables and owners.
+
+A forward pass fills the slots of external tokens, writes the scheduled ones and rubbish into
+lookahead slots; then every query must find what its group lets it see. A load that fails leaves
+spoilt slots, and so does whatever is computed from them. The null block is neither written nor
+read. A block that is handed out, or loses both owner and key, is undefined at once, which is
+stricter than real memory and finds a use after free in the smallest pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+
+import attrs
+
+from kvcore.oracle.contents import RUBBISH, SPOILT, Place, Slots, SlotStore, Wrong
+from kvcore.types.commands import (
+    Allocate,
+    Command,
+    CutTable,
+    Evict,
+    EvictAll,
+    Free,
+    Load,
+    SetTable,
+    Store,
+    Touch,
+)
+from kvcore.types.config import Config
+from kvcore.types.errors import InvariantViolation
+from kvcore.types.groups import Group, skipped_tokens
+from kvcore.types.keys import HASH_SIZE
+
+Tables = dict[tuple[int, int], tuple[int, ...]]
+"""The blocks of a row of each group."""
+Nodes = Sequence[int]
+Layer = tuple[int, Group, list[Place]]
+
+
+@attrs.frozen(kw_only=True)
+class Pass:
+    """What one forward pass does for one request: positions [start, end) are written.
+
+    row: of the block tables. loaded: up to there the slots are filled from elsewhere, the queries
+    stand behind. num_slots: up to there rubbish is written. nodes: the identities of the prefixes,
+    of at least `end` positions. failed: the first position that was not loaded, None if all were.
+    encoder: what cross-attention tables hold; encodes: whether this pass fills them.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    loaded: int
+    end: int
+    num_slots: int
+    nodes: Nodes
+    failed: int | None = None
+    encoder: Nodes = ()
+    encodes: bool = False
+
+
+class ContentOracle(SlotStore):
+    """The contents of all blocks, the tables and owners that commands tell of, and what must hold.
+
+    block_of: what a block under a key holds. counts: whether a property of this name is judged.
+    late_reports: whether a failed load may be reported after later batches, so that what it spoilt
+    may be read until then. loads: what each executed load brings, and where.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        block_of: Callable[[bytes], Nodes],
+        counts: Callable[[str], bool] = lambda _: True,
+        *,
+        late_reports: bool = False,
+    ) -> None:
+        sizes = [group.block_size for group in config.groups]
+        super().__init__(sizes, num_null=int(config.null_block))
+        self._config = config
+        self._block_of = block_of
+        self._counts = counts
+        self._late_reports = late_reports
+        self._cancels = config.max_in_flight > 0
+        self.loads: dict[int, tuple[bytes, int]] = {}
+        self.tables: Tables = {}
+        self.owned: set[int] = set()
+        self.cached: set[int] = set()
+        self._unfilled: set[int] = set()
+
+    def copied(self) -> ContentOracle:
+        """An oracle of its own that holds the same."""
+        other = ContentOracle(
+            self._config, self._block_of, self._counts, late_reports=self._late_reports
+        )
+        other.contents, other.tables = dict(self.contents), dict(self.tables)
+        other.loads, other._unfilled = dict(self.loads), set(self._unfilled)
+        other.owned, other.cached = set(self.owned), set(self.cached)
+        return other
+
+    def apply(self, commands: Iterable[Command]) -> None:
+        """Carry out the commands of a batch in order."""
+        for command in commands:
+            self._follow(command)
+            self.copy(command)
+            target = command.writes()
+            if target is not None and target[0] == "device":
+                self._unfilled.discard(target[1])
+
+    def arrive(self, operation: int, nodes: Nodes | None) -> None:
+        """Fill the block of a load that was applied, or spoil it; a store changes no content."""
+        if operation not in self.loads:
+            return
+        key, block = self.loads.pop(operation)
+        group = group_of(key)
+        size = self.sizes[group]
+        run = (SPOILT,) * size if nodes is None else _run(nodes[:size], group)
+        self.put([("device", block)], group, 0, run)
+
+    def complete(self, operation: int, done: bool) -> None:
+        """Let a load bring what its key stands for, or spoil its block."""
+        if operation in self.loads:
+            self.arrive(operation, self._block_of(self.loads[operation][0]) if done else None)
+
+    def forward(self, passes: Sequence[Pass]) -> None:
+        """Write what a batch schedules, then read as its queries do. Raises InvariantViolation
+        (KV-READ, LOAD-FAILED, ZEROED).
+        """
+        for each in passes:
+            self._check_zeroed(each)
+        self._unfilled = set()
+        for each in passes:
+            self._write(each)
+        failing = any(each.failed is not None for each in passes)
+        late = self._late_reports and self._cancels
+        if failing or (late and any(SPOILT in slots for slots in self.contents.values())):
+            self._spread(passes)
+        forgiving = failing or self._late_reports
+        for each in passes:
+            if each.loaded < each.end:
+                tables = [table for _, _, table in self._layers(each.row)]
+                self.check_request(tables, each, each.loaded, forgiving=forgiving)
+
+    def check_request(
+        self, tables: Sequence[Sequence[Place]], each: Pass, query: int, *, forgiving: bool = False
+    ) -> None:
+        """Raise InvariantViolation (KV-READ) unless all that the queries from one on see, up to the
+        end of a pass, is there. forgiving: what a failed load spoilt may be there, too.
+        """
+        for index, group in enumerate(self._config.groups):
+            nodes, first, end = each.nodes, skipped_tokens(group, query), each.end
+            if group.is_cross:
+                nodes, first, end = each.encoder, 0, len(each.encoder) if each.end else 0
+            for wrong in self.wrong(tables[index], index, nodes, first, min(end, len(nodes))):
+                if not (forgiving and wrong.held == SPOILT):
+                    self._complain("KV-READ", wrong, f": request {each.request_id!r} reads it")
+
+    def check_key(self, block: int, key: bytes) -> None:
+        """Raise InvariantViolation (CACHE-KV) unless a block holds what its key stands for."""
+        nodes = self._block_of(key)
+        for wrong in self.wrong([("device", block)], group_of(key), nodes, 0, len(nodes)):
+            self._complain("CACHE-KV", wrong)
+
+    def _complain(self, name: str, wrong: Wrong, behind: str = "") -> None:
+        """Raise InvariantViolation of a property that is judged. behind: the end of its text."""
+        spoilt = wrong.held == SPOILT and self._late_reports
+        if spoilt and self._counts("LOAD-FAILED"):
+            name = "LOAD-FAILED"
+        if self._counts(name):
+            tier, block = wrong.place
+            detail = f"{tier} block {block} slot {wrong.slot} holds {wrong.held}"
+            raise InvariantViolation(name, f"{detail}, not {wrong.wanted}{behind}")
+
+    def _check_zeroed(self, each: Pass) -> None:
+        if not self._unfilled or not self._counts("ZEROED"):
+            return
+        for index, group in enumerate(self._config.groups):
+            for block in self.tables.get((each.row, index), ()) if group.zero_new_blocks else ():
+                if block in self._unfilled:
+                    detail = f"block {block} of group {index} is read and was neither zeroed"
+                    raise InvariantViolation("ZEROED", f"{detail} nor filled")
+
+    def _write(self, each: Pass) -> None:
+        nodes, bad = each.nodes, each.loaded if each.failed is None else each.failed
+        bad = max(each.start, min(bad, each.loaded))
+        for index, group, table in self._layers(each.row):
+            if group.is_cross:
+                if each.encodes:
+                    self.put(table, index, 0, _run(each.encoder, index))
+                continue
+            run = _run(nodes[each.start : each.end], index)
+            if bad < each.loaded:
+                before, behind = run[: bad - each.start], run[each.loaded - each.start :]
+                run = (*before, *(SPOILT,) * (each.loaded - bad), *behind)
+            if each.num_slots > each.end:
+                run += (RUBBISH,) * (each.num_slots - each.end)
+            self.put(table, index, each.start, run)
+
+    def _spread(self, passes: Sequence[Pass]) -> None:
+        """Spoil what is computed from spoilt slots, in the order of the calls."""
+        for each in passes:
+            layers = [layer for layer in self._layers(each.row) if not layer[1].is_cross]
+            for query in range(each.loaded, each.end):
+                if any(self._sees_spoilt(group, table, query) for _, group, table in layers):
+                    for index, _, table in layers:
+                        self.put(table, index, query, (SPOILT,))
+
+    def _sees_spoilt(self, group: Group, table: Sequence[Place], query: int) -> bool:
+        size = group.block_size
+        return any(
+            self.get(table[at // size])[at % size] == SPOILT
+            for at in range(skipped_tokens(group, query), query)
+        )
+
+    def _layers(self, row: int) -> Iterator[Layer]:
+        for index, group in enumerate(self._config.groups):
+            yield index, group, [("device", each) for each in self.tables.get((row, index), ())]
+
+    def _follow(self, command: Command) -> None:
+        """Take in what a command says of owners, keys, loads and tables."""
+        match command:
+            case Allocate(block):
+                self._unfilled.add(block)
+                self._own(block)
+                self.forget(block)
+            case Touch(block):
+                self._own(block)
+            case Free(block, cached):
+                self.owned.discard(block)
+                if cached:
+                    self.cached.add(block)
+                else:
+                    self.forget(block)
+            case Evict(block):
+                self.cached.discard(block)
+                if block not in self.owned:
+                    self.forget(block)
+            case EvictAll():
+                for block in self.cached:
+                    self.forget(block)
+                self.cached.clear()
+            case Store(_, block, key):
+                self.check_key(block, key)
+            case Load(operation, key, block):
+                self.loads[operation] = (key, block)
+            case SetTable(_, _, _, block):
+                set_entry(self.tables, command)
+                if self._cancels and block >= self._num_null:  # a cancelled batch may have said so
+                    self._own(block)
+            case CutTable():
+                set_entry(self.tables, command)
+
+    def _own(self, block: int) -> None:
+        self.owned.add(block)
+        self.cached.discard(block)
+
+
+def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
+    """Do what a command does to block tables."""
+    place = (command.row, command.group)
+    table = tables.get(place, ())
+    if isinstance(command, CutTable):
+        tables[place] = table[: command.length]
+    else:
+        at = command.position
+        tables[place] = (*table[:at], command.block, *table[at + 1 :])
+
+
+def group_of(key: bytes) -> int:
+    """The group that a block's key is of."""
+    return int.from_bytes(key[HASH_SIZE:], "big")
+
+
+def _run(nodes: Nodes, group: int) -> Slots:
+    return tuple(zip(nodes, repeat(group)))  # repeat has no end
