@@ -11,12 +11,12 @@ stricter than real memory and finds a use after free in the smallest pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
 
 import attrs
 
-from kvcore.oracle.contents import RUBBISH, SPOILT, Place, Slots, SlotStore, Wrong
+from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, Wrong, run_of
 from kvcore.types.commands import (
+    COPIES,
     Allocate,
     Command,
     CutTable,
@@ -104,10 +104,11 @@ class ContentOracle(SlotStore):
         """Carry out the commands of a batch in order."""
         for command in commands:
             self._follow(command)
-            self.copy(command)
-            target = command.writes()
-            if target is not None and target[0] == "device":
-                self._unfilled.discard(target[1])
+            if type(command) in COPIES:
+                self.copy(command)
+                target = command.writes()
+                if target is not None and target[0] == "device":
+                    self._unfilled.discard(target[1])
 
     def arrive(self, operation: int, nodes: Nodes | None) -> None:
         """Fill the block of a load that was applied, or spoil it; a store changes no content."""
@@ -116,7 +117,7 @@ class ContentOracle(SlotStore):
         key, block = self.loads.pop(operation)
         group = group_of(key)
         size = self.sizes[group]
-        run = (SPOILT,) * size if nodes is None else _run(nodes[:size], group)
+        run = (SPOILT,) * size if nodes is None else run_of(nodes[:size], group)
         self.put([("device", block)], group, 0, run)
 
     def complete(self, operation: int, done: bool) -> None:
@@ -128,9 +129,11 @@ class ContentOracle(SlotStore):
         """Write what a batch schedules, then read as its queries do. Raises InvariantViolation
         (KV-READ, LOAD-FAILED, ZEROED).
         """
-        for each in passes:
+        for each in passes if self._unfilled and self._counts("ZEROED") else ():
             self._check_zeroed(each)
         self._unfilled = set()
+        if not passes:
+            return
         for each in passes:
             self._write(each)
         failing = any(each.failed is not None for each in passes)
@@ -174,8 +177,6 @@ class ContentOracle(SlotStore):
             raise InvariantViolation(name, f"{detail}, not {wrong.wanted}{behind}")
 
     def _check_zeroed(self, each: Pass) -> None:
-        if not self._unfilled or not self._counts("ZEROED"):
-            return
         for index, group in enumerate(self._config.groups):
             for block in self.tables.get((each.row, index), ()) if group.zero_new_blocks else ():
                 if block in self._unfilled:
@@ -188,9 +189,9 @@ class ContentOracle(SlotStore):
         for index, group, table in self._layers(each.row):
             if group.is_cross:
                 if each.encodes:
-                    self.put(table, index, 0, _run(each.encoder, index))
+                    self.put(table, index, 0, run_of(each.encoder, index))
                 continue
-            run = _run(nodes[each.start : each.end], index)
+            run = run_of(nodes[each.start : each.end], index)
             if bad < each.loaded:
                 before, behind = run[: bad - each.start], run[each.loaded - each.start :]
                 run = (*before, *(SPOILT,) * (each.loaded - bad), *behind)
@@ -208,11 +209,12 @@ class ContentOracle(SlotStore):
                         self.put(table, index, query, (SPOILT,))
 
     def _sees_spoilt(self, group: Group, table: Sequence[Place], query: int) -> bool:
-        size = group.block_size
-        return any(
-            self.get(table[at // size])[at % size] == SPOILT
-            for at in range(skipped_tokens(group, query), query)
-        )
+        size, first = group.block_size, skipped_tokens(group, query)
+        for at in range(first // size, -(-query // size)):
+            start = at * size
+            if SPOILT in self.get(table[at])[max(0, first - start) : query - start]:
+                return True
+        return False
 
     def _layers(self, row: int) -> Iterator[Layer]:
         for index, group in enumerate(self._config.groups):
@@ -271,7 +273,3 @@ def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
 def group_of(key: bytes) -> int:
     """The group that a block's key is of."""
     return int.from_bytes(key[HASH_SIZE:], "big")
-
-
-def _run(nodes: Nodes, group: int) -> Slots:
-    return tuple(zip(nodes, repeat(group)))  # repeat has no end

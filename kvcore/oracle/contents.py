@@ -94,11 +94,16 @@ class SlotStore:
             place, start = entry(table, at), at * size
             low, high = max(first, start), min(end, start + size)
             held = self.contents.get(place, self._nothing)[low - start : high - start]
-            wanted = tuple(zip(nodes[low:high], repeat(group)))  # repeat has no end
+            wanted = run_of(nodes[low:high], group)  # repeat has no end
             if held != wanted:
                 for slot, pair in enumerate(zip(held, wanted, strict=True), low - start):
                     if pair[0] != pair[1]:
                         yield Wrong(place, slot, *pair)
+
+
+def run_of(nodes: Sequence[object], group: int) -> Slots:
+    """Slots that hold these nodes, written by a group."""
+    return tuple(zip(nodes, repeat(group)))
 
 
 def entry(table: Sequence[T], position: int) -> T:

@@ -10,7 +10,8 @@ is wrong is wrong in a real memory, too. Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -19,11 +20,10 @@ from immutables import Map
 from kvcore.check.extend.manager_protocol import ask, batch, block_ids
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
-from kvcore.oracle.contents import ZEROS, Content, Place
+from kvcore.oracle.contents import Contents, Place, SlotStore, Wrong, run_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
-from kvcore.types.commands import Load
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
@@ -58,7 +58,7 @@ class View:
     numbers: Prefixes = attrs.field(eq=False, repr=False)
     requests: Map[str, Known] = attrs.field(factory=Map)
     prefixes: frozenset[tuple[int, ...]] = frozenset()
-    contents: Map[Place, tuple[Content, ...]] = attrs.field(factory=Map)
+    contents: Contents = attrs.field(factory=dict)
     writes: Map[str, tuple[int, int]] = attrs.field(factory=Map)
     tables: Map[str, Tables] = attrs.field(factory=Map)
 
@@ -138,20 +138,20 @@ def execute(view: View, commands: Sequence[Any]) -> View:
 
     Raises InvariantViolation (KV-READ).
     """
-    contents = view.contents
-    size = max(group.block_size for group in view.config.groups)
+    store = SlotStore([group.block_size for group in view.config.groups], dict(view.contents))
     for command in commands:
-        source, target = command.reads(), command.writes()
-        if target is None or isinstance(command, Load):
-            continue
-        empty: tuple[Content, ...] = (None,) * size
-        held = (ZEROS,) * size if source is None else contents.get(source, empty)
-        contents = contents.set(target, held)
+        store.copy(command)
     for name, (first, last) in view.writes.items():
-        contents = _written(view, contents, name, first, last)
-    after = attrs.evolve(view, contents=contents, writes=Map())
+        for index, table, nodes in _layers(view, name):
+            with _wrong_table(view, name):
+                store.put(table, index, first, run_of(nodes[first:last], index))
+    after = attrs.evolve(view, contents=store.contents, writes=Map())
     for name, (first, last) in view.writes.items():
-        _read(after, name, first, last)
+        for index, table, nodes in _layers(view, name):
+            seen = skipped_tokens(view.config.groups[index], first)
+            with _wrong_table(after, name):
+                for wrong in store.wrong(table, index, nodes, seen, last):
+                    raise _wrong_read(after, name, wrong)
     return after
 
 
@@ -197,41 +197,29 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
     return attrs.evolve(view, requests=requests, writes=writes, prefixes=prefixes)
 
 
-def _written(
-    view: View, contents: Map[Place, tuple[Content, ...]], name: str, first: int, last: int
-) -> Map[Place, tuple[Content, ...]]:
+def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[int]]]:
+    """Each group with a request's table and the prefixes of its tokens."""
     nodes = view.numbers.nodes(view.requests[name])  # type: ignore[arg-type] # has what it reads
-    for index, group in enumerate(view.config.groups):
-        size = group.block_size
-        for position in range(first, last):
-            place = _place(view, name, index, position)
-            slots = list(contents.get(place, (None,) * size))
-            slots[position % size] = (nodes[position], index)
-            contents = contents.set(place, tuple(slots))
-    return contents
-
-
-def _read(view: View, name: str, first: int, last: int) -> None:
-    nodes = view.numbers.nodes(view.requests[name])  # type: ignore[arg-type] # has what it reads
-    names = SceneNames(view.numbers)
-    for index, group in enumerate(view.config.groups):
-        size = group.block_size
-        for position in range(skipped_tokens(group, first), last):
-            place = _place(view, name, index, position)
-            held = view.contents.get(place, (None,) * size)[position % size]
-            if held != (nodes[position], index):
-                wanted = names.content((nodes[position], index))
-                detail = f"{name_of(name)} reads block {place[1]} slot {position % size}"
-                detail = f"{detail}: it holds {names.content(held)}, not {wanted}"
-                raise WrongRead(detail, view)
-
-
-def _place(view: View, name: str, group: int, position: int) -> Place:
-    """Where a request's position is. Raises InvariantViolation (KV-READ)."""
     tables = view.tables.get(name, ())
-    table = tables[group] if group < len(tables) else ()
-    at = position // view.config.groups[group].block_size
-    if at >= len(table):
-        detail = f"the table of {name_of(name)} has {len(table)} blocks, none for token {position}"
-        raise WrongRead(detail, view)
-    return ("device", table[at])
+    for index in range(len(view.config.groups)):
+        table = tables[index] if index < len(tables) else ()
+        yield index, [("device", block) for block in table], nodes
+
+
+@contextmanager
+def _wrong_table(view: View, name: str) -> Iterator[None]:
+    """Say of whom a table is that has no block for a token."""
+    try:
+        yield
+    except WrongRead:
+        raise
+    except InvariantViolation as error:
+        raise WrongRead(f"{name_of(name)}: {error.detail}", view) from error
+
+
+def _wrong_read(view: View, name: str, wrong: Wrong) -> WrongRead:
+    names = SceneNames(view.numbers)
+    detail = f"{name_of(name)} reads block {wrong.place[1]} slot {wrong.slot}: it holds "
+    return WrongRead(
+        f"{detail}{names.content(wrong.held)}, not {names.content(wrong.wanted)}", view
+    )

@@ -16,13 +16,13 @@ from typing import Any
 import attrs
 
 from kvcore.check.facades.engine import FacadeEngine
-from kvcore.check.facades.memory import Place
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.interfaces import Block, Device
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
+from kvcore.oracle.contents import Place
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
 from kvcore.types.errors import InvariantViolation
@@ -268,8 +268,8 @@ class CachingEngine(FacadeEngine):
         """Blocks that leave the free ones of a tier for these tokens: as memory has contents."""
         size, pool = self.world.block_size, self.blocks().pool(tier)
         owned = {
-            tuple(slots[-1] or ())
-            for (where, block), slots in self.memory.slots.items()
+            () if slots[-1] is None else slots[-1][0]
+            for (where, block), slots in self.memory.contents.items()
             if where == tier and pool.ref_counts[block] and pool.keys[block] is not None
         }
         needed = 0
@@ -323,7 +323,7 @@ class CachingEngine(FacadeEngine):
 
     def _letters(self, prefix: tuple[int, ...]) -> list[int]:
         """The tokens that are known behind a prefix, and a fresh one."""
-        seen = [slot for slots in self.memory.slots.values() for slot in slots if slot]
+        seen = [slot[0] for slots in self.memory.contents.values() for slot in slots if slot]
         seen += [tuple(seq.get_token_ids()) for seq in self.seqs.values()]
         at = len(prefix)
         known = sorted({each[at] for each in seen if len(each) > at and each[:at] == prefix})

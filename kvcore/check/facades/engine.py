@@ -17,13 +17,13 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.check.facades.memory import Memory, Place
 from kvcore.check.stories.scenes import Row, Scene
 from kvcore.legacy.blocks.tiers import Tiers
+from kvcore.oracle.contents import Content, Place, SlotStore, run_of
 from kvcore.oracle.hazards import BATCH_JUDGES
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
-from kvcore.types.commands import Command, segments
+from kvcore.types.commands import Allocate, Command, segments
 from kvcore.types.errors import InvariantViolation
 
 HEADS: Row = ("sequence", "tokens", "status", "blocks")
@@ -31,7 +31,7 @@ BLOCK_HEADS: Row = ("block", "owners", "key", "queue", "slots hold")
 
 
 class FacadeEngine(ABC):
-    """A facade, its sequences and the memory.
+    """A facade, its sequences and the memory: a slot holds the tokens up to its own.
 
     emitted: the commands of the last call. forward: what it scheduled: a sequence, the first
     position that is written, the first that is read. said: copies that it told of, by their kind,
@@ -39,7 +39,7 @@ class FacadeEngine(ABC):
     """
 
     def __init__(self, block_size: int) -> None:
-        self.memory = Memory(block_size)
+        self.memory = SlotStore((block_size,))
         self.emitted: tuple[Command, ...] = ()
         self.forward: list[tuple[str, int, int]] = []
         self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
@@ -116,20 +116,28 @@ class FacadeEngine(ABC):
 
     def _forget(self) -> None:
         pools = self.blocks()
-        self.memory.forget(lambda place: _is_read(pools, place))
+        held = self.memory.contents
+        self.memory.contents = {place: held[place] for place in held if _is_read(pools, place)}
 
     def _run_batch(self) -> None:
         """What a worker does: the copies, then the forward pass of what is scheduled."""
-        self.memory.run(self.emitted)
+        for command in self.emitted:
+            if isinstance(command, Allocate):
+                self.memory.forget(command.block)
+            self.memory.copy(command)
         for kind, said, tells_more in self.said:
             self._check_copies(kind, said, tells_more=tells_more)
         tables = {name: (tokens, table) for name, tokens, _, table in self.sequences()}
         for name, first, _ in self.forward:
             tokens, table = tables[name]
-            self.memory.write(name, table, tokens, first)
+            self.memory.put(table, 0, first, run_of(_prefixes(tokens)[first:], 0))
         for name, _, seen in self.forward:
             tokens, table = tables[name]
-            self.memory.read(name, table, tokens, seen)
+            for wrong in self.memory.wrong(table, 0, _prefixes(tokens), seen, len(tokens)):
+                tier, block = wrong.place
+                detail = f"{name} reads {tier} block {block} slot {wrong.slot}: it holds "
+                detail += f"{_said(wrong.held)}, not {_said(wrong.wanted)}"
+                raise InvariantViolation("KV-READ", detail)
 
     def try_call(
         self, who: str, function: Callable[[], Any], needed: int | None, room: int
@@ -186,7 +194,9 @@ class FacadeEngine(ABC):
                 key = pool.keys[block]
                 said = "-" if key is None else key.hex()[:8]
                 where = places.get(block, "-")
-                yield (_name(place), str(count), said, where, self.memory.row(place))
+                slots = self.memory.get(place)
+                row = " | ".join(map(_said, slots)) if any(slots) else "-"
+                yield (_name(place), str(count), said, where, row)
 
 
 def settled(tiers: Tiers) -> Tiers:
@@ -197,6 +207,16 @@ def settled(tiers: Tiers) -> Tiers:
 def _is_read(tiers: Tiers, place: Place) -> bool:
     pool = tiers.pool(place[0])
     return pool.ref_counts[place[1]] > 0 or pool.keys[place[1]] is not None
+
+
+def _prefixes(tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What each token's slot holds: the tokens up to it."""
+    return [tokens[:end] for end in range(1, 1 + len(tokens))]
+
+
+def _said(content: Content) -> str:
+    """A content in words: its token behind those before it."""
+    return "?" if content is None else "-".join(map(str, content[0]))
 
 
 def _name(place: Place) -> str:

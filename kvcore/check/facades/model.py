@@ -17,10 +17,10 @@ from contextlib import suppress
 from msgspec import Struct
 
 from kvcore.check.facades.engine import FacadeEngine
-from kvcore.check.facades.memory import Place
 from kvcore.check.properties.registry import Property
 from kvcore.check.stories.scenes import Scene
 from kvcore.check.world.model import Broken, Edge, Step
+from kvcore.oracle.contents import Place
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.priority_eviction import NO_RANK
 from kvcore.trace.calls import Call
@@ -133,7 +133,7 @@ def _renamed(engine: FacadeEngine) -> object:
         queue = {block: at for at, block in enumerate(pool.queue)}
         for block, count in enumerate(pool.ref_counts):
             place = (tier, block)
-            slots = engine.memory.slots.get(place)
+            slots = engine.memory.contents.get(place)
             time, length = pool.ranks.get(block, NO_RANK)
             where = (names.get(place, block), tier, queue.get(block))
             rows.append((*where, count, pool.keys[block], order.get(time), length, slots))

@@ -16,7 +16,6 @@ from typing import Any
 import attrs
 
 from kvcore.check.facades.engine import FacadeEngine
-from kvcore.check.facades.memory import Place
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.v0_3.block_space_manager import (
     AllocStatus,
@@ -28,6 +27,7 @@ from kvcore.legacy.v0_3.block_space_manager import (
     SequenceStatus,
 )
 from kvcore.legacy.v0_3.errors import OutOfMemory
+from kvcore.oracle.contents import Place
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
 from kvcore.types.errors import InvariantViolation
