@@ -21,7 +21,7 @@ PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
 
 ROOMS = (
     *("mutants", "types", "errors", "hashing", "pool", "state", "codec", "oracle", "invariants"),
-    *("transitions", "backend", "_rust", "_twin", "manager", "metrics", "kvcore"),
+    *("transitions", "backend", "_rust", "_twin", "manager", "metrics", "kvcore", "scheduler"),
     *(
         "trace",
         "fuzz",

@@ -24,6 +24,7 @@ from kvcore.replay.results import (
     Sample,
 )
 from kvcore.replay.workload import TraceRequest
+from kvcore.scheduler import Preemptions
 from kvcore.types.config import Config
 
 
@@ -56,7 +57,8 @@ class Record:
     """The counts of one run."""
 
     def __init__(self, options: Options, config: Config) -> None:
-        self.finished = self.evictions = self.swaps = self.recomputed = self.steps = 0
+        self.finished = self.evictions = self.steps = 0
+        self.preempted = Preemptions()
         self.hit_tokens = self.looked_up_tokens = 0
         self.again_hit_tokens = self.again_looked_up_tokens = 0
         self.output_tokens = 0
@@ -75,7 +77,7 @@ class Record:
     @property
     def preemptions(self) -> int:
         """By recompute and by swap."""
-        return self.recomputed + self.swaps
+        return self.preempted.total
 
     def accept(self, arrived: Arrived) -> bool:
         """Count a request that was read; False for one that the empty pool could not hold."""
@@ -144,7 +146,7 @@ class Record:
             optimum_hit_tokens=best,
             evictions=self.evictions,
             preemptions=self.preemptions,
-            swaps=self.swaps,
+            swaps=self.preempted.by_swap,
             steps=self.steps,
             virtual_seconds=now,
             queueing=Queueing(*(each / NANO for each in waits)),

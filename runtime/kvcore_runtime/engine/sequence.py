@@ -69,6 +69,15 @@ class Sequence:
         """Prompt and generated tokens, the pending one too."""
         return len(self.request.prompt) + len(self.generated)
 
+    @property
+    def newest(self) -> int:
+        """The token that was sampled last."""
+        return self.generated[-1]
+
+    def give(self) -> None:
+        """Take note that the manager knows the pending token now."""
+        self.pending = False
+
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions [start, end)."""
         length = len(self.request.prompt)

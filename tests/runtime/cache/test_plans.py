@@ -4,10 +4,11 @@
 from collections.abc import Sequence as Row
 
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.scheduler import Chunk, Preemptions
+from kvcore_runtime.engine.scheduler import Chunk
 from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Hit, Status
+from kvcore.scheduler import Preemptions
 from tests.conftest import Backend
 from tests.runtime.cache.plans import World
 

@@ -2,10 +2,11 @@
 """Stories of the scheduler with a handful of blocks of four tokens, to be followed on paper."""
 
 import pytest
-from kvcore_runtime.engine.scheduler import Preemption, Preemptions
+from kvcore_runtime.engine.scheduler import Preemption
 from kvcore_runtime.engine.sequence import Sequence
 
 from kvcore import Status
+from kvcore.scheduler import Preemptions
 from tests.conftest import Backend
 from tests.runtime.cache.plans import World
 

@@ -11,8 +11,8 @@ from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.segments import Copying, run_program_order
 from kvcore_runtime.engine.simulated import TorchDevice, make_device
 
-from kvcore.oracle.device import GROUP
 from kvcore.check.simulate.runs import simulate
+from kvcore.oracle.device import GROUP
 from kvcore.types.commands import CopyOnWrite
 from tests.conftest import Backend
 

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching over a manager: what the next step computes, and who gives blocks away.
+
+A step first brings swapped sequences back, then gives every decoding sequence one slot (one
+`append` for all), then continues prompts that are computed in chunks, then admits waiting sequences
+whose whole prompt fits, first come first served. All of it happens in the manager's open batch.
+
+A sequence that is refused a block takes it from the youngest running sequence. So the oldest one
+always gets on, and nothing waits forever:
+  * a victim is younger than the one that takes, and not yet scheduled in this step (others of
+    the step may have hit blocks that only its forward pass will write);
+  * without a victim a sequence skips the step and keeps its blocks;
+  * nobody new is admitted while a sequence is swapped out, or in a step that preempted one.
+
+With batches in flight (`Config.max_in_flight`) a step is planned while others are computed. A
+sequence whose next token is computed there sits out, the next chunk of its prompt apart: so
+sequences take turns, and a step gets no more than a fair share of those that decode. What a batch
+in flight uses is not free before it is completed, so:
+  * a sequence that is refused while blocks are pending waits for that batch, and preempts nobody;
+  * a sequence in flight is no victim: its blocks would not be free in time;
+  * in a plan in which one waits nobody is admitted, and in the one after it nobody comes back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import attrs
+
+from kvcore.manager import KVCacheManager
+from kvcore.types.values import Hit, Refused
+
+
+class Scheduled(Protocol):
+    """A sequence of tokens that is computed in steps.
+
+    row: at the manager. pending: the newest token was sampled, and the manager has not got it yet.
+    """
+
+    pending: bool
+    row: int
+
+    @property
+    def sequence_id(self) -> str:
+        """The manager's name for it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens, the pending one too."""
+
+    @property
+    def newest(self) -> int:
+        """The token that was sampled last."""
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Token ids at positions [start, end)."""
+
+    def give(self) -> None:
+        """Take note that the manager knows the pending token now."""
+
+
+S = TypeVar("S", bound=Scheduled)
+
+
+@attrs.frozen(kw_only=True)
+class Chunk(Generic[S]):
+    """Positions [start, end) of a sequence, computed in one step.
+
+    drafts: guesses at the last of these positions.
+    """
+
+    sequence: S
+    start: int
+    end: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_wanted(self) -> int:
+        """Last positions of the chunk whose logits are sampled from."""
+        is_last = self.end == self.sequence.num_tokens + len(self.drafts)
+        return 1 + len(self.drafts) if is_last else 0
+
+    def tokens(self) -> list[int]:
+        """Token ids at the chunk's positions, drafts too."""
+        known = self.sequence.tokens(self.start, self.end - len(self.drafts))
+        return [*known, *self.drafts]
+
+
+@attrs.define
+class Preemptions:
+    """How often a sequence gave way, and by which way."""
+
+    by_swap: int = 0
+    by_recompute: int = 0
+
+    @property
+    def total(self) -> int:
+        """By both ways."""
+        return self.by_swap + self.by_recompute
+
+
+class Scheduler(Generic[S]):
+    """The oldest running sequence stands first, and of those that wait the next to come back.
+
+    A subclass says where sequences come from, and what happens beside them.
+
+    token_budget: positions that a step computes at most. swaps: whether a sequence gives way to the
+    host tier, if that has room; else its blocks are given back and computed again. num_waits: plans
+    in which a sequence waited for the blocks of a batch in flight. has_moved: whether the last plan
+    swapped, preempted or began to load, so that its batch is to be taken even if it computes
+    nothing.
+    """
+
+    def __init__(self, manager: KVCacheManager, *, token_budget: int, swaps: bool) -> None:
+        self._manager = manager
+        self._token_budget = token_budget
+        self._swaps = swaps
+        self.waiting: list[S] = []
+        self.running: list[S] = []
+        self.swapped: list[S] = []
+        self.loading: list[S] = []
+        self.preemptions = Preemptions()
+        self.num_waits = 0
+        self.has_moved = False
+        self._turns = manager.config.max_in_flight + 1
+        self._in_flight: Collection[S] = ()
+        self._short = False
+        self._chunks: dict[S, Chunk[S]] = {}
+        self._budget = 0
+
+    def schedule(self, in_flight: Collection[S] = ()) -> list[Chunk[S]]:
+        """Fill the open batch with the next step; returns what its forward pass computes.
+
+        in_flight: sequences of the batches that are not completed.
+        """
+        preempted_before = self.preemptions.total
+        self._chunks, self._budget = {}, self._token_budget
+        self._in_flight = in_flight
+        self.has_moved = False
+        was_short, self._short = self._short, False
+        if not was_short:
+            self._swap_in()
+        self._decode()
+        self._continue_prompts()
+        if not self.swapped and self.preemptions.total == preempted_before and not self._short:
+            self._admit()
+        self.num_waits += self._short
+        return list(self._chunks.values())
+
+    def _place(self, queue: list[S], sequence: S) -> None:
+        """Put a sequence into a queue: to run behind all others, to come back before them."""
+        queue.insert(len(queue) if queue is self.running else 0, sequence)
+
+    def _num_copied(self, sequence: S) -> int:
+        """The blocks that a swapped sequence needs to come back."""
+        cached = self._manager.get_computed_blocks(sequence.sequence_id).num_tokens
+        return self._manager.config.blocks_for(sequence.num_tokens - cached)
+
+    def _swap_in(self) -> None:
+        """Bring back swapped sequences, oldest first, while each that runs can grow by a block."""
+        manager = self._manager
+        while self.swapped:
+            oldest = self.swapped[0]
+            needed = self._num_copied(oldest) + len(self.running) + 1
+            if self.running and needed > manager.num_free_blocks:
+                return
+            if isinstance(manager.swap_in([oldest.sequence_id]), Refused):
+                return
+            self._place(self.running, self.swapped.pop(0))
+            self.has_moved = True
+            self._came_back(oldest)
+
+    def _came_back(self, sequence: S) -> None:
+        """Take note that a swapped sequence runs again."""
+
+    def _ready(self) -> list[S]:
+        """Those that decode in this step, oldest first: their fair share of all that decode."""
+        ready = [each for each in self.running if each.pending]
+        num_decoding = len(ready) + sum(each in self._in_flight for each in self.running)
+        return ready[: -(-num_decoding // self._turns)]
+
+    def _decode(self) -> None:
+        """One token for every sequence that has one pending, oldest first."""
+        ready = self._ready()[: self._budget]
+        while ready:
+            rows = array("i", [each.row for each in ready])
+            tokens = array("I", [each.newest for each in ready])
+            appended = self._manager.append(rows, tokens)
+            for sequence in ready[: appended.done]:
+                sequence.give()
+                end = sequence.num_tokens
+                self._computes(sequence, end - 1, end)
+            ready = ready[appended.done :]
+            refused = appended.refused
+            if refused is None or not self._make_room(ready[0], refused):
+                return
+            ready = [each for each in ready if each in self.running]
+
+    def _continue_prompts(self) -> None:
+        """The next chunk of every prompt that is not wholly computed yet, oldest first."""
+        for sequence in list(self.running):
+            if sequence.pending or sequence in self._chunks or sequence not in self.running:
+                continue
+            start = self._manager.num_computed_tokens(sequence.sequence_id)
+            length = min(sequence.num_tokens - start, self._budget)
+            if length > 0:
+                self._allocate(sequence, start, start + length)
+
+    def _allocate(self, sequence: S, start: int, end: int) -> None:
+        """Schedule positions of a running sequence, at the cost of younger ones if need be."""
+        while True:
+            got = self._manager.allocate_slots(sequence.sequence_id, end - start)
+            if not isinstance(got, Refused):
+                self._computes(sequence, start, end)
+                return
+            if not self._make_room(sequence, got):
+                return
+
+    def _may_admit(self) -> bool:
+        """Whether one more sequence may be admitted in this step."""
+        return True
+
+    def _next_waiting(self) -> S | None:
+        """The sequence that is admitted next; it stands first among those that wait."""
+        return self.waiting[0] if self.waiting else None
+
+    def _admit(self) -> None:
+        """The first chunk of waiting sequences behind what is cached, while whole sequences fit."""
+        while self._may_admit() and (sequence := self._next_waiting()) is not None:
+            name = sequence.sequence_id
+            hit = self._manager.get_computed_blocks(name)
+            loads = self._begin_load(sequence, hit)
+            if isinstance(loads, Refused):
+                return
+            if loads:
+                self.has_moved = True
+                self.loading.append(self.waiting.pop(0))
+                continue
+            start = hit.num_tokens
+            length = min(sequence.num_tokens - start, self._budget)
+            if length == 0:
+                return
+            got = self._manager.allocate_slots(name, length, hit, full_sequence_must_fit=True)
+            if isinstance(got, Refused):
+                return
+            self._admitted(sequence, hit)
+            self._place(self.running, self.waiting.pop(0))
+            self._computes(sequence, start, start + length)
+
+    def _begin_load(self, sequence: S, hit: Hit) -> int | Refused:
+        """Begin to load tokens of a waiting sequence behind its hit; how many come."""
+        del sequence, hit
+        return 0
+
+    def _admitted(self, sequence: S, hit: Hit) -> None:
+        """Take note that a waiting sequence got its first slots."""
+
+    def _computes(self, sequence: S, start: int, end: int, drafts: tuple[int, ...] = ()) -> None:
+        """Take note that a sequence got these slots."""
+        self._chunks[sequence] = Chunk(sequence=sequence, start=start, end=end, drafts=drafts)
+        self._budget -= end - start
+
+    def _make_room(self, taker: S, refused: Refused) -> bool:
+        """Take the blocks of the youngest running sequence that may be preempted for this one.
+
+        If blocks come back by waiting, or only by waiting, nobody is preempted.
+        """
+        in_flight = bool(self._in_flight) or (self._turns > 1 and self.has_moved)
+        if in_flight and refused.pending:
+            self._short = True
+            return False
+        younger = self.running[self.running.index(taker) + 1 :]
+        for victim in reversed(younger):
+            if victim not in self._chunks and victim not in self._in_flight:
+                self._preempt(victim)
+                return True
+        self._short |= in_flight
+        return False
+
+    def _preempt(self, victim: S) -> None:
+        """Take a running sequence's blocks, to the host tier if that has room."""
+        self.running.remove(victim)
+        self.has_moved = True
+        name = victim.sequence_id
+        if self._swaps and not isinstance(self._manager.swap_out([name]), Refused):
+            self.preemptions.by_swap += 1
+            self._place(self.swapped, victim)
+            return
+        self._manager.free(name)
+        if victim.pending:
+            self._give_pending(victim)
+        self.preemptions.by_recompute += 1
+        self._place(self.waiting, victim)
+
+    def _give_pending(self, sequence: S) -> None:
+        """Give the manager the newest token of a sequence that is going to be computed as known."""
+        self._manager.add_tokens(sequence.sequence_id, array("I", [sequence.newest]))
+        sequence.give()
