@@ -43,19 +43,20 @@ Layer = tuple[int, Group, list[Place]]
 class Pass:
     """What one forward pass does for one request: positions [start, end) are written.
 
-    row: of the block tables. loaded: up to there the slots are filled from elsewhere, the queries
-    stand behind. num_slots: up to there rubbish is written. nodes: the identities of the prefixes,
-    of at least `end` positions. failed: the first position that was not loaded, None if all were.
-    encoder: what cross-attention tables hold; encodes: whether this pass fills them.
+    row: of the block tables. nodes: the identities of the prefixes, of at least `end` positions.
+    loaded: up to there the slots are filled from elsewhere, and the queries stand behind; start
+    unless given. num_slots: up to there rubbish is written; end unless given. failed: the first
+    position that was not loaded, None if all were. encoder: what cross-attention tables hold;
+    encodes: whether this pass fills them.
     """
 
     request_id: str
     row: int
     start: int
-    loaded: int
     end: int
-    num_slots: int
     nodes: Nodes
+    loaded: int = attrs.Factory(lambda self: self.start, takes_self=True)
+    num_slots: int = attrs.Factory(lambda self: self.end, takes_self=True)
     failed: int | None = None
     encoder: Nodes = ()
     encodes: bool = False

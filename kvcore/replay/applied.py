@@ -52,9 +52,7 @@ class OnDevice:
             request_id=chunk.request,
             row=chunk.row,
             start=chunk.start,
-            loaded=chunk.start,
             end=chunk.end,
-            num_slots=chunk.end,
             nodes=self._prefixes[chunk.request].nodes(chunk.tokens, chunk.end),
         )
 

@@ -14,12 +14,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvcore import Config
+from kvcore.oracle.content_oracle import Pass
 from kvcore.types.commands import Batch
 from kvcore.types.groups import skipped_tokens
 from kvcore_runtime.attention.visibility import FULL
@@ -35,42 +35,6 @@ STAMP_BITS = 45
 """A stamp and the number of its group are one exact float64."""
 SPOILT, RUBBISH = -1, -2
 """Stamps of slots that hold no token: after a failed load, and behind the last token."""
-
-
-@attrs.frozen(kw_only=True)
-class Computed:
-    """What a step computes of one request: positions [start, end) of the request in a row.
-
-    stamps: of positions 0 to end at least, drafts included (`stamp_tokens`). written: the first
-    position that is filled, where external tokens stand before start; None for start. failed: the
-    first of those that did not come, None where all did: from there on slots are spoilt, and so is
-    what is computed from them. num_slots: up to there lookahead slots are filled with rubbish.
-    """
-
-    request_id: str
-    row: int
-    start: int
-    end: int
-    stamps: Sequence[int]
-    written: int | None = None
-    failed: int | None = None
-    num_slots: int | None = None
-
-    @property
-    def filled(self) -> range:
-        """The positions that the step fills."""
-        first = self.start if self.written is None else self.written
-        return range(first, max(self.end, self.num_slots or 0))
-
-    def contents(self) -> Tensor:
-        """The stamps that it puts there."""
-        first, last = self.filled.start, self.filled.stop
-        bad = self.start if self.failed is None else self.failed
-        held = torch.full((last - first,), SPOILT, dtype=torch.float64)
-        held[: bad - first] = as_stamps(self.stamps[first:bad])
-        held[self.start - first : self.end - first] = as_stamps(self.stamps[self.start : self.end])
-        held[self.end - first :] = RUBBISH
-        return held
 
 
 class MemoryTier:
@@ -139,7 +103,7 @@ class Shadow:
         )
         self._groups = config.groups
 
-    def run(self, batch: Batch, steps: Sequence[Computed]) -> list[Finished]:
+    def run(self, batch: Batch, steps: Sequence[Pass]) -> list[Finished]:
         """Apply a batch in guard mode, then its forward pass; the stores and loads that are over.
 
         Raises what `apply` and `forward` raise.
@@ -160,14 +124,14 @@ class Shadow:
         """The next batch will be this one: those before it, not applied yet, are cancelled."""
         self.runtime.skip(next_number)
 
-    def forward(self, steps: Sequence[Computed]) -> None:
+    def forward(self, steps: Sequence[Pass]) -> None:
         """Write what the batch just applied schedules, then read as its queries do.
 
         Raises StaleRead for a block without owner or a slot never written, and WrongContent.
         """
-        reading = [each for each in steps if each.start < each.end]
+        reading = [each for each in steps if each.loaded < each.end]
         rows, names = [each.row for each in reading], [each.request_id for each in reading]
-        starts, ends = [each.start for each in reading], [each.end for each in reading]
+        starts, ends = [each.loaded for each in reading], [each.end for each in reading]
         self.runtime.check_reads(rows, starts, ends, names)
         for group in range(len(self._groups)):
             self._write(group, steps)
@@ -207,15 +171,15 @@ class Shadow:
         page[:, 1] *= -1
         return page.view(-1).view(torch.uint8)
 
-    def _write(self, group: int, steps: Sequence[Computed]) -> None:
+    def _write(self, group: int, steps: Sequence[Pass]) -> None:
         """Every layer's keys get the stamps, its values their negatives."""
         mapping = self.runtime.tables.slot_mapping(
             [each.row for each in steps],
-            [each.filled.start for each in steps],
-            [len(each.filled) for each in steps],
+            [each.start for each in steps],
+            [max(each.end, each.num_slots) - each.start for each in steps],
             group=group,
         )
-        stamps = [step.contents() for step in steps]
+        stamps = [_stamps_of(step) for step in steps]
         if stamps:
             self._put(group, mapping.long(), self._marks(group, torch.cat(stamps)))
 
@@ -225,9 +189,9 @@ class Shadow:
             data[slots // size, layer, 0, slots % size, 0, 0] = written
             data[slots // size, layer, 1, slots % size, 0, 0] = -written
 
-    def _spread(self, step: Computed) -> None:
+    def _spread(self, step: Pass) -> None:
         """Spoil what is computed from spoilt slots."""
-        for query in range(step.start, step.end):
+        for query in range(step.loaded, step.end):
             for group in range(len(self._groups)):
                 blocks, offsets = self._seen(group, step, query, query)
                 held = self.runtime.cache.groups[group].data[blocks, 0, 0, offsets, 0, 0]
@@ -240,26 +204,26 @@ class Shadow:
                 spoilt = torch.tensor([self._mark(group, SPOILT)], dtype=torch.float64)
                 self._put(group, slots.long(), spoilt)
 
-    def _seen(self, group: int, step: Computed, query: int, end: int) -> tuple[Tensor, Tensor]:
+    def _seen(self, group: int, step: Pass, query: int, end: int) -> tuple[Tensor, Tensor]:
         """Where the positions lie that a query sees, up to end: blocks, and slots in them."""
         size = self._groups[group].block_size
         positions = torch.arange(min(end, skipped_tokens(self._groups[group], query)), end)
         table = self.runtime.tables.blocks[group, step.row].long()
         return table[positions // size], positions % size
 
-    def _read(self, group: int, step: Computed, forgiving: bool) -> None:
+    def _read(self, group: int, step: Pass, forgiving: bool) -> None:
         """All that the queries see must be there, in every layer, keys and values.
 
         forgiving: what a failed load spoilt may be, too.
         """
         size = self._groups[group].block_size
-        first = min(step.end, skipped_tokens(self._groups[group], step.start))
+        first = min(step.end, skipped_tokens(self._groups[group], step.loaded))
         before = first // size
         blocks = self.runtime.tables.blocks[group, step.row, before : -(-step.end // size)].long()
         pages = self.runtime.cache.groups[group].data[blocks]
         by_slot = pages[..., 0, 0].movedim(3, 1).flatten(0, 1)
         held = by_slot[first - before * size : step.end - before * size]
-        expected = self._marks(group, as_stamps(step.stamps[first : step.end])).view(-1, 1)
+        expected = self._marks(group, as_stamps(step.nodes[first : step.end])).view(-1, 1)
         wrong = held != torch.stack((expected, -expected), dim=2)
         if forgiving:
             wrong &= held.abs() != abs(self._mark(group, SPOILT))
@@ -281,6 +245,17 @@ class Shadow:
     def _marks(self, group: int, stamps: Tensor) -> Tensor:
         """The slots' numbers of many stamps, exact in float64."""
         return (stamps + 3) * len(self._groups) + group
+
+
+def _stamps_of(step: Pass) -> Tensor:
+    """What a pass puts into its slots; its nodes are stamps."""
+    first, loaded, end = step.start, step.loaded, step.end
+    bad = loaded if step.failed is None else step.failed
+    held = torch.full((max(end, step.num_slots) - first,), SPOILT, dtype=torch.float64)
+    held[: bad - first] = as_stamps(step.nodes[first:bad])
+    held[loaded - first : end - first] = as_stamps(step.nodes[loaded:end])
+    held[end - first :] = RUBBISH
+    return held
 
 
 def as_stamps(stamps: Sequence[int]) -> Tensor:

@@ -32,7 +32,7 @@ from kvcore_runtime.cache.errors import (
     UnownedWrite,
     WrongContent,
 )
-from kvcore_runtime.cache.shadow import SPOILT, Computed, MemoryTier, Shadow
+from kvcore_runtime.cache.shadow import SPOILT, MemoryTier, Shadow
 from kvcore_runtime.cache.transfers import read_transfers
 
 SLOTS_MAX = 1 << 20
@@ -74,21 +74,8 @@ class TorchDevice:
 
     def forward(self, passes: Sequence[Pass]) -> None:
         """See `Device`."""
-        steps = [
-            Computed(
-                request_id=each.request_id,
-                row=each.row,
-                start=each.loaded,
-                end=each.end,
-                stamps=each.nodes,
-                written=each.start,
-                failed=each.failed,
-                num_slots=each.num_slots,
-            )
-            for each in passes
-        ]
         with _as_properties():
-            self.shadow.forward(steps)
+            self.shadow.forward(passes)
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """See `Device`."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 from kvcore_runtime.cache.errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
-from kvcore_runtime.cache.shadow import Computed, MemoryTier, Shadow, stamp_tokens
+from kvcore_runtime.cache.shadow import MemoryTier, Shadow, stamp_tokens
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
+from kvcore.oracle.content_oracle import Pass
 from kvcore.types.commands import close
 from tests.conftest import Backend
 
@@ -23,17 +24,17 @@ def make(
     return manager, Shadow(config, max_rows=4, max_len=16, max_tokens=32)
 
 
-def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Computed:
+def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Pass:
     """Schedule a whole prompt behind its hit."""
     row = manager.add_request(Request(name, tokens))
     hit = manager.get_computed_blocks(name)
     assert manager.allocate_slots(name, len(tokens) - hit.num_tokens, hit)
-    return Computed(
+    return Pass(
         request_id=name,
         row=row,
         start=hit.num_tokens,
         end=len(tokens),
-        stamps=stamp_tokens(tokens),
+        nodes=stamp_tokens(tokens),
     )
 
 
@@ -57,14 +58,14 @@ def test_hits_copies_and_swaps_are_read_as_written(
     steps = [second]
     for row, name, token in ((first.row, "a", 8), (child, "c", 9)):
         stamps = stamp_tokens([*TOKENS, token])
-        steps.append(Computed(request_id=name, row=row, start=6, end=7, stamps=stamps))
+        steps.append(Pass(request_id=name, row=row, start=6, end=7, nodes=stamps))
     shadow.run(manager.take_batch(), steps)
     assert manager.swap_out(["a"]) is None
     shadow.run(manager.take_batch(), [])
     assert manager.swap_in(["a"]) is None
     manager.append(["a"], [4])
     stamps = stamp_tokens([*TOKENS, 8, 4])
-    again = Computed(request_id="a", row=first.row, start=7, end=8, stamps=stamps)
+    again = Pass(request_id="a", row=first.row, start=7, end=8, nodes=stamps)
     shadow.run(manager.take_batch(), [again])
     names = {first.row: "a", second.row: "b", child: "c"}
     shadow.check_tables({row: manager.get_block_ids(name) for row, name in names.items()})
@@ -78,9 +79,7 @@ def test_another_content_than_the_tokens_say_is_named(backend: Backend) -> None:
     shadow.run(manager.take_batch(), [first])
     shadow.runtime.cache.blocks.data[2] = shadow.runtime.cache.blocks.data[1]
     manager.append(["a"], [8])
-    step = Computed(
-        request_id="a", row=first.row, start=6, end=7, stamps=stamp_tokens([*TOKENS, 8])
-    )
+    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamp_tokens([*TOKENS, 8]))
     message = "step 1, request a: group 0, block 2 does not hold position 2"
     with pytest.raises(WrongContent, match=message):
         shadow.run(manager.take_batch(), [step])
@@ -91,9 +90,7 @@ def test_a_slot_that_nothing_wrote_is_named(backend: Backend) -> None:
     first = admit(manager, "a", TOKENS)
     shadow.run(manager.take_batch(), [])
     manager.append(["a"], [8])
-    step = Computed(
-        request_id="a", row=first.row, start=6, end=7, stamps=stamp_tokens([*TOKENS, 8])
-    )
+    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamp_tokens([*TOKENS, 8]))
     with pytest.raises(StaleRead, match="position 0 of row 0 holds NaN"):
         shadow.run(manager.take_batch(), [step])
 
@@ -128,7 +125,7 @@ def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
         assert (len(loads), start) == (2, 2 if failing else 4)
         assert manager.allocate_slots("b", 6 - start)
         stamps = stamp_tokens(TOKENS)
-        step = Computed(request_id="b", row=row, start=start, end=6, stamps=stamps)
+        step = Pass(request_id="b", row=row, start=start, end=6, nodes=stamps)
         shadow.run(manager.take_batch(), [step])
         manager.free("b")
         manager.remove_request("b")

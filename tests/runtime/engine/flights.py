@@ -15,9 +15,10 @@ import random
 from collections import Counter
 
 import attrs
-from kvcore_runtime.cache.shadow import Computed, Shadow, stamp_tokens
+from kvcore_runtime.cache.shadow import Shadow, stamp_tokens
 
 from kvcore import Batch, Config, Hit, KVCacheManager, KvcoreError, Refused, Request, Status
+from kvcore.oracle.content_oracle import Pass
 from tests.conftest import Backend
 
 MAX_LEN = 14
@@ -29,7 +30,7 @@ class Taken:
     """A batch, what its forward pass computes, and the tables by row once it is applied."""
 
     batch: Batch
-    steps: list[Computed]
+    steps: list[Pass]
     tables: dict[int, list[list[int]]]
 
 
@@ -260,11 +261,11 @@ class Flights:
             return [[] for _ in self.manager.config.groups]
         return [list(table) for table in self.manager.get_block_ids(name)]
 
-    def _step(self, name: str, start: int) -> Computed:
-        return Computed(
+    def _step(self, name: str, start: int) -> Pass:
+        return Pass(
             request_id=name,
             row=self.rows[name],
             start=start,
             end=self.manager.num_computed_tokens(name),
-            stamps=stamp_tokens(self.tokens[name]),
+            nodes=stamp_tokens(self.tokens[name]),
         )
