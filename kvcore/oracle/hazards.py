@@ -12,19 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
+from typing import Protocol
 
-from kvcore.state.state import State
 from kvcore.types.commands import COPIES, Allocate, Command, Evict, EvictAll, Load, Tier
 
-BatchJudge = Callable[[State, Sequence[Command], Sequence[int]], Iterator[str]]
 Place = tuple[Tier, int]
 Copies = list[Command]
 
+
+class Keyed(Protocol):
+    """Blocks, and the keys of those that have one."""
+
+    @property
+    def keys(self) -> Sequence[bytes | None]: ...
+
+
+class Pools(Protocol):
+    """What holds device blocks: a state."""
+
+    @property
+    def device(self) -> Keyed: ...
+
+
+BatchJudge = Callable[[Pools, Sequence[Command], Sequence[int]], Iterator[str]]
 ORDERS_MAX = 4
 """So many copies in a segment are tried in every order; of more, each pair is swapped."""
 
 
-def hazards(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
     """CMD-HAZARD: in a segment no place is written twice, or read and written."""
     if list(numbers) != sorted(numbers) or len(numbers) != len(commands):
         yield f"segments {list(numbers)} of {len(commands)} commands"
@@ -37,7 +52,7 @@ def hazards(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> It
                 yield f"segment {number} reads and writes {_said(place)}"
 
 
-def copy_set(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
     """CMD-COPYSET: in a segment each target is copied to from one source, and is no source."""
     for number, copies in segments_of(commands, numbers):
         sources: dict[Place, Place] = {}
@@ -51,7 +66,7 @@ def copy_set(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> I
             yield f"segment {number} copies from and to {_said(target)}"
 
 
-def evict_first(before: State, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
+def evict_first(before: Pools, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
     """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or written anew."""
     keys = {block for block, key in enumerate(before.device.keys) if key is not None}
     for command in commands:
@@ -68,7 +83,7 @@ def evict_first(before: State, commands: Sequence[Command], _: Sequence[int]) ->
                     yield f"block {target[1]} is written by {type(command).__name__} and has a key"
 
 
-def copy_source(_: State, commands: Sequence[Command], __: Sequence[int]) -> Iterator[str]:
+def copy_source(_: Pools, commands: Sequence[Command], __: Sequence[int]) -> Iterator[str]:
     """CMD-COW-SRC: the source of a copy still has its content when the copy runs."""
     if COPIES.isdisjoint(map(type, commands)):
         return
@@ -83,7 +98,7 @@ def copy_source(_: State, commands: Sequence[Command], __: Sequence[int]) -> Ite
             empty.discard(target)
 
 
-def orders(_: State, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
+def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
     """CMD-ORDER: program order, any order inside segments, and all reads of a segment before all
     its writes give the same contents.
     """

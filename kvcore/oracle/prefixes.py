@@ -10,11 +10,11 @@ Twin: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 
-from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
@@ -31,6 +31,31 @@ PREFIX_PROPERTIES = {
     "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
     "KEY-GRAN": "a key ends where a block of its group ends",
 }
+
+
+class Tokens(Protocol):
+    """A request's tokens, the drafts behind them, and what else is in its prefixes."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def drafts(self) -> Sequence[int]: ...
+    @property
+    def extra_keys(self) -> ExtraKeys: ...
+
+
+class Hashed(Tokens, Protocol):
+    """A request with the hashes of its full blocks."""
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+
+
+class Requests(Protocol):
+    """What holds requests: a state."""
+
+    @property
+    def requests(self) -> Mapping[str, Hashed]: ...
 
 
 @attrs.frozen
@@ -59,11 +84,11 @@ class Prefixes:
         self._chains: dict[bytes, Chain] = {}
         self._num_told = 0
 
-    def nodes(self, request: RequestState) -> tuple[int, ...]:
+    def nodes(self, request: Tokens) -> tuple[int, ...]:
         """The number of the prefix that ends with each token and draft of a request."""
         return self.number(self.letters(request))
 
-    def letters(self, request: RequestState) -> tuple[Letter, ...]:
+    def letters(self, request: Tokens) -> tuple[Letter, ...]:
         """What each token and draft of a request adds to its prefix."""
         tokens = (*request.tokens, *request.drafts)
         known = self._letters.get((tokens, request.extra_keys))
@@ -86,11 +111,11 @@ class Prefixes:
                 self._chains[block_hash] = chain
         self._num_told = len(self._chains)
 
-    def learn(self, state: State) -> None:
+    def learn(self, state: Requests) -> None:
         """Take in what the requests' hashes stand for. Raises as `learn_from` does."""
         self.learn_from(state.requests.values())
 
-    def learn_from(self, requests: Iterable[RequestState]) -> None:
+    def learn_from(self, requests: Iterable[Hashed]) -> None:
         """Take in what these requests' hashes stand for. Raises InvariantViolation (HASH-INJ,
         KEY-SEP) when all is taken in; the first request to carry a hash says what it stands for.
         """

@@ -199,7 +199,7 @@ def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
 
 def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[int]]]:
     """Each group with a request's table and the prefixes of its tokens."""
-    nodes = view.numbers.nodes(view.requests[name])  # type: ignore[arg-type] # has what it reads
+    nodes = view.numbers.nodes(view.requests[name])
     tables = view.tables.get(name, ())
     for index in range(len(view.config.groups)):
         table = tables[index] if index < len(tables) else ()

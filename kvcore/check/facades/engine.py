@@ -171,7 +171,7 @@ class FacadeEngine(ABC):
         commands = self.emitted
         numbers = segments(commands)
         for name, judge in BATCH_JUDGES.items():
-            for detail in judge(before, commands, numbers):  # type: ignore[arg-type] # has pools
+            for detail in judge(before, commands, numbers):
                 raise InvariantViolation(name, detail)
 
     @property

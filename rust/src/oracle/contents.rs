@@ -9,7 +9,7 @@
 //! spoilt slots, and so does whatever is computed from them. The null block is neither written nor
 //! read. A block that loses its content (handed out, freed or evicted without owner) becomes
 //! unknown at once, which is stricter than memory is. All slots lie in one column, and nothing is
-//! made anew from edge to edge. Twin: kvcore/oracle/contents.py.
+//! made anew from edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
 
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::{Encoder, Schedule};
