@@ -316,30 +316,13 @@ class Tiers:
         """
         Copy a device block to a host block. Raises NoHostTier, UnknownBlock, NoOwner.
         """
-    def copy_pairs(self, blocks: Iterable[int], host_blocks: Iterable[int], to: str, /) -> None:
-        """
-        Copy device blocks to host blocks, or back, pair by pair, all or none.
-
-        Raises WrongArgument, NoHostTier, UnknownBlock, NoOwner.
-        """
     def dump(self, /) -> tuple[tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None], tuple[list[int], list[bytes | None], list[int], list[int], list[tuple[int, tuple[float, int]]], int | None] | None, Batch]:
         """
         The columns of the device's and the host's blocks, and the open batch.
         """
-    def find_or_take(self, keys: Iterable[bytes | None], lengths: Iterable[int], tier: str, /) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | Refused:
-        """
-        Give the block of each key an owner more, found or new; for None a new one without key.
-
-        Gives the blocks, those of them that are new, those that were found without an owner. Raises
-        InvalidKey, WrongArgument.
-        """
     def free_blocks(self, tier: str, /) -> tuple[int, ...]:
         """
         The free queue, front first.
-        """
-    def is_cached_free(self, block: int, tier: str, /) -> bool:
-        """
-        Whether a block has no owner and a key. Raises UnknownBlock.
         """
     def key_of(self, block: int, tier: str, /) -> bytes | None:
         """
@@ -375,11 +358,6 @@ class Tiers:
 
         Raises UnknownBlock, NoOwner.
         """
-    def owners_of(self, keys: Iterable[bytes], tier: str, /) -> tuple[int | None, ...]:
-        """
-        How many own the block that answers for each key; None where none answers. Raises
-        InvalidKey.
-        """
     def publish(self, block: int, key: bytes, tier: str, /) -> None:
         """
         Make a block with an owner findable.
@@ -397,10 +375,6 @@ class Tiers:
         Say when blocks were used, and how many tokens their chain has; None changes nothing.
 
         Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "ranked".
-        """
-    def rank_of(self, block: int, tier: str, /) -> tuple[float, int]:
-        """
-        When a block was last used, and how many tokens its chain has. Raises UnknownBlock.
         """
     def ref_count(self, block: int, tier: str, /) -> int:
         """

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from kvcore import _twin
-from kvcore.legacy.blocks import by_key, by_table, tiers
-from kvcore.legacy.blocks.by_key import Placed
+from kvcore.legacy.blocks import by_table, tiers
 from kvcore.legacy.blocks.check import check_tiers
 from kvcore.legacy.blocks.from_twin import from_columns
 from kvcore.legacy.blocks.tiers import Order, Tiers, check_options, make_tiers
@@ -24,7 +23,7 @@ from kvcore.types.commands import Batch, Tier
 from kvcore.types.errors import BackendMissing
 from kvcore.types.values import Outcome, Refused
 
-MODULES = (tiers, by_key, by_table)
+MODULES = (tiers, by_table)
 """Where the transitions of the Python core are."""
 BackendName = Literal["python", "rust"]
 
@@ -172,37 +171,9 @@ class Backing:
         """The blocks that answer for keys, up to the first without one. Raises InvalidKey."""
         return self.blocks.lookup_prefix(keys, tier)
 
-    def find_or_take(
-        self, keys: Sequence[bytes | None], lengths: Sequence[int], tier: Tier = "device"
-    ) -> Placed | Refused:
-        """Give the block of each key an owner more, found or new; for None a new one without key.
-
-        Gives the blocks, those of them that are new, those that were found without an owner. Raises
-        InvalidKey, WrongArgument.
-        """
-        return self.blocks.find_or_take(keys, lengths, tier)
-
-    def copy_pairs(self, blocks: Sequence[int], host_blocks: Sequence[int], to: Tier) -> None:
-        """Copy device blocks to host blocks, or back, pair by pair, all or none.
-
-        Raises WrongArgument, NoHostTier, UnknownBlock, NoOwner.
-        """
-        self.blocks.copy_pairs(blocks, host_blocks, to)
-
-    def owners_of(self, keys: Sequence[bytes], tier: Tier = "device") -> tuple[int | None, ...]:
-        """How many own the block that answers for each key; None where none answers.
-
-        Raises InvalidKey.
-        """
-        return self.blocks.owners_of(keys, tier)
-
     def ref_counts(self, blocks: Sequence[int], tier: Tier = "device") -> tuple[int, ...]:
         """Owners of each block. Raises UnknownBlock."""
         return self.blocks.ref_counts(blocks, tier)
-
-    def rank_of(self, block: int, tier: Tier = "device") -> tuple[float, int]:
-        """When a block was last used, and how many tokens its chain has. Raises UnknownBlock."""
-        return self.blocks.rank_of(block, tier)
 
     def num_free(self, tier: Tier = "device") -> int:
         """Blocks in the free queue."""
@@ -219,10 +190,6 @@ class Backing:
     def free_blocks(self, tier: Tier = "device") -> tuple[int, ...]:
         """The free queue, front first. Cost: O(free blocks)."""
         return self.blocks.free_blocks(tier)
-
-    def is_cached_free(self, block: int, tier: Tier = "device") -> bool:
-        """Whether a block has no owner and a key. Raises UnknownBlock."""
-        return self.blocks.is_cached_free(block, tier)
 
     def take_batch(self) -> Batch:
         """Close and number the open batch: the commands since the last one."""

@@ -24,3 +24,10 @@ class NamedEnum(enum.Enum):
 
     def __hash__(self) -> int:
         return hash(self._name_)  # as all enumerations do
+
+
+class Device(NamedEnum):
+    """Where a block is: the core's device tier, or its host tier."""
+
+    GPU = enum.auto()
+    CPU = enum.auto()

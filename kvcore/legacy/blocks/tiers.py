@@ -21,7 +21,7 @@ from pyrsistent import PVector, pvector
 from kvcore.pool import transitions
 from kvcore.pool.block_pool import BlockPool, PoolEviction, PoolTransaction, make_pool
 from kvcore.pool.priority_eviction import make_transaction
-from kvcore.types.arguments import read_int
+from kvcore.types.arguments import read_int, read_ints
 from kvcore.types.commands import Batch, Command, CopyOnWrite, SwapIn, SwapOut, Tier, close
 from kvcore.types.config import MAX_BLOCKS
 from kvcore.types.effects import Effects
@@ -262,6 +262,12 @@ def ref_count(tiers: Tiers, block: int, tier: Tier = "device") -> int:
     return tiers.pool(tier).ref_counts[tiers.known(block, tier)]
 
 
+def ref_counts(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> tuple[int, ...]:
+    """Owners of each block. Does not modify the tiers. Raises UnknownBlock."""
+    counts, ids = tiers.pool(tier).ref_counts, read_ints(blocks)
+    return tuple(counts[tiers.known(block, tier)] for block in ids)
+
+
 def key_of(tiers: Tiers, block: int, tier: Tier = "device") -> bytes | None:
     """The key of a block. Does not modify the tiers. Raises UnknownBlock."""
     return tiers.pool(tier).keys[tiers.known(block, tier)]
@@ -270,12 +276,6 @@ def key_of(tiers: Tiers, block: int, tier: Tier = "device") -> bytes | None:
 def free_blocks(tiers: Tiers, tier: Tier = "device") -> tuple[int, ...]:
     """The free queue, front first. Does not modify the tiers. Cost: O(free blocks)."""
     return tuple(tiers.pool(tier).queue)
-
-
-def is_cached_free(tiers: Tiers, block: int, tier: Tier = "device") -> bool:
-    """Whether a block has no owner and a key. Does not modify the tiers. Raises UnknownBlock."""
-    pool, known = tiers.pool(tier), tiers.known(block, tier)
-    return pool.ref_counts[known] == 0 and pool.keys[known] is not None
 
 
 def take_batch(tiers: Tiers) -> Outcome[Tiers, Batch]:

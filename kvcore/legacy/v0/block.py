@@ -12,24 +12,15 @@ Source: S002-05, 51 to 58, 66, 69, 70, X-12.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from kvcore.legacy.blocks.named_enum import NamedEnum
 from kvcore.legacy.v0.errors import NotSupported, WrongValue, require
 
 BlockId = int
 NONE_HASH = hash("None")
 NEVER_ACCESSED = -1
-
-
-class Device(NamedEnum):
-    """Where a block is: the core's device tier, or its host tier."""
-
-    GPU = enum.auto()
-    CPU = enum.auto()
 
 
 class Block:

@@ -15,8 +15,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
+from kvcore.legacy.blocks.named_enum import Device
 from kvcore.legacy.v0 import errors
-from kvcore.legacy.v0.block import Block, BlockId, Device, chain, check_tokens
+from kvcore.legacy.v0.block import Block, BlockId, chain, check_tokens
 from kvcore.legacy.v0.common import BlockPool, CopyOnWriteTracker, RefCounter, ids_of
 from kvcore.legacy.v0.errors import NotSupported, WrongValue, require
 from kvcore.legacy.v0.tier_blocks import TierBlocks
@@ -352,8 +353,8 @@ class BlockAllocator:
         content_hash: int | None = None,
     ) -> Any:
         """A block object, which may have been another one before."""
-        block = self._block_pool.take()
-        size = self._block_size
+        pool, size = self._block_pool, self._block_size
+        block = pool.spare.pop() if pool.spare else pool.take()
         block.__init__(prev_block, token_ids, size, self, block_id, extra_hash=extra_hash)
         block._content_hash = content_hash
         return block

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.blocks.named_enum import Device
 from kvcore.legacy.v0 import manager_interfaces
-from kvcore.legacy.v0.block import Block, BlockId, Device
+from kvcore.legacy.v0.block import Block, BlockId
 from kvcore.legacy.v0.block_allocator import check_block_size
 from kvcore.legacy.v0.block_table import BlockTable
 from kvcore.legacy.v0.common import ids_of
@@ -145,16 +146,13 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         Raises UnknownName, WrongCall, NoFreeBlocksError.
         """
         table = self._table(seq.seq_id)
+        unseen = seq.get_token_ids()[table.num_full_slots :]
+        num_computed, extra_hash = seq.data.get_num_computed_tokens(), seq.extra_hash()
         try:
-            table.append_token_ids(
-                table.get_unseen_token_ids(seq.get_token_ids()),
-                num_lookahead_slots,
-                seq.data.get_num_computed_tokens(),
-                seq.extra_hash(),
-            )
+            table.append_token_ids(unseen, num_lookahead_slots, num_computed, extra_hash)
         except NoFreeBlocksError as error:
             raise for_sequence(error, seq.seq_id) from None
-        return self.block_allocator.clear_copy_on_writes()
+        return self.block_allocator.on_gpu.clear_copy_on_writes()
 
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
         """Let a new sequence share all blocks; nothing where the parent has none.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcore.legacy.v0.block import Block, Device, NullBlock
+from kvcore.legacy.blocks.named_enum import Device
+from kvcore.legacy.v0.block import Block, NullBlock
 from kvcore.legacy.v0.block_allocator import BlockAllocator
 from kvcore.legacy.v0.common import ids_of
 from kvcore.legacy.v0.cpu_gpu_block_allocator import CpuGpuBlockAllocator
@@ -105,8 +106,10 @@ class BlockTable:
                 reason=f"num_lookahead_slots is {num_lookahead_slots}, must be 0 or more"
             )
         num, num_old, size = len(token_ids), len(blocks), self._block_size
-        num_new = self._num_new_blocks(num + num_lookahead_slots)
         first, end = self._num_full_slots // size, self._num_full_slots + num
+        num_new = max(0, -(-(end + num_lookahead_slots) // size) - num_old)
+        if num_new:
+            self._check_grows(num_new)
         if self._home.caches and first < num_old and blocks[first].computed:
             reason = "block {block} is computed: {num} tokens cannot be added"
             require(False, reason, block=blocks[first].block_id, num=num)
@@ -126,7 +129,9 @@ class BlockTable:
         Raises WrongCall, NoFreeBlocksError.
         """
         self._read(least=1)
-        self._add(self._num_new_blocks(num_empty_slots), extra_hash)
+        num_new = self._num_missing(num_empty_slots)
+        self._check_grows(num_new)
+        self._add(num_new, extra_hash)
 
     def fork(self) -> BlockTable:
         """A table over the same blocks, which are copied if one of the two writes.
@@ -231,13 +236,11 @@ class BlockTable:
         num = -(-(self._num_full_slots + num_slots) // self._block_size)
         return max(0, num - len(self.blocks))
 
-    def _num_new_blocks(self, num_slots: int) -> int:
-        """The same, where blocks can be added. Raises WrongCall."""
-        num_new = self._num_missing(num_slots)
+    def _check_grows(self, num_new: int) -> None:
+        """Raise WrongCall unless blocks can be added."""
         if num_new and self._home is not self._allocator.on_gpu:
             reason = "a table of {num} blocks on the CPU cannot grow by {new}: swap it in first"
             require(False, reason, num=len(self.blocks), new=num_new)
-        return num_new
 
     def _add(self, num_blocks: int, extra_hash: int | None) -> None:
         """Add empty blocks, all or none. Raises NoFreeBlocksError."""

@@ -188,7 +188,7 @@ class BlockPool:
         self._create_block = create_block
         self._allocator = allocator
         self.pool_size = 0
-        self._spare: list[Any] = []
+        self.spare: list[Any] = []
         self._add(pool_size)
 
     def increase_pool(self) -> None:
@@ -211,13 +211,13 @@ class BlockPool:
 
     def take(self) -> Any:
         """An object as it was left."""
-        if not self._spare:
+        if not self.spare:
             self.increase_pool()
-        return self._spare.pop()
+        return self.spare.pop()
 
     def free_block(self, block: Block) -> None:
         """Take an object back that is used no more."""
-        self._spare.append(block)
+        self.spare.append(block)
 
     def _add(self, num: int) -> None:
         first, self.pool_size = self.pool_size, self.pool_size + num
@@ -231,9 +231,9 @@ class BlockPool:
                 block_id=None,
                 extra_hash=None,
             )
-            block.pool_id, block.home = pool_id, self._spare
+            block.pool_id, block.home = pool_id, self.spare
             made.append(block)
-        self._spare[:0] = made[::-1]
+        self.spare[:0] = made[::-1]
 
 
 class BlockList:

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.block import Block, BlockId, Device, NaiveBlock, NullBlock
+from kvcore.legacy.blocks.named_enum import Device
+from kvcore.legacy.v0.block import Block, BlockId, NaiveBlock, NullBlock
 from kvcore.legacy.v0.block_allocator import BlockAllocator
 from kvcore.legacy.v0.common import ids_of
 from kvcore.legacy.v0.errors import NotSupported, UnknownDevice, UnknownName, WrongValue, require
@@ -208,13 +209,14 @@ class CpuGpuBlockAllocator:
         for block, block_id in zip(blocks, new, strict=True):
             if not block.token_ids or block_id in there:
                 copies.pop(block_id, None)
-        if copies:
-            of, to = source.blocks.places(copies.values()), target.blocks.places(copies)
+        of, to = source.blocks.places(copies.values()), target.blocks.places(copies)
+        for pair in zip(of, to, strict=True):
             if target is self.on_gpu:
-                self.backing.blocks.copy_pairs(to, of, "device")
+                self.backing.copy_in(*pair)
             else:
-                self.backing.blocks.copy_pairs(of, to, "host")
-                target.note_written(copies)
+                self.backing.copy_out(*pair)
+        if target is not self.on_gpu:
+            target.note_written(copies)
         source.give_back(old)
         target.adopt(blocks, new)
         self._swap_mapping.update(zip(old, new, strict=True))

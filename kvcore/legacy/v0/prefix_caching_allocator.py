@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
+from kvcore.legacy.blocks.named_enum import Device
 from kvcore.legacy.v0.block import (
     NEVER_ACCESSED,
     NONE_HASH,
     Block,
     BlockId,
-    Device,
     PrefixCachingBlock,
     check_previous,
     hash_chain,

@@ -6,7 +6,8 @@ Rules: this file defines nothing. Source: S002-01 to 64.
 
 from __future__ import annotations
 
-from kvcore.legacy.v0.block import Block, BlockId, Device, NaiveBlock, PrefixCachingBlock
+from kvcore.legacy.blocks.named_enum import Device
+from kvcore.legacy.v0.block import Block, BlockId, NaiveBlock, PrefixCachingBlock
 from kvcore.legacy.v0.block import chain as get_all_blocks_recursively
 from kvcore.legacy.v0.block import check_previous as assert_prefix_caching_block_or_none
 from kvcore.legacy.v0.block_allocator import BlockAllocator

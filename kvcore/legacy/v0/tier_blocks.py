@@ -20,7 +20,7 @@ from typing import Any
 
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.v0.errors import UnknownName, require
-from kvcore.pool.priority_eviction import NO_RANK
+from kvcore.pool.priority_eviction import NEVER, NO_RANK
 from kvcore.types.commands import Tier
 from kvcore.types.keys import HASH_SIZE, KEY_SIZE, make_key
 from kvcore.types.values import Refused
@@ -117,13 +117,35 @@ class TierBlocks:
     def find_or_take(
         self, keys: Sequence[bytes | None], lengths: Sequence[int]
     ) -> tuple[list[int], list[int], list[int]] | int:
-        """A block for each key, those that are new, those that had no owner; how many are needed
-        if there are too few.
+        """Give the block of each key an owner more: the one that answers for it, or a new one,
+        which does so from then on; for None a new one without key. Tells how many blocks are needed
+        if there are too few: one for each content that nobody owns, whatever is evicted on the way.
+
+        Gives the blocks, those that are new, those that had no owner and forgot their time.
         """
-        placed = self.backing.blocks.find_or_take(keys, lengths, self.tier)
-        if isinstance(placed, Refused):
-            return placed.needed
-        blocks, taken, revived = placed
+        core: Any = self.backing.blocks
+        tier = self.tier
+        known = {key: core.lookup(key, tier) for key in dict.fromkeys(keys) if key}
+        idle = sum(each is None or not core.ref_count(each, tier) for each in known.values())
+        if (needed := idle + keys.count(None)) > core.num_free(tier):
+            return needed
+        blocks: list[int] = []
+        taken: list[int] = []
+        revived: list[int] = []
+        for key, length in zip(keys, lengths, strict=True):
+            block = None if key is None else core.lookup(key, tier)
+            if block is None:
+                (block,) = core.take(1, tier)
+                taken.append(block)
+                if key is not None:
+                    core.publish(block, key, tier)
+                    core.rank((block,), None, length, tier)
+            else:
+                if not core.ref_count(block, tier):
+                    revived.append(block)
+                    core.rank((block,), NEVER, None, tier)
+                core.touch((block,), tier)
+            blocks.append(block)
         return self.names(blocks), self.names(taken), self.names(revived)
 
     def take_this(self, block: int) -> None:
@@ -148,17 +170,19 @@ class TierBlocks:
         """Owners of each block."""
         return self.backing.blocks.ref_counts(self.places(blocks), self.tier) if blocks else ()
 
-    def owners_of(self, keys: Sequence[bytes]) -> tuple[int | None, ...]:
+    def owners_of(self, keys: Sequence[bytes]) -> list[int | None]:
         """How many own the block of each key, None if there is none."""
-        return self.backing.blocks.owners_of(keys, self.tier)
+        core, tier = self.backing.blocks, self.tier
+        found = [core.lookup(key, tier) for key in keys]
+        return [None if block is None else core.ref_count(block, tier) for block in found]
 
     def rank_of(self, block: int) -> tuple[float, int]:
         """When a block was used, and how many tokens its chain has, as was said."""
-        return self.backing.blocks.rank_of(self.place(block), self.tier)
+        return self.backing.state().pool(self.tier).ranks.get(self.place(block), NO_RANK)
 
     def is_evictable(self, block: int) -> bool:
         """Whether a block has a key and no owner."""
-        return self.backing.blocks.is_cached_free(self.place(block), self.tier)
+        return not self.ref_count(block) and self.content_hash(block) is not None
 
     def content_hash(self, block: int) -> int | None:
         """The hash under which a block is found."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.blocks.named_enum import Device
 from kvcore.legacy.v0_3.errors import AlreadyFreed, ForeignBlock, OutOfMemory
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch, Tier

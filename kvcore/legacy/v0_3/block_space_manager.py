@@ -18,9 +18,8 @@ from numbers import Real
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName
-from kvcore.legacy.blocks.named_enum import NamedEnum
+from kvcore.legacy.blocks.named_enum import Device, NamedEnum
 from kvcore.legacy.blocks.tiers import Tiers
-from kvcore.legacy.v0.interfaces import Device
 from kvcore.legacy.v0_3.block_allocator import (
     BlockAllocator,
     BlockTable,

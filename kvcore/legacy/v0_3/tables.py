@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.legacy.blocks.blocks import Backing
-from kvcore.legacy.v0.interfaces import Device
+from kvcore.legacy.blocks.named_enum import Device
 from kvcore.legacy.v0_3.block_allocator import BlockAllocator, BlockTable
 from kvcore.legacy.v0_3.errors import (
     AlreadyAllocated,

@@ -60,8 +60,6 @@ arguments! {
     CountArg: INT;
     /// Block hashes.
     HashesArg: HASHES;
-    /// Keys, and None where there is none.
-    ContentsArg: CONTENTS;
     /// True or False.
     FlagArg: BOOL;
     /// A block id.

@@ -38,8 +38,6 @@ pub(crate) const BATCH: PyStaticExpr = type_hint_identifier!("kvcore.types.comma
 pub(crate) const EVENTS: PyStaticExpr = type_hint_identifier!("kvcore.types.event_log", "Events");
 pub(crate) const NUMBERS: PyStaticExpr = type_hint_subscript!(TUPLE, INT, ELLIPSIS);
 pub(crate) const NAMES: PyStaticExpr = type_hint_subscript!(TUPLE, STR, ELLIPSIS);
-const MAYBE_INT: PyStaticExpr = type_hint_union!(INT, NONE);
-pub(crate) const OWNERS: PyStaticExpr = type_hint_subscript!(TUPLE, MAYBE_INT, ELLIPSIS);
 pub(crate) const TAKEN: PyStaticExpr = type_hint_union!(NUMBERS, REFUSED);
 pub(crate) const COPIED: PyStaticExpr = type_hint_union!(INT, REFUSED);
 pub(crate) const COPIES: PyStaticExpr = type_hint_union!(
@@ -52,9 +50,3 @@ const KEYS_OF_GROUP: PyStaticExpr = type_hint_subscript!(TUPLE, BYTES, ELLIPSIS)
 pub(crate) const KEYS: PyStaticExpr = type_hint_subscript!(TUPLE, KEYS_OF_GROUP, ELLIPSIS);
 pub(crate) const HASHES: PyStaticExpr =
     type_hint_subscript!(type_hint_identifier!("collections.abc", "Iterable"), BYTES);
-pub(crate) const CONTENTS: PyStaticExpr = type_hint_subscript!(
-    type_hint_identifier!("collections.abc", "Iterable"),
-    type_hint_union!(BYTES, NONE)
-);
-pub(crate) const PLACED: PyStaticExpr =
-    type_hint_union!(type_hint_subscript!(TUPLE, NUMBERS, NUMBERS, NUMBERS), REFUSED);

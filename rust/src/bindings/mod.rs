@@ -8,7 +8,6 @@ mod arguments;
 mod check;
 mod check_calls;
 mod classes;
-mod contents;
 mod errors;
 mod extra_keys;
 mod hashing;

@@ -278,6 +278,21 @@ impl Tiers {
         self.ask_of(block, tier, tiers::ref_count)
     }
 
+    /// Owners of each block. Raises UnknownBlock.
+    #[pyo3(signature = (blocks, tier, /))]
+    fn ref_counts<'py>(
+        &self,
+        blocks: BlocksArg<'_, 'py>,
+        tier: TierArg<'_, 'py>,
+    ) -> PyResult<PyNumbers<'py>> {
+        let (mut given, py) = (Given::default(), blocks.0.py());
+        let tier = self.tier(tier)?;
+        let ids = given.blocks(blocks)?;
+        let counts = tiers::ref_counts(&self.0, &ids, tier)
+            .map_err(|misuse| raise_in(py, misuse, &given))?;
+        values::numbers(py, counts)
+    }
+
     /// The key of a block. Raises UnknownBlock.
     #[pyo3(signature = (block, tier, /))]
     fn key_of<'py>(
@@ -296,16 +311,6 @@ impl Tiers {
         let blocks = tiers::free_blocks(&self.0, tier)
             .map_err(|misuse| raise_in(py, misuse, &Given::default()))?;
         values::numbers(py, numbers(blocks))
-    }
-
-    /// Whether a block has no owner and a key. Raises UnknownBlock.
-    #[pyo3(signature = (block, tier, /))]
-    fn is_cached_free<'py>(
-        &self,
-        block: BlockArg<'_, 'py>,
-        tier: TierArg<'_, 'py>,
-    ) -> PyResult<bool> {
-        self.ask_of(block, tier, tiers::is_cached_free)
     }
 
     /// Close and number the open batch: the commands since the last one.
@@ -331,6 +336,6 @@ fn key_each(py: Python<'_>, keys: HashesArg<'_, '_>, num_blocks: usize) -> PyRes
 }
 
 /// Keys of the right size. Raises InvalidKey.
-pub(super) fn read_keys(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
+fn read_keys(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
     keys.iter_borrowed().map(|key| read_key(keys.py(), key.extract()?)).collect()
 }

@@ -6,7 +6,6 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 
 use crate::bindings::classes::Classes;
 use crate::bindings::errors::Given;
-use crate::legacy::blocks::by_key::Placed;
 use crate::legacy::blocks::by_table::Moves;
 use crate::types::commands::Batch;
 use crate::types::event_log::EventLog;
@@ -60,8 +59,6 @@ results! {
     PyEvents: EVENTS;
     /// A tuple of block ids or operations, or a `Refused`.
     PyTaken: TAKEN;
-    /// A tuple of three tuples of block ids, or a `Refused`.
-    PyPlaced: PLACED;
     /// A block id, or a `Refused`.
     PyCopied: COPIED;
     /// A dictionary of block ids, or a `Refused`.
@@ -72,8 +69,6 @@ results! {
     PyNumbers: NUMBERS;
     /// A tuple of ids of requests.
     PyNames: NAMES;
-    /// A tuple of numbers, each of which may be None.
-    PyOwners: OWNERS;
     /// A tuple of keys a group.
     PyKeys: KEYS;
 }
@@ -132,16 +127,6 @@ pub(crate) fn granted<'py>(
     Ok(PyTaken(match given.number(refusal.needed as i64)? {
         Some(needed) => refused_of(py, &refusal, needed)?,
         None => refused(py, &refusal)?,
-    }))
-}
-
-/// The blocks of contents, those that are new, those that had no owner; or a refusal.
-pub(crate) fn placed<'py>(py: Python<'py>, outcome: Admitted<Placed>) -> PyResult<PyPlaced<'py>> {
-    Ok(PyPlaced(match outcome {
-        Ok(Placed { blocks, taken, revived }) => {
-            (ids(py, &blocks)?, ids(py, &taken)?, ids(py, &revived)?).into_pyobject(py)?.into_any()
-        }
-        Err(refusal) => refused(py, &refusal)?,
     }))
 }
 

@@ -56,8 +56,9 @@ def _unknown(block: object) -> list[Row]:
     rows += _in_both(UnknownBlock, fields, "admit", [block], 1, [KEY])
     rows += _in_both(UnknownBlock, fields, "publish_all", [2, block], [KEY, KEY])
     rows += _in_both(UnknownBlock, fields, "publish", block, KEY)
-    for name in ("unpublish", "ref_count", "key_of", "is_cached_free"):
+    for name in ("unpublish", "ref_count", "key_of"):
         rows += _in_both(UnknownBlock, fields, name, block)
+    rows += _in_both(UnknownBlock, fields, "ref_counts", [2, block])
     rows.append((UnknownBlock(**fields), "rank", ([2, block], 1.0)))
     rows.append((UnknownBlock(**fields, **HOST), "rank", ([2, block], 1.0, 2, "host")))
     rows += [(UnknownBlock(**fields), name, (block,)) for name in ("copy", "own")]
@@ -140,7 +141,7 @@ VALUES: list[Row] = [
             *(("take", (1,)), ("touch", ([0],)), ("release", ([0],)), ("publish", (2, KEY))),
             *(("unpublish", (0,)), ("rank", ([0], 1.0, 1)), ("clear_index", ()), ("num_free", ())),
             *(("ref_count", (0,)), ("key_of", (0,)), ("free_blocks", ()), ("lookup", (KEY,))),
-            *(("is_cached_free", (0,)), ("admit", ([0], 1, None)), ("publish_all", ([2], [KEY]))),
+            *(("admit", ([0], 1, None)), ("publish_all", ([2], [KEY]))),
             ("lookup_prefix", ([KEY],)),
         )
     ),

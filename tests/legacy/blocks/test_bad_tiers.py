@@ -19,8 +19,9 @@ ON_HOST: list[tuple[str, tuple[Any, ...]]] = [
     *(("publish", (0, b"no", "host")), ("unpublish", (9, "host")), ("clear_index", ("host",))),
     *(("rank", ([0], "no", -1, "host")), ("copy_out", (9, 9)), ("copy_in", (9, 9))),
     *(("lookup", (KEY, "host")), ("num_free", ("host",)), ("ref_count", (0, "host"))),
+    ("ref_counts", ([], "host")),
     *(("move_out", ([],)), ("move_in", ([],)), ("move_in", ([9],))),
-    *(("key_of", (0, "host")), ("free_blocks", ("host",)), ("is_cached_free", (0, "host"))),
+    *(("key_of", (0, "host")), ("free_blocks", ("host",))),
 ]
 
 

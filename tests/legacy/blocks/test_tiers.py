@@ -165,12 +165,12 @@ def test_only_the_copies_of_the_host_tier_are_said(backend: Backend) -> None:
 def test_a_hit_keeps_the_content_of_a_free_block(backend: Backend) -> None:
     backing = cached(backend, 1)
     backing.take_batch()
-    assert backing.is_cached_free(0)
+    assert (backing.ref_count(0), backing.key_of(0)) == (0, A)
     assert backing.num_free() == 5
     backing.touch([0, 0])
     assert (backing.ref_count(0), backing.num_free()) == (2, 4)
-    assert not backing.is_cached_free(0)
-    assert not backing.is_cached_free(4)
+    assert (backing.ref_count(0), backing.key_of(0)) == (2, A)
+    assert (backing.ref_count(4), backing.key_of(4)) == (0, None)
     assert list(backing.take_batch()) == [Touch(0)]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.tiers import Order, Tiers
 from kvcore.pool.block_pool import PoolEviction
+from kvcore.pool.priority_eviction import NO_RANK
 from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Refused
@@ -32,16 +33,6 @@ def twin() -> None:
     need_twin()
 
 
-@st.composite
-def two_lists(
-    draw: st.DrawFn, first: st.SearchStrategy[Any], second: st.SearchStrategy[Any]
-) -> tuple[list[Any], list[Any]]:
-    """As many of one as of the other; seldom one less."""
-    pairs = draw(st.lists(st.tuples(first, second), max_size=3))
-    ones, others = [one for one, _ in pairs], [other for _, other in pairs]
-    return (ones, others) if draw(st.integers(0, 9)) else (ones, others[1:])
-
-
 ids = st.integers(-1, NUM_BLOCKS)
 several = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4)
 keys = st.sampled_from(KEYS)
@@ -49,18 +40,10 @@ many_keys = st.lists(keys, max_size=4)
 tiers = st.sampled_from(["device", "device", "host"])
 times = st.none() | st.sampled_from([-2.0, -1.0, 0.0, -0.0, 1, 2.5, 1e300])
 lengths = st.none() | st.integers(0, 3)
-one_of_tier = st.sampled_from(["unpublish", "ref_count", "key_of", "is_cached_free"])
+one_of_tier = st.sampled_from(["unpublish", "ref_count", "key_of"])
 counts = st.integers(-1, NUM_BLOCKS + 1)
 far = st.sampled_from([2**40, 2**70, -(2**70)])
-contents = st.sampled_from([None, *KEYS])
-tokens = st.sampled_from([0, 1, 2, 3] * 4 + [-1])
 low_ids = st.sampled_from([0, 1] * 8 + [2, NUM_BLOCKS - 1, NUM_BLOCKS, -1])
-
-
-def spread(call: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-    """A call whose second argument is two."""
-    name, (first, second), tier = call
-    return name, first, second, tier
 
 
 calls = st.one_of(
@@ -79,16 +62,17 @@ calls = st.one_of(
     st.tuples(st.sampled_from(["move_out", "move_in"]), several | st.lists(low_ids, max_size=2)),
     st.tuples(st.just("append"), several, st.integers(-1, 5)),
     st.tuples(st.sampled_from(["copy_out", "copy_in"]), ids, ids),
-    *[st.tuples(st.just("find_or_take"), two_lists(contents, tokens), tiers).map(spread)] * 3,
-    *[st.tuples(st.just("copy_pairs"), two_lists(low_ids, low_ids), tiers).map(spread)] * 2,
-    st.tuples(st.just("owners_of"), many_keys, tiers),
-    *[st.tuples(st.just("rank_of"), ids, tiers)] * 2,
     st.tuples(st.just("ref_counts"), several | st.lists(ids, max_size=3), tiers),
     st.just(("take_batch",)),
 )
 WARM: list[tuple[Any, ...]] = [
-    ("find_or_take", [KEYS[0], None, KEYS[1]], [2, 3, 4], "device"),
-    ("find_or_take", [None, KEYS[0]], [3, 2], "host"),
+    ("take", 3, "device"),
+    ("publish_all", [0, 2], [KEYS[0], KEYS[1]], "device"),
+    ("rank", [0], None, 2, "device"),
+    ("rank", [2], None, 4, "device"),
+    ("take", 2, "host"),
+    ("publish", 1, KEYS[0], "host"),
+    ("rank", [1], None, 2, "host"),
     ("release", [2], "device"),
 ]
 stories = st.tuples(
@@ -125,8 +109,6 @@ class Holders:
             self.held[tier].update(value)
         elif name == "touch":
             self.held[tier].update(args[0])
-        elif name == "find_or_take":
-            self.held[tier].update(value[0])
         elif name == "admit":
             self.held[tier].update([*args[0], *value])
         elif name == "release":
@@ -194,8 +176,8 @@ class Model:
         time, length = self.ranks.get(block, (-1.0, 0))
         return (time, -length, block)
 
-    def note(self, call: tuple[Any, ...], value: Any, before: Tiers, after: Tiers) -> None:
-        """What a call did, by its value, and by owners and keys before and after."""
+    def note(self, call: tuple[Any, ...], before: Tiers, after: Tiers) -> None:
+        """What a call did, by owners and keys before and after."""
         name, *args = call
         old, new = before.device, after.device
         if name == "rank":
@@ -210,8 +192,6 @@ class Model:
                 self.uncached = [each for each in self.uncached if each != block]
                 if name in TAKING or (name == "admit" and block not in args[0]):
                     self.ranks.pop(block, None)
-        if name == "find_or_take":
-            self.note_found(args[0], args[1], value)
         for block in lost:
             if new.ref_counts[block] == 0:
                 self.cached.discard(block)
@@ -223,16 +203,6 @@ class Model:
                     self.uncached.insert(0, block)
                 else:
                     self.cached.add(block)
-
-    def note_found(self, contents: list[Any], lengths: list[int], value: Any) -> None:
-        """A new block was never used, and has a length with its key; one without owner keeps it."""
-        blocks, taken, revived = value
-        first = {block: place for place, block in reversed(list(enumerate(blocks)))}
-        for block in taken:
-            length = 0 if contents[first[block]] is None else lengths[first[block]]
-            self.ranks[block] = (-1.0, length)
-        for block in revived:
-            self.ranks[block] = (-1.0, self.ranks.get(block, (-1.0, 0))[1])
 
 
 def left(name: str, args: list[Any]) -> list[Any]:
@@ -262,7 +232,8 @@ def test_ranked_blocks_leave_in_the_order_of_a_sorted_dictionary(
             continue
         after = backing.state()
         if after != before:
-            model.note((name, *args), value, before, after)
+            model.note((name, *args), before, after)
         assert list(backing.free_blocks()) == model.free()
         ranks = [model.ranks.get(block, (-1.0, 0)) for block in range(NUM_BLOCKS)]
-        assert [backing.rank_of(block) for block in range(NUM_BLOCKS)] == ranks
+        known = backing.state().device.ranks
+        assert [known.get(block, NO_RANK) for block in range(NUM_BLOCKS)] == ranks

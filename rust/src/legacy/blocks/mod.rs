@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tiers of blocks under the older managers, asked by key and by table.
 
-pub mod by_key;
 pub mod by_table;
 pub mod tiers;

@@ -264,6 +264,14 @@ pub fn ref_count(tiers: &Tiers, block: i64, tier: Tier) -> Result<u32, Misuse> {
     Ok(pool.ref_count(known))
 }
 
+/// Owners of each block. Does not modify the tiers. Fails with UnknownBlock.
+pub fn ref_counts(tiers: &Tiers, blocks: &[i64], tier: Tier) -> Result<Vec<u32>, Misuse> {
+    let pool = tiers.pool(tier)?;
+    let count = |&block| pool.check_block(block).map(|known| pool.ref_count(known));
+    let counts: Result<_, _> = blocks.iter().map(count).collect();
+    counts.map_err(|error| Misuse { error, tier })
+}
+
 /// The key of a block. Does not modify the tiers. Fails with UnknownBlock.
 pub fn key_of(tiers: &Tiers, block: i64, tier: Tier) -> Result<Option<&Key>, Misuse> {
     let (pool, known) = tiers.known(block, tier)?;
@@ -273,12 +281,6 @@ pub fn key_of(tiers: &Tiers, block: i64, tier: Tier) -> Result<Option<&Key>, Mis
 /// The free queue, front first. Does not modify the tiers. Cost: O(free blocks).
 pub fn free_blocks(tiers: &Tiers, tier: Tier) -> Result<Vec<BlockId>, Misuse> {
     Ok(tiers.pool(tier)?.queue.iter().collect())
-}
-
-/// Whether a block has no owner and a key. Does not modify the tiers. Fails with UnknownBlock.
-pub fn is_cached_free(tiers: &Tiers, block: i64, tier: Tier) -> Result<bool, Misuse> {
-    let (pool, known) = tiers.known(block, tier)?;
-    Ok(pool.ref_count(known) == 0 && pool.key(known).is_some())
 }
 
 /// Close and number the open batch; value: its commands.
