@@ -14,27 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.v0.block import Block, BlockId
-from kvcore.legacy.v0.block import chain as get_all_blocks_recursively
+from kvcore.legacy.v0.block import Block, BlockId, chain
 from kvcore.legacy.v0.errors import WrongCall, WrongValue, require
 from kvcore.legacy.v0.tier_blocks import TierBlocks
 
 HIT_RATE_BATCH = 1000
 RefCount = int
-
-__all__ = [
-    "Block",
-    "BlockId",
-    "BlockList",
-    "BlockPool",
-    "CacheMetricData",
-    "CopyOnWriteTracker",
-    "ReadOnlyRefCounter",
-    "RefCount",
-    "RefCounter",
-    "RefCounterProtocol",
-    "get_all_blocks_recursively",
-]
+get_all_blocks_recursively = chain
 
 
 class ReadOnlyRefCounter:

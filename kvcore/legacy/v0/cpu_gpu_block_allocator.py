@@ -26,20 +26,6 @@ from kvcore.legacy.v0.tier_blocks import TierBlocks
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch
 
-__all__ = [
-    "KINDS",
-    "Block",
-    "BlockAllocator",
-    "BlockId",
-    "CpuGpuBlockAllocator",
-    "Device",
-    "DeviceAwareBlockAllocator",
-    "NaiveBlock",
-    "NaiveBlockAllocator",
-    "NullBlock",
-    "PrefixCachingBlockAllocator",
-]
-
 KINDS: dict[str, Callable[..., BlockAllocator]] = {
     "naive": partial(NaiveBlockAllocator, NaiveBlock),
     "prefix_caching": PrefixCachingBlockAllocator,

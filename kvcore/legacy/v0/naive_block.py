@@ -7,23 +7,13 @@ There are no hits, and nothing is promoted. Source: S002-06, 16, 24, 26, 33, 42,
 from __future__ import annotations
 
 from kvcore.legacy.blocks.named_enum import Device
-from kvcore.legacy.v0.block import Block, BlockId, NaiveBlock
+from kvcore.legacy.v0.block import BlockId, NaiveBlock
 from kvcore.legacy.v0.block_allocator import BlockAllocator, check_no_device
-from kvcore.legacy.v0.common import BlockPool, CopyOnWriteTracker, RefCounter
+from kvcore.legacy.v0.common import BlockPool
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.tier_blocks import TierBlocks
 
-__all__ = [
-    "Block",
-    "BlockAllocator",
-    "BlockId",
-    "BlockPool",
-    "CopyOnWriteTracker",
-    "Device",
-    "NaiveBlock",
-    "NaiveBlockAllocator",
-    "RefCounter",
-]
+__all__ = ["NaiveBlock", "NaiveBlockAllocator"]
 
 
 class NaiveBlockAllocator(BlockAllocator):
