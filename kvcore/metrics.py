@@ -8,7 +8,6 @@ S001-21 to S001-26 with X-09, S000-61. Twin: none; no step waits for it.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Iterable
 
@@ -114,6 +113,8 @@ class BlockObserver:
             expected = "a number above 0.0, at most 1.0"
             raise WrongArgument(name="sample_rate", expected=expected, value=repr(sample_rate))
         self.sample_rate = sample_rate
+        import random  # here: an import of kvcore needs none of it
+
         self._random = random.Random(seed)
         self._watched: dict[int, _Watched] = {}
         self._idle: set[int] = set()

@@ -17,6 +17,8 @@ LINES_MAX = 400
 COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 60
 MODULES_MAX = 180
+TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
+TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 GENERATED = ("kvcore/_rust.pyi",)
 
@@ -130,6 +132,15 @@ def test_the_core_imports_no_torch_and_no_runtime() -> None:
         packages = {module.split(".")[0] for module in imports(path)}
         foreign = packages & {"torch", "numpy", "kvcore_runtime", "tests", "benches"}
         assert not foreign, f"{name_of(path)} imports {foreign}"
+
+
+def test_one_file_of_each_language_changes_block_tables() -> None:
+    found = set()
+    for path in sources(".py", ".rs"):
+        code = path.read_text().partition("#[cfg(test)]")[0]
+        if TABLE_ROOMS.match(name_of(path)) and TABLE_COMMANDS.search(code):
+            found.add(name_of(path))
+    assert found == {"kvcore/state/table_edit.py", "rust/src/state/table_edit.rs"}
 
 
 def test_one_file_imports_the_compiled_twin() -> None:

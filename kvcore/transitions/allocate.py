@@ -15,19 +15,21 @@ from itertools import islice
 from typing import Any, Unpack
 
 from msgspec.structs import replace as evolve
+from pyrsistent import pvector
 
 from kvcore.state.open_batch import BatchRecord
-from kvcore.state.state import NULL_BLOCK, RequestState, State, Table
+from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
-from kvcore.transitions.in_flight import let_go, mark, note_given, replace
+from kvcore.transitions.in_flight import mark, note_given
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.requests import check_no_drafts, extend
 from kvcore.transitions.slot_request import Asked, SlotOptions
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
-from kvcore.types.commands import CopyOnWrite, SetTable, Zero
+from kvcore.types.commands import CopyOnWrite
 from kvcore.types.errors import BeyondModelLength, InvalidToken, LengthMismatch, UnknownRequest
 from kvcore.types.tokens import ROWS, read_tokens
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, Outcome, Refused, Verdict
@@ -152,10 +154,10 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     written = tx.config.enable_caching and (publishes or asked.loads)
     mark(tx, request.request_id, before, before, publishes=written)
     request = apply_trims(tx, request, plan.trims)
-    tables, num_cached = list(request.tables), list(request.num_cached)
+    edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for group, hits in enumerate(plan.hits):
         if hits:
-            tables[group] = attach_hits(tx, request, group, hits)
+            edit.share(group, pvector(hits))
             num_cached[group] = len(hits)
             if tx.loads:
                 rest(tx, request.request_id, hits)
@@ -170,22 +172,20 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     forget_new(tx, taken)
     fresh = iter(taken)
     for rewrite in plan.rewrites:
-        table = tables[rewrite.group]
-        tables[rewrite.group] = apply_rewrite(tx, request, table, rewrite, fresh)
+        apply_rewrite(tx, request, edit, rewrite, fresh)
     for group, growth in enumerate(plan.growth):
         if growth.nulls or growth.external:
-            blocks = [NULL_BLOCK] * growth.nulls + list(islice(fresh, growth.external))
-            num_filled = len(blocks) if asked.loads else growth.nulls
-            tables[group] = grow(tx, request, group, tables[group], blocks, num_filled)
-    grown: list[tuple[int, ...]] = [()] * len(tables)
+            edit.extend(group, [NULL_BLOCK] * growth.nulls)
+            edit.extend(group, islice(fresh, growth.external), fresh=not asked.loads)
+    grown: list[tuple[int, ...]] = [()] * len(edit.tables)
     for group, growth in enumerate(plan.growth):
         if growth.grown:
             blocks = list(islice(fresh, growth.grown))
-            tables[group] = grow(tx, request, group, tables[group], blocks, 0)
+            edit.extend(group, blocks, fresh=True)
             grown[group] = tuple(blocks)
     request = evolve(
         request,
-        tables=tuple(tables),
+        tables=tuple(edit.tables),
         num_computed=plan.num_scheduled,
         num_cached=tuple(num_cached),
     )
@@ -195,66 +195,23 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     return KVCacheBlocks(tuple(grown))
 
 
-def attach_hits(tx: Transaction, request: RequestState, group: int, hits: tuple[int, ...]) -> Table:
-    """Add the request as an owner of its hits, at the start of its table."""
-    table = request.tables[group]
-    for position, block in enumerate(hits):
-        if not tx.is_null(block):
-            tx.device.touch(block)
-        tx.effects.emit(SetTable(request.row, group, position, block))
-    return table.extend(hits)
-
-
 def apply_rewrite(
-    tx: Transaction, request: RequestState, table: Table, rewrite: Rewrite, fresh: Iterator[int]
-) -> Table:
+    tx: Transaction, request: RequestState, edit: TableEdit, rewrite: Rewrite, fresh: Iterator[int]
+) -> None:
     """Make one block of a table fit to be written."""
-    block = table[rewrite.position]
+    group, position = rewrite.group, rewrite.position
+    block, size = edit.tables[group][position], tx.config.groups[group].block_size
     if rewrite.same:
-        note_given(tx, block, request.key(tx.config, rewrite.group, rewrite.position))
-        end = (rewrite.position + 1) * tx.config.groups[rewrite.group].block_size
-        note_rewritten(tx, request.request_id, block, end)
-        return table
+        note_given(tx, block, request.key(tx.config, group, position))
+        note_rewritten(tx, request.request_id, block, (position + 1) * size)
+        return
     if not rewrite.shared:
         tx.device.unpublish(block)
-        return table
+        return
     target = next(fresh)
-    at, size = (rewrite.group, rewrite.position), tx.config.groups[rewrite.group].block_size
-    mark(tx, request.request_id, request.num_computed, rewrite.position * size)
-    let_go(tx, request, rewrite.group, [rewrite.position])
-    replace(tx, request.request_id, *at)
+    mark(tx, request.request_id, request.num_computed, position * size)
     if rewrite.copied:
         tx.effects.emit(CopyOnWrite(block, target))
         tx.device.use(block, tx.batch.number)
         tx.device.use(target, tx.batch.number)
-    else:
-        use_fresh(tx, rewrite.group, target)
-    tx.effects.emit(SetTable(request.row, rewrite.group, rewrite.position, target))
-    tx.device.release([block])
-    return table.set(rewrite.position, target)
-
-
-def grow(
-    tx: Transaction,
-    request: RequestState,
-    group: int,
-    table: Table,
-    blocks: list[int],
-    num_filled: int,
-) -> Table:
-    """Put blocks at the end of a table; the first num_filled are null or get their content."""
-    for offset, block in enumerate(blocks):
-        if offset >= num_filled:
-            use_fresh(tx, group, block)
-        tx.effects.emit(SetTable(request.row, group, len(table) + offset, block))
-    return table.extend(blocks)
-
-
-def use_fresh(tx: Transaction, group: int, block: int) -> None:
-    """Zero a block that nothing fills, where its group asks for it, and record it as new."""
-    kind = tx.config.groups[group]
-    if kind.zero_new_blocks:
-        tx.effects.emit(Zero(block))
-    if tx.config.record_new_blocks and kind.kind in ("full_attention", "mla"):
-        new = tx.new_blocks
-        tx.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])
+    edit.replace(group, position, target, fresh=not rewrite.copied)

@@ -20,12 +20,13 @@ from pyrsistent import pvector
 from kvcore.state.batch_records import Mark, Unfinished, in_order
 from kvcore.state.open_batch import Merge, OpenBatch
 from kvcore.state.state import State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import let_go, lower, note_given, num_finished, replace
+from kvcore.transitions.in_flight import lower, note_given, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.unconfirmed_loads import confirm, note_keyed, rest
 from kvcore.types.arguments import read_int
-from kvcore.types.commands import Batch, SetTable, close, named_rows
+from kvcore.types.commands import Batch, close, named_rows
 from kvcore.types.errors import BatchOutOfOrder, NotInFlight, TooManyInFlight
 from kvcore.types.values import Outcome, Status
 
@@ -151,10 +152,6 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         rest(tx, merge.request_id, [older])
     if tx.config.publish == "scheduled":
         lower(tx, merge.request_id, merge.position * size)
-    let_go(tx, request, merge.group, [merge.position])
-    replace(tx, merge.request_id, merge.group, merge.position)
-    tx.effects.emit(SetTable(request.row, merge.group, merge.position, older))
-    moved = table.set(merge.position, older)
-    tables = (*request.tables[: merge.group], moved, *request.tables[merge.group + 1 :])
-    tx.put(evolve(request, tables=tables))
-    tx.device.release([merge.block])
+    edit = TableEdit(tx, request)
+    edit.replace(merge.group, merge.position, older)
+    tx.put(evolve(request, tables=tuple(edit.tables)))

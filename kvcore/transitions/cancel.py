@@ -16,11 +16,12 @@ from msgspec.structs import replace as evolve
 from kvcore.state.batch_records import Unfinished, in_order
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State
+from kvcore.state.table_edit import rebuild
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.batches import check_in_flight
 from kvcore.transitions.free import cut_tables, drop_host
 from kvcore.types.arguments import read_int
-from kvcore.types.commands import CutTable, SetTable, named_rows
+from kvcore.types.commands import named_rows
 from kvcore.types.values import Outcome
 
 
@@ -78,13 +79,3 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
         cut_tables(tx, request, num_tokens)
     elif num_tokens < request.num_computed:
         drop_host(tx, request)
-
-
-def rebuild(tx: Transaction, row: int) -> None:
-    """Set the tables of a row anew, whatever they are in the runtime."""
-    request_id = tx.rows[row]
-    for group in range(len(tx.config.groups)):
-        tx.effects.emit(CutTable(row, group, 0))
-        table = () if request_id is None else tx.request(request_id).tables[group]
-        for position, block in enumerate(table):
-            tx.effects.emit(SetTable(row, group, position, block))

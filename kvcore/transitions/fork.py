@@ -12,11 +12,11 @@ from __future__ import annotations
 from msgspec.structs import replace as evolve
 
 from kvcore.state.state import State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import inherit
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.transitions.unconfirmed_loads import inherit_rest
-from kvcore.types.commands import SetTable
 from kvcore.types.values import Outcome
 
 
@@ -33,15 +33,10 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
         check_drafts_settled(parent)
         computed = tx.num_settled(parent)
         child = empty_request(tx, child_id)
-        tables, num_cached = [], []
+        edit, num_cached = TableEdit(tx, child), []
         for index, group in enumerate(tx.config.groups):
             table = parent.tables[index]
-            table = table[: tx.num_kept(index, table, computed)]
-            for position, block in enumerate(table):
-                if not tx.is_null(block):
-                    tx.device.touch(block)
-                tx.effects.emit(SetTable(child.row, index, position, block))
-            tables.append(table)
+            edit.share(index, table[: tx.num_kept(index, table, computed)])
             num_cached.append(min(parent.num_cached[index], computed // group.block_size))
         tx.put(
             evolve(
@@ -50,7 +45,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
                 row=child.row,
                 drafts=child.drafts,
                 num_computed=computed,
-                tables=tuple(tables),
+                tables=tuple(edit.tables),
                 num_cached=tuple(num_cached),
                 preempted=False,
             )

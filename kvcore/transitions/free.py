@@ -16,10 +16,10 @@ from pyrsistent import pvector
 
 from kvcore.state.open_batch import BatchRecord, Merge
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import leave, let_go, shorten
+from kvcore.transitions.in_flight import leave
 from kvcore.transitions.unconfirmed_loads import fall_to
-from kvcore.types.commands import CutTable
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.values import Outcome
 
@@ -116,24 +116,18 @@ def cut_tables(tx: Transaction, request: RequestState, num_tokens: int) -> None:
         num_computed = num_tokens = 0
     if tx.loads:
         fall_to(tx, request.request_id, num_computed)
-    tables, num_cached = [], []
+    edit, num_cached = TableEdit(tx, request), []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
         keep = tx.num_kept(index, table, num_tokens)
         if len(table) > keep:
-            let_go(tx, request, index, range(keep, len(table)))
-            shorten(tx, request.request_id, index, keep)
-            held = (block for block in table[keep:][::-1] if not tx.is_null(block))
-            tx.device.release(list(held))
-            tx.effects.emit(CutTable(request.row, index, keep))
-            table = table[:keep]
-        tables.append(table)
+            edit.cut(index, keep)
         num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
     tx.put(
         evolve(
             request,
             drafts=pvector(),
-            tables=tuple(tables),
+            tables=tuple(edit.tables),
             num_computed=num_computed,
             num_cached=tuple(num_cached),
         )

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transitions note about unfinished batches: marks, published keys and blocks in use.
+"""What transitions note about unfinished batches: marks and published keys.
 
 Invariants: a batch marks each request that it changes, in the order of first marking; a mark
-outlives that the request leaves the open batch, and goes when the request is removed. When a block
-leaves a table, it is in use by every unfinished batch whose forward pass reads or writes it there:
-one that schedules the request and was taken with the block in that place. Nothing is kept if
-batches finish as they are taken. Twin: rust/src/transitions/in_flight.rs.
+outlives that the request leaves the open batch, and goes when the request is removed. Nothing is
+kept if batches finish as they are taken. Blocks in use are noted where tables change:
+`state/table_edit.py`. Twin: rust/src/transitions/in_flight.rs.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from immutables import Map
 from msgspec.structs import replace as evolve
@@ -60,7 +57,8 @@ def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
     if tx.unfinished and request_id in tx.unfinished[-1].marks:
         known = tx.unfinished[-1].marks[request_id]
         made = evolve(known, restore=min(known.restore, num_tokens))
-        _store(tx, len(tx.unfinished) - 1, request_id, made)
+        marks = tx.unfinished[-1].marks.set(request_id, made)
+        tx.unfinished[-1] = evolve(tx.unfinished[-1], marks=marks)
 
 
 def inherit(tx: Transaction, parent_id: str, child_id: str) -> None:
@@ -92,54 +90,6 @@ def forget(tx: Transaction, request_id: str) -> None:
 def _without(marks: Map[str, Mark], request_id: str) -> Map[str, Mark]:
     left = [(name, each) for name, each in in_order(marks) if name != request_id]
     return Map({name: evolve(each, order=at) for at, (name, each) in enumerate(left)})
-
-
-def users(tx: Transaction, request_id: str, group: int, position: int) -> list[int]:
-    """The unfinished batches whose forward pass uses the block in this place of a table."""
-    found = []
-    for batch in tx.unfinished:
-        known = batch.marks.get(request_id)
-        if known is None or position >= known.held[group]:
-            continue
-        if (group, position) not in known.replaced:
-            found.append(batch.number)
-    return found
-
-
-def let_go(tx: Transaction, request: RequestState, group: int, positions: Iterable[int]) -> None:
-    """Note that the blocks in these places leave a table: unfinished batches still use them."""
-    if not tx.unfinished:
-        return
-    for position in positions:
-        block = request.tables[group][position]
-        if not tx.is_null(block):
-            for number in users(tx, request.request_id, group, position):
-                tx.device.use(block, number)
-
-
-def shorten(tx: Transaction, request_id: str, group: int, length: int) -> None:
-    """Note that a table was cut: what comes behind is not what unfinished batches use."""
-    for index, batch in enumerate(tx.unfinished):
-        known = batch.marks.get(request_id)
-        if known is None or known.held[group] <= length:
-            continue
-        held = (*known.held[:group], length, *known.held[group + 1 :])
-        replaced = frozenset(at for at in known.replaced if at[0] != group or at[1] < length)
-        _store(tx, index, request_id, evolve(known, held=held, replaced=replaced))
-
-
-def replace(tx: Transaction, request_id: str, group: int, position: int) -> None:
-    """Note that a place of a table has another block by now."""
-    for index, batch in enumerate(tx.unfinished):
-        known = batch.marks.get(request_id)
-        if known is not None and position < known.held[group]:
-            replaced = known.replaced | {(group, position)}
-            _store(tx, index, request_id, evolve(known, replaced=replaced))
-
-
-def _store(tx: Transaction, index: int, request_id: str, made: Mark) -> None:
-    batch = tx.unfinished[index]
-    tx.unfinished[index] = evolve(batch, marks=batch.marks.set(request_id, made))
 
 
 def num_finished(tx: Transaction, request: RequestState) -> int:

@@ -17,12 +17,13 @@ from pyrsistent import pvector
 
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import mark
 from kvcore.transitions.unconfirmed_loads import rest
-from kvcore.types.commands import SetTable, SwapIn, SwapOut
+from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status
 
@@ -166,18 +167,10 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
         tx.host_tier().use(host_block, tx.batch.number)
     owned: set[int] = set()
     for request in requests:
-        tables, num_cached = [], []
+        edit, num_cached = TableEdit(tx, request), []
         for group, table in enumerate(request.host_tables):
-            ids = []
-            for position, host_block in enumerate(table):
-                block = place(host_block, hits, copies)
-                if block in owned:
-                    tx.device.touch(block)
-                if not tx.is_null(block):
-                    owned.add(block)
-                ids.append(block)
-                tx.effects.emit(SetTable(request.row, group, position, block))
-            tables.append(pvector(ids))
+            ids = [place(host_block, hits, copies) for host_block in table]
+            edit.extend(group, _owning(tx, ids, owned))
             if tx.loads:
                 rest(tx, request.request_id, ids)
             num_cached.append(num_published(tx, request, group, ids))
@@ -186,10 +179,20 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
         back = evolve(
             tx.request(request.request_id),
             num_computed=request.num_computed,
-            tables=tuple(tables),
+            tables=tuple(edit.tables),
             num_cached=tuple(num_cached),
         )
         tx.put(back)
+
+
+def _owning(tx: Transaction, blocks: list[int], owned: set[int]) -> Iterator[int]:
+    """The blocks, each with an owner more unless it comes for the first time."""
+    for block in blocks:
+        if block in owned:
+            tx.device.touch(block)
+        if not tx.is_null(block):
+            owned.add(block)
+        yield block
 
 
 def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) -> int:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace as evolve
 
-from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.state.state import RequestState, State
+from kvcore.state.table_edit import TableEdit, users
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import let_go, mark, replace, users
+from kvcore.transitions.in_flight import mark
 from kvcore.types.arguments import read_count
-from kvcore.types.commands import SetTable
 from kvcore.types.errors import BeyondComputed
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Outcome
@@ -90,17 +90,10 @@ def _comes_back(tx: Transaction, request: RequestState, group: int, position: in
 
 def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
     """The request with the null block in these places; the blocks are released, highest first."""
-    if trims:
-        mark(tx, request.request_id, request.num_computed, 0)
-    tables = list(request.tables)
+    if not trims:
+        return request
+    mark(tx, request.request_id, request.num_computed, 0)
+    edit = TableEdit(tx, request)
     for trim in trims:
-        table = tables[trim.group]
-        let_go(tx, request, trim.group, range(trim.first, trim.end))
-        tx.device.release(table[trim.first : trim.end][::-1])
-        changed = table.evolver()
-        for position in range(trim.first, trim.end):
-            changed[position] = NULL_BLOCK
-            replace(tx, request.request_id, trim.group, position)
-            tx.effects.emit(SetTable(request.row, trim.group, position, NULL_BLOCK))
-        tables[trim.group] = changed.persistent()
-    return evolve(request, tables=tuple(tables)) if trims else request
+        edit.blank(trim.group, trim.first, trim.end)
+    return evolve(request, tables=tuple(edit.tables))

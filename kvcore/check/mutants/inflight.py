@@ -21,22 +21,20 @@ from kvcore.check.mutants.worlds import (
 )
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.quarantine import QuarantineTransaction
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, cancel, fork, free, in_flight, requests, swap, window
+from kvcore.transitions import allocate, cancel, fork, in_flight, requests, swap
 from kvcore.transitions import batches as batch
 from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
-LETTING_GO = (allocate, batch, free, window)
-"""The modules in which blocks leave tables."""
 IN_ORDER = "batches that run one after the other hide it"
 
 
 @mutant("flight", "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
 def m_freed_under_a_batch(patcher: Patcher) -> None:
     """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
-    for module in LETTING_GO:
-        patcher.setattr(module, "let_go", lambda *_: None)
+    patcher.setattr(TableEdit, "_keep_in_use", lambda *_: None)
 
 
 @mutant("flight-fork", "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
@@ -225,14 +223,15 @@ def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
 )
 def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
-    shorten = in_flight.shorten
+    shorten = TableEdit._shorten
 
-    def shorten_held(tx: Transaction, name: str, group: int, length: int) -> None:
-        marked = [batch.marks.get(name) for batch in tx.unfinished]
-        shorten(tx, name, group, length)
+    def shorten_held(self: TableEdit, group: int, length: int) -> None:
+        name = self.request_id
+        marked = [batch.marks.get(name) for batch in self.tx.unfinished]
+        shorten(self, group, length)
         for index, known in enumerate(marked):
             if known is not None:
-                made = evolve(tx.unfinished[index].marks[name], replaced=known.replaced)
-                in_flight._store(tx, index, name, made)
+                made = self.tx.unfinished[index].marks[name]
+                self._mark(index, evolve(made, replaced=known.replaced))
 
-    patcher.setattr(free, "shorten", shorten_held)
+    patcher.setattr(TableEdit, "_shorten", shorten_held)

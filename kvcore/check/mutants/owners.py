@@ -11,11 +11,13 @@ from itertools import chain, count
 from typing import Any
 
 from msgspec.structs import replace as evolve
+from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, without
 from kvcore.check.mutants.worlds import BASIC
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.free_queue import FreeQueueTransaction
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, batches, plan, swap
 from kvcore.transitions.slot_request import Asked
@@ -265,9 +267,10 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
         planned = plan.plan_allocation(tx, asked)
         if not isinstance(planned, plan.Refusal) or asked.hit is None:
             return planned
-        groups = enumerate(asked.hit.blocks.blocks)
-        tables = tuple(allocate.attach_hits(tx, planned.request, *each) for each in groups)
-        return evolve(planned, request=evolve(planned.request, tables=tables))
+        edit = TableEdit(tx, planned.request)
+        for group, blocks in enumerate(asked.hit.blocks.blocks):
+            edit.share(group, pvector(blocks))
+        return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
 

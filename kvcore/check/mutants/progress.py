@@ -13,6 +13,7 @@ from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState, State
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, plan, swap
 from kvcore.transitions import prefix_lookup as hits
@@ -136,9 +137,10 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
         planned = plan_allocation(tx, asked)
         if not isinstance(planned, plan.Refusal) or asked.hit is None:
             return planned
-        groups = enumerate(asked.hit.blocks.blocks)
-        tables = tuple(allocate.attach_hits(tx, planned.request, *each) for each in groups)
-        return evolve(planned, request=evolve(planned.request, tables=tables))
+        edit = TableEdit(tx, planned.request)
+        for group, blocks in enumerate(asked.hit.blocks.blocks):
+            edit.share(group, pvector(blocks))
+        return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
 
     def free_computed(before: State, request_id: str) -> Any:
         request = before.requests.get(request_id)

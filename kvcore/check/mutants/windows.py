@@ -7,7 +7,7 @@ Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace as evolve
@@ -17,7 +17,8 @@ from kvcore.check.mutants.worlds import ALONE
 from kvcore.pool import block_pool
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state import state
-from kvcore.state.state import RequestState
+from kvcore.state.state import RequestState, Table
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, plan, prefix_lookup, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
@@ -40,13 +41,17 @@ def m_null_block_handed_out(patcher: Patcher) -> None:
 @mutant("calls", "TABLEN", "TABLE-MIRROR")
 def m_table_misses_a_block(patcher: Patcher) -> None:
     """The last new block does not reach the table."""
-    grow = allocate.grow
+    extend = TableEdit.extend
 
-    def grow_less(*args: Any) -> Any:
-        table = grow(*args)
-        return table.delete(len(table) - 1) if len(table) > len(args[3]) else table
+    def extend_less(
+        self: TableEdit, group: int, blocks: Iterable[int], *, fresh: bool = False
+    ) -> None:
+        before = len(self.tables[group])
+        extend(self, group, blocks, fresh=fresh)
+        table = self.tables[group]
+        self.tables[group] = table[: max(before, len(table) - 1)]
 
-    patcher.setattr(allocate, "grow", grow_less)
+    patcher.setattr(TableEdit, "extend", extend_less)
 
 
 @mutant("calls", "TABLE-MIRROR", costs="entries stay that no query reads")
@@ -141,16 +146,16 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
 @mutant("groups", "NO-ALIAS", "HIT-PINNED", rows=(19,))
 def m_per_group_alloc(patcher: Patcher) -> None:
     """The first group's new blocks are taken before the hits of the second get their owner."""
-    commit, attach, take = allocate.commit, allocate.attach_hits, PoolTransaction.take
+    commit, share, take = allocate.commit, TableEdit.share, PoolTransaction.take
 
     def commit_by_group(*args: Any) -> Any:
         late: list[int] = []
 
-        def attach_later(tx: Transaction, request: Any, group: int, found: tuple[int, ...]) -> Any:
+        def share_later(self: TableEdit, group: int, found: Table) -> None:
             with Patcher() as inner:
                 if group:
                     inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
-                return attach(tx, request, group, found)
+                share(self, group, found)
 
         def take_first(self: PoolTransaction, count: int) -> list[int]:
             blocks = take(self, count)
@@ -159,7 +164,7 @@ def m_per_group_alloc(patcher: Patcher) -> None:
             return blocks
 
         with Patcher() as inner:
-            inner.setattr(allocate, "attach_hits", attach_later)
+            inner.setattr(TableEdit, "share", share_later)
             inner.setattr(PoolTransaction, "take", take_first)
             return commit(*args)
 

@@ -7,3 +7,4 @@ pub mod new_blocks;
 pub mod open_batch;
 pub mod row_map;
 pub mod state;
+pub mod table_edit;

@@ -10,12 +10,12 @@
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::BatchRecord;
 use crate::state::state::{NULL_BLOCK, RequestState, State, request_mut};
+use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
-use crate::transitions::in_flight::{let_go, mark, note_given, replace};
+use crate::transitions::in_flight::{mark, note_given};
 use crate::transitions::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
@@ -23,9 +23,7 @@ use crate::transitions::slot_request::Asked;
 use crate::transitions::unconfirmed_loads::{note_load, note_rewritten, rest};
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::Command;
-use crate::types::effects::Effects;
 use crate::types::errors::Error;
-use crate::types::groups::{Group, Kind};
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::{Admitted, Appended, KVCacheBlocks, Reason, Verdict};
 
@@ -255,11 +253,14 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
         for (group, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
-            grow(state, row, group, std::iter::repeat_n(NULL_BLOCK, nulls as usize), true);
-            grow(state, row, group, fresh.by_ref().take(external as usize), asked.loads);
+            let nulls = std::iter::repeat_n(NULL_BLOCK, nulls as usize);
+            TableEdit::of(state, row, group).extend(nulls, false);
+            let external = fresh.by_ref().take(external as usize);
+            TableEdit::of(state, row, group).extend(external, !asked.loads);
         }
         for (group, growth) in (0..).zip(&plan.growth) {
-            grow(state, row, group, fresh.by_ref().take(growth.grown as usize), false);
+            let grown = fresh.by_ref().take(growth.grown as usize);
+            TableEdit::of(state, row, group).extend(grown, true);
         }
     }
     state[row].num_computed = plan.num_scheduled;
@@ -300,19 +301,13 @@ fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
 
 /// Add the request as an owner of its hits, at the start of its table.
 fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
-    for (position, &block) in (0..).zip(hits) {
-        if !state.is_null(block) {
-            state.device.touch(block, &mut state.effects);
-        }
-        state.effects.emit(Command::SetTable { row, group, position, block });
+    if hits.is_empty() {
+        return;
     }
-    let request = &mut state[row];
-    request.tables[group as usize].extend_from_slice(hits);
-    if !hits.is_empty() {
-        request.num_cached[group as usize] = hits.len() as u32;
-        if !state.loads.is_empty() {
-            rest(state, row, hits);
-        }
+    TableEdit::of(state, row, group).share(hits.to_vec());
+    state[row].num_cached[group as usize] = hits.len() as u32;
+    if !state.loads.is_empty() {
+        rest(state, row, hits);
     }
 }
 
@@ -341,59 +336,13 @@ fn apply_rewrite(
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
     let restore = position * state.config.groups[group as usize].block_size;
     mark(state, row, state[row].num_computed, restore, None);
-    let_go(state, row, group, position..position + 1);
-    replace(state, row, group, position);
-    if copied && !seeded(Mutant::CowNoCopy) {
+    let copies = copied && !seeded(Mutant::CowNoCopy);
+    if copies {
         state.effects.emit(Command::CopyOnWrite { source: block, target });
         state.device.note_use(block, state.batch.number);
         state.device.note_use(target, state.batch.number);
-    } else {
-        let State { config, effects, new_blocks, .. } = state;
-        let news = config.record_new_blocks.then_some(new_blocks);
-        use_fresh((group, &config.groups[group as usize]), news, target, effects);
     }
-    state.effects.emit(Command::SetTable { row, group, position, block: target });
-    state.device.release([block], &mut state.effects);
-    state[row].tables[group as usize][position as usize] = target;
-}
-
-/// Put blocks at the end of a table; filled: they are null, or get their content.
-fn grow(
-    state: &mut State,
-    row: Row,
-    group: u32,
-    blocks: impl Iterator<Item = BlockId>,
-    filled: bool,
-) {
-    let State { config, effects, requests, new_blocks, .. } = state;
-    let rule = &config.groups[group as usize];
-    let mut news = config.record_new_blocks.then_some(new_blocks);
-    let table = &mut request_mut(requests, row).tables[group as usize];
-    for block in blocks {
-        if !filled {
-            use_fresh((group, rule), news.as_deref_mut(), block, effects);
-        }
-        effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
-        table.push(block);
-    }
-}
-
-/// Zero a block that nothing fills, where its group asks for it, and record it as new.
-#[inline]
-fn use_fresh(
-    (group, rule): (u32, &Group),
-    news: Option<&mut NewBlocks>,
-    block: BlockId,
-    effects: &mut Effects,
-) {
-    if rule.zero_new_blocks {
-        effects.emit(Command::Zero { block });
-    }
-    if let Some(news) = news
-        && matches!(rule.kind, Kind::FullAttention | Kind::Mla)
-    {
-        news.push(group, block);
-    }
+    TableEdit::of(state, row, group).replace(position, target, !copies);
 }
 
 #[cfg(test)]

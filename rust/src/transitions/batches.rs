@@ -16,10 +16,11 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{Unfinished, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
-use crate::transitions::in_flight::{let_go, lower, note_given, num_finished, replace};
+use crate::state::table_edit::TableEdit;
+use crate::transitions::in_flight::{lower, note_given, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks};
 use crate::transitions::unconfirmed_loads::{confirm, note_keyed, rest};
-use crate::types::commands::{Batch, Command, close_into, named_rows};
+use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
 use crate::types::errors::Error;
 use crate::types::values::Status;
@@ -168,13 +169,10 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     if state.config.publish == Publish::Scheduled {
         lower(state, row, position * size);
     }
-    let_go(state, row, group, position..position + 1);
-    replace(state, row, group, position);
-    state.effects.emit(Command::SetTable { row, group, position, block: older });
-    if !seeded(Mutant::MergeNoRemap) {
-        state[row].tables[group as usize][position as usize] = older;
+    TableEdit::of(state, row, group).replace(position, older, false);
+    if seeded(Mutant::MergeNoRemap) {
+        state[row].tables[group as usize][position as usize] = merge.block;
     }
-    state.device.release([merge.block], &mut state.effects);
 }
 
 #[cfg(test)]

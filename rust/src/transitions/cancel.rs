@@ -16,9 +16,10 @@ use crate::state::batch_records::{Unfinished, in_order};
 use crate::state::open_batch::OpenBatch;
 use crate::state::row_map::RowMap;
 use crate::state::state::{State, request_mut};
+use crate::state::table_edit::rebuild;
 use crate::transitions::batches::check_in_flight;
 use crate::transitions::free::{cut_tables, drop_host};
-use crate::types::commands::{Command, named_rows};
+use crate::types::commands::named_rows;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -91,18 +92,6 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
     }
 }
 
-/// Set the tables of a row anew, whatever they are in the runtime.
-fn rebuild(state: &mut State, row: Row) {
-    let State { config, requests, effects, .. } = state;
-    for group in 0..config.groups.len() as u32 {
-        effects.emit(Command::CutTable { row, group, length: 0 });
-        let Some(request) = &requests[row.index()] else { continue };
-        for (position, &block) in (0..).zip(&request.tables[group as usize]) {
-            effects.emit(Command::SetTable { row, group, position, block });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +100,7 @@ mod tests {
     use crate::transitions::batches::{complete, take_batch};
     use crate::transitions::requests::add_request;
     use crate::transitions::slot_request::Asked;
+    use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
     use crate::types::values::Request;

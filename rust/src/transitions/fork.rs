@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::State;
+use crate::state::table_edit::TableEdit;
 use crate::transitions::in_flight::inherit;
 use crate::transitions::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::transitions::unconfirmed_loads::inherit_rest;
-use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -36,19 +36,15 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     if !seeded(Mutant::ForkKeepsQuiet) {
         state[parent_row].quiet_until = 0;
     }
-    for (group, table) in (0..).zip(&mut child.tables) {
-        table.truncate(state.num_kept(group, table, computed));
-        for (position, &block) in (0..).zip(&*table) {
-            if !state.is_null(block) {
-                state.device.touch(block, &mut state.effects);
-            }
-            state.effects.emit(Command::SetTable { row, group, position, block });
-        }
-    }
+    let tables = std::mem::replace(&mut child.tables, std::mem::take(&mut state[row].tables));
     for (cached, group) in child.num_cached.iter_mut().zip(&state.config.groups) {
         *cached = (computed / group.block_size).min(*cached);
     }
     state[row] = child;
+    for (group, mut table) in (0..).zip(tables) {
+        table.truncate(state.num_kept(group, &table, computed));
+        TableEdit::of(state, row, group).share(table);
+    }
     inherit(state, parent_row, row);
     inherit_rest(state, parent_row, row, computed);
     Ok(row)
@@ -62,6 +58,7 @@ mod tests {
     use crate::transitions::batches::take_batch;
     use crate::transitions::requests::add_request;
     use crate::transitions::slot_request::Asked;
+    use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
     use crate::types::values::Request;

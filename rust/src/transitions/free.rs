@@ -13,9 +13,9 @@ use std::collections::BTreeSet;
 use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::{BatchRecord, Merge, Published};
 use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
-use crate::transitions::in_flight::{leave, let_go, shorten};
+use crate::state::table_edit::TableEdit;
+use crate::transitions::in_flight::leave;
 use crate::transitions::unconfirmed_loads::fall_to;
-use crate::types::commands::Command;
 use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
@@ -124,21 +124,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
         let table = &state[row].tables[group as usize];
         let keep = state.num_kept(group, table, num_tokens);
         if table.len() > keep {
-            let (length, end) = (keep as u32, table.len() as u32);
-            let_go(state, row, group, length..end);
-            shorten(state, row, group, length);
-            let State { device, effects, requests, .. } = state;
-            let table = &mut request_mut(requests, row).tables[group as usize];
-            let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
-            if seeded(Mutant::FreeHeadFirst) {
-                device.release(table.drain(keep.max(first_held)..), effects);
-            } else {
-                device.release(table.drain(keep.max(first_held)..).rev(), effects);
-            }
-            table.truncate(keep);
-            if !seeded(Mutant::CutNotTold) {
-                effects.emit(Command::CutTable { row, group, length });
-            }
+            TableEdit::of(state, row, group).cut(keep as u32);
         }
         let num_full = num_computed / state.config.groups[group as usize].block_size;
         let cached = &mut state[row].num_cached[group as usize];

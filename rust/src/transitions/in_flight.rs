@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What transitions note about unfinished batches: marks, published keys and blocks in use.
+//! What transitions note about unfinished batches: marks and published keys.
 //!
 //! Invariants: a batch marks each request that it changes, in the order of first marking; a mark
-//! outlives that the request leaves the open batch, and goes when the request is removed. When a
-//! block leaves a table, it is in use by every unfinished batch whose forward pass reads or writes
-//! it there: one that schedules the request and was taken with the block in that place. Nothing is
-//! kept if batches finish as they are taken. Twin: kvcore/transitions/in_flight.py.
+//! outlives that the request leaves the open batch, and goes when the request is removed. Nothing
+//! is kept if batches finish as they are taken. Blocks in use are noted where tables change:
+//! `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
 
-use std::collections::BTreeSet;
-use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{Mark, Marks, Place, next_order};
-use crate::state::state::{State, request_mut};
+use crate::state::batch_records::{Mark, Marks, next_order};
+use crate::state::state::State;
+use crate::state::table_edit::remove_places;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
@@ -95,64 +93,6 @@ pub(crate) fn forget(state: &mut State, row: Row) {
         }
     }
     state.batch.marks.rows.remove(row);
-}
-
-/// The unfinished batches whose forward pass uses the block in this place of a table.
-pub(crate) fn users(
-    state: &State,
-    row: Row,
-    group: u32,
-    position: u32,
-) -> impl Iterator<Item = u64> + '_ {
-    let using = state.unfinished.iter().filter(move |batch| batch.uses(row, group, position));
-    using.map(|batch| batch.number)
-}
-
-/// Note that the blocks in these places leave a table: unfinished batches still use them.
-pub(crate) fn let_go(state: &mut State, row: Row, group: u32, positions: Range<u32>) {
-    if state.unfinished.is_empty() || seeded(Mutant::FreedUnderABatch) {
-        return;
-    }
-    let State { unfinished, requests, device, .. } = state;
-    let table = &request_mut(requests, row).tables[group as usize];
-    for batch in unfinished.iter() {
-        for position in positions.start..positions.end.min(batch.marks.held_in(row, group)) {
-            let block = table[position as usize];
-            if !device.is_null(block) && !batch.replaced.contains(&(row, group, position)) {
-                device.note_use(block, batch.number);
-            }
-        }
-    }
-}
-
-/// Note that a table was cut: what comes behind is not what unfinished batches use.
-pub(crate) fn shorten(state: &mut State, row: Row, group: u32, length: u32) {
-    for batch in &mut state.unfinished {
-        if batch.marks.held_in(row, group) <= length {
-            continue;
-        }
-        let batch = Arc::make_mut(batch);
-        batch.marks.cut(row, group, length);
-        remove_places(&mut batch.replaced, (row, group, length)..=(row, group, u32::MAX));
-    }
-}
-
-/// Note that a place of a table has another block by now.
-pub(crate) fn replace(state: &mut State, row: Row, group: u32, position: u32) {
-    for batch in &mut state.unfinished {
-        if position < batch.marks.held_in(row, group) {
-            Arc::make_mut(batch).replaced.insert((row, group, position));
-        }
-    }
-}
-
-fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<Place>) {
-    if seeded(Mutant::LostPlacesStay) {
-        return;
-    }
-    while let Some(&place) = places.range(lost.clone()).next() {
-        places.remove(&place);
-    }
 }
 
 /// Tokens of a request, drafts aside, that no batch computes any more.

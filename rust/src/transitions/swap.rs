@@ -12,6 +12,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State};
+use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::transitions::in_flight::mark;
@@ -215,11 +216,11 @@ fn put_back(
     let side = |table: &Table| table.iter().map(|&block| place(block, targets)).collect();
     let tables: Vec<Table> = state[row].host_tables.iter().map(side).collect();
     for (group, table) in (0..).zip(&tables) {
-        for (position, &block) in (0..).zip(table) {
+        for &block in table {
             if !state.is_null(block) && !owned.insert(block) {
                 state.device.touch(block, &mut state.effects);
             }
-            state.effects.emit(Command::SetTable { row, group, position, block });
+            TableEdit::of(state, row, group).extend([block], false);
         }
         if !state.loads.is_empty() {
             rest(state, row, table);
@@ -233,7 +234,6 @@ fn put_back(
     let request = &mut state[row];
     request.num_computed = num_computed;
     request.num_cached = num_cached;
-    request.tables = tables;
     request.quiet_until = 0;
 }
 

@@ -8,10 +8,9 @@
 
 use smallvec::SmallVec;
 
-use crate::mutants::{Mutant, seeded};
-use crate::state::state::{NULL_BLOCK, State, request_mut};
-use crate::transitions::in_flight::{let_go, mark, replace, users};
-use crate::types::commands::Command;
+use crate::state::state::State;
+use crate::state::table_edit::{TableEdit, users};
+use crate::transitions::in_flight::mark;
 use crate::types::errors::Error;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
@@ -115,16 +114,7 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
         mark(state, row, state[row].num_computed, 0, None);
     }
     for &Trim { group, first, end } in trims {
-        let_go(state, row, group, first..end);
-        let State { device, effects, requests, .. } = state;
-        let table = &mut request_mut(requests, row).tables[group as usize];
-        let given = &mut table[first as usize..end as usize];
-        device.release(given.iter().rev().copied(), effects);
-        given.fill(NULL_BLOCK);
-        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotTold)) {
-            effects.emit(Command::SetTable { row, group, position, block: NULL_BLOCK });
-        }
-        (first..end).for_each(|position| replace(state, row, group, position));
+        TableEdit::of(state, row, group).blank(first, end);
     }
 }
 
@@ -136,6 +126,7 @@ mod tests {
     use crate::transitions::batches::take_batch;
     use crate::transitions::requests::add_request;
     use crate::transitions::slot_request::Asked;
+    use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::groups::{Group, Kind};
     use crate::types::ids::BlockId;
