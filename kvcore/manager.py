@@ -18,8 +18,8 @@ from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
-from kvcore.transitions.slot_request import DEFAULTS, SlotOptions
-from kvcore.types.arguments import check_hit_kind, check_kind, check_request, read_list
+from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
+from kvcore.types.arguments import check_kind, check_request, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import BackendMissing

@@ -172,7 +172,7 @@ class PoolTransaction:
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
-            self.effects.emit(Allocate(block))
+            self.effects.commands.append(Allocate(block))
             blocks.append(block)
         return blocks
 
@@ -185,7 +185,7 @@ class PoolTransaction:
                 self.quarantine.queue.remove(block)
             else:
                 self.queue.remove(block)
-            self.effects.emit(Touch(block))
+            self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -202,7 +202,7 @@ class PoolTransaction:
                 self.quarantine.queue.append(block)
             else:
                 self._enqueue(block)
-            self.effects.emit(Free(block, self.keys[block] is not None))
+            self.effects.commands.append(Free(block, self.keys[block] is not None))
 
     def _enqueue(self, block: int) -> None:
         """Put a block without owner at the side of the free queue that the policy names."""
@@ -238,7 +238,7 @@ class PoolTransaction:
         if key is None:
             return
         self.keys[block] = None
-        self.effects.emit(Evict(block, key))
+        self.effects.commands.append(Evict(block, key))
         if self.index.remove(key, block):
             self.effects.announce_removed(key)
 
@@ -248,7 +248,7 @@ class PoolTransaction:
             if self.keys[block] is not None:
                 self.keys[block] = None
         self.index.clear()
-        self.effects.emit(EvictAll())
+        self.effects.commands.append(EvictAll())
 
     def pin(self, block: int) -> None:
         """Add an owner that is no request."""

@@ -75,7 +75,7 @@ class PriorityPoolTransaction(PoolTransaction):
                 cached.append(block)
             else:
                 self.queue.prepend(block)
-            self.effects.emit(Free(block, has_key))
+            self.effects.commands.append(Free(block, has_key))
         self.insert_ranked(cached)
 
     def insert_ranked(self, blocks: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
 from kvcore.types.events import Event
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
-from kvcore.types.keys import make_key
+from kvcore.types.keys import GROUP_BYTES
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -72,12 +72,12 @@ class RequestState(Struct, frozen=True, gc=False):
 
     def num_hashed(self, config: Config, group: int) -> int:
         """Leading blocks of a group's table that have a hash."""
-        return len(self.block_hashes) // config.scale(group)
+        return len(self.block_hashes) // config.scales[group]
 
     def key(self, config: Config, group: int, position: int) -> bytes:
         """The key of a full block: the hash of its last hashed part covers what is before."""
-        last = (position + 1) * config.scale(group) - 1
-        return make_key(self.block_hashes[last], group)
+        last = (position + 1) * config.scales[group] - 1
+        return self.block_hashes[last] + GROUP_BYTES[group]
 
 
 class Operation(Struct, frozen=True, gc=False):

@@ -38,7 +38,7 @@ class TableEdit:
         for position, block in enumerate(blocks, len(self.tables[group])):
             if fresh:
                 self._note_new(group, block)
-            self.tx.effects.emit(SetTable(self.row, group, position, block))
+            self.tx.effects.commands.append(SetTable(self.row, group, position, block))
             added.append(block)
         self.tables[group] = self.tables[group].extend(added)
 
@@ -47,7 +47,7 @@ class TableEdit:
         for position, block in enumerate(blocks):
             if not self.tx.is_null(block):
                 self.tx.device.touch(block)
-            self.tx.effects.emit(SetTable(self.row, group, position, block))
+            self.tx.effects.commands.append(SetTable(self.row, group, position, block))
         self.tables[group] = blocks
 
     def replace(self, group: int, position: int, block: int, *, fresh: bool = False) -> None:
@@ -59,7 +59,7 @@ class TableEdit:
         self._note_replaced(group, position)
         if fresh:
             self._note_new(group, block)
-        self.tx.effects.emit(SetTable(self.row, group, position, block))
+        self.tx.effects.commands.append(SetTable(self.row, group, position, block))
         self.tx.device.release([table[position]])
         self.tables[group] = table.set(position, block)
 
@@ -72,7 +72,7 @@ class TableEdit:
         for position in range(first, end):
             changed[position] = NULL_BLOCK
             self._note_replaced(group, position)
-            self.tx.effects.emit(SetTable(self.row, group, position, NULL_BLOCK))
+            self.tx.effects.commands.append(SetTable(self.row, group, position, NULL_BLOCK))
         self.tables[group] = changed.persistent()
 
     def cut(self, group: int, length: int) -> None:
@@ -81,7 +81,7 @@ class TableEdit:
         self._keep_in_use(group, range(length, len(table)))
         self._shorten(group, length)
         tx.device.release([block for block in table[length:][::-1] if not tx.is_null(block)])
-        tx.effects.emit(CutTable(self.row, group, length))
+        tx.effects.commands.append(CutTable(self.row, group, length))
         self.tables[group] = table[:length]
 
     def _keep_in_use(self, group: int, positions: range) -> None:
@@ -118,7 +118,7 @@ class TableEdit:
         """Zero a block that nothing fills if its group asks for it, and record it as new."""
         tx, rule = self.tx, self.tx.config.groups[group]
         if rule.zero_new_blocks:
-            tx.effects.emit(Zero(block))
+            tx.effects.commands.append(Zero(block))
         if tx.config.record_new_blocks and rule.kind in ("full_attention", "mla"):
             new = tx.new_blocks
             tx.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])
@@ -140,7 +140,7 @@ def rebuild(tx: Transaction, row: int) -> None:
     """Set the tables of a row anew, whatever they are in the runtime."""
     request_id = tx.rows[row]
     for group in range(len(tx.config.groups)):
-        tx.effects.emit(CutTable(row, group, 0))
+        tx.effects.commands.append(CutTable(row, group, 0))
         table = () if request_id is None else tx.request(request_id).tables[group]
         for position, block in enumerate(table):
-            tx.effects.emit(SetTable(row, group, position, block))
+            tx.effects.commands.append(SetTable(row, group, position, block))

@@ -125,6 +125,20 @@ class Transaction:
             seen.add(request_id)
         return requests
 
+    def note_lookup(self, num_queries: int, num_hits: int, *, preempted: bool) -> None:
+        """Count one more look-up."""
+        old = self.stats
+        if preempted:
+            self.stats = evolve(
+                old,
+                preempted_requests=old.preempted_requests + 1,
+                preempted_queries=old.preempted_queries + num_queries,
+                preempted_hits=old.preempted_hits + num_hits,
+            )
+            return
+        queries, hits = old.queries + num_queries, old.hits + num_hits
+        self.stats = evolve(old, requests=old.requests + 1, queries=queries, hits=hits)
+
     def put(self, request: RequestState) -> None:
         """Put a request's new form in the place of its old one."""
         self.requests[request.request_id] = request

@@ -145,15 +145,17 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     asked, request = plan.asked, plan.request
     if asked.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
-        tx.stats = tx.stats.observe(queries, asked.hit.num_tokens, preempted=request.preempted)
+        tx.note_lookup(queries, asked.hit.num_tokens, preempted=request.preempted)
     if request.request_id not in tx.records:
         record = BatchRecord(request.num_computed)
         tx.records = tx.records.set(request.request_id, record)
     publishes = tx.config.enable_caching and not asked.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or asked.loads)
-    mark(tx, request.request_id, before, before, publishes=written)
-    request = apply_trims(tx, request, plan.trims)
+    if tx.config.tracks_batches:
+        mark(tx, request.request_id, before, before, publishes=written)
+    if plan.trims:
+        request = apply_trims(tx, request, plan.trims)
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for group, hits in enumerate(plan.hits):
         if hits:
@@ -169,7 +171,8 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for growth in plan.growth:
         num_fresh += growth.external + growth.grown
     taken = tx.device.take(num_fresh)
-    forget_new(tx, taken)
+    if tx.config.record_new_blocks:
+        forget_new(tx, taken)
     fresh = iter(taken)
     for rewrite in plan.rewrites:
         apply_rewrite(tx, request, edit, rewrite, fresh)
@@ -211,7 +214,7 @@ def apply_rewrite(
     target = next(fresh)
     mark(tx, request.request_id, request.num_computed, position * size)
     if rewrite.copied:
-        tx.effects.emit(CopyOnWrite(block, target))
+        tx.effects.commands.append(CopyOnWrite(block, target))
         tx.device.use(block, tx.batch.number)
         tx.device.use(target, tx.batch.number)
     edit.replace(group, position, target, fresh=not rewrite.copied)

@@ -82,7 +82,8 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
     """Tokens of an allocation.
 
     local: computed and hit. total: with the external ones. scheduled: with the new ones. slots:
-    with lookahead. seen_from: the first query that the trim must leave its window.
+    with lookahead. seen_from: the first query that the trim must leave its window. skipped: leading
+    blocks of each group that it does not see.
     """
 
     local: int
@@ -90,6 +91,7 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
     scheduled: int
     slots: int
     seen_from: int
+    skipped: tuple[int, ...]
 
 
 def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
@@ -103,7 +105,7 @@ def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
     lengths = measure(tx, request, asked)
     fixed = 0
     if asked.hit is not None:
-        hits = tuple(needed_hits(tx, at, blocks, lengths) for at, blocks in enumerate(hits))
+        hits = needed_hits(hits, lengths)
         fixed = sum(tx.device.is_queued(b) for ids in hits for b in ids if not tx.is_null(b))
     rewrites = plan_rewrites(tx, request, lengths)
     reserve = asked.reserved_blocks
@@ -116,7 +118,8 @@ def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
         refused = refuse(tx, fixed + needed, tx.device.num_free, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
-    trims = plan_trims(tx, request, lengths.seen_from)
+    windows = tx.config.has_windows
+    trims = plan_trims(tx, request, lengths.seen_from) if windows else ()
     available = tx.device.num_free + (num_freed(tx, request, trims) if trims else 0)
     growth = plan_growth(tx, request, asked, hits, lengths)
     needed = fixed
@@ -145,21 +148,27 @@ def measure(tx: Transaction, request: RequestState, asked: Asked) -> Lengths:
     local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
     total = min(local + asked.num_external_computed_tokens, limit)
     scheduled = total + asked.num_new_tokens
+    groups, seen_from = tx.config.groups, total
+    skipped: tuple[int, ...] = (0,) * len(groups)
+    if tx.config.has_windows:
+        seen_from = visible_from(tx, request, total)
+        skipped = tuple(skipped_blocks(group, seen_from) for group in groups)
     return Lengths(
         local=local,
         total=total,
         scheduled=scheduled,
         slots=min(scheduled + asked.num_lookahead_tokens, limit),
-        seen_from=visible_from(tx, request, total),
+        seen_from=seen_from,
+        skipped=skipped,
     )
 
 
-def needed_hits(
-    tx: Transaction, group: int, blocks: tuple[int, ...], lengths: Lengths
-) -> tuple[int, ...]:
-    """The hit blocks of a group, the null block for those that no query sees."""
-    skipped = min(len(blocks), skipped_blocks(tx.config.groups[group], lengths.seen_from))
-    return (0,) * skipped + blocks[skipped:]
+def needed_hits(hits: tuple[tuple[int, ...], ...], lengths: Lengths) -> tuple[tuple[int, ...], ...]:
+    """The hit blocks of each group, the null block for those that no query sees."""
+    if not any(lengths.skipped):
+        return hits
+    skips = (min(len(ids), skip) for ids, skip in zip(hits, lengths.skipped, strict=True))
+    return tuple((0,) * skip + ids[skip:] for ids, skip in zip(hits, skips, strict=True))
 
 
 def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
@@ -169,7 +178,7 @@ def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> t
         if group.is_cross:
             continue
         size, table = group.block_size, request.tables[index]
-        first = max(lengths.local // size, skipped_blocks(group, lengths.seen_from))
+        first = max(lengths.local // size, lengths.skipped[index])
         for position in range(first, min(len(table), -(-lengths.slots // size))):
             block = table[position]
             shared = tx.device.ref_counts[block] > 1
@@ -212,7 +221,7 @@ def plan_growth(
             growth.append(Growth(nulls=0, external=0, grown=grown))
             continue
         num_total = -(-lengths.total // size)
-        nulls = max(0, min(skipped_blocks(group, lengths.seen_from), num_total) - held)
+        nulls = max(0, min(lengths.skipped[index], num_total) - held)
         external = max(0, num_total - held - nulls)
         grown = max(0, -(-lengths.slots // size) - held - nulls - external)
         growth.append(Growth(nulls=nulls, external=external, grown=grown))
@@ -236,7 +245,7 @@ def gate_need(
         held = [*request.tables[index], *hits[index]]
         blocks, cap = -(-num_full // group.block_size), tx.config.cap(index)
         blocks = max(_encoder_blocks(asked, group), len(held)) if group.is_cross else blocks
-        fresh = max(0, blocks - max(len(held), skipped_blocks(group, lengths.seen_from)))
+        fresh = max(0, blocks - max(len(held), lengths.skipped[index]))
         if cap is not None:
             live = sum(not tx.is_null(block) for block in held)
             blocks, fresh = min(blocks, cap), min(fresh, max(0, cap - live))
@@ -252,7 +261,8 @@ def step_most(tx: Transaction, request: RequestState, asked: Asked, lengths: Len
         if group.is_cross:
             most += max(len(table), _encoder_blocks(asked, group))
         else:
-            most += -(-lengths.slots // group.block_size) - skipped_blocks(group, lengths.total)
+            skipped = skipped_blocks(group, lengths.total) if group.is_windowed else 0
+            most += -(-lengths.slots // group.block_size) - skipped
     return most
 
 

@@ -84,9 +84,10 @@ def publish_blocks(
     final: their content is there, so no cancel withdraws the keys.
     """
     num_cached = list(request.num_cached)
+    num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
         cached = num_cached[index]
-        num_full = min(num_tokens // group.block_size, request.num_hashed(tx.config, index))
+        num_full = min(num_tokens, num_hashed) // group.block_size
         if num_full <= cached:
             continue
         run: list[int] = []
@@ -120,7 +121,7 @@ def _publish_block(
         tx.batch = evolve(tx.batch, merges=tx.batch.merges.append(merge))
         return False
     tx.device.publish(block, key)
-    if not final:
+    if tx.config.max_in_flight and not final:
         note_given(tx, block, key)
     return True
 
@@ -144,7 +145,7 @@ def _note_run(tx: Transaction, request: RequestState, group: int, run: list[int]
 
 def stored(tx: Transaction, request: RequestState, group: int, first: int, end: int) -> BlockStored:
     """The event that a request's blocks from position first up to end became findable."""
-    size, scale = tx.config.groups[group].block_size, tx.config.scale(group)
+    size, scale = tx.config.groups[group].block_size, tx.config.scales[group]
     hashes, keys, fine = request.block_hashes, request.extra_keys, tx.config.hash_block_size
     if tx.config.hide_salts:
         keys = keys.hide_salt(tx.parent_hash(request, 0))

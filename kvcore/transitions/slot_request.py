@@ -8,6 +8,7 @@ rust/src/transitions/slot_request.rs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace as evolve
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.requests import check_drafts_settled
-from kvcore.types.arguments import all_counts, check_kind, read_count, read_hit
+from kvcore.types.arguments import check_kind, read_count, read_int, read_ints
 from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
@@ -27,10 +28,11 @@ from kvcore.types.errors import (
     NoEncoderGroup,
     StaleHits,
     TooManyTokens,
+    WrongArgument,
     WrongHit,
 )
 from kvcore.types.groups import skipped_blocks
-from kvcore.types.values import Hit
+from kvcore.types.values import Hit, KVCacheBlocks
 
 
 class SlotOptions(TypedDict, total=False):
@@ -64,7 +66,9 @@ class Asked(Struct, frozen=True, gc=False, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in FLAGS:
-            check_kind(name, getattr(self, name), bool)
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                check_kind(name, value, bool)
 
 
 MAX_COUNT = 2**31 - 1
@@ -82,10 +86,26 @@ _get_counts = attrgetter(*COUNTS)
 def read_asked(asked: Asked) -> Asked:
     """The same with ints for counts and ids. Raises InvalidCount."""
     given = _get_counts(asked)
-    if all_counts(given):
-        return asked if asked.hit is None else evolve(asked, hit=read_hit(asked.hit))
+    if _all_counts(given):
+        return asked if asked.hit is None else evolve(asked, hit=_read_hit(asked.hit))
     counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
-    return evolve(asked, hit=read_hit(asked.hit), **counts)
+    return evolve(asked, hit=_read_hit(asked.hit), **counts)
+
+
+def check_hit_kind(hit: Any) -> None:
+    """Raise WrongArgument unless a value is a `Hit` over `KVCacheBlocks`, or None."""
+    if hit is None:
+        return
+    if not isinstance(hit, Hit):
+        check_kind("hit", hit, Hit)
+    if not isinstance(hit.blocks, KVCacheBlocks):
+        check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
+    try:
+        for ids in hit.blocks.blocks:
+            iter(ids)
+    except TypeError:
+        name, value = "hit.blocks.blocks", repr(hit.blocks.blocks)
+        raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
 
 
 def check_asked(
@@ -94,7 +114,8 @@ def check_asked(
     """The hit blocks a group; raises for nothing to do, wrong hits and tokens that are missing."""
     if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
-    check_drafts_settled(request)
+    if request.drafts:
+        check_drafts_settled(request)
     name = repr(request.request_id)
     if asked.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
         raise NoEncoderGroup(request=name, num_encoder_tokens=asked.num_encoder_tokens)
@@ -146,3 +167,26 @@ def check_length(tx: Transaction, request: RequestState, asked: Asked) -> None:
     num_tokens = len(request.tokens)
     if total > num_tokens or scheduled > num_tokens + len(request.drafts):
         raise TooManyTokens(request=name, num_tokens=num_tokens, asked=scheduled)
+
+
+def _all_counts(values: Iterable[Any]) -> bool:
+    """Whether all are counts as they are: what nearly every call brings, and is cheap to see."""
+    for value in values:  # noqa: SIM110 - a generator takes twice as long
+        if type(value) is not int or value < 0:
+            return False
+    return True
+
+
+def _read_hit(hit: Hit | None) -> Hit | None:
+    """A hit with ints where they can be read; a token count that is none becomes its repr."""
+    if hit is None:
+        return None
+    groups, num_tokens = hit.blocks.blocks, hit.num_tokens
+    plain = type(groups) is tuple and type(num_tokens) is int
+    if plain and all(type(ids) is tuple and _all_counts(ids) for ids in groups):
+        return hit
+    groups = tuple(tuple(read_ints(ids)) for ids in groups)
+    number = read_int(num_tokens)
+    if not isinstance(number, int):
+        number = repr(number)
+    return Hit(KVCacheBlocks(groups), number)

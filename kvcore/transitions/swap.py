@@ -51,7 +51,7 @@ def swap_out(state: State, request_ids: Iterable[str]) -> Outcome[State, Refused
             leave_open_batch(tx, request)
         targets = dict(zip(blocks, host.take(len(blocks)), strict=True))
         for block, target in targets.items():
-            tx.effects.emit(SwapOut(block, target))
+            tx.effects.commands.append(SwapOut(block, target))
             tx.device.use(block, tx.batch.number)
             host.use(target, tx.batch.number)
         move_out(tx, ids, targets)
@@ -162,7 +162,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
     forget_new(tx, taken)
     copies = dict(zip(sources, taken, strict=True))
     for host_block, block in copies.items():
-        tx.effects.emit(SwapIn(host_block, block))
+        tx.effects.commands.append(SwapIn(host_block, block))
         tx.device.use(block, tx.batch.number)
         tx.host_tier().use(host_block, tx.batch.number)
     owned: set[int] = set()

@@ -62,7 +62,7 @@ def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, .
             key = tx.device.keys[block]
             assert key is not None
             number = start(tx, Operation(block, key, tx.batch.number))
-            tx.effects.emit(Store(number, block, key))
+            tx.effects.commands.append(Store(number, block, key))
             started.append(number)
         return tuple(started)
 
@@ -152,7 +152,7 @@ def start_loads(tx: Transaction, request: RequestState, first: int) -> tuple[int
             )
             number = start(tx, operation)
             forget_new(tx, [block])
-            tx.effects.emit(Load(number, key, block))
+            tx.effects.commands.append(Load(number, key, block))
             started.append(number)
     return tuple(started)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcore.types.errors import InvalidCount, WrongArgument
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
-from kvcore.types.values import Hit, KVCacheBlocks, Request
+from kvcore.types.values import Request
 
 
 def read_int(value: Any) -> Any:
@@ -40,43 +40,10 @@ def read_count(name: str, value: Any, least: int = 0) -> int:
     return number
 
 
-def all_counts(values: Iterable[Any]) -> bool:
-    """Whether all are counts as they are: what nearly every call brings, and is cheap to see."""
-    for value in values:  # noqa: SIM110 - a generator takes twice as long
-        if type(value) is not int or value < 0:
-            return False
-    return True
-
-
-def read_hit(hit: Hit | None) -> Hit | None:
-    """A hit with ints where they can be read; a token count that is none becomes its repr."""
-    if hit is None:
-        return None
-    groups = tuple(tuple(read_ints(blocks)) for blocks in hit.blocks.blocks)
-    num_tokens = read_int(hit.num_tokens)
-    if not isinstance(num_tokens, int):
-        num_tokens = repr(num_tokens)
-    return Hit(KVCacheBlocks(groups), num_tokens)
-
-
 def check_kind(name: str, value: Any, kind: type) -> None:
     """Raise WrongArgument unless a value is of this kind."""
     if not isinstance(value, kind):
         raise WrongArgument(name=name, expected=f"a {kind.__name__}", value=repr(value))
-
-
-def check_hit_kind(hit: Any) -> None:
-    """Raise WrongArgument unless a value is a `Hit` over `KVCacheBlocks`, or None."""
-    if hit is None:
-        return
-    check_kind("hit", hit, Hit)
-    check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
-    try:
-        for ids in hit.blocks.blocks:
-            iter(ids)
-    except TypeError:
-        name, value = "hit.blocks.blocks", repr(hit.blocks.blocks)
-        raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
 
 
 def check_request(request: Any) -> None:

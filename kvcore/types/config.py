@@ -15,14 +15,13 @@ import attrs
 
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
 from kvcore.types.groups import Group, admission_cap
-from kvcore.types.keys import HASHINGS, Hashing
+from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
 
 Eviction = Literal["lru", "uncached_first"]
 Duplicates = Literal["keep", "merge"]
 Publish = Literal["scheduled", "completed"]
 
 MAX_BLOCKS = 2**31 - 1
-MAX_GROUPS = 64
 MAX_IN_FLIGHT = 62
 NO_LIMIT = 2**31 - 1
 
@@ -82,6 +81,14 @@ class Config:
     hide_salts: bool = attrs.field(default=False, kw_only=True)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
+    length_limit: int = attrs.field(init=False, eq=False, repr=False)
+    """Longest request in tokens, as a number."""
+    tracks_batches: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether batches remember what they did to requests."""
+    has_windows: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether any group gives blocks back behind a window."""
+    scales: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
+    """Hashed parts in one block of each group: hashes are made at the groups' common divisor."""
 
     def __attrs_post_init__(self) -> None:
         _check_options(self)
@@ -97,28 +104,23 @@ class Config:
         if self.block_size is not DEFAULT_BLOCK_SIZE and self.block_size != sizes[0]:
             _refuse(self, "block_size", f"the first group has blocks of {sizes[0]} tokens")
         object.__setattr__(self, "block_size", sizes[0])
-        object.__setattr__(self, "hash_block_size", math.gcd(*sizes))
-        object.__setattr__(self, "hit_alignment", math.lcm(*sizes))
+        limit, fine = self.max_model_len, math.gcd(*sizes)
+        derived = {
+            "hash_block_size": fine,
+            "hit_alignment": math.lcm(*sizes),
+            "length_limit": NO_LIMIT if limit is None else limit,
+            "tracks_batches": self.max_in_flight > 0 or self.publish == "completed",
+            "has_windows": any(group.is_windowed for group in self.groups),
+            "scales": tuple(size // fine for size in sizes),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
         _check_sizes(self)
 
     @property
     def num_usable_blocks(self) -> int:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
-
-    @property
-    def length_limit(self) -> int:
-        """Longest request in tokens, as a number."""
-        return NO_LIMIT if self.max_model_len is None else self.max_model_len
-
-    @property
-    def tracks_batches(self) -> bool:
-        """Whether batches remember what they did to requests."""
-        return self.max_in_flight > 0 or self.publish == "completed"
-
-    def scale(self, group: int) -> int:
-        """Hashed blocks in one block of a group: hashes are made at the groups' common divisor."""
-        return self.groups[group].block_size // self.hash_block_size
 
     def drops_last_hit(self, group: int) -> bool:
         """Whether a hit leaves this group's last matched block to be computed."""

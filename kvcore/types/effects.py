@@ -6,23 +6,19 @@ Twin: rust/src/types/effects.rs.
 
 from __future__ import annotations
 
+import attrs
+
 from kvcore.types.commands import Command
 from kvcore.types.events import Event, removed
 
 
+@attrs.define(kw_only=True)
 class Effects:
     """Commands and events in the order of their making; events only where they are enabled."""
 
-    __slots__ = ("commands", "events", "events_enabled")
-
-    def __init__(self, *, events_enabled: bool = False) -> None:
-        self.commands: list[Command] = []
-        self.events: list[Event] = []
-        self.events_enabled = events_enabled
-
-    def emit(self, command: Command) -> None:
-        """Add a command."""
-        self.commands.append(command)
+    events_enabled: bool = False
+    commands: list[Command] = attrs.field(factory=list)
+    events: list[Event] = attrs.field(factory=list)
 
     def announce(self, event: Event) -> None:
         """Add an event, where events are enabled."""

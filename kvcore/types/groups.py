@@ -48,6 +48,10 @@ class Group:
     eagle: bool = attrs.field(default=False, kw_only=True)
     zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
     page_bytes: int | None = attrs.field(default=None, kw_only=True)
+    is_windowed: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether blocks are given back behind a window."""
+    is_cross: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether the table holds the encoder's tokens."""
 
     def __attrs_post_init__(self) -> None:
         if not _is_count(self.block_size, 1, MAX_BLOCK_SIZE):
@@ -64,16 +68,8 @@ class Group:
                 _refuse(name, repr(getattr(self, name)), "must be True or False")
         if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
             _refuse("page_bytes", self.page_bytes, "must be at least 1 where it is said")
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether blocks are given back behind a window."""
-        return self.kind in WINDOWED
-
-    @property
-    def is_cross(self) -> bool:
-        """Whether the table holds the encoder's tokens."""
-        return self.kind == "cross_attention"
+        object.__setattr__(self, "is_windowed", self.kind in WINDOWED)
+        object.__setattr__(self, "is_cross", self.kind == "cross_attention")
 
 
 def skipped_tokens(group: Group, num_computed: int) -> int:

@@ -14,6 +14,9 @@ Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
 HASHINGS: tuple[Hashing, ...] = get_args(Hashing)
 HASH_SIZE = 32
 KEY_SIZE = 36
+MAX_GROUPS = 64
+GROUP_BYTES = tuple(group.to_bytes(4, "big") for group in range(MAX_GROUPS))
+"""What stands behind the hash in the keys of each group."""
 
 
 _UINT64 = 2**64

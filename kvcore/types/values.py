@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, TypeVar, final, overload
 
 import attrs
 from msgspec import Struct
-from msgspec.structs import replace as evolve
 
 from kvcore.types.commands import Command
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
@@ -152,22 +151,6 @@ class PrefixCacheStats(Struct, frozen=True, gc=False):
     def hit_rate(self) -> float:
         """Hit tokens over queried tokens of new requests, 0.0 without queries."""
         return self.hits / self.queries if self.queries else 0.0
-
-    def observe(self, num_queries: int, num_hits: int, *, preempted: bool) -> PrefixCacheStats:
-        """These statistics with one more look-up."""
-        if preempted:
-            return evolve(
-                self,
-                preempted_requests=self.preempted_requests + 1,
-                preempted_queries=self.preempted_queries + num_queries,
-                preempted_hits=self.preempted_hits + num_hits,
-            )
-        return evolve(
-            self,
-            requests=self.requests + 1,
-            queries=self.queries + num_queries,
-            hits=self.hits + num_hits,
-        )
 
 
 class Outcome(Struct, Generic[S, T], frozen=True, gc=False):

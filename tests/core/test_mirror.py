@@ -26,6 +26,7 @@ OF_RUST = ("bindings", "fuzz")
 """The rooms that Rust alone has."""
 
 TRANSACTION = "a mutable value needs no transaction"
+BEFORE = "checked before a call reaches either language"
 KEYWORD = "a keyword of Rust: `note_use`"
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
@@ -48,17 +49,15 @@ PYTHON_ONLY = {
     ("pool/priority_eviction", "PriorityPoolTransaction"): TRANSACTION,
     ("pool/priority_eviction", "freeze"): TRANSACTION,
     ("pool/priority_eviction", "make_transaction"): TRANSACTION,
-    ("legacy/blocks/tiers", "check_options"): "checked before a call reaches either language",
+    ("legacy/blocks/tiers", "check_options"): BEFORE,
     ("types/tokens", "check_tokens"): "a token is checked when it is converted to u32",
     ("types/tokens", "read_request_tokens"): "requests.rs refuses to add no tokens",
     ("trace/text", "BadWord"): "None in the twin",
     ("trace/text", "read_number"): "`str::parse` in the twin",
     ("trace/text", "read_u32"): "`str::parse` in the twin",
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
-    (
-        "transitions/slot_request",
-        "SlotOptions",
-    ): "the names of keyword arguments, for type checkers",
+    ("transitions/slot_request", "check_hit_kind"): BEFORE,
+    ("transitions/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

@@ -253,7 +253,7 @@ def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
     """The fields of a value that differ from their defaults."""
     for field in attrs.fields(type(value)):
         found = getattr(value, field.name)
-        if field.name not in without and found != field.default:
+        if field.init and field.name not in without and found != field.default:
             yield f"{field.name}={_plain(found)}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.check.mutants.seeding import Patcher, after, mutant, put, without
+from kvcore.check.mutants.seeding import Patcher, after, emitting, mutant, put, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
@@ -30,7 +30,6 @@ from kvcore.transitions import publish as caching
 from kvcore.transitions.requests import extend
 from kvcore.transitions.slot_request import Asked
 from kvcore.types.commands import Command, CopyOnWrite, Free
-from kvcore.types.effects import Effects
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome
 
@@ -148,12 +147,11 @@ def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
 @mutant("calls", "CACHE-KV", rows=(38,))
 def m_findable_block_freed_for_good(patcher: Patcher) -> None:
     """A released block is given up as if nobody could find it, and its key stays."""
-    emit = Effects.emit
 
-    def emit_uncached(self: Effects, command: Command) -> None:
-        emit(self, Free(command.block, False) if isinstance(command, Free) else command)
+    def uncached(command: Command) -> Command:
+        return Free(command.block, False) if isinstance(command, Free) else command
 
-    patcher.setattr(Effects, "emit", emit_uncached)
+    emitting(patcher, uncached)
 
 
 @mutant("calls", "HIT-LONGEST", rows=(39,))

@@ -131,7 +131,8 @@ def m_hash_without_parent(patcher: Patcher) -> None:
 @mutant("sizes", "KEY-GRAN", rows=(13,), shows=SIZES_TWICE)
 def m_hash_granularity(patcher: Patcher) -> None:
     """The coarse group takes hashes at the fine group's positions."""
-    patcher.setattr(Config, "scale", lambda *_: 1)
+    ones = property(lambda config: (1,) * len(config.groups), lambda *_: None)
+    patcher.setattr(Config, "scales", ones)
 
 
 @mutant("calls", "IDX-COMPLETE", rows=(4,), shows=COPIES_EVICTED)

@@ -31,7 +31,7 @@ def m_touch_not_dequeued(patcher: Patcher) -> None:
 
     def touch(self: PoolTransaction, block: int) -> None:
         if self.ref_counts[block] == 0:
-            self.effects.emit(Touch(block))
+            self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
     patcher.setattr(PoolTransaction, "touch", touch)
@@ -89,17 +89,17 @@ def m_touch_after_alloc(patcher: Patcher) -> None:
 def m_hits_cost_no_capacity(patcher: Patcher) -> None:
     """Hits in the free queue are counted as room for new blocks, too."""
     find, refuse = plan.needed_hits, plan.refuse
-    queued: list[int] = []
+    found: list[tuple[int, ...]] = []
 
-    def note_queued(tx: Transaction, *rest: Any) -> Any:
-        hits = find(tx, *rest)
-        queued[:] = [sum(tx.device.ref_counts[block] == 0 for block in hits)]
-        return hits
+    def note_found(*args: Any) -> Any:
+        found[:] = find(*args)
+        return tuple(found)
 
     def refuse_fewer(tx: Transaction, needed: int, *rest: Any) -> Refused | None:
-        return refuse(tx, needed - sum(queued), *rest)
+        queued = sum(tx.device.ref_counts[block] == 0 for ids in found for block in ids)
+        return refuse(tx, needed - queued, *rest)
 
-    patcher.setattr(plan, "needed_hits", note_queued)
+    patcher.setattr(plan, "needed_hits", note_found)
     patcher.setattr(plan, "refuse", refuse_fewer)
 
 
@@ -190,7 +190,7 @@ def m_hit_resets_its_block(patcher: Patcher) -> None:
         self.queue.remove(block)
         self.unpublish(block)
         self.ref_counts[block] = 1
-        self.effects.emit(Allocate(block))
+        self.effects.commands.append(Allocate(block))
 
     patcher.setattr(PoolTransaction, "touch", touch_anew)
 
@@ -210,7 +210,7 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
         for block in named:
             if tx.device.ref_counts[block] == 0:
                 tx.device.queue.append(block)
-                tx.effects.emit(Free(block, tx.device.keys[block] is not None))
+                tx.effects.commands.append(Free(block, tx.device.keys[block] is not None))
 
     patcher.setattr(swap, "move_out", move_out_at_once)
 
@@ -295,11 +295,13 @@ def m_merge_leaves_the_table(patcher: Patcher) -> None:
     """A duplicate is given back, and its request's table still points to it."""
     merge = batches._merge
 
-    def merge_unmapped(*args: Any) -> None:
+    def merge_unmapped(tx: Transaction, *args: Any) -> None:
+        commands = tx.effects.commands
+        before = len(commands)
         with Patcher() as inner:
             inner.setattr(Transaction, "put", lambda *_: None)
-            without(inner, SetTable)
-            merge(*args)
+            merge(tx, *args)
+        commands[before:] = [each for each in commands[before:] if not isinstance(each, SetTable)]
 
     patcher.setattr(batches, "_merge", merge_unmapped)
 

@@ -60,7 +60,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     def refuse_counted(tx: Transaction, asked: Any) -> Any:
         planned = plan.plan_allocation(tx, asked)
         if isinstance(planned, plan.Refusal):
-            tx.stats = tx.stats.observe(1, 0, preempted=False)
+            tx.note_lookup(1, 0, preempted=False)
         return planned
 
     patcher.setattr(allocate, "plan_allocation", refuse_counted)

@@ -18,10 +18,10 @@ from msgspec.structs import replace as evolve
 
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.world.world import World
-from kvcore.state.state import RequestState
+from kvcore.state.state import RequestState, State
+from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS
 from kvcore.types.commands import Command
-from kvcore.types.effects import Effects
 
 
 class Patcher:
@@ -128,15 +128,21 @@ def mutant(
     return add
 
 
+def emitting(patcher: Patcher, change: Callable[[Command], Command | None]) -> None:
+    """Change commands on their way into the batch; None leaves one out."""
+    freeze = Transaction.freeze
+
+    def freeze_changed(self: Transaction) -> State:
+        changed = map(change, self.effects.commands)
+        self.effects.commands[:] = [command for command in changed if command is not None]
+        return freeze(self)
+
+    patcher.setattr(Transaction, "freeze", freeze_changed)
+
+
 def without(patcher: Patcher, *kinds: type[Command]) -> None:
     """Keep commands of these kinds out of batches."""
-    emit = Effects.emit
-
-    def emit_some(self: Effects, command: Command) -> None:
-        if not isinstance(command, kinds):
-            emit(self, command)
-
-    patcher.setattr(Effects, "emit", emit_some)
+    emitting(patcher, lambda command: None if isinstance(command, kinds) else command)
 
 
 def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -> None:

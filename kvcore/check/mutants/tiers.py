@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.check.mutants.seeding import Patcher, mutant, without
+from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
 from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
 from kvcore.check.properties import checker
 from kvcore.pool.block_pool import PoolTransaction
@@ -20,7 +20,6 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, free, swap, transfers
 from kvcore.types import commands
 from kvcore.types.commands import Command, SwapIn, SwapOut
-from kvcore.types.effects import Effects
 
 
 @mutant("host", "KV-READ")
@@ -150,12 +149,11 @@ def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> No
 @mutant("host", "KV-READ", rows=(60,))
 def m_id_taken_for_an_index(patcher: Patcher) -> None:
     """A device block's id is taken for the host block that holds its content."""
-    emit = Effects.emit
 
-    def emit_by_id(self: Effects, command: Command) -> None:
-        emit(self, SwapIn(command.block, command.block) if isinstance(command, SwapIn) else command)
+    def by_id(command: Command) -> Command:
+        return SwapIn(command.block, command.block) if isinstance(command, SwapIn) else command
 
-    patcher.setattr(Effects, "emit", emit_by_id)
+    emitting(patcher, by_id)
 
 
 @mutant("flight-loads", "OPERATIONS", rows=(65,), shows=LOADS_LEFT)

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace as evolve
 
-from kvcore.check.mutants.seeding import Patcher, mutant, without
+from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
 from kvcore.check.mutants.worlds import ALONE
 from kvcore.pool import block_pool
 from kvcore.pool.block_pool import PoolTransaction
@@ -23,7 +23,6 @@ from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, plan, prefix_lookup, window
 from kvcore.types.commands import Command, CutTable, SetTable, Zero
 from kvcore.types.config import Config
-from kvcore.types.effects import Effects
 from kvcore.types.groups import Group, skipped_blocks
 
 
@@ -69,13 +68,11 @@ def m_free_null(patcher: Patcher) -> None:
 @mutant("groups", "TABLE-MIRROR", rows=(49,), shows=ALONE)
 def m_no_table_delta(patcher: Patcher) -> None:
     """Window blocks are given back, the worker's table keeps them."""
-    emit = Effects.emit
 
-    def emit_others(self: Effects, command: Command) -> None:
-        if not isinstance(command, SetTable) or command.block:
-            emit(self, command)
+    def not_null(command: Command) -> Command | None:
+        return None if isinstance(command, SetTable) and not command.block else command
 
-    patcher.setattr(Effects, "emit", emit_others)
+    emitting(patcher, not_null)
 
 
 @mutant("groups", "REF", rows=(51,))

@@ -216,7 +216,7 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     if not tx.num_free:
         return Outcome(tiers, (), Refused(Reason.LATER, 1, 0))
     (fresh,) = tx.take(1)
-    effects.emit(CopyOnWrite(source, fresh))
+    effects.commands.append(CopyOnWrite(source, fresh))
     tx.release([source])
     return _emit(evolve(tiers, device=tx.freeze()), effects.commands, fresh)
 
