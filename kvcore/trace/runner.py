@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of text traces, made on a manager.
 
-Rules: a verb is the method's name, its words are the arguments in the method's order. A hit is the
-one that the request's last `get_computed_blocks` gave. After each call every invariant is checked.
-What a call emitted is read from the state's open batch, and `take_batch` must hand out exactly
-that. Twin: rust/src/trace/runner.rs.
+Rules: a verb is the method's name, its words are the arguments in the method's order, a list last.
+A hit is the one that the request's last `get_computed_blocks` gave. After each call every invariant
+is checked. What a call emitted is read from the state's open batch, and `take_batch` must hand out
+exactly that. Twin: rust/src/trace/runner.rs.
 
     add_request r0 0-14 [lora=a] [media=x@2+4,y@8+1] [salt=s] [own=ab] [skip] [embeds=abcdefg]
                                a letter for the row of each token
@@ -12,12 +12,12 @@ that. Twin: rust/src/trace/runner.rs.
     add_block_hashes r0 cd     a letter for each hash of the engine's own
     add_drafts r0 15-16        accept r0 1                rewind 8 r0 r1
     get_computed_blocks r0     cache_blocks r0 8          remove_skipped_blocks r0 8
-    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [whole]
+    allocate_slots r0 4 [hit] [lookahead=2] [external=4] [encoder=3] [reserved=1] [delay] [full]
     can_allocate               with the same words
     free r0                    fork r0 r1                 truncate r0 5
     swap_out r0 r1             swap_in r0 r1              pin 3 4
     unpin 3 4                  evict_blocks 3 4           reset_prefix_cache
-    store 3 4                  load r0 8 [hit] [whole]    complete_operation 0 done|failed
+    store 3 4                  load r0 8 [hit] [full]    complete_operation 0 done|failed
     take_batch                 complete 3                 cancel 3
     take_events                take_stats                 in_flight
     take_new_block_ids         new_step_starts            restore: go on from the state's bytes
@@ -31,7 +31,7 @@ that. Twin: rust/src/trace/runner.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
@@ -50,20 +50,17 @@ from kvcore.trace.text import (
     write_ids,
     write_value,
 )
+from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.transitions.queries import find_request
+from kvcore.transitions.slot_request import DEFAULTS, FLAGS
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidExtraKey, KvcoreError
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
-OPTIONS = {
-    "lookahead": "num_lookahead_tokens",
-    "external": "num_external_computed_tokens",
-    "encoder": "num_encoder_tokens",
-    "reserved": "reserved_blocks",
-}
-FLAGS = {"delay": "delay_cache_blocks", "whole": "full_sequence_must_fit"}
+WORDS = {name.removeprefix("num_").partition("_")[0]: name for name in DEFAULTS}
+"""The options of an allocation by their words in a trace: the first of the name behind `num_`."""
 T = TypeVar("T")
 
 
@@ -90,7 +87,9 @@ class Runner:
         except TypeError as error:
             raise _bad_call(verb, words, error) from None
         try:
-            lines = write_value(method(*given.args))
+            value = method(*given.args)
+            write = WRITERS.get(verb) if not isinstance(value, Refused) else None
+            lines = write_value(value if write is None else write(value))
         except KvcoreError as error:
             lines = write_error(error)
         except BadWord as error:
@@ -106,7 +105,7 @@ class Runner:
         events = after.events[len(before.events) :]
         return write_commands(commands, self._names) + write_events(events, self._names)
 
-    def add_request(self, request_id: str, tokens: str, *words: str) -> str:
+    def add_request(self, request_id: str, tokens: str, *words: str) -> int:
         options: dict[str, Any] = {}
         for word in words:
             name, _, value = word.partition("=")
@@ -125,28 +124,7 @@ class Runner:
             else:
                 raise BadWord(f"no request has {word!r}")
         request = Request(request_id, read_tokens(tokens), **options)
-        return f"row {self.manager.add_request(request)}"
-
-    def add_tokens(self, request_id: str, tokens: str) -> None:
-        self.manager.add_tokens(request_id, read_tokens(tokens))
-
-    def add_block_hashes(self, request_id: str, letters: str) -> None:
-        self.manager.add_block_hashes(request_id, _read_hashes(letters))
-
-    def remove_request(self, request_id: str) -> None:
-        self.manager.remove_request(request_id)
-
-    def add_drafts(self, request_id: str, tokens: str) -> None:
-        self.manager.add_drafts(request_id, read_tokens(tokens))
-
-    def accept(self, request_id: str, count: str) -> None:
-        self.manager.accept(request_id, read_number(count))
-
-    def rewind(self, count: str, *request_ids: str) -> str:
-        return " ".join(("fell", *self.manager.rewind(request_ids, read_number(count))))
-
-    def remove_skipped_blocks(self, request_id: str, count: str) -> None:
-        self.manager.remove_skipped_blocks(request_id, read_number(count))
+        return self.manager.add_request(request)
 
     def get_computed_blocks(self, request_id: str) -> Hit:
         self._hits[request_id] = self.manager.get_computed_blocks(request_id)
@@ -157,20 +135,21 @@ class Runner:
             request_id, read_number(count), **self._options(request_id, words)
         )
 
-    def can_allocate(self, request_id: str, count: str, *words: str) -> str:
+    def can_allocate(self, request_id: str, count: str, *words: str) -> object:
         options = self._options(request_id, words)
-        return self.manager.can_allocate(request_id, read_number(count), **options).value
+        return self.manager.can_allocate(request_id, read_number(count), **options)
 
     def _options(self, request_id: str, words: tuple[str, ...]) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for word in words:
             name, _, value = word.partition("=")
-            if name in OPTIONS:
-                options[OPTIONS[name]] = read_number(value)
-            elif (name, value) == ("hit", "") and request_id in self._hits:
+            option = WORDS.get(name)
+            if (name, value) == ("hit", "") and request_id in self._hits:
                 options["hit"] = self._hits[request_id]
-            elif name in FLAGS and not value:
-                options[FLAGS[name]] = True
+            elif option in FLAGS and not value:
+                options[option] = True
+            elif option is not None and option not in FLAGS:
+                options[option] = read_number(value)
             else:
                 raise BadWord(f"no call has {word!r}")
         return options
@@ -180,48 +159,9 @@ class Runner:
         ids = [request_id for request_id, _, _ in split]
         return self.manager.append(ids, [read_number(token) for _, _, token in split])
 
-    def cache_blocks(self, request_id: str, count: str) -> None:
-        self.manager.cache_blocks(request_id, read_number(count))
-
-    def free(self, request_id: str) -> None:
-        self.manager.free(request_id)
-
-    def fork(self, parent_id: str, child_id: str) -> str:
-        return f"row {self.manager.fork(parent_id, child_id)}"
-
-    def truncate(self, request_id: str, count: str) -> None:
-        self.manager.truncate(request_id, read_number(count))
-
-    def swap_out(self, *request_ids: str) -> object:
-        return self.manager.swap_out(request_ids)
-
-    def swap_in(self, *request_ids: str) -> object:
-        return self.manager.swap_in(request_ids)
-
-    def pin(self, *blocks: str) -> None:
-        self.manager.pin(_numbers(blocks))
-
-    def unpin(self, *blocks: str) -> None:
-        self.manager.unpin(_numbers(blocks))
-
-    def evict_blocks(self, *blocks: str) -> None:
-        self.manager.evict_blocks(_numbers(blocks))
-
-    def store(self, *blocks: str) -> str:
-        return _write_operations(self.manager.store(_numbers(blocks)))
-
     def load(self, request_id: str, count: str, *words: str) -> object:
         options = self._options(request_id, words)
-        loads = self.manager.load(request_id, read_number(count), **options)
-        return loads if isinstance(loads, Refused) else _write_operations(loads)
-
-    def complete_operation(self, operation: str, result: str) -> None:
-        if result not in ("done", "failed"):
-            raise BadWord(f"an operation is done or failed, not {result!r}")
-        self.manager.complete_operation(read_number(operation), result == "done")
-
-    def reset_prefix_cache(self) -> bool:
-        return self.manager.reset_prefix_cache()
+        return self.manager.load(request_id, read_number(count), **options)
 
     def take_batch(self) -> str:
         emitted = tuple(self.manager.state().batch.commands)
@@ -231,26 +171,8 @@ class Runner:
         num_segments = len(set(batch.column("segment")))
         return f"batch {batch.number}: {len(batch)} commands, {num_segments} segments"
 
-    def complete(self, batch: str) -> None:
-        self.manager.complete(read_number(batch))
-
-    def cancel(self, batch: str) -> None:
-        self.manager.cancel(read_number(batch))
-
     def in_flight(self) -> str:
         return write_ids(self.manager.in_flight)
-
-    def take_events(self) -> str:
-        return f"{len(self.manager.take_events())} events"
-
-    def take_stats(self) -> object:
-        return self.manager.take_stats()
-
-    def take_new_block_ids(self) -> str:
-        return write_ids(self.manager.take_new_block_ids())
-
-    def new_step_starts(self) -> None:
-        self.manager.new_step_starts()
 
     def restore(self) -> None:
         self.manager.restore(self.manager.encode())
@@ -305,10 +227,6 @@ class Runner:
         return write_ids(self.manager.get_num_common_prefix_blocks(request_id))
 
 
-def _write_operations(operations: Iterable[int]) -> str:
-    return f"operations {write_ids(operations)}"
-
-
 def _read_hashes(letters: str) -> list[bytes]:
     return [letter * HASH_SIZE for letter in (bytes([code]) for code in letters.encode())]
 
@@ -319,8 +237,10 @@ def _read_media(word: str) -> MediaItem:
     return _made(MediaItem, identifier, read_u32(offset), read_u32(length))
 
 
-def _numbers(words: Iterable[str]) -> list[int]:
-    return [read_number(word) for word in words]
+def _read_done(word: str) -> bool:
+    if word not in ("done", "failed"):
+        raise BadWord(f"an operation is done or failed, not {word!r}")
+    return word == "done"
 
 
 def _made(kind: Callable[..., T], *parts: object) -> T:
@@ -335,7 +255,46 @@ def _bad_call(verb: str, words: Sequence[str], error: Exception) -> BadCall:
     return BadCall(f"{verb} cannot take {' '.join(words) or 'nothing'}: {error}")
 
 
-CALLS: dict[str, Callable[..., object]] = {
+READERS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("request_id", "parent_id", "child_id", "request_ids"), str),
+    "tokens": read_tokens,
+    "hashes": _read_hashes,
+    "done": _read_done,
+}
+"""How a word reads as an argument of this name, or as an item of it; any other is a number."""
+LISTS = ("request_ids", "block_ids")
+"""Arguments that take all words behind those of the others."""
+WRITERS: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("add_request", "fork"), "row {}".format),
+    **dict.fromkeys(("store", "load"), lambda value: f"operations {write_ids(value)}"),
+    "rewind": lambda fell: " ".join(("fell", *fell)),
+    "can_allocate": lambda verdict: verdict.value,
+    "take_events": lambda events: f"{len(events)} events",
+    "take_new_block_ids": write_ids,
+}
+"""How a trace writes what these calls give."""
+
+
+def _plain(name: str) -> Callable[..., object]:
+    """The call of a transition whose words are its arguments."""
+    singles = [each for each in arguments(name) if each not in LISTS]
+    lists = [each for each in arguments(name) if each in LISTS]
+
+    def call(runner: Runner, *words: str) -> object:
+        rest = words[len(singles) :]
+        if len(words) < len(singles) or (rest and not lists):
+            raise BadWord(f"it takes {', '.join(arguments(name)) or 'nothing'}")
+        given: dict[str, object] = {}
+        for each, word in zip(singles, words, strict=False):
+            given[each] = READERS.get(each, read_number)(word)
+        for each in lists:
+            given[each] = [READERS.get(each, read_number)(word) for word in rest]
+        return getattr(runner.manager, name)(**given)
+
+    return call
+
+
+CALLS: dict[str, Callable[..., object]] = {name: _plain(name) for name in TRANSITIONS} | {
     name: method
     for name, method in vars(Runner).items()
     if callable(method) and not name.startswith("_") and name != "call"

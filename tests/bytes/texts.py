@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 TRACE_WORDS = [
     *(b"0-4294967295", b"4294967295", b"4294967296", b"-1", b"+1", b"1_0", b"01", b"9" * 30),
     *("\u0661 \u0085 \u2028 \x1c \x0b \u00e9".encode().split(b" ")),
-    *(b"num_blocks=2147483647", b"hit", b"whole", b"delay", b"external=2", b"own=ab", b"skip"),
+    *(b"num_blocks=2147483647", b"hit", b"full", b"delay", b"external=2", b"own=ab", b"skip"),
     b"embeds=ab",
     *(b"max_in_flight=2", b"publish=completed", b"groups=full_attention:2", b"\n", b"\r", b"  "),
     *(name.encode() for name in CALLS),

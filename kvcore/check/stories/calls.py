@@ -16,7 +16,7 @@ import attrs
 from kvcore.check.world.model import Step
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
-from kvcore.trace.runner import FLAGS, OPTIONS
+from kvcore.trace.runner import WORDS
 from kvcore.trace.text import (
     Names,
     write_commands,
@@ -26,14 +26,14 @@ from kvcore.trace.text import (
     write_tokens,
     write_value,
 )
+from kvcore.transitions.slot_request import FLAGS
 from kvcore.types.commands import Batch, segments
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 from kvcore.types.values import Hit, Request
 
-OPTION_WORDS = {option: word for word, option in OPTIONS.items()}
-FLAG_WORDS = {option: word for word, option in FLAGS.items()}
+OPTION_WORDS = {option: word for word, option in WORDS.items()}
 ON_IDS = ("swap_out", "swap_in")
 ON_BLOCKS = ("pin", "unpin", "evict_blocks", "store")
 CONFIG_WORDS = (
@@ -188,10 +188,10 @@ def _letters(hashes: Sequence[bytes]) -> str:
 def _option_words(call: Call) -> list[str]:
     words = []
     for option, value in call.options.items():
-        if option in OPTION_WORDS:
+        if option in FLAGS:
+            words += [OPTION_WORDS[option]] * bool(value)
+        elif option in OPTION_WORDS:
             words.append(f"{OPTION_WORDS[option]}={value}")
-        elif option in FLAG_WORDS and value:
-            words.append(FLAG_WORDS[option])
     return words
 
 

@@ -43,7 +43,7 @@ const TRACE_WORDS: [&str; 21] = [
     "\u{e9}",
     "num_blocks=2147483647",
     "hit",
-    "whole",
+    "full",
     "external=2",
     "own=ab",
     "embeds=ab",

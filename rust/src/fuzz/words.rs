@@ -202,7 +202,7 @@ fn options(bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
             words.push(format!("{word}={}", bytes.below(16)));
         }
     }
-    for (bit, word) in [(16, "delay"), (32, "whole")] {
+    for (bit, word) in [(16, "delay"), (32, "full")] {
         if flags & bit != 0 {
             words.push(word.to_owned());
         }
@@ -349,7 +349,7 @@ fn write_options<'a>(words: impl Iterator<Item = &'a str>) -> Option<Vec<u8>> {
             "external" => 2,
             "reserved" => 3,
             "delay" => 4,
-            "whole" => 5,
+            "full" => 5,
             _ => return None,
         };
         flags |= 1 << bit;

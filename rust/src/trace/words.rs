@@ -70,21 +70,26 @@ pub fn read_asked<'a>(
     let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
     let mut asked = Asked::new(number(count)?);
     for option in options {
-        match option.split_once('=').unwrap_or((option, "")) {
-            ("lookahead", value) => asked.num_lookahead_tokens = number(value)?,
-            ("external", value) => asked.num_external_computed_tokens = number(value)?,
-            ("encoder", value) => asked.num_encoder_tokens = number(value)?,
-            ("reserved", value) => asked.reserved_blocks = number(value)?,
-            ("hit", "") => {
-                let hit = hits.get(*request_id).ok_or(Failure::Words)?;
-                asked.hit = Some(AskedHit::from(hit));
-            }
-            ("delay", "") => asked.delay_cache_blocks = true,
-            ("whole", "") => asked.full_sequence_must_fit = true,
-            _ => return Err(Failure::Words),
+        let (word, value) = option.split_once('=').unwrap_or((option, ""));
+        let is_meant = |name: &str| word_of(name) == word;
+        if (word, value) == ("hit", "") {
+            let hit = hits.get(*request_id).ok_or(Failure::Words)?;
+            asked.hit = Some(AskedHit::from(hit));
+        } else if let Some((_, count)) = asked.counts().into_iter().find(|each| is_meant(each.0)) {
+            *count = number(value)?;
+        } else {
+            let mut flags = asked.flags().into_iter();
+            let flag = flags.find(|each| is_meant(each.0) && value.is_empty());
+            *flag.ok_or(Failure::Words)?.1 = true;
         }
     }
     Ok((request_id, asked))
+}
+
+/// The word of an option of an allocation: the first of its name behind `num_`.
+fn word_of(name: &str) -> &str {
+    let name = name.strip_prefix("num_").unwrap_or(name);
+    name.split('_').next().unwrap_or(name)
 }
 
 /// The item of `name@offset+length`.

@@ -64,6 +64,24 @@ impl Asked {
         Asked { num_new_tokens, ..Asked::default() }
     }
 
+    /// The counts that may be said besides the new tokens, by their names.
+    pub fn counts(&mut self) -> [(&'static str, &mut i64); 4] {
+        [
+            ("num_lookahead_tokens", &mut self.num_lookahead_tokens),
+            ("num_external_computed_tokens", &mut self.num_external_computed_tokens),
+            ("num_encoder_tokens", &mut self.num_encoder_tokens),
+            ("reserved_blocks", &mut self.reserved_blocks),
+        ]
+    }
+
+    /// The flags that may be set, by their names.
+    pub fn flags(&mut self) -> [(&'static str, &mut bool); 2] {
+        [
+            ("delay_cache_blocks", &mut self.delay_cache_blocks),
+            ("full_sequence_must_fit", &mut self.full_sequence_must_fit),
+        ]
+    }
+
     /// The encoder tokens that are judged: no pool has blocks for more.
     #[must_use]
     pub fn num_encoder_tokens(&self) -> u32 {

@@ -140,9 +140,8 @@ pub fn asked(slots: &Slots) -> Asked {
         num_external_computed_tokens: i64::from(slots.num_external),
         delay_cache_blocks: slots.delay,
         num_encoder_tokens: i64::from(slots.num_encoder),
-        full_sequence_must_fit: false,
         reserved_blocks: i64::from(slots.num_reserved),
-        loads: false,
+        ..Asked::default()
     }
 }
 
