@@ -15,20 +15,10 @@ from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.views import PoolQueue
-from kvcore.legacy.v1_0_8.block_hashes import (
-    BlockHashType,
-    HashFunction,
-    hash_more_tokens,
-    keys_of,
-    read_record,
-)
+from kvcore.legacy.v1_0_8 import block_hashes as hashes
+from kvcore.legacy.v1_0_8 import errors
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
 from kvcore.legacy.v1_0_8.cached_blocks import CachedBlocks
-from kvcore.legacy.v1_0_8.errors import (
-    AlreadyHashed,
-    ForeignBlock,
-    TooFewFreeBlocks,
-    WrongPoolSize,
-)
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock, NullBlock
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import AlreadyPublished, InvalidConfig, UnknownBlock, UnusedBlock
@@ -45,7 +35,7 @@ class BlockPool:
         try:
             self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
         except InvalidConfig as error:
-            raise WrongPoolSize(**error.fields) from None
+            raise errors.WrongPoolSize(**error.fields) from None
         self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
@@ -61,7 +51,7 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
         """The block that answers for a hash. Raises WrongArgument."""
-        place = self.backing.lookup(read_record(block_hash).core_key)
+        place = self.backing.lookup(hashes.read_record(block_hash).core_key)
         return None if place is None else self.blocks[place]
 
     def cache_full_blocks(
@@ -84,12 +74,12 @@ class BlockPool:
         full = blocks[num_cached_blocks:num_full_blocks]
         for place in self.places(full):
             if self.blocks[place].block_hash is not None:
-                raise AlreadyHashed(block=place)
+                raise errors.AlreadyHashed(block=place)
             if self.backing.ref_count(place) == 0:
                 raise UnusedBlock(block=place)
-        made = hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
+        made = hashes.hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
-        self.publish(full, records, keys_of(records, self.backend))
+        self.publish(full, records, hashes.keys_of(records, self.backend))
         block_hashes += made
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
@@ -126,7 +116,9 @@ class BlockPool:
         taken = self.backing.take(read_count("num_blocks", num_blocks))
         if isinstance(taken, Refused):
             asked, available = taken.needed, taken.available
-            raise TooFewFreeBlocks(asked=asked, available=available, num_blocks=self.num_gpu_blocks)
+            raise errors.TooFewFreeBlocks(
+                asked=asked, available=available, num_blocks=self.num_gpu_blocks
+            )
         return [self.blocks[place] for place in taken]
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -172,4 +164,4 @@ class BlockPool:
                 return places
         known = set(map(id, own))
         stranger = next(block for block in blocks if id(block) not in known)
-        raise ForeignBlock(block=repr(stranger), num_blocks=len(own))
+        raise errors.ForeignBlock(block=repr(stranger), num_blocks=len(own))

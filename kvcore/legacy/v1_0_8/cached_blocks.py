@@ -106,7 +106,7 @@ class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBloc
     def __iter__(self) -> Iterator[BlockHashType]:
         firsts = self._pool.backing.state().device.index.firsts
         records = (self._pool.blocks[place].block_hash for place in firsts.values())
-        return iter([record for record in records if record is not None])
+        return (record for record in records if record is not None)
 
     def __len__(self) -> int:
         return len(self._pool.backing.state().device.index)

@@ -11,28 +11,14 @@ without. Source: S001-71 to 85, X-04.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace as evolve
 
 from kvcore.legacy.blocks.blocks import BackendName
-from kvcore.legacy.v1_0_8.block_hashes import (
-    BlockHashType,
-    HashFunction,
-    hash_more_tokens,
-    hash_request_tokens,
-    keys_of,
-    sha256,
-)
+from kvcore.legacy.v1_0_8 import block_hashes, errors
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
-from kvcore.legacy.v1_0_8.errors import (
-    HitsWhileRunning,
-    HitsWithoutCaching,
-    NotOneGroup,
-    NotRunningRequest,
-    StaleHit,
-    TooLong,
-)
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
 from kvcore.legacy.v1_0_8.specialized_manager import get_specialized_manager
 from kvcore.types.arguments import check_kind, read_count
@@ -45,7 +31,9 @@ __all__ = ["BlockPool", "KVCacheManager"]
 
 T = TypeVar("T")
 NOTHING: Sequence[bytes] = ()
-NO_HITS: tuple[Sequence[int], Sequence[bytes]] = ((), ())
+Found: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
+"""The ids of hits behind the null blocks in front, and the keys that they must have."""
+NO_HITS: Found = ((), ())
 
 
 class ListsByRequest(dict[str, list[T]]):
@@ -77,12 +65,14 @@ class KVCacheManager:
     ) -> None:
         groups = kv_cache_config.kv_cache_groups
         if len(groups) != 1:
-            raise NotOneGroup(num_groups=len(groups))
+            raise errors.NotOneGroup(num_groups=len(groups))
         check_kind("caching_hash_algo", caching_hash_algo, str)
         self.max_model_len = read_count("max_model_len", max_model_len, 1)
         self.num_gpu_blocks = kv_cache_config.num_blocks
         self.enable_caching = enable_caching
-        self.caching_hash_fn: HashFunction = sha256 if caching_hash_algo == "sha256" else hash
+        self.caching_hash_fn: HashFunction = (
+            block_hashes.sha256 if caching_hash_algo == "sha256" else hash
+        )
         self.use_eagle = use_eagle
         self.log_stats = log_stats
         self.block_pool = BlockPool(self.num_gpu_blocks, enable_caching, backend=backend)
@@ -122,8 +112,8 @@ class KVCacheManager:
             return [], 0
         request_id = request.request_id
         if not self.req_to_block_hashes.get(request_id):
-            found = hash_request_tokens(self.caching_hash_fn, self.block_size, request)
-            keys_of(found, self.block_pool.backend)
+            found = block_hashes.hash_request_tokens(self.caching_hash_fn, self.block_size, request)
+            block_hashes.keys_of(found, self.block_pool.backend)
             self.req_to_block_hashes.setdefault(request_id, []).extend(found)
         sampling = getattr(request, "sampling_params", None)
         if getattr(sampling, "prompt_logprobs", None) is not None:
@@ -161,27 +151,27 @@ class KVCacheManager:
             counted = read_count("num_computed_tokens", counted)
             ahead = read_count("num_lookahead_tokens", ahead)
         request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
-        places, hit_keys = self._check_hits(request, hits) if hits else NO_HITS
+        found = self._check_hits(request, hits) if hits else NO_HITS
         table = self.req_to_blocks[request_id]
         num_hits = len(hits)
         held = len(table) + num_hits
         end = counted + num_hits * size + num_tokens
         num_new = (end + ahead - 1) // size + 1 - held
         too_long = num_new > 0 and held + num_new > self.max_num_blocks_per_req
-        if too_long and self._fits(table, counted, num_new, places):
+        if too_long and self._fits(table, counted, num_new, found[0]):
             num_new = self._limit(request, held, num_hits, num_new)
         first, keys = self.num_cached_block.get(request_id, num_hits), NOTHING
         if self.enable_caching and end // size > first:
             try:
                 made, records, keys = self._hash_full(request, first, end, held + max(num_new, 0))
             except KvcoreError:
-                if self._fits(table, counted, num_new, places):
+                if self._fits(table, counted, num_new, found[0]):
                     raise
         if self._has_window:
             self._trim(table, counted)
         new_blocks: list[KVCacheBlock] = []
         if num_new > 0:
-            taken = self._take(request, num_new, hits, places, hit_keys)
+            taken = self._take(request, num_new, hits, found)
             if type(taken) is Refused:
                 return None
             own = self.block_pool.blocks
@@ -217,7 +207,7 @@ class KVCacheManager:
         """Leading blocks of a running request that so many own. Raises NotRunningRequest."""
         status = getattr(request, "status", None)
         if getattr(status, "name", status) != "RUNNING":
-            raise NotRunningRequest(request=repr(request.request_id), status=status)
+            raise errors.NotRunningRequest(request=repr(request.request_id), status=status)
         count = 0
         for block in self.req_to_blocks[request.request_id]:
             if block.ref_cnt != num_running_requests:
@@ -238,19 +228,17 @@ class KVCacheManager:
         held = [block for table in self.req_to_blocks.values() for block in table]
         self.block_pool.backing.check(self.block_pool.places(held))
 
-    def _check_hits(
-        self, request: Any, hits: Sequence[KVCacheBlock]
-    ) -> tuple[Sequence[int], Sequence[bytes]]:
+    def _check_hits(self, request: Any, hits: Sequence[KVCacheBlock]) -> Found:
         """The ids and keys of a request's hits, behind the null blocks in front.
 
         Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
         """
         request_id, count = request.request_id, len(hits)
         if not self.enable_caching:
-            raise HitsWithoutCaching(request=repr(request_id), num_blocks=count)
+            raise errors.HitsWithoutCaching(request=repr(request_id), num_blocks=count)
         places = self.block_pool.check_own(hits)
         if self.req_to_blocks.get(request_id):
-            raise HitsWhileRunning(request=repr(request_id), num_blocks=count)
+            raise errors.HitsWhileRunning(request=repr(request_id), num_blocks=count)
         hashes = self.req_to_block_hashes[request_id][:count]
         if len(hashes) < count:
             made = self._make_hashes(request, min(count, request.num_tokens // self.block_size))
@@ -259,8 +247,8 @@ class KVCacheManager:
         most_null = skipped_blocks(self.specialized_manager.group, count * self.block_size)
         sound = min(most_null if num_null > most_null else count, len(hashes))
         if sound < count:
-            raise StaleHit(request=repr(request_id), block=places[sound], position=sound)
-        return places[num_null:], keys_of(hashes[num_null:], self.block_pool.backend)
+            raise errors.StaleHit(request=repr(request_id), block=places[sound], position=sound)
+        return places[num_null:], block_hashes.keys_of(hashes[num_null:], self.block_pool.backend)
 
     def _fits(
         self, table: list[KVCacheBlock], counted: int, num_new: int, places: Sequence[int]
@@ -278,7 +266,7 @@ class KVCacheManager:
         """
         most = self.max_num_blocks_per_req
         if held >= most:
-            raise TooLong(
+            raise errors.TooLong(
                 request=repr(request.request_id),
                 held=held - num_hits,
                 num_hits=num_hits,
@@ -302,9 +290,9 @@ class KVCacheManager:
             return [], [], NOTHING
         known = self.req_to_block_hashes[request.request_id]
         made = self._make_hashes(request, num_full)
-        records = known[first:num_full] + made[max(0, first - len(known)) :]
-        records = records[: num_full - first]
-        return made, records, keys_of(records, self.block_pool.backend)
+        unknown = max(0, first - len(known))
+        records = (known[first:num_full] + made[unknown:])[: num_full - first]
+        return made, records, block_hashes.keys_of(records, self.block_pool.backend)
 
     def _make_hashes(self, request: Any, num_full: int) -> list[BlockHashType]:
         """The hashes of a request's first blocks behind those that it has. Raises TokensMissing.
@@ -316,7 +304,7 @@ class KVCacheManager:
             num_full = max(num_full, len(request.all_token_ids) // size)
         elif len(known) >= num_full:
             return []
-        return hash_more_tokens(self.caching_hash_fn, size, request, known, num_full)
+        return block_hashes.hash_more_tokens(self.caching_hash_fn, size, request, known, num_full)
 
     def _trim(self, table: list[KVCacheBlock], counted: int) -> None:
         """Give back what no query of a request sees any more."""
@@ -326,32 +314,23 @@ class KVCacheManager:
             self.specialized_manager.remove_skipped_blocks(table, counted)
 
     def _take(
-        self,
-        request: Any,
-        num_new: int,
-        hits: Sequence[KVCacheBlock],
-        places: Sequence[int],
-        keys: Sequence[bytes],
+        self, request: Any, num_new: int, hits: Sequence[KVCacheBlock], found: Found
     ) -> tuple[int, ...] | Refused:
         """Take so many new blocks, and touch hits that have these keys. Raises StaleHit."""
         ask = self.block_pool.backing.blocks
         if not hits:
             return ask.take(num_new, "device")
         try:
-            return ask.admit(places, num_new, keys, "device")
+            return ask.admit(found[0], num_new, found[1], "device")
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
             position = [hit.block_id for hit in hits].index(block)
             name = repr(request.request_id)
-            raise StaleHit(request=name, block=block, position=position) from None
+            raise errors.StaleHit(request=name, block=block, position=position) from None
 
     def _count(self, queries: int, hits: int) -> None:
         """Count a look-up, and the blocks that it asked for and found."""
-        stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = evolve(
-                stats,
-                requests=stats.requests + 1,
-                queries=stats.queries + queries,
-                hits=stats.hits + hits,
-            )
+        old = self.prefix_cache_stats
+        if old is not None:
+            requests, queries, hits = old.requests + 1, old.queries + queries, old.hits + hits
+            self.prefix_cache_stats = PrefixCacheStats(requests, queries, hits, reset=old.reset)

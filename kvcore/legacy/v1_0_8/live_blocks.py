@@ -13,14 +13,8 @@ from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
 from kvcore.legacy.blocks.views import BlockView, PoolQueue
+from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, read_record
-from kvcore.legacy.v1_0_8.errors import (
-    AlreadyHashed,
-    AlreadyInQueue,
-    LinksBelongToQueue,
-    NoFreeBlocks,
-    NotInQueue,
-)
 from kvcore.types.arguments import check_kind, read_count
 from kvcore.types.errors import KvcoreError, UnusedBlock
 
@@ -49,7 +43,7 @@ class KVCacheBlock(BlockView):
     ) -> None:
         """Raises InvalidCount, LinksBelongToQueue, BackendMissing."""
         if prev_free_block is not None or next_free_block is not None:
-            raise LinksBelongToQueue(block=block_id)
+            raise errors.LinksBelongToQueue(block=block_id)
         count = read_count("ref_cnt", ref_cnt)
         super().__init__(block_id, Backing(1, backend=backend), 0, None)
         for _ in range(count):
@@ -96,7 +90,7 @@ class KVCacheBlock(BlockView):
         join in the old order. Raises AlreadyHashed, WrongArgument, UnusedBlock for the null block.
         """
         if self.block_hash is not None:
-            raise AlreadyHashed(block=self.block_id)
+            raise errors.AlreadyHashed(block=self.block_id)
         key, order = read_record(block_hash).core_key, self._pool.free_blocks()
         if self._place in order:
             kept = [place for place in order if self._pool.key_of(place) is not None]
@@ -204,7 +198,7 @@ class FreeKVCacheBlockQueue:
     def popleft(self) -> KVCacheBlock:
         """Take out the block at the head. Raises NoFreeBlocks."""
         if self.free_list_head is None:
-            raise NoFreeBlocks
+            raise errors.NoFreeBlocks
         block = self._end._after
         self.remove(block)
         return block
@@ -213,7 +207,7 @@ class FreeKVCacheBlockQueue:
         """Take a block out, from wherever it is. Raises WrongArgument, NotInQueue."""
         check_kind("block", block, KVCacheBlock)
         if block._queue is not self:
-            raise NotInQueue(block=block.block_id)
+            raise errors.NotInQueue(block=block.block_id)
         block._before._after, block._after._before = block._after, block._before
         block._queue = None
         self.num_free_blocks -= 1
@@ -222,7 +216,7 @@ class FreeKVCacheBlockQueue:
         """Put a block at the tail. Raises WrongArgument, AlreadyInQueue."""
         check_kind("block", block, KVCacheBlock)
         if block._queue is not None:
-            raise AlreadyInQueue(block=block.block_id)
+            raise errors.AlreadyInQueue(block=block.block_id)
         block._queue, block._before, block._after = self, self._end._before, self._end
         self._end._before._after = self._end._before = block
         self.num_free_blocks += 1

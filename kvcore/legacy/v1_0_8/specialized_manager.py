@@ -10,6 +10,7 @@ rule (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, keys_of
@@ -51,12 +52,8 @@ class SpecializedManager:
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
         end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
-        places: list[int] = []
-        for place in range(end - 1, -1, -1):
-            if blocks[place] is self.block_pool.null_block:
-                break
-            places.append(place)
-        return places
+        null = self.block_pool.null_block
+        return list(takewhile(lambda place: blocks[place] is not null, range(end - 1, -1, -1)))
 
     def remove_skipped_blocks(
         self, blocks: list[KVCacheBlock], num_computed_tokens: int
