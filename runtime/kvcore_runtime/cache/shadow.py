@@ -10,7 +10,6 @@ expects. A batch that is never applied (cancelled) is skipped by `skip`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,8 +30,6 @@ from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.cache.transfers import Finished, write_page
 
-STAMP_BITS = 45
-"""A stamp and the number of its group are one exact float64."""
 SPOILT, RUBBISH = -1, -2
 """Stamps of slots that hold no token: after a failed load, and behind the last token."""
 
@@ -261,15 +258,3 @@ def _stamps_of(step: Pass) -> Tensor:
 def as_stamps(stamps: Sequence[int]) -> Tensor:
     """Stamps as float64, without a Python loop where they are a buffer."""
     return torch.from_numpy(np.array(stamps, dtype=np.float64))
-
-
-def stamp_tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
-    """A number for each position, made of all tokens up to it and of the salt.
-
-    salt: what else decides a block's content: adapter, media, cache salt.
-    """
-    digest, stamps = hashlib.blake2b(salt.encode(), digest_size=8), []
-    for token in tokens:
-        digest.update(token.to_bytes(8, "little"))
-        stamps.append(int.from_bytes(digest.digest(), "little") >> (64 - STAMP_BITS))
-    return stamps

@@ -6,14 +6,19 @@ from __future__ import annotations
 import pytest
 import torch
 from kvcore_runtime.cache.errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
-from kvcore_runtime.cache.shadow import MemoryTier, Shadow, stamp_tokens
+from kvcore_runtime.cache.shadow import MemoryTier, Shadow
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
 from kvcore.oracle.content_oracle import Pass
+from kvcore.replay.applied import Prefix
 from kvcore.types.commands import close
 from tests.conftest import Backend
 
 TOKENS = [7, 7, 7, 7, 1, 2]
+
+
+def stamps_of(tokens: list[int]) -> list[int]:
+    return list(Prefix().nodes(tokens, len(tokens)))
 
 
 def make(
@@ -34,7 +39,7 @@ def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Pass:
         row=row,
         start=hit.num_tokens,
         end=len(tokens),
-        nodes=stamp_tokens(tokens),
+        nodes=stamps_of(tokens),
     )
 
 
@@ -57,14 +62,14 @@ def test_hits_copies_and_swaps_are_read_as_written(
     manager.append(["a", "c"], [8, 9])
     steps = [second]
     for row, name, token in ((first.row, "a", 8), (child, "c", 9)):
-        stamps = stamp_tokens([*TOKENS, token])
+        stamps = stamps_of([*TOKENS, token])
         steps.append(Pass(request_id=name, row=row, start=6, end=7, nodes=stamps))
     shadow.run(manager.take_batch(), steps)
     assert manager.swap_out(["a"]) is None
     shadow.run(manager.take_batch(), [])
     assert manager.swap_in(["a"]) is None
     manager.append(["a"], [4])
-    stamps = stamp_tokens([*TOKENS, 8, 4])
+    stamps = stamps_of([*TOKENS, 8, 4])
     again = Pass(request_id="a", row=first.row, start=7, end=8, nodes=stamps)
     shadow.run(manager.take_batch(), [again])
     names = {first.row: "a", second.row: "b", child: "c"}
@@ -79,7 +84,7 @@ def test_another_content_than_the_tokens_say_is_named(backend: Backend) -> None:
     shadow.run(manager.take_batch(), [first])
     shadow.runtime.cache.blocks.data[2] = shadow.runtime.cache.blocks.data[1]
     manager.append(["a"], [8])
-    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamp_tokens([*TOKENS, 8]))
+    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamps_of([*TOKENS, 8]))
     message = "step 1, request a: group 0, block 2 does not hold position 2"
     with pytest.raises(WrongContent, match=message):
         shadow.run(manager.take_batch(), [step])
@@ -90,7 +95,7 @@ def test_a_slot_that_nothing_wrote_is_named(backend: Backend) -> None:
     first = admit(manager, "a", TOKENS)
     shadow.run(manager.take_batch(), [])
     manager.append(["a"], [8])
-    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamp_tokens([*TOKENS, 8]))
+    step = Pass(request_id="a", row=first.row, start=6, end=7, nodes=stamps_of([*TOKENS, 8]))
     with pytest.raises(StaleRead, match="position 0 of row 0 holds NaN"):
         shadow.run(manager.take_batch(), [step])
 
@@ -107,7 +112,7 @@ def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
     assert all(each.done for each in finished)
     assert [each.operation for each in finished] == list(operations)
     keys = manager.get_block_keys("a")[0]
-    assert torch.equal(tier.pages[keys[1]], shadow.page(0, stamp_tokens(TOKENS)[2:4]))
+    assert torch.equal(tier.pages[keys[1]], shadow.page(0, stamps_of(TOKENS)[2:4]))
     for operation in operations:
         manager.complete_operation(operation, True)
     manager.free("a")
@@ -124,7 +129,7 @@ def test_blocks_go_to_a_tier_and_come_back_or_fail(backend: Backend) -> None:
         start = manager.num_computed_tokens("b")
         assert (len(loads), start) == (2, 2 if failing else 4)
         assert manager.allocate_slots("b", 6 - start)
-        stamps = stamp_tokens(TOKENS)
+        stamps = stamps_of(TOKENS)
         step = Pass(request_id="b", row=row, start=start, end=6, nodes=stamps)
         shadow.run(manager.take_batch(), [step])
         manager.free("b")
@@ -141,7 +146,9 @@ def test_batches_are_skipped_only_forward() -> None:
         shadow.skip(2)
 
 
-def test_stamps_tell_histories_and_salts_apart() -> None:
-    assert stamp_tokens([1, 2, 3])[:2] == stamp_tokens([1, 2])
-    assert stamp_tokens([1, 2])[1] != stamp_tokens([2, 2])[1]
-    assert stamp_tokens([1], "tenant")[0] != stamp_tokens([1])[0]
+def test_stamps_tell_histories_apart() -> None:
+    assert stamps_of([1, 2, 3])[:2] == stamps_of([1, 2])
+    assert stamps_of([1, 2])[1] != stamps_of([2, 2])[1]
+    growing = Prefix()
+    assert growing.nodes([1, 2, 3], 2)[0] == growing.nodes([1, 2, 3], 3)[0]
+    assert list(growing.nodes([1, 2, 3], 3)) == stamps_of([1, 2, 3])

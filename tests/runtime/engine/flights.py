@@ -15,10 +15,11 @@ import random
 from collections import Counter
 
 import attrs
-from kvcore_runtime.cache.shadow import Shadow, stamp_tokens
+from kvcore_runtime.cache.shadow import Shadow
 
 from kvcore import Batch, Config, Hit, KVCacheManager, KvcoreError, Refused, Request, Status
 from kvcore.oracle.content_oracle import Pass
+from kvcore.replay.applied import Prefix
 from tests.conftest import Backend
 
 MAX_LEN = 14
@@ -267,5 +268,5 @@ class Flights:
             row=self.rows[name],
             start=start,
             end=self.manager.num_computed_tokens(name),
-            nodes=stamp_tokens(self.tokens[name]),
+            nodes=Prefix().nodes(self.tokens[name], len(self.tokens[name])),
         )
