@@ -102,7 +102,7 @@ class Preemptions:
 
 
 class Scheduler(Generic[S]):
-    """The oldest running sequence stands first, and of those that wait the next to come back.
+    """Queues of sequences: the oldest running one first, and of the others the next to come back.
 
     A subclass says where sequences come from, and what happens beside them.
 

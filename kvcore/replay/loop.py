@@ -22,7 +22,7 @@ from kvcore.replay.record import Record
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.workload import Chunk, Step, TraceRequest
-from kvcore.scheduler import Chunk as Scheduled
+from kvcore.scheduler import Chunk as Planned
 from kvcore.scheduler import Scheduler
 from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch, Evict
@@ -154,7 +154,7 @@ class Batcher(Scheduler[Sequence]):
         """Requests that hold nothing."""
         return len(self.waiting) + len(self._arrivals.waiting)
 
-    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Scheduled[Sequence]]:
+    def schedule(self, in_flight: Collection[Sequence] = ()) -> list[Planned[Sequence]]:
         """Fill the open batch."""
         self._was_refused = False
         return super().schedule(in_flight)
@@ -246,7 +246,7 @@ class Loop:
         num_read, backend = self._arrivals.num_read, self._manager.backend
         return self.record.result(trace, num_read, backend, self.now, self._meter)
 
-    def _finish_step(self, chunks: list[Scheduled[Sequence]]) -> None:
+    def _finish_step(self, chunks: list[Planned[Sequence]]) -> None:
         """Take the batch, let its time pass, and release those that got the last output."""
         options = self._options
         batch = self._metered.take_batch()
@@ -299,6 +299,6 @@ class Loop:
         )
 
 
-def _as_chunk(each: Scheduled[Sequence]) -> Chunk:
+def _as_chunk(each: Planned[Sequence]) -> Chunk:
     sequence = each.sequence
     return Chunk(sequence.sequence_id, sequence.row, each.start, each.end, sequence.known)
