@@ -13,7 +13,7 @@ use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
 use kvcore::types::keys::Hashing;
@@ -86,8 +86,9 @@ impl Bench {
                 black_box(get_computed_blocks(state, id).expect("it is known"));
             }),
             "allocate" => ids.iter().for_each(|id| {
-                let asked = Asked::new(i64::from(PROMPT_BLOCKS * BLOCK_SIZE));
-                let got = allocate_slots(state, id, &asked).expect("the arguments are right");
+                let slot_request = SlotRequest::new(i64::from(PROMPT_BLOCKS * BLOCK_SIZE));
+                let got =
+                    allocate_slots(state, id, &slot_request).expect("the arguments are right");
                 assert!(got.is_ok(), "the pool has room");
             }),
             "append" => {

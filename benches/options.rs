@@ -16,7 +16,7 @@ use kvcore::transitions::drain::take_events;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::{Config, Publish};
 use kvcore::types::groups::{Group, Kind};
 use kvcore::types::values::Request;
@@ -113,7 +113,7 @@ fn replay(trace: &[Vec<u32>], events: bool) -> Duration {
 fn prefill(state: &mut State, id: &str, num_tokens: u32) {
     let hit = get_computed_blocks(state, id).expect("the request is known");
     let mut left = num_tokens - hit.num_tokens;
-    let mut asked = Asked { hit: Some((&hit).into()), ..Asked::default() };
+    let mut asked = SlotRequest { hit: Some((&hit).into()), ..SlotRequest::default() };
     while left > 0 {
         asked.num_new_tokens = i64::from(left.min(2_048));
         let got = allocate_slots(state, id, &asked).expect("the arguments are right");
@@ -158,7 +158,7 @@ fn decode(config: &Config, running: u32, steps: u32) -> Duration {
         // Requests of different lengths, so that each step fills some blocks.
         let tokens = vec![number; 1 + (number % BLOCK_SIZE) as usize];
         add_request(&mut state, Request::new(&id, &tokens)).expect("the id is new");
-        let asked = Asked::new(tokens.len() as i64);
+        let asked = SlotRequest::new(tokens.len() as i64);
         assert!(allocate_slots(&mut state, &id, &asked).expect("the arguments are right").is_ok());
     }
     take_batch(&mut state).expect("no batch is in flight");

@@ -19,7 +19,7 @@ use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::{Asked, AskedHit};
+use kvcore::transitions::slot_request::{RequestedHit, SlotRequest};
 use kvcore::types::config::{Config, Eviction};
 use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
@@ -155,7 +155,7 @@ struct Replay<'a> {
     appended: Vec<usize>,
     computed: Vec<u32>,
     /// The hit of each request that was looked up, until it is allocated.
-    hits: Vec<Option<AskedHit>>,
+    hits: Vec<Option<RequestedHit>>,
     times: [Duration; 6],
     hit_tokens: u64,
     clock: Duration,
@@ -248,10 +248,14 @@ impl Replay<'_> {
         }
         if end > self.computed[request] {
             let num_new_tokens = i64::from(end - self.computed[request]);
-            let asked =
-                Asked { num_new_tokens, hit: self.hits[request].take(), ..Asked::default() };
-            let got = self
-                .time(ALLOCATE, |this| allocate_slots(&mut this.state, &this.ids[request], &asked));
+            let slot_request = SlotRequest {
+                num_new_tokens,
+                hit: self.hits[request].take(),
+                ..SlotRequest::default()
+            };
+            let got = self.time(ALLOCATE, |this| {
+                allocate_slots(&mut this.state, &this.ids[request], &slot_request)
+            });
             black_box(got.expect("the arguments are right").expect("the pool has room"));
             self.computed[request] = end;
         }

@@ -16,7 +16,7 @@ use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::Config;
 use kvcore::types::values::Request;
 
@@ -38,9 +38,9 @@ fn prompt(number: u64) -> Vec<u32> {
 fn allocate(state: &mut State, request_id: &str) {
     let hit = get_computed_blocks(state, request_id).expect("the request is known");
     let num_new = PROMPT_BLOCKS * BLOCK_SIZE - hit.num_tokens;
-    let mut asked = Asked::new(i64::from(num_new));
-    asked.hit = Some((&hit).into());
-    let got = allocate_slots(state, request_id, &asked).expect("the arguments are right");
+    let mut slot_request = SlotRequest::new(i64::from(num_new));
+    slot_request.hit = Some((&hit).into());
+    let got = allocate_slots(state, request_id, &slot_request).expect("the arguments are right");
     black_box(got.expect("the pool holds one request"));
 }
 
@@ -137,7 +137,8 @@ fn restart(state: &mut State, running: bool) {
     for number in 0..RUNNING {
         let id = format!("d{number}");
         add_request(state, Request::new(&id, &[number, 1, 2])).expect("the id is new");
-        let got = allocate_slots(state, &id, &Asked::new(3)).expect("the arguments are right");
+        let got =
+            allocate_slots(state, &id, &SlotRequest::new(3)).expect("the arguments are right");
         assert!(got.is_ok());
     }
     take_batch(state).expect("no batch is in flight");

@@ -123,11 +123,11 @@ class Manager:
         """
     def cancel(self, /, batch: int) -> None:
         """
-        Take back an unfinished batch, all later ones and the open one.
+        Take back a batch in flight, all later ones and the open one.
         """
     def complete(self, /, batch: int) -> None:
         """
-        Finish the oldest unfinished batch, by its number.
+        Finish the oldest batch in flight, by its number.
         """
     def complete_operation(self, operation: int, done: bool, /) -> None:
         """
@@ -176,7 +176,7 @@ class Manager:
     @property
     def in_flight(self, /) -> tuple[int, ...]:
         """
-        The numbers of the unfinished batches, oldest first.
+        The numbers of the batches in flight, oldest first.
         """
     def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, full_sequence_must_fit: bool, reserved_blocks: int) -> tuple[int, ...] | Refused:
         """

@@ -28,7 +28,7 @@ class PythonBackend:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(each.number for each in self._state.unfinished)
+        return tuple(each.number for each in self._state.in_flight)
 
     @property
     def num_free_blocks(self) -> int:

@@ -243,11 +243,11 @@ class KVCacheManager:
         return self._core.take_batch()
 
     def complete(self, batch: int) -> None:
-        """Finish the oldest unfinished batch, by its number: its forward pass has run."""
+        """Finish the oldest batch in flight, by its number: its forward pass has run."""
         self._core.complete(batch)
 
     def cancel(self, batch: int) -> None:
-        """Take back an unfinished batch, all later ones and the open one, executed or not."""
+        """Take back a batch in flight, all later ones and the open one, executed or not."""
         self._core.cancel(batch)
 
     def take_events(self) -> Events:
@@ -308,7 +308,7 @@ class KVCacheManager:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """The numbers of the unfinished batches, oldest first."""
+        """The numbers of the batches in flight, oldest first."""
         return self._core.in_flight
 
     @property

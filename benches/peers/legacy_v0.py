@@ -111,9 +111,9 @@ class Steps:
     def apply(self, output: Any) -> None:
         """What the model answers."""
         for scheduled in output.scheduled_seq_groups:
-            group = scheduled.seq_group
-            group.update_num_computed_tokens(scheduled.token_chunk_size)
-            for seq in group.get_seqs():
+            group_id = scheduled.seq_group
+            group_id.update_num_computed_tokens(scheduled.token_chunk_size)
+            for seq in group_id.get_seqs():
                 seq.append_token_id(1, {1: Logprob(0.0)})
 
     def phases(self) -> Iterator[tuple[str, Work]]:

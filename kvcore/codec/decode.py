@@ -10,7 +10,7 @@ from __future__ import annotations
 from immutables import Map
 from pyrsistent import PVector, pvector
 
-from kvcore.codec.decode_batch import read_batch, read_unfinished
+from kvcore.codec.decode_batch import read_batch, read_batches_in_flight
 from kvcore.codec.encode import DUPLICATES, EVICTIONS, MAGIC, NO_BLOCK, OWNERS_END, PUBLISH
 from kvcore.codec.sections import read_sections
 from kvcore.pool.block_pool import BlockPool
@@ -58,7 +58,7 @@ def decode(data: bytes) -> State:
             requests[request.request_id] = request
     free_rows = source.ids(len(rows))
     batch = read_batch(source, config, rows)
-    unfinished = read_unfinished(source, config, rows)
+    in_flight = read_batches_in_flight(source, config, rows)
     events = [read_event(source) for _ in range(source.u32())]
     counts = {name: source.u64() for name in COUNTS}
     stats = PrefixCacheStats(**counts, reset=source.flag())
@@ -78,7 +78,7 @@ def decode(data: bytes) -> State:
         new_blocks=new_blocks,
         operations=Map(operations),
         next_operation=next_operation,
-        unfinished=unfinished,
+        in_flight=in_flight,
     )
     return read_sections(source, state)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches from their canonical bytes: the open one, and those that are unfinished.
+"""Batches from their canonical bytes: the open one, and those in flight.
 
 Rules: as in decode.py. Twin: rust/src/codec/decode_batch.rs.
 """
@@ -10,7 +10,7 @@ from immutables import Map
 from pyrsistent import pvector
 
 from kvcore.codec.encode import BATCHES_END
-from kvcore.state.batch_records import Given, Mark, Unfinished
+from kvcore.state.batch_records import BatchInFlight, PublishedKey, RequestEntry
 from kvcore.state.open_batch import BatchRecord, Merge, OpenBatch, Published
 from kvcore.types.commands import Batch, Command, close, named_rows
 from kvcore.types.config import Config
@@ -44,55 +44,62 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())
     ]
-    marks = _read_marks(source, config, rows, taken=False)
-    given = _read_given(source, config)
+    entries = _read_entries(source, config, rows, taken=False)
+    published_keys = _read_published_keys(source, config)
     return OpenBatch(
-        number, pvector(commands), Map(records), pvector(merges), Map(marks), pvector(given)
+        number,
+        pvector(commands),
+        Map(records),
+        pvector(merges),
+        Map(entries),
+        pvector(published_keys),
     )
 
 
-def read_unfinished(
+def read_batches_in_flight(
     source: Reader, config: Config, rows: list[str | None]
-) -> tuple[Unfinished, ...]:
-    """The unfinished batches of the next bytes. Raises DamagedState."""
-    batches: list[Unfinished] = []
+) -> tuple[BatchInFlight, ...]:
+    """The batches in flight of the next bytes. Raises DamagedState."""
+    batches: list[BatchInFlight] = []
     for _ in range(source.u32()):
         number = source.u64()
-        marks = _read_marks(source, config, rows, taken=True)
-        given, named = _read_given(source, config), source.ids(len(rows))
+        entries = _read_entries(source, config, rows, taken=True)
+        published_keys, named = _read_published_keys(source, config), source.ids(len(rows))
         if named != sorted(set(named)) or (batches and number <= batches[-1].number):
-            raise source.damaged("the unfinished batches do not rise")
-        batches.append(Unfinished(number, Map(marks), pvector(given), tuple(named)))
+            raise source.damaged("the batches in flight do not rise")
+        batches.append(BatchInFlight(number, Map(entries), pvector(published_keys), tuple(named)))
     if len(batches) > config.max_in_flight:
-        raise source.damaged(f"{len(batches)} batches are unfinished")
+        raise source.damaged(f"{len(batches)} batches are in flight")
     return tuple(batches)
 
 
-def _read_marks(
+def _read_entries(
     source: Reader, config: Config, rows: list[str | None], *, taken: bool
-) -> dict[str, Mark]:
-    marks: dict[str, Mark] = {}
+) -> dict[str, RequestEntry]:
+    entries: dict[str, RequestEntry] = {}
     for order in range(source.u32()):
         row, before, restore = source.u32(), source.u32(), source.u32()
         publishes = source.flag()
         held = source.numbers() if taken else []
         places = [(source.u32(), source.u32()) for _ in range(source.u32() if taken else 0)]
         request_id = rows[row] if row < len(rows) else None
-        if request_id is None or request_id in marks or not config.tracks_batches:
-            raise source.damaged("a mark is of no request")
+        if request_id is None or request_id in entries or not config.tracks_batches:
+            raise source.damaged("an entry is of no request")
         if len(held) != (len(config.groups) if taken else 0) or places != sorted(set(places)):
             raise source.damaged("what a batch uses is not in its canonical form")
-        if any(group >= len(held) or at >= held[group] for group, at in places):
+        if any(group_id >= len(held) or at >= held[group_id] for group_id, at in places):
             raise source.damaged("a batch does not use the places that it lost")
-        marks[request_id] = Mark(order, before, restore, publishes, tuple(held), frozenset(places))
-    return marks
+        entries[request_id] = RequestEntry(
+            order, before, restore, publishes, tuple(held), frozenset(places)
+        )
+    return entries
 
 
-def _read_given(source: Reader, config: Config) -> list[Given]:
-    given = [(source.u32(), source.key()) for _ in range(source.u32())]
-    if any(block >= config.num_blocks for block, _ in given):
+def _read_published_keys(source: Reader, config: Config) -> list[PublishedKey]:
+    published_keys = [(source.u32(), source.key()) for _ in range(source.u32())]
+    if any(block >= config.num_blocks for block, _ in published_keys):
         raise source.damaged(f"an id is not below {config.num_blocks}")
-    return given
+    return published_keys
 
 
 def _read_commands(source: Reader, number: int) -> list[Command]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcore.codec.sections import write_sections
 from kvcore.pool.block_pool import BlockPool
-from kvcore.state.batch_records import Given, Mark, Unfinished, in_order
+from kvcore.state.batch_records import BatchInFlight, PublishedKey, RequestEntry, in_order
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.types.commands import close
@@ -58,9 +58,9 @@ def encode(state: State, part: Part | None = None) -> bytes:
             out.data += part(_write_request, state.requests[request_id])
     out.numbers(state.free_rows)
     _write_batch(out, state, state.batch)
-    out.u32(len(state.unfinished))
-    for batch in state.unfinished:
-        _write_unfinished(out, state, batch)
+    out.u32(len(state.in_flight))
+    for batch in state.in_flight:
+        _write_batch_in_flight(out, state, batch)
     out.u32(len(state.events))
     for event in state.events:
         write_event(out, event)
@@ -183,47 +183,47 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
         out.u32(record.num_computed_before)
         out.u32(len(record.published))
         for item in record.published:
-            for value in (item.group, item.position, item.block):
+            for value in (item.group_id, item.position, item.block):
                 out.u32(value)
             out.sized(item.key)
     out.u32(len(batch.merges))
     for merge in batch.merges:
         out.sized(merge.request_id.encode())
-        for value in (merge.group, merge.position, merge.block):
+        for value in (merge.group_id, merge.position, merge.block):
             out.u32(value)
         out.sized(merge.key)
-    marks = in_order(batch.marks)
-    out.u32(len(marks))
-    for request_id, mark in marks:
-        _write_mark(out, state, request_id, mark)
-    _write_given(out, batch.given)
+    entries = in_order(batch.entries)
+    out.u32(len(entries))
+    for request_id, entry in entries:
+        _write_entry(out, state, request_id, entry)
+    _write_published_keys(out, batch.published_keys)
 
 
-def _write_mark(out: Writer, state: State, request_id: str, mark: Mark) -> None:
-    for value in (state.requests[request_id].row, mark.before, mark.restore):
+def _write_entry(out: Writer, state: State, request_id: str, entry: RequestEntry) -> None:
+    for value in (state.requests[request_id].row, entry.before, entry.restore):
         out.u32(value)
-    out.u8(mark.publishes)
+    out.u8(entry.publishes)
 
 
-def _write_given(out: Writer, given: Sequence[Given]) -> None:
-    out.u32(len(given))
-    for block, key in given:
+def _write_published_keys(out: Writer, published_keys: Sequence[PublishedKey]) -> None:
+    out.u32(len(published_keys))
+    for block, key in published_keys:
         out.u32(block)
         out.sized(key)
 
 
-def _write_unfinished(out: Writer, state: State, batch: Unfinished) -> None:
+def _write_batch_in_flight(out: Writer, state: State, batch: BatchInFlight) -> None:
     out.u64(batch.number)
-    marks = in_order(batch.marks)
-    out.u32(len(marks))
-    for request_id, mark in marks:
-        _write_mark(out, state, request_id, mark)
-        out.numbers(mark.held)
-        out.u32(len(mark.replaced))
-        for place in sorted(mark.replaced):
+    entries = in_order(batch.entries)
+    out.u32(len(entries))
+    for request_id, entry in entries:
+        _write_entry(out, state, request_id, entry)
+        out.numbers(entry.held)
+        out.u32(len(entry.replaced))
+        for place in sorted(entry.replaced):
             for value in place:
                 out.u32(value)
-    _write_given(out, batch.given)
+    _write_published_keys(out, batch.published_keys)
     out.numbers(batch.rows)
 
 

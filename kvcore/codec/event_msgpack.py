@@ -84,13 +84,13 @@ def encode_events(
                 keys = event.extra_keys or ((),) * len(event.block_hashes)
                 optional: dict[str, Any] = {
                     "extra_keys": [_untagged(each) for each in keys],
-                    "group_idx": event.group,
+                    "group_idx": event.group_id,
                 }
                 if groups:
-                    optional |= _spec(groups, event.group)
+                    optional |= _spec(groups, event.group_id)
             case BlockRemoved():
                 required = {"block_hashes": [name(event.block_hash)], "medium": event.medium}
-                optional = {"group_idx": event.group}
+                optional = {"group_idx": event.group_id}
             case AllBlocksCleared():
                 required, optional = {}, {}
         return _fields(type(event).__name__, required, optional, form)

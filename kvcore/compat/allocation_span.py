@@ -95,7 +95,7 @@ def check_windows(core: Core, seen: Seen, counted: int) -> None:
             raise BehindWindow(
                 request=repr(seen.name),
                 asked=seen.num_computed,
-                group=index,
+                group_id=index,
                 first=kept_from * group.block_size,
             )
 

@@ -138,11 +138,11 @@ def index_complete(state: Pools) -> Iterator[str]:
 
 
 def leak(state: State) -> Iterator[str]:
-    """LEAK: without requests, pins and unfinished batches every usable block is free."""
+    """LEAK: without requests, pins and batches in flight every usable block is free."""
     if len(state.requests):
         return
     for tier, pool in pools(state):
-        waits = pool.pins or state.unfinished or _used_by(pool, state.batch.number)
+        waits = pool.pins or state.in_flight or _used_by(pool, state.batch.number)
         if not waits and pool.num_free != pool.num_usable:
             yield f"{tier} tier has {pool.num_free} of {pool.num_usable} blocks free"
 
@@ -154,8 +154,8 @@ def _used_by(pool: BlockPool, number: int) -> bool:
 
 
 def quarantine(state: State) -> Iterator[str]:
-    """QUARANTINE: a block waits without owner exactly while an unfinished batch uses it."""
-    numbers = {batch.number for batch in state.unfinished} | {state.batch.number}
+    """QUARANTINE: a block waits without owner exactly while a batch in flight uses it."""
+    numbers = {batch.number for batch in state.in_flight} | {state.batch.number}
     for tier, pool in pools(state):
         if pool.quarantine is None:
             continue
@@ -170,29 +170,29 @@ def quarantine(state: State) -> Iterator[str]:
 
 
 def in_flight(state: State) -> Iterator[str]:
-    """IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each
+    """IN-FLIGHT: batches in flight rise up to the open one and remember known requests alone, each
     in a place of its own, and lost places among those that their forward pass uses.
     """
-    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
-        yield f"batches {numbers} are unfinished or open, {state.config.max_in_flight} may be"
-    for batch in state.unfinished:
-        for request_id, mark in batch.marks.items():
+        yield f"batches {numbers} are in flight or open, {state.config.max_in_flight} may be"
+    for batch in state.in_flight:
+        for request_id, entry in batch.entries.items():
             name = f"batch {batch.number} remembers request {request_id!r}"
             request = state.requests.get(request_id)
             if request is None:
                 yield f"{name}, which is not known"
-            elif any(h > len(t) for h, t in zip(mark.held, request.tables, strict=True)):
-                yield f"{name} with {mark.held} blocks, its tables are shorter"
-            if mark.restore > mark.before:
-                yield f"{name}: restores {mark.restore} of {mark.before} tokens"
-            if any(position >= mark.held[group] for group, position in mark.replaced):
-                yield f"{name} with {mark.held} blocks, and lost {sorted(mark.replaced)}"
-    for marks in (*(batch.marks for batch in state.unfinished), state.batch.marks):
-        orders = sorted(mark.order for mark in marks.values())
+            elif any(h > len(t) for h, t in zip(entry.held, request.tables, strict=True)):
+                yield f"{name} with {entry.held} blocks, its tables are shorter"
+            if entry.restore > entry.before:
+                yield f"{name}: restores {entry.restore} of {entry.before} tokens"
+            if any(position >= entry.held[group_id] for group_id, position in entry.replaced):
+                yield f"{name} with {entry.held} blocks, and lost {sorted(entry.replaced)}"
+    for entries in (*(batch.entries for batch in state.in_flight), state.batch.entries):
+        orders = sorted(entry.order for entry in entries.values())
         if orders != list(range(len(orders))):
             yield f"a batch remembers requests in the order {orders}"
-    for request_id in state.batch.marks:
+    for request_id in state.batch.entries:
         if request_id not in state.requests:
             yield f"the open batch remembers request {request_id!r}, which is not known"
 
@@ -202,7 +202,7 @@ def unconfirmed(state: State) -> Iterator[str]:
     names count its tokens, its blocks have keys, and unless duplicates merge it names each request
     that holds such a block behind its start.
     """
-    numbers = [batch.number for batch in state.unfinished] + [state.batch.number]
+    numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if not state.config.max_in_flight:
         numbers.insert(0, state.batch.number - 1)
     batches = [load.batch for load in state.loads]
@@ -262,17 +262,17 @@ def records(state: State) -> Iterator[str]:
         if record.num_computed_before > request.num_computed:
             yield f"{name} counts less than before the open batch"
         for item in record.published:
-            if item.group >= len(state.config.groups):
-                yield f"{name} published in group {item.group} of {len(state.config.groups)}"
+            if item.group_id >= len(state.config.groups):
+                yield f"{name} published in group {item.group_id} of {len(state.config.groups)}"
                 continue
-            size = state.config.groups[item.group].block_size
+            size = state.config.groups[item.group_id].block_size
             if (item.position + 1) * size <= record.num_computed_before:
                 yield f"block {item.block} was written before the open batch"
-            if list(request.tables[item.group][item.position :])[:1] != [item.block]:
+            if list(request.tables[item.group_id][item.position :])[:1] != [item.block]:
                 yield f"{name} published block {item.block}, which it does not hold"
     for merge in state.batch.merges:
-        if merge.group >= len(state.config.groups):
-            yield f"a merge names group {merge.group} of {len(state.config.groups)}"
+        if merge.group_id >= len(state.config.groups):
+            yield f"a merge names group {merge.group_id} of {len(state.config.groups)}"
 
 
 def operations(state: State) -> Iterator[str]:

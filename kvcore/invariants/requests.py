@@ -87,16 +87,16 @@ def no_alias(state: State) -> Iterator[str]:
     for tier in ("tables", "host_tables"):
         owner: dict[int, tuple[int, int, RequestState]] = {}
         for request in state.requests.values():
-            for group, table in enumerate(getattr(request, tier)):
+            for group_id, table in enumerate(getattr(request, tier)):
                 for position, block in enumerate(table):
                     if block == NO_HOST_BLOCK or (
                         tier == "tables" and block < state.device.first_block
                     ):
                         continue
-                    first = owner.setdefault(block, (group, position, request))
-                    if first[:2] != (group, position):
+                    first = owner.setdefault(block, (group_id, position, request))
+                    if first[:2] != (group_id, position):
                         yield f"block {block} is held at positions {first[1]} and {position}"
-                    elif not _same_prefix(state, first[2], request, group, position):
+                    elif not _same_prefix(state, first[2], request, group_id, position):
                         yield f"block {block} is shared by {_name(first[2])} and {_name(request)}"
 
 
@@ -160,17 +160,17 @@ def computed_bound(state: State) -> Iterator[str]:
 
 
 def _same_prefix(
-    state: State, one: RequestState, other: RequestState, group: int, position: int
+    state: State, one: RequestState, other: RequestState, group_id: int, position: int
 ) -> bool:
     """Whether two requests have one prefix up to what both count of a block.
 
     Equal hashes of the engine's own are equal content, whatever the tokens are. Tokens behind the
     last block that both have a hash of are then not compared.
     """
-    if state.config.groups[group].is_cross:
+    if state.config.groups[group_id].is_cross:
         return True
     size = state.config.hash_block_size
-    end = (position + 1) * state.config.groups[group].block_size
+    end = (position + 1) * state.config.groups[group_id].block_size
     end = min(end, one.num_accepted, other.num_accepted)
     if one.own_hashes or other.own_hashes:
         last = min(end // size, len(one.block_hashes), len(other.block_hashes)) - 1

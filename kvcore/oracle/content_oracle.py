@@ -116,10 +116,10 @@ class ContentOracle(SlotStore):
         if operation not in self.loads:
             return
         key, block = self.loads.pop(operation)
-        group = group_of(key)
-        size = self.sizes[group]
-        run = (SPOILT,) * size if nodes is None else run_of(nodes[:size], group)
-        self.put([("device", block)], group, 0, run)
+        group_id = group_of(key)
+        size = self.sizes[group_id]
+        run = (SPOILT,) * size if nodes is None else run_of(nodes[:size], group_id)
+        self.put([("device", block)], group_id, 0, run)
 
     def complete(self, operation: int, done: bool) -> None:
         """Let a load bring what its key stands for, or spoil its block."""
@@ -187,8 +187,8 @@ class ContentOracle(SlotStore):
     def _write(self, each: Pass) -> None:
         nodes, bad = each.nodes, each.loaded if each.failed is None else each.failed
         bad = max(each.start, min(bad, each.loaded))
-        for index, group, table in self._layers(each.row):
-            if group.is_cross:
+        for index, group_id, table in self._layers(each.row):
+            if group_id.is_cross:
                 if each.encodes:
                     self.put(table, index, 0, run_of(each.encoder, index))
                 continue
@@ -205,7 +205,7 @@ class ContentOracle(SlotStore):
         for each in passes:
             layers = [layer for layer in self._layers(each.row) if not layer[1].is_cross]
             for query in range(each.loaded, each.end):
-                if any(self._sees_spoilt(group, table, query) for _, group, table in layers):
+                if any(self._sees_spoilt(group_id, table, query) for _, group_id, table in layers):
                     for index, _, table in layers:
                         self.put(table, index, query, (SPOILT,))
 
@@ -262,7 +262,7 @@ class ContentOracle(SlotStore):
 
 def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
     """Do what a command does to block tables."""
-    place = (command.row, command.group)
+    place = (command.row, command.group_id)
     table = tables.get(place, ())
     if isinstance(command, CutTable):
         tables[place] = table[: command.length]

@@ -68,11 +68,11 @@ class SlotStore:
         """Do what a copying command does to contents; other commands do nothing."""
         copy(self.contents, command, len(self._nothing))
 
-    def put(self, table: Sequence[Place], group: int, start: int, run: Slots) -> None:
+    def put(self, table: Sequence[Place], group_id: int, start: int, run: Slots) -> None:
         """Write a run of slots from a position on. Raises InvariantViolation (KV-READ) if the table
         has no block for one.
         """
-        size, end = self.sizes[group], start + len(run)
+        size, end = self.sizes[group_id], start + len(run)
         for at in range(start // size, -(-end // size)):
             place, first = entry(table, at), at * size
             if place[1] < self._num_null and place[0] == "device":
@@ -83,27 +83,27 @@ class SlotStore:
             self.contents[place] = (*held[: low - first], *written, *held[high - first :])
 
     def wrong(
-        self, table: Sequence[Place], group: int, nodes: Sequence[object], first: int, end: int
+        self, table: Sequence[Place], group_id: int, nodes: Sequence[object], first: int, end: int
     ) -> Iterator[Wrong]:
         """The slots of positions [first, end) that do not hold these nodes, given from position 0.
 
         Raises InvariantViolation (KV-READ) if the table has no block for one.
         """
-        size = self.sizes[group]
+        size = self.sizes[group_id]
         for at in range(first // size, -(-end // size)):
             place, start = entry(table, at), at * size
             low, high = max(first, start), min(end, start + size)
             held = self.contents.get(place, self._nothing)[low - start : high - start]
-            wanted = run_of(nodes[low:high], group)  # repeat has no end
+            wanted = run_of(nodes[low:high], group_id)  # repeat has no end
             if held != wanted:
                 for slot, pair in enumerate(zip(held, wanted, strict=True), low - start):
                     if pair[0] != pair[1]:
                         yield Wrong(place, slot, *pair)
 
 
-def run_of(nodes: Sequence[object], group: int) -> Slots:
+def run_of(nodes: Sequence[object], group_id: int) -> Slots:
     """Slots that hold these nodes, written by a group."""
-    return tuple(zip(nodes, repeat(group)))
+    return tuple(zip(nodes, repeat(group_id)))
 
 
 def entry(table: Sequence[T], position: int) -> T:

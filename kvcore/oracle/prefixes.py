@@ -148,11 +148,11 @@ class Prefixes:
 
     def block(self, key: bytes) -> tuple[int, ...]:
         """The prefixes that a block under a key holds. Raises InvariantViolation (KEY-GRAN)."""
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        size = self._config.groups[group].block_size
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        size = self._config.groups[group_id].block_size
         chain = self._chains[key[:HASH_SIZE]]
         if chain.end % size:
-            detail = f"a key of group {group} ends at token {chain.end}, blocks hold {size}"
+            detail = f"a key of group {group_id} ends at token {chain.end}, blocks hold {size}"
             raise InvariantViolation("KEY-GRAN", detail)
         return chain.nodes[chain.end - size : chain.end]
 

@@ -109,7 +109,7 @@ def unify_kv_cache_configs(
         attrs.evolve(
             config,
             num_blocks=num_blocks,
-            groups=tuple(sorted(config.groups, key=lambda group: group.spec.type_id)),
+            groups=tuple(sorted(config.groups, key=lambda group_id: group_id.spec.type_id)),
         )
         for config in configs
     )
@@ -135,13 +135,13 @@ def _check_alike(
     for index, (group, first) in enumerate(zip(groups, expected, strict=True)):
         if group.spec != first.spec:
             raise GroupKindDiffers(
-                rank=rank, group=index, spec=str(group.spec), first=str(first.spec)
+                rank=rank, group_id=index, spec=str(group.spec), first=str(first.spec)
             )
         names, first_names = set(group.layer_names), set(first.layer_names)
         if same_layers and names != first_names:
             raise GroupLayersDiffer(
                 rank=rank,
-                group=index,
+                group_id=index,
                 missing=_listed(first_names - names),
                 extra=_listed(names - first_names),
             )

@@ -175,13 +175,13 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
 
 def _common_spec(specs: Specs, number: int, names: Sequence[str]) -> LayerSpec:
     if not names:
-        raise EmptyGroup(group=number)
+        raise EmptyGroup(group_id=number)
     for name in names:
         if name not in specs:
-            raise UnknownLayer(group=number, layer=name)
+            raise UnknownLayer(group_id=number, layer=name)
         if specs[name] != specs[names[0]]:
             raise SpecsDiffer(
-                group=number,
+                group_id=number,
                 layer=name,
                 spec=str(specs[name]),
                 first_layer=names[0],

@@ -15,15 +15,15 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
-Given = tuple[int, bytes]
+PublishedKey = tuple[int, bytes]
 """A block, and the key that a batch published it under."""
 
 
-class Mark(Struct, frozen=True, gc=False):
+class RequestEntry(Struct, frozen=True, gc=False):
     """What a batch remembers of a request.
 
-    order: place among the marks of the batch. before: the request's count before its first slots in
-    the batch, and before its hits; 0 where it was swapped. restore: the count that a cancel takes
+    order: place among the entries of the batch. before: the request's count before its first slots
+    in the batch, and before its hits; 0 if it was swapped. restore: the count that a cancel takes
     it back to. publishes: the batch's completion may publish its blocks. held: leading blocks of
     each table that the forward pass uses, as far as they are still there. replaced: places below
     held, (group, position), whose block is another one by now.
@@ -37,16 +37,16 @@ class Mark(Struct, frozen=True, gc=False):
     replaced: frozenset[tuple[int, int]] = frozenset()
 
 
-class Unfinished(Struct, frozen=True, gc=False):
+class BatchInFlight(Struct, frozen=True, gc=False):
     """A taken batch.
 
-    given: what it published, in order, where that can be taken back. rows: those that its commands
-    name, rising.
+    published_keys: what it published, in order, if that can be taken back. rows: those that its
+    commands name, rising.
     """
 
     number: int
-    marks: Map[str, Mark]
-    given: PVector[Given] = pvector()
+    entries: Map[str, RequestEntry]
+    published_keys: PVector[PublishedKey] = pvector()
     rows: tuple[int, ...] = ()
 
 
@@ -76,11 +76,11 @@ class UnconfirmedLoad(Struct, frozen=True, gc=False):
         return any(self.counted_by(name) > num_tokens for name in request_ids)
 
 
-def next_order(marks: Map[str, Mark]) -> int:
-    """The order of the next mark."""
-    return len(marks)
+def next_order(entries: Map[str, RequestEntry]) -> int:
+    """The order of the next entry."""
+    return len(entries)
 
 
-def in_order(marks: Map[str, Mark]) -> list[tuple[str, Mark]]:
-    """The marks of a batch, in the order of their making."""
-    return sorted(marks.items(), key=lambda item: item[1].order)
+def in_order(entries: Map[str, RequestEntry]) -> list[tuple[str, RequestEntry]]:
+    """The entries of a batch, in the order of their making."""
+    return sorted(entries.items(), key=lambda item: item[1].order)

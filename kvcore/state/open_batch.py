@@ -10,14 +10,14 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
-from kvcore.state.batch_records import Given, Mark
+from kvcore.state.batch_records import PublishedKey, RequestEntry
 from kvcore.types.commands import Command
 
 
 class Published(Struct, frozen=True, gc=False):
     """A key that the open batch published for content that the batch itself writes."""
 
-    group: int
+    group_id: int
     position: int
     block: int
     key: bytes
@@ -38,7 +38,7 @@ class Merge(Struct, frozen=True, gc=False):
     """A full block whose key another block held when it was filled (`duplicates="merge"`)."""
 
     request_id: str
-    group: int
+    group_id: int
     position: int
     block: int
     key: bytes
@@ -47,12 +47,13 @@ class Merge(Struct, frozen=True, gc=False):
 class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
-    marks: what it does to requests, and given: what it publishes, where batches are remembered.
+    entries: what it does to requests, and published_keys: what it publishes, if batches are
+    remembered.
     """
 
     number: int
     commands: PVector[Command] = pvector()
     records: Map[str, BatchRecord] = Map()
     merges: PVector[Merge] = pvector()
-    marks: Map[str, Mark] = Map()
-    given: PVector[Given] = pvector()
+    entries: Map[str, RequestEntry] = Map()
+    published_keys: PVector[PublishedKey] = pvector()

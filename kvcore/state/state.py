@@ -14,7 +14,7 @@ from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
-from kvcore.state.batch_records import UnconfirmedLoad, Unfinished
+from kvcore.state.batch_records import BatchInFlight, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
@@ -70,14 +70,14 @@ class RequestState(Struct, frozen=True, gc=False):
         """Computed tokens that are no drafts."""
         return min(self.num_computed, len(self.tokens))
 
-    def num_hashed(self, config: Config, group: int) -> int:
+    def num_hashed(self, config: Config, group_id: int) -> int:
         """Leading blocks of a group's table that have a hash."""
-        return len(self.block_hashes) // config.scales[group]
+        return len(self.block_hashes) // config.scales[group_id]
 
-    def key(self, config: Config, group: int, position: int) -> bytes:
+    def key(self, config: Config, group_id: int, position: int) -> bytes:
         """The key of a full block: the hash of its last hashed part covers what is before."""
-        last = (position + 1) * config.scales[group] - 1
-        return self.block_hashes[last] + GROUP_BYTES[group]
+        last = (position + 1) * config.scales[group_id] - 1
+        return self.block_hashes[last] + GROUP_BYTES[group_id]
 
 
 class Operation(Struct, frozen=True, gc=False):
@@ -99,7 +99,7 @@ class State(Struct, frozen=True, gc=False):
     """Everything that a manager knows.
 
     rows: the id of the request in each row, None where the row is free. free_rows: those, in the
-    order in which they were given back. events, new_blocks (a group): not yet drained. unfinished:
+    order in which they were given back. events, new_blocks (a group): not yet drained. in_flight:
     taken batches that are neither completed nor cancelled, oldest first. loads: external ones that
     may still fail, in the order of their calls.
     """
@@ -116,7 +116,7 @@ class State(Struct, frozen=True, gc=False):
     new_blocks: tuple[PVector[int], ...]
     operations: Map[int, Operation] = Map()
     next_operation: int = 0
-    unfinished: tuple[Unfinished, ...] = ()
+    in_flight: tuple[BatchInFlight, ...] = ()
     loads: tuple[UnconfirmedLoad, ...] = ()
 
 

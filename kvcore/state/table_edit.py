@@ -2,7 +2,7 @@
 """Changes of block tables: each with its command, and with what batches in flight make of it.
 
 Invariants: no other file makes a `SetTable` or a `CutTable`. When a block leaves a table, it is in
-use by every unfinished batch whose forward pass reads or writes it there: one that schedules the
+use by every batch in flight whose forward pass reads or writes it there: one that schedules the
 request and was taken with the block in that place. Twin: rust/src/state/table_edit.rs.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import Mark
+from kvcore.state.batch_records import RequestEntry
 from kvcore.state.state import NULL_BLOCK, RequestState, Table
 from kvcore.state.transaction import Transaction
 from kvcore.types.commands import CutTable, SetTable, Zero
@@ -32,106 +32,106 @@ class TableEdit:
         self.row = request.row
         self.tables = list(request.tables)
 
-    def extend(self, group: int, blocks: Iterable[int], *, fresh: bool = False) -> None:
+    def extend(self, group_id: int, blocks: Iterable[int], *, fresh: bool = False) -> None:
         """Put blocks at the end of a table, each when it comes. fresh: nothing fills them."""
         added = []
-        for position, block in enumerate(blocks, len(self.tables[group])):
+        for position, block in enumerate(blocks, len(self.tables[group_id])):
             if fresh:
-                self._note_new(group, block)
-            self.tx.effects.commands.append(SetTable(self.row, group, position, block))
+                self._note_new(group_id, block)
+            self.tx.effects.commands.append(SetTable(self.row, group_id, position, block))
             added.append(block)
-        self.tables[group] = self.tables[group].extend(added)
+        self.tables[group_id] = self.tables[group_id].extend(added)
 
-    def share(self, group: int, blocks: Table) -> None:
+    def share(self, group_id: int, blocks: Table) -> None:
         """Make the request an owner more of blocks, which its empty table becomes."""
         for position, block in enumerate(blocks):
             if not self.tx.is_null(block):
                 self.tx.device.touch(block)
-            self.tx.effects.commands.append(SetTable(self.row, group, position, block))
-        self.tables[group] = blocks
+            self.tx.effects.commands.append(SetTable(self.row, group_id, position, block))
+        self.tables[group_id] = blocks
 
-    def replace(self, group: int, position: int, block: int, *, fresh: bool = False) -> None:
+    def replace(self, group_id: int, position: int, block: int, *, fresh: bool = False) -> None:
         """Put another block in a place of a table and release the one that was there. fresh:
         nothing fills the new one.
         """
-        table = self.tables[group]
-        self._keep_in_use(group, range(position, position + 1))
-        self._note_replaced(group, position)
+        table = self.tables[group_id]
+        self._keep_in_use(group_id, range(position, position + 1))
+        self._note_replaced(group_id, position)
         if fresh:
-            self._note_new(group, block)
-        self.tx.effects.commands.append(SetTable(self.row, group, position, block))
+            self._note_new(group_id, block)
+        self.tx.effects.commands.append(SetTable(self.row, group_id, position, block))
         self.tx.device.release([table[position]])
-        self.tables[group] = table.set(position, block)
+        self.tables[group_id] = table.set(position, block)
 
-    def blank(self, group: int, first: int, end: int) -> None:
+    def blank(self, group_id: int, first: int, end: int) -> None:
         """Put the null block in places [first, end) and release the blocks, the last one first."""
-        table = self.tables[group]
-        self._keep_in_use(group, range(first, end))
+        table = self.tables[group_id]
+        self._keep_in_use(group_id, range(first, end))
         self.tx.device.release(table[first:end][::-1])
         changed = table.evolver()
         for position in range(first, end):
             changed[position] = NULL_BLOCK
-            self._note_replaced(group, position)
-            self.tx.effects.commands.append(SetTable(self.row, group, position, NULL_BLOCK))
-        self.tables[group] = changed.persistent()
+            self._note_replaced(group_id, position)
+            self.tx.effects.commands.append(SetTable(self.row, group_id, position, NULL_BLOCK))
+        self.tables[group_id] = changed.persistent()
 
-    def cut(self, group: int, length: int) -> None:
+    def cut(self, group_id: int, length: int) -> None:
         """Keep so many blocks of a table and release those behind, the last one first."""
-        tx, table = self.tx, self.tables[group]
-        self._keep_in_use(group, range(length, len(table)))
-        self._shorten(group, length)
+        tx, table = self.tx, self.tables[group_id]
+        self._keep_in_use(group_id, range(length, len(table)))
+        self._shorten(group_id, length)
         tx.device.release([block for block in table[length:][::-1] if not tx.is_null(block)])
-        tx.effects.commands.append(CutTable(self.row, group, length))
-        self.tables[group] = table[:length]
+        tx.effects.commands.append(CutTable(self.row, group_id, length))
+        self.tables[group_id] = table[:length]
 
-    def _keep_in_use(self, group: int, positions: range) -> None:
-        """Note that the blocks in these places leave: unfinished batches still use them."""
-        for position in positions if self.tx.unfinished else ():
-            block = self.tables[group][position]
+    def _keep_in_use(self, group_id: int, positions: range) -> None:
+        """Note that the blocks in these places leave: batches in flight still use them."""
+        for position in positions if self.tx.in_flight else ():
+            block = self.tables[group_id][position]
             if not self.tx.is_null(block):
-                for number in users(self.tx, self.request_id, group, position):
+                for number in users(self.tx, self.request_id, group_id, position):
                     self.tx.device.use(block, number)
 
-    def _shorten(self, group: int, length: int) -> None:
-        """Note that a table is cut: what comes behind is not what unfinished batches use."""
-        for index, batch in enumerate(self.tx.unfinished):
-            known = batch.marks.get(self.request_id)
-            if known is None or known.held[group] <= length:
+    def _shorten(self, group_id: int, length: int) -> None:
+        """Note that a table is cut: what comes behind is not what batches in flight use."""
+        for index, batch in enumerate(self.tx.in_flight):
+            known = batch.entries.get(self.request_id)
+            if known is None or known.held[group_id] <= length:
                 continue
-            held = (*known.held[:group], length, *known.held[group + 1 :])
-            replaced = frozenset(at for at in known.replaced if at[0] != group or at[1] < length)
+            held = (*known.held[:group_id], length, *known.held[group_id + 1 :])
+            replaced = frozenset(at for at in known.replaced if at[0] != group_id or at[1] < length)
             self._mark(index, evolve(known, held=held, replaced=replaced))
 
-    def _note_replaced(self, group: int, position: int) -> None:
+    def _note_replaced(self, group_id: int, position: int) -> None:
         """Note that a place of a table has another block by now."""
-        for index, batch in enumerate(self.tx.unfinished):
-            known = batch.marks.get(self.request_id)
-            if known is not None and position < known.held[group]:
-                self._mark(index, evolve(known, replaced=known.replaced | {(group, position)}))
+        for index, batch in enumerate(self.tx.in_flight):
+            known = batch.entries.get(self.request_id)
+            if known is not None and position < known.held[group_id]:
+                self._mark(index, evolve(known, replaced=known.replaced | {(group_id, position)}))
 
-    def _mark(self, index: int, made: Mark) -> None:
-        batch = self.tx.unfinished[index]
-        marks = batch.marks.set(self.request_id, made)
-        self.tx.unfinished[index] = evolve(batch, marks=marks)
+    def _mark(self, index: int, made: RequestEntry) -> None:
+        batch = self.tx.in_flight[index]
+        entries = batch.entries.set(self.request_id, made)
+        self.tx.in_flight[index] = evolve(batch, entries=entries)
 
-    def _note_new(self, group: int, block: int) -> None:
+    def _note_new(self, group_id: int, block: int) -> None:
         """Zero a block that nothing fills if its group asks for it, and record it as new."""
-        tx, rule = self.tx, self.tx.config.groups[group]
+        tx, rule = self.tx, self.tx.config.groups[group_id]
         if rule.zero_new_blocks:
             tx.effects.commands.append(Zero(block))
         if tx.config.record_new_blocks and rule.kind in ("full_attention", "mla"):
             new = tx.new_blocks
-            tx.new_blocks = (*new[:group], new[group].append(block), *new[group + 1 :])
+            tx.new_blocks = (*new[:group_id], new[group_id].append(block), *new[group_id + 1 :])
 
 
-def users(tx: Transaction, request_id: str, group: int, position: int) -> list[int]:
-    """The unfinished batches whose forward pass uses the block in this place of a table."""
+def users(tx: Transaction, request_id: str, group_id: int, position: int) -> list[int]:
+    """The batches in flight whose forward pass uses the block in this place of a table."""
     found = []
-    for batch in tx.unfinished:
-        known = batch.marks.get(request_id)
-        if known is None or position >= known.held[group]:
+    for batch in tx.in_flight:
+        known = batch.entries.get(request_id)
+        if known is None or position >= known.held[group_id]:
             continue
-        if (group, position) not in known.replaced:
+        if (group_id, position) not in known.replaced:
             found.append(batch.number)
     return found
 
@@ -139,8 +139,8 @@ def users(tx: Transaction, request_id: str, group: int, position: int) -> list[i
 def rebuild(tx: Transaction, row: int) -> None:
     """Set the tables of a row anew, whatever they are in the runtime."""
     request_id = tx.rows[row]
-    for group in range(len(tx.config.groups)):
-        tx.effects.commands.append(CutTable(row, group, 0))
-        table = () if request_id is None else tx.request(request_id).tables[group]
+    for group_id in range(len(tx.config.groups)):
+        tx.effects.commands.append(CutTable(row, group_id, 0))
+        table = () if request_id is None else tx.request(request_id).tables[group_id]
         for position, block in enumerate(table):
-            tx.effects.commands.append(SetTable(row, group, position, block))
+            tx.effects.commands.append(SetTable(row, group_id, position, block))

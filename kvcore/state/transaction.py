@@ -38,9 +38,9 @@ class Transaction:
     """A state inside a transition: changed in place, frozen at the end."""
 
     __slots__ = (
-        *("batch", "config", "device", "effects", "free_rows", "given", "host", "loads"),
-        *("marks", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
-        *("state", "stats", "unfinished"),
+        *("batch", "config", "device", "effects", "free_rows", "published_keys", "host", "loads"),
+        *("entries", "new_blocks", "next_operation", "operations", "records", "requests", "rows"),
+        *("state", "stats", "in_flight"),
     )
 
     def __init__(self, state: State) -> None:
@@ -54,9 +54,9 @@ class Transaction:
         self.free_rows = state.free_rows
         self.batch = state.batch
         self.records = state.batch.records
-        self.marks = state.batch.marks
-        self.given = state.batch.given
-        self.unfinished = list(state.unfinished)
+        self.entries = state.batch.entries
+        self.published_keys = state.batch.published_keys
+        self.in_flight = list(state.in_flight)
         self.loads = state.loads
         self.stats = state.stats
         self.new_blocks = state.new_blocks
@@ -70,8 +70,8 @@ class Transaction:
             _longer(self.batch.commands, self.effects.commands),
             self.records,
             self.batch.merges,
-            self.marks,
-            self.given,
+            self.entries,
+            self.published_keys,
         )
         return State(
             self.config,
@@ -86,7 +86,7 @@ class Transaction:
             self.new_blocks,
             self.operations,
             self.next_operation,
-            tuple(self.unfinished),
+            tuple(self.in_flight),
             _keyed_only(self) if self.loads else (),
         )
 
@@ -183,12 +183,12 @@ class Transaction:
                 return 0
         return num_tokens
 
-    def num_kept(self, group: int, table: Table, num_tokens: int) -> int:
+    def num_kept(self, group_id: int, table: Table, num_tokens: int) -> int:
         """Blocks of a table that so many tokens need: all of the encoder's, unless none are."""
-        kind = self.config.groups[group]
-        if kind.is_cross:
+        group = self.config.groups[group_id]
+        if group.is_cross:
             return len(table) if num_tokens else 0
-        return min(len(table), -(-num_tokens // kind.block_size))
+        return min(len(table), -(-num_tokens // group.block_size))
 
 
 def transition(state: State, change: Callable[[Transaction], T]) -> Outcome[State, T]:

@@ -58,8 +58,8 @@ class Names:
 
     def key(self, key: bytes) -> str:
         """The prefix of a key, and its group unless that is the first."""
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        return self.block_hash(key[:HASH_SIZE]) + (f"@{group}" if group else "")
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        return self.block_hash(key[:HASH_SIZE]) + (f"@{group_id}" if group_id else "")
 
 
 class BadWord(ValueError):
@@ -181,8 +181,8 @@ def write_commands(commands: Sequence[Command], names: Names) -> list[str]:
 def _head(command: Command) -> str:
     name = type(command).__name__
     if isinstance(command, SetTable | CutTable):
-        group = f" group {command.group}" if command.group else ""
-        return f"{name} row {command.row}{group}:"
+        group_id = f" group {command.group_id}" if command.group_id else ""
+        return f"{name} row {command.row}{group_id}:"
     return f"{name} cached" if isinstance(command, Free) and command.cached else name
 
 
@@ -221,10 +221,10 @@ def _write_event(event: Event, names: Names) -> str:
             after = (
                 "" if event.parent_hash is None else f" after {names.block_hash(event.parent_hash)}"
             )
-            group = f" group {event.group}" if event.group else ""
-            return f"stored {stored}{after} tokens {write_tokens(event.tokens)}{group}"
+            group_id = f" group {event.group_id}" if event.group_id else ""
+            return f"stored {stored}{after} tokens {write_tokens(event.tokens)}{group_id}"
         case BlockRemoved():
-            group = f" group {event.group}" if event.group else ""
-            return f"removed {names.block_hash(event.block_hash)}{group}"
+            group_id = f" group {event.group_id}" if event.group_id else ""
+            return f"removed {names.block_hash(event.block_hash)}{group_id}"
         case AllBlocksCleared():
             return "cleared"

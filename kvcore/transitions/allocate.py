@@ -22,11 +22,11 @@ from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
-from kvcore.transitions.in_flight import mark, note_given
+from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.requests import check_no_drafts, extend
-from kvcore.transitions.slot_request import Asked, SlotOptions
+from kvcore.transitions.slot_request import SlotOptions, SlotRequest
 from kvcore.transitions.unconfirmed_loads import note_load, note_rewritten, rest
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
@@ -53,10 +53,12 @@ def allocate_slots(
     BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
     HitsOnRunningRequest, CachingDisabled.
     """
-    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
+    slot_request = SlotRequest(
+        request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
+    )
 
     def change(tx: Transaction) -> KVCacheBlocks | Refused:
-        plan = plan_allocation(tx, asked)
+        plan = plan_allocation(tx, slot_request)
         if isinstance(plan, Refusal):
             tx.put(apply_trims(tx, plan.request, plan.trims))
             return plan.refused
@@ -73,8 +75,10 @@ def can_allocate(
     **options: Unpack[SlotOptions],
 ) -> Verdict:
     """What `allocate_slots` would say to the same arguments. Does not modify the state."""
-    asked = Asked(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
-    plan = plan_allocation(Transaction(state), asked)
+    slot_request = SlotRequest(
+        request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
+    )
+    plan = plan_allocation(Transaction(state), slot_request)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 
 
@@ -93,8 +97,8 @@ def append(state: State, requests: Sequence[str] | Any, tokens: Any) -> Outcome[
         for done, (request_id, token) in enumerate(zip(ids, values, strict=True)):
             before = tx.request(request_id)
             tx.put(extend(tx, before, [token]))
-            asked = Asked(request_id=request_id, num_new_tokens=1)
-            plan = plan_allocation(tx, asked)
+            slot_request = SlotRequest(request_id=request_id, num_new_tokens=1)
+            plan = plan_allocation(tx, slot_request)
             if isinstance(plan, Refusal):
                 tx.put(apply_trims(tx, before, plan.trims))
                 return Appended(done, plan.refused)
@@ -142,28 +146,28 @@ def check_append(tx: Transaction, request_ids: list[str], tokens: list[int]) -> 
 
 def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Do what a plan says; returns the blocks that the tables grew by."""
-    asked, request = plan.asked, plan.request
-    if asked.hit is not None and not any(request.tables):
+    slot_request, request = plan.slot_request, plan.request
+    if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
-        tx.note_lookup(queries, asked.hit.num_tokens, preempted=request.preempted)
+        tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
     if request.request_id not in tx.records:
         record = BatchRecord(request.num_computed)
         tx.records = tx.records.set(request.request_id, record)
-    publishes = tx.config.enable_caching and not asked.delay_cache_blocks
+    publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
-    written = tx.config.enable_caching and (publishes or asked.loads)
+    written = tx.config.enable_caching and (publishes or slot_request.loads)
     if tx.config.tracks_batches:
-        mark(tx, request.request_id, before, before, publishes=written)
+        note_request(tx, request.request_id, before, before, publishes=written)
     if plan.trims:
         request = apply_trims(tx, request, plan.trims)
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
-    for group, hits in enumerate(plan.hits):
+    for group_id, hits in enumerate(plan.hits):
         if hits:
-            edit.share(group, pvector(hits))
-            num_cached[group] = len(hits)
+            edit.share(group_id, pvector(hits))
+            num_cached[group_id] = len(hits)
             if tx.loads:
                 rest(tx, request.request_id, hits)
-    if plan.num_loaded > plan.num_local and not asked.loads:
+    if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     num_fresh = 0
     for rewrite in plan.rewrites:
@@ -176,16 +180,16 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     fresh = iter(taken)
     for rewrite in plan.rewrites:
         apply_rewrite(tx, request, edit, rewrite, fresh)
-    for group, growth in enumerate(plan.growth):
+    for group_id, growth in enumerate(plan.growth):
         if growth.nulls or growth.external:
-            edit.extend(group, [NULL_BLOCK] * growth.nulls)
-            edit.extend(group, islice(fresh, growth.external), fresh=not asked.loads)
+            edit.extend(group_id, [NULL_BLOCK] * growth.nulls)
+            edit.extend(group_id, islice(fresh, growth.external), fresh=not slot_request.loads)
     grown: list[tuple[int, ...]] = [()] * len(edit.tables)
-    for group, growth in enumerate(plan.growth):
+    for group_id, growth in enumerate(plan.growth):
         if growth.grown:
             blocks = list(islice(fresh, growth.grown))
-            edit.extend(group, blocks, fresh=True)
-            grown[group] = tuple(blocks)
+            edit.extend(group_id, blocks, fresh=True)
+            grown[group_id] = tuple(blocks)
     request = evolve(
         request,
         tables=tuple(edit.tables),
@@ -202,19 +206,19 @@ def apply_rewrite(
     tx: Transaction, request: RequestState, edit: TableEdit, rewrite: Rewrite, fresh: Iterator[int]
 ) -> None:
     """Make one block of a table fit to be written."""
-    group, position = rewrite.group, rewrite.position
-    block, size = edit.tables[group][position], tx.config.groups[group].block_size
+    group_id, position = rewrite.group_id, rewrite.position
+    block, size = edit.tables[group_id][position], tx.config.groups[group_id].block_size
     if rewrite.same:
-        note_given(tx, block, request.key(tx.config, group, position))
+        note_published_key(tx, block, request.key(tx.config, group_id, position))
         note_rewritten(tx, request.request_id, block, (position + 1) * size)
         return
     if not rewrite.shared:
         tx.device.unpublish(block)
         return
     target = next(fresh)
-    mark(tx, request.request_id, request.num_computed, position * size)
+    note_request(tx, request.request_id, request.num_computed, position * size)
     if rewrite.copied:
         tx.effects.commands.append(CopyOnWrite(block, target))
         tx.device.use(block, tx.batch.number)
         tx.device.use(target, tx.batch.number)
-    edit.replace(group, position, target, fresh=not rewrite.copied)
+    edit.replace(group_id, position, target, fresh=not rewrite.copied)

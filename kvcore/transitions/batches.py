@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace as evolve
 from pyrsistent import pvector
 
-from kvcore.state.batch_records import Mark, Unfinished, in_order
+from kvcore.state.batch_records import BatchInFlight, RequestEntry, in_order
 from kvcore.state.open_batch import Merge, OpenBatch
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import lower, note_given, num_finished
+from kvcore.transitions.in_flight import lower, note_published_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.unconfirmed_loads import confirm, note_keyed, rest
 from kvcore.types.arguments import read_int
@@ -37,9 +37,9 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     Raises TooManyInFlight.
     """
     config, batch = state.config, state.batch
-    if config.max_in_flight and len(state.unfinished) >= config.max_in_flight:
+    if config.max_in_flight and len(state.in_flight) >= config.max_in_flight:
         raise TooManyInFlight(
-            num_in_flight=len(state.unfinished), max_in_flight=config.max_in_flight
+            num_in_flight=len(state.in_flight), max_in_flight=config.max_in_flight
         )
     taken = close(batch.number, batch.commands)
     opened = evolve(state, batch=OpenBatch(batch.number + 1))
@@ -50,9 +50,9 @@ def take_batch(state: State) -> Outcome[State, Batch]:
 
     def change(tx: Transaction) -> Batch:
         if config.max_in_flight:
-            tx.unfinished.append(close_marks(state))
+            tx.in_flight.append(close_entries(state))
         elif config.publish == "completed":
-            publish_written(tx, close_marks(state))
+            publish_written(tx, close_entries(state))
         settle_merges(tx, batch.merges)
         return taken
 
@@ -60,7 +60,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
 
 
 def complete(state: State, batch: int) -> Outcome[State, None]:
-    """Finish the oldest unfinished batch: its forward pass has run.
+    """Finish the oldest batch in flight: its forward pass has run.
 
     Raises NotInFlight, BatchOutOfOrder.
     """
@@ -68,10 +68,10 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
 
     def change(tx: Transaction) -> None:
         check_in_flight(tx, number)
-        oldest = tx.unfinished[0]
+        oldest = tx.in_flight[0]
         if oldest.number != number:
             raise BatchOutOfOrder(batch=number, oldest=oldest.number)
-        del tx.unfinished[0]
+        del tx.in_flight[0]
         tx.loads = confirm(tx.loads, oldest.number)
         for pool in (tx.device, tx.host):
             if pool is not None:
@@ -84,32 +84,36 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
 
 
 def check_in_flight(tx: Transaction, number: object) -> None:
-    """Raise NotInFlight unless this is the number of an unfinished batch."""
-    numbers = [batch.number for batch in tx.unfinished]
+    """Raise NotInFlight unless this is the number of a batch in flight."""
+    numbers = [batch.number for batch in tx.in_flight]
     if not isinstance(number, int) or number not in numbers:
         known = ", ".join(map(str, numbers)) or "none"
         raise NotInFlight(
-            batch=number if isinstance(number, int) else repr(number), unfinished=known
+            batch=number if isinstance(number, int) else repr(number), in_flight=known
         )
 
 
-def close_marks(state: State) -> Unfinished:
+def close_entries(state: State) -> BatchInFlight:
     """What the open batch remembers from now on: what its forward pass uses, and its rows."""
     batch, none = state.batch, (0,) * len(state.config.groups)
-    marks = batch.marks.mutate()
-    for request_id, made in batch.marks.items():
+    entries = batch.entries.mutate()
+    for request_id, made in batch.entries.items():
         held = none
         if request_id in batch.records:
             held = tuple(len(table) for table in state.requests[request_id].tables)
-        marks[request_id] = Mark(made.order, made.before, made.restore, made.publishes, held)
-    return Unfinished(batch.number, marks.finish(), batch.given, named_rows(batch.commands))
+        entries[request_id] = RequestEntry(
+            made.order, made.before, made.restore, made.publishes, held
+        )
+    return BatchInFlight(
+        batch.number, entries.finish(), batch.published_keys, named_rows(batch.commands)
+    )
 
 
-def publish_written(tx: Transaction, batch: Unfinished) -> None:
+def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
     """Make findable what a batch wrote that has just finished."""
     before = tx.batch.merges
     tx.batch = evolve(tx.batch, merges=pvector())
-    for request_id, made in in_order(batch.marks):
+    for request_id, made in in_order(batch.entries):
         request = tx.requests[request_id]
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
             publish_blocks(tx, request, num_finished(tx, request), final=True)
@@ -127,15 +131,15 @@ def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
 def _merge(tx: Transaction, merge: Merge) -> None:
     """Move a table to the older block of its content, or publish its own where that is gone."""
     request = tx.requests.get(merge.request_id)
-    if request is None or len(request.tables[merge.group]) <= merge.position:
+    if request is None or len(request.tables[merge.group_id]) <= merge.position:
         return
-    table = request.tables[merge.group]
-    size = tx.config.groups[merge.group].block_size
+    table = request.tables[merge.group_id]
+    size = tx.config.groups[merge.group_id].block_size
     computed = request.num_accepted >= (merge.position + 1) * size
     same = table[merge.position] == merge.block and tx.device.keys[merge.block] is None
-    if not computed or not same or merge.position >= request.num_hashed(tx.config, merge.group):
+    if not computed or not same or merge.position >= request.num_hashed(tx.config, merge.group_id):
         return
-    if request.key(tx.config, merge.group, merge.position) != merge.key:
+    if request.key(tx.config, merge.group_id, merge.position) != merge.key:
         return
     older = tx.device.index.first(merge.key)
     if older is None:
@@ -144,8 +148,8 @@ def _merge(tx: Transaction, merge: Merge) -> None:
             end = (merge.position + 1) * size
             note_keyed(tx, merge.request_id, [(merge.block, end)])
         if tx.config.publish == "scheduled":
-            note_given(tx, merge.block, merge.key)
-        tx.effects.announce(stored(tx, request, merge.group, merge.position, merge.position + 1))
+            note_published_key(tx, merge.block, merge.key)
+        tx.effects.announce(stored(tx, request, merge.group_id, merge.position, merge.position + 1))
         return
     tx.device.touch(older)
     if tx.loads:
@@ -153,5 +157,5 @@ def _merge(tx: Transaction, merge: Merge) -> None:
     if tx.config.publish == "scheduled":
         lower(tx, merge.request_id, merge.position * size)
     edit = TableEdit(tx, request)
-    edit.replace(merge.group, merge.position, older)
+    edit.replace(merge.group_id, merge.position, older)
     tx.put(evolve(request, tables=tuple(edit.tables)))

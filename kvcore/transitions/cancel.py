@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancel: unfinished batches are taken back, executed or not.
+"""Cancel: batches in flight are taken back, executed or not.
 
 Rules: a batch is taken back with all later ones and the open one; their numbers are not used again.
 The keys that they published are withdrawn, each request falls to the least count that they
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import Unfinished, in_order
+from kvcore.state.batch_records import BatchInFlight, in_order
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State
 from kvcore.state.table_edit import rebuild
@@ -26,20 +26,20 @@ from kvcore.types.values import Outcome
 
 
 def cancel(state: State, batch: int) -> Outcome[State, None]:
-    """Take back an unfinished batch, all later ones and the open one. Raises NotInFlight."""
+    """Take back a batch in flight, all later ones and the open one. Raises NotInFlight."""
     number = read_int(batch)
 
     def change(tx: Transaction) -> None:
         check_in_flight(tx, number)
         assert isinstance(number, int)
         opened = state.batch
-        cancelled = [each for each in state.unfinished if each.number >= number]
+        cancelled = [each for each in state.in_flight if each.number >= number]
         rows = named_rows(opened.commands)
-        cancelled.append(Unfinished(opened.number, opened.marks, opened.given, rows))
-        tx.unfinished = [each for each in state.unfinished if each.number < number]
+        cancelled.append(BatchInFlight(opened.number, opened.entries, opened.published_keys, rows))
+        tx.in_flight = [each for each in state.in_flight if each.number < number]
         tx.batch = OpenBatch(opened.number + 1)
-        tx.records, tx.marks = tx.batch.records, tx.batch.marks
-        tx.given = tx.batch.given
+        tx.records, tx.entries = tx.batch.records, tx.batch.entries
+        tx.published_keys = tx.batch.published_keys
         tx.loads = tuple(load for load in tx.loads if load.batch < number)
         take_back(tx, cancelled, number)
         for row in sorted({row for each in cancelled for row in each.rows}):
@@ -48,21 +48,21 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
     return transition(state, change)
 
 
-def take_back(tx: Transaction, cancelled: list[Unfinished], number: int) -> None:
+def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> None:
     """Withdraw keys, end uses, and let each request fall to what is left of it."""
     pools = [pool for pool in (tx.device, tx.host) if pool is not None]
     for pool in pools:
         pool.end_use(lambda user: user >= number)
     for batch in cancelled:
-        for block, key in batch.given:
+        for block, key in batch.published_keys:
             if tx.device.keys[block] == key:
                 tx.device.unpublish(block)
     for pool in pools:
         pool.end_quarantine()
     counts: dict[str, int] = {}
     for batch in cancelled:
-        for request_id, mark in in_order(batch.marks):
-            counts[request_id] = min(counts.get(request_id, mark.restore), mark.restore)
+        for request_id, entry in in_order(batch.entries):
+            counts[request_id] = min(counts.get(request_id, entry.restore), entry.restore)
     for request_id, count in counts.items():
         fall(tx, request_id, count, number)
 

@@ -66,10 +66,10 @@ def check_leaving(tx: Transaction, leaving: list[RequestState]) -> None:
         for item in record.published if record is not None else ():
             if tx.device.ref_counts[item.block] < 2:
                 continue
-            end = (item.position + 1) * tx.config.groups[item.group].block_size
+            end = (item.position + 1) * tx.config.groups[item.group_id].block_size
             for other_id in tx.records:
                 other = tx.requests[other_id]
-                table = other.tables[item.group]
+                table = other.tables[item.group_id]
                 if other_id in ids or other.num_computed < end or len(table) <= item.position:
                     continue
                 if table[item.position] == item.block:
@@ -101,7 +101,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
 
 def is_unwritten(tx: Transaction, merge: Merge, record: BatchRecord, request: RequestState) -> bool:
     """Whether a merge waits for a block that the open batch would have written for a request."""
-    end = (merge.position + 1) * tx.config.groups[merge.group].block_size
+    end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
     return merge.request_id == request.request_id and end > record.num_computed_before
 
 

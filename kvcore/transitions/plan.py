@@ -19,7 +19,12 @@ from msgspec.structs import replace as evolve
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.slot_request import MAX_COUNT, Asked, check_asked, read_asked
+from kvcore.transitions.slot_request import (
+    MAX_COUNT,
+    SlotRequest,
+    check_slot_request,
+    read_slot_request,
+)
 from kvcore.transitions.window import Trim, num_freed, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
@@ -32,7 +37,7 @@ class Rewrite(Struct, frozen=True, gc=False, kw_only=True):
     copy. same: its key is the one of what is written, and stays.
     """
 
-    group: int
+    group_id: int
     position: int
     shared: bool
     copied: bool
@@ -59,7 +64,7 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
     new ones. growth: one per group.
     """
 
-    asked: Asked
+    slot_request: SlotRequest
     request: RequestState
     hits: tuple[tuple[int, ...], ...]
     num_local: int
@@ -94,43 +99,43 @@ class Lengths(Struct, frozen=True, gc=False, kw_only=True):
     skipped: tuple[int, ...]
 
 
-def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
+def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
     """The plan of an allocation, or its refusal. Changes nothing.
 
     Raises what `allocate_slots` raises.
     """
-    request = tx.idle(asked.request_id)
-    asked = read_asked(asked)
-    hits = check_asked(tx, request, asked)
-    lengths = measure(tx, request, asked)
+    request = tx.idle(slot_request.request_id)
+    slot_request = read_slot_request(slot_request)
+    hits = check_slot_request(tx, request, slot_request)
+    lengths = measure(tx, request, slot_request)
     fixed = 0
-    if asked.hit is not None:
+    if slot_request.hit is not None:
         hits = needed_hits(hits, lengths)
         fixed = sum(tx.device.is_queued(b) for ids in hits for b in ids if not tx.is_null(b))
     rewrites = plan_rewrites(tx, request, lengths)
-    reserve = asked.reserved_blocks
+    reserve = slot_request.reserved_blocks
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
     for rewrite in rewrites:
         fixed += rewrite.shared
-    if asked.full_sequence_must_fit:
-        needed, most = gate_need(tx, request, asked, hits, lengths)
+    if slot_request.full_sequence_must_fit:
+        needed, most = gate_need(tx, request, slot_request, hits, lengths)
         refused = refuse(tx, fixed + needed, tx.device.num_free, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
     windows = tx.config.has_windows
     trims = plan_trims(tx, request, lengths.seen_from) if windows else ()
     available = tx.device.num_free + (num_freed(tx, request, trims) if trims else 0)
-    growth = plan_growth(tx, request, asked, hits, lengths)
+    growth = plan_growth(tx, request, slot_request, hits, lengths)
     needed = fixed
     for each in growth:
         needed += each.external + each.grown
-    refused = refuse(tx, needed, available, step_most(tx, request, asked, lengths), reserve)
+    refused = refuse(tx, needed, available, step_most(tx, request, slot_request, lengths), reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_computed))
         return Refusal(refused=refused, request=request, trims=trims)
     return Plan(
-        asked=asked,
+        slot_request=slot_request,
         request=request,
         hits=hits,
         num_local=lengths.local,
@@ -142,12 +147,12 @@ def plan_allocation(tx: Transaction, asked: Asked) -> Plan | Refusal:
     )
 
 
-def measure(tx: Transaction, request: RequestState, asked: Asked) -> Lengths:
+def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> Lengths:
     """The tokens of an allocation that was checked."""
     limit = tx.config.length_limit
-    local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
-    total = min(local + asked.num_external_computed_tokens, limit)
-    scheduled = total + asked.num_new_tokens
+    local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
+    total = min(local + slot_request.num_external_computed_tokens, limit)
+    scheduled = total + slot_request.num_new_tokens
     groups, seen_from = tx.config.groups, total
     skipped: tuple[int, ...] = (0,) * len(groups)
     if tx.config.has_windows:
@@ -157,7 +162,7 @@ def measure(tx: Transaction, request: RequestState, asked: Asked) -> Lengths:
         local=local,
         total=total,
         scheduled=scheduled,
-        slots=min(scheduled + asked.num_lookahead_tokens, limit),
+        slots=min(scheduled + slot_request.num_lookahead_tokens, limit),
         seen_from=seen_from,
         skipped=skipped,
     )
@@ -186,7 +191,9 @@ def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> t
                 copied = shared and lengths.local > position * size
                 same = not shared and writes_same(tx, request, (index, position), lengths)
                 rewrites.append(
-                    Rewrite(group=index, position=position, shared=shared, copied=copied, same=same)
+                    Rewrite(
+                        group_id=index, position=position, shared=shared, copied=copied, same=same
+                    )
                 )
     return tuple(rewrites)
 
@@ -208,7 +215,7 @@ def writes_same(
 def plan_growth(
     tx: Transaction,
     request: RequestState,
-    asked: Asked,
+    slot_request: SlotRequest,
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[Growth, ...]:
@@ -217,7 +224,7 @@ def plan_growth(
     for index, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[index]) + len(hits[index])
         if group.is_cross:
-            grown = max(0, _encoder_blocks(asked, group) - held)
+            grown = max(0, _encoder_blocks(slot_request, group) - held)
             growth.append(Growth(nulls=0, external=0, grown=grown))
             continue
         num_total = -(-lengths.total // size)
@@ -231,7 +238,7 @@ def plan_growth(
 def gate_need(
     tx: Transaction,
     request: RequestState,
-    asked: Asked,
+    slot_request: SlotRequest,
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[int, int]:
@@ -244,7 +251,7 @@ def gate_need(
     for index, group in enumerate(tx.config.groups):
         held = [*request.tables[index], *hits[index]]
         blocks, cap = -(-num_full // group.block_size), tx.config.cap(index)
-        blocks = max(_encoder_blocks(asked, group), len(held)) if group.is_cross else blocks
+        blocks = max(_encoder_blocks(slot_request, group), len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), lengths.skipped[index]))
         if cap is not None:
             live = sum(not tx.is_null(block) for block in held)
@@ -254,21 +261,23 @@ def gate_need(
     return needed, most
 
 
-def step_most(tx: Transaction, request: RequestState, asked: Asked, lengths: Lengths) -> int:
+def step_most(
+    tx: Transaction, request: RequestState, slot_request: SlotRequest, lengths: Lengths
+) -> int:
     """Blocks that the request would hold after this call."""
     most = 0
     for table, group in zip(request.tables, tx.config.groups, strict=True):
         if group.is_cross:
-            most += max(len(table), _encoder_blocks(asked, group))
+            most += max(len(table), _encoder_blocks(slot_request, group))
         else:
             skipped = skipped_blocks(group, lengths.total) if group.is_windowed else 0
             most += -(-lengths.slots // group.block_size) - skipped
     return most
 
 
-def _encoder_blocks(asked: Asked, group: Group) -> int:
+def _encoder_blocks(slot_request: SlotRequest, group: Group) -> int:
     """Blocks that the encoder's tokens take."""
-    return -(-min(asked.num_encoder_tokens, MAX_COUNT) // group.block_size)
+    return -(-min(slot_request.num_encoder_tokens, MAX_COUNT) // group.block_size)
 
 
 def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Refused | None:

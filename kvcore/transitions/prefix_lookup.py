@@ -34,26 +34,26 @@ def common_length(state: State, request: RequestState, length: int, most: int) -
     kinds = state.config.groups
     order = sorted(range(len(kinds)), key=lambda g: kinds[g].is_windowed)
     agreed = 0
-    group = 0
+    group_id = 0
     while agreed < len(order) and length:
-        found = group_length(state, request, order[group], length, most)
+        found = group_length(state, request, order[group_id], length, most)
         agreed = agreed + 1 if found == length else 1
         length = found
-        group = (group + 1) % len(order)
+        group_id = (group_id + 1) % len(order)
     return length
 
 
-def group_length(state: State, request: RequestState, group: int, length: int, most: int) -> int:
+def group_length(state: State, request: RequestState, group_id: int, length: int, most: int) -> int:
     """The largest length up to this one that one group finds."""
     config = state.config
-    size, dropped = config.groups[group].block_size, int(config.drops_last_hit(group))
+    size, dropped = config.groups[group_id].block_size, int(config.drops_last_hit(group_id))
     length = aligned(config, min(length, (most // size - dropped) * size))
     while length:
-        missing = first_missing(state, request, group, needed(config, group, length))
+        missing = first_missing(state, request, group_id, needed(config, group_id, length))
         if missing is None:
             return length
         length = aligned(config, (missing - dropped) * size)
-        if not config.groups[group].is_windowed:
+        if not config.groups[group_id].is_windowed:
             return length
     return 0
 
@@ -63,26 +63,26 @@ def aligned(config: Config, num_tokens: int) -> int:
     return max(0, num_tokens) // config.hit_alignment * config.hit_alignment
 
 
-def needed(config: Config, group: int, length: int) -> Iterable[int]:
+def needed(config: Config, group_id: int, length: int) -> Iterable[int]:
     """The positions that a group must find to resume at a length, in the order to look."""
-    kind = config.groups[group]
-    end = length // kind.block_size + int(config.drops_last_hit(group))
-    first = skipped_blocks(kind, length)
-    if kind.kind == "sliding_window":
-        first = min(first, length // kind.block_size - 1)
+    group = config.groups[group_id]
+    end = length // group.block_size + int(config.drops_last_hit(group_id))
+    first = skipped_blocks(group, length)
+    if group.kind == "sliding_window":
+        first = min(first, length // group.block_size - 1)
         return range(end - 1, first - 1, -1)
     return range(first, end)
 
 
 def first_missing(
-    state: State, request: RequestState, group: int, positions: Iterable[int]
+    state: State, request: RequestState, group_id: int, positions: Iterable[int]
 ) -> int | None:
     """The first of these positions whose block is not findable."""
-    num_hashed = request.num_hashed(state.config, group)
+    num_hashed = request.num_hashed(state.config, group_id)
     for position in positions:
         if position >= num_hashed:
             return position
-        if request.key(state.config, group, position) not in state.device.index:
+        if request.key(state.config, group_id, position) not in state.device.index:
             return position
     return None
 

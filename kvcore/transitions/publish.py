@@ -17,7 +17,7 @@ from msgspec.structs import replace as evolve
 from kvcore.state.open_batch import BatchRecord, Merge, Published
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import note_given, num_finished
+from kvcore.transitions.in_flight import note_published_key, num_finished
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BeyondComputed
@@ -28,7 +28,7 @@ from kvcore.types.values import Outcome
 def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Outcome[State, None]:
     """Publish a request's full blocks up to so many tokens, whose caching was delayed.
 
-    Nothing happens where caching is off. With `publish="completed"` what unfinished batches write
+    Nothing happens where caching is off. With `publish="completed"` what batches in flight write
     waits for their completion. Raises UnknownRequest, SwappedOut, LoadUnfinished,
     InvalidCount, BeyondComputed.
     """
@@ -109,43 +109,45 @@ def publish_blocks(
 
 
 def _publish_block(
-    tx: Transaction, request: RequestState, group: int, position: int, final: bool
+    tx: Transaction, request: RequestState, group_id: int, position: int, final: bool
 ) -> bool:
     """Publish one block, or note its merge. True: it became findable."""
-    block = request.tables[group][position]
+    block = request.tables[group_id][position]
     if tx.is_null(block) or tx.device.keys[block] is not None:
         return False
-    key = request.key(tx.config, group, position)
+    key = request.key(tx.config, group_id, position)
     if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
-        merge = Merge(request.request_id, group, position, block, key)
+        merge = Merge(request.request_id, group_id, position, block, key)
         tx.batch = evolve(tx.batch, merges=tx.batch.merges.append(merge))
         return False
     tx.device.publish(block, key)
     if tx.config.max_in_flight and not final:
-        note_given(tx, block, key)
+        note_published_key(tx, block, key)
     return True
 
 
-def _note_run(tx: Transaction, request: RequestState, group: int, run: list[int]) -> None:
+def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[int]) -> None:
     """Remember published blocks that the open batch writes, and announce all of them."""
     record = tx.records.get(request.request_id)
     if record is not None:
         before = record.num_computed_before
-        size, table = tx.config.groups[group].block_size, request.tables[group]
+        size, table = tx.config.groups[group_id].block_size, request.tables[group_id]
         written = []
         for position in run:
             key = tx.device.keys[table[position]]
             if (position + 1) * size > before and key is not None:
-                written.append(Published(group, position, table[position], key))
+                written.append(Published(group_id, position, table[position], key))
         record = BatchRecord(before, record.published.extend(written))
         tx.records = tx.records.set(request.request_id, record)
     if tx.effects.events_enabled:
-        tx.effects.announce(stored(tx, request, group, run[0], run[-1] + 1))
+        tx.effects.announce(stored(tx, request, group_id, run[0], run[-1] + 1))
 
 
-def stored(tx: Transaction, request: RequestState, group: int, first: int, end: int) -> BlockStored:
+def stored(
+    tx: Transaction, request: RequestState, group_id: int, first: int, end: int
+) -> BlockStored:
     """The event that a request's blocks from position first up to end became findable."""
-    size, scale = tx.config.groups[group].block_size, tx.config.scales[group]
+    size, scale = tx.config.groups[group_id].block_size, tx.config.scales[group_id]
     hashes, keys, fine = request.block_hashes, request.extra_keys, tx.config.hash_block_size
     if tx.config.hide_salts:
         keys = keys.hide_salt(tx.parent_hash(request, 0))
@@ -155,7 +157,7 @@ def stored(tx: Transaction, request: RequestState, group: int, first: int, end: 
         parent_hash=hashes[first * scale - 1] if first else None,
         tokens=tuple(request.tokens[first * size : end * size]),
         block_size=size,
-        group=group,
+        group_id=group_id,
         lora_name=None if keys.lora is None else keys.lora.name,
         extra_keys=tuple(extra) if any(extra) else (),
     )

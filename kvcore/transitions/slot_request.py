@@ -46,7 +46,7 @@ class SlotOptions(TypedDict, total=False):
     reserved_blocks: int
 
 
-class Asked(Struct, frozen=True, gc=False, kw_only=True):
+class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
     loads: a load fills the blocks of the external tokens, so they are not zeroed. Raises
@@ -75,7 +75,9 @@ MAX_COUNT = 2**31 - 1
 """Most encoder tokens that are judged: no pool has blocks for more."""
 
 DEFAULTS: dict[str, Any] = {
-    each.name: each.default for each in fields(Asked) if each.name in SlotOptions.__annotations__
+    each.name: each.default
+    for each in fields(SlotRequest)
+    if each.name in SlotOptions.__annotations__
 }
 """The options of an allocation, as they are if nothing is said."""
 FLAGS = tuple(name for name, default in DEFAULTS.items() if default is False)
@@ -83,13 +85,17 @@ COUNTS = ("num_new_tokens", *(name for name in DEFAULTS if name not in FLAGS))
 _get_counts = attrgetter(*COUNTS)
 
 
-def read_asked(asked: Asked) -> Asked:
+def read_slot_request(slot_request: SlotRequest) -> SlotRequest:
     """The same with ints for counts and ids. Raises InvalidCount."""
-    given = _get_counts(asked)
+    given = _get_counts(slot_request)
     if _all_counts(given):
-        return asked if asked.hit is None else evolve(asked, hit=_read_hit(asked.hit))
+        return (
+            slot_request
+            if slot_request.hit is None
+            else evolve(slot_request, hit=_read_hit(slot_request.hit))
+        )
     counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
-    return evolve(asked, hit=_read_hit(asked.hit), **counts)
+    return evolve(slot_request, hit=_read_hit(slot_request.hit), **counts)
 
 
 def check_hit_kind(hit: Any) -> None:
@@ -108,24 +114,24 @@ def check_hit_kind(hit: Any) -> None:
         raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
 
 
-def check_asked(
-    tx: Transaction, request: RequestState, asked: Asked
+def check_slot_request(
+    tx: Transaction, request: RequestState, slot_request: SlotRequest
 ) -> tuple[tuple[int, ...], ...]:
     """The hit blocks a group; raises for nothing to do, wrong hits and tokens that are missing."""
-    if asked.num_new_tokens == 0 and asked.num_external_computed_tokens == 0:
+    if slot_request.num_new_tokens == 0 and slot_request.num_external_computed_tokens == 0:
         raise InvalidCount(name="num_new_tokens", value=0, least=1)
     if request.drafts:
         check_drafts_settled(request)
     name = repr(request.request_id)
-    if asked.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
-        raise NoEncoderGroup(request=name, num_encoder_tokens=asked.num_encoder_tokens)
+    if slot_request.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
+        raise NoEncoderGroup(request=name, num_encoder_tokens=slot_request.num_encoder_tokens)
     hits: tuple[tuple[int, ...], ...] = ((),) * len(request.tables)
-    if asked.hit is not None and any(asked.hit.blocks.blocks):
-        check_hit(tx, request, asked.hit)
-        hits = asked.hit.blocks.blocks
-    elif asked.hit is not None and asked.hit.num_tokens:
-        raise WrongHit(request=name, num_blocks=0, num_tokens=asked.hit.num_tokens)
-    check_length(tx, request, asked)
+    if slot_request.hit is not None and any(slot_request.hit.blocks.blocks):
+        check_hit(tx, request, slot_request.hit)
+        hits = slot_request.hit.blocks.blocks
+    elif slot_request.hit is not None and slot_request.hit.num_tokens:
+        raise WrongHit(request=name, num_blocks=0, num_tokens=slot_request.hit.num_tokens)
+    check_length(tx, request, slot_request)
     return hits
 
 
@@ -137,7 +143,7 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
         raise CachingDisabled(request=name, num_blocks=num_blocks)
     if any(request.tables):
         raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
-    sizes = [group.block_size for group in tx.config.groups]
+    sizes = [group_id.block_size for group_id in tx.config.groups]
     fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
     fits = fits and 0 < hit.num_tokens < len(request.tokens)
     fits = fits and all(
@@ -146,22 +152,22 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
     fits = fits and hit.num_tokens <= len(request.block_hashes) * tx.config.hash_block_size
     if not fits:
         raise WrongHit(request=name, num_blocks=num_blocks, num_tokens=hit.num_tokens)
-    for group, blocks in enumerate(groups):
-        skipped = skipped_blocks(tx.config.groups[group], hit.num_tokens)
+    for group_id, blocks in enumerate(groups):
+        skipped = skipped_blocks(tx.config.groups[group_id], hit.num_tokens)
         for position, block in enumerate(blocks):
             if position < skipped and block == 0:
                 continue
             tx.device.check_block(block)
-            if tx.device.keys[block] != request.key(tx.config, group, position):
+            if tx.device.keys[block] != request.key(tx.config, group_id, position):
                 raise StaleHits(request=name, block=block, position=position)
 
 
-def check_length(tx: Transaction, request: RequestState, asked: Asked) -> None:
+def check_length(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
     """Raise unless the request has the tokens, drafts included, and the model takes them."""
     name, limit = repr(request.request_id), tx.config.length_limit
-    local = request.num_computed + (0 if asked.hit is None else asked.hit.num_tokens)
-    total = min(local + asked.num_external_computed_tokens, limit)
-    scheduled = max(local, total + asked.num_new_tokens)
+    local = request.num_computed + (0 if slot_request.hit is None else slot_request.hit.num_tokens)
+    total = min(local + slot_request.num_external_computed_tokens, limit)
+    scheduled = max(local, total + slot_request.num_new_tokens)
     if scheduled > limit:
         raise BeyondModelLength(request=name, asked=scheduled, max_model_len=limit)
     num_tokens = len(request.tokens)

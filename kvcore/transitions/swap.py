@@ -21,7 +21,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
-from kvcore.transitions.in_flight import mark
+from kvcore.transitions.in_flight import note_request
 from kvcore.transitions.unconfirmed_loads import rest
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
@@ -97,8 +97,8 @@ def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int 
 def kept(tx: Transaction, request: RequestState) -> Iterator[int]:
     """The blocks of a request that hold tokens computed before the open batch, in table order."""
     num_tokens = tx.num_settled(request)
-    for group, table in enumerate(request.tables):
-        held = table[: tx.num_kept(group, table, num_tokens)]
+    for group_id, table in enumerate(request.tables):
+        held = table[: tx.num_kept(group_id, table, num_tokens)]
         yield from (block for block in held if not tx.is_null(block))
 
 
@@ -110,8 +110,8 @@ def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -
         request = tx.request(request_id)
         num_computed = tx.num_settled(request)
         tables = []
-        for group, table in enumerate(request.tables):
-            held = table[: tx.num_kept(group, table, num_computed)]
+        for group_id, table in enumerate(request.tables):
+            held = table[: tx.num_kept(group_id, table, num_computed)]
             ids = [NO_HOST_BLOCK if tx.is_null(block) else targets[block] for block in held]
             for block in ids:
                 if block in owned:
@@ -121,7 +121,7 @@ def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -
             tables.append(pvector(ids))
         loads = tx.loads
         cut_tables(tx, request, 0)
-        mark(tx, request_id, 0, 0)
+        note_request(tx, request_id, 0, 0)
         moved = tx.request(request_id)
         if num_computed:
             tx.loads = loads
@@ -168,14 +168,14 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
     owned: set[int] = set()
     for request in requests:
         edit, num_cached = TableEdit(tx, request), []
-        for group, table in enumerate(request.host_tables):
+        for group_id, table in enumerate(request.host_tables):
             ids = [place(host_block, hits, copies) for host_block in table]
-            edit.extend(group, _owning(tx, ids, owned))
+            edit.extend(group_id, _owning(tx, ids, owned))
             if tx.loads:
                 rest(tx, request.request_id, ids)
-            num_cached.append(num_published(tx, request, group, ids))
+            num_cached.append(num_published(tx, request, group_id, ids))
         release_host(tx, request)
-        mark(tx, request.request_id, 0, 0)
+        note_request(tx, request.request_id, 0, 0)
         back = evolve(
             tx.request(request.request_id),
             num_computed=request.num_computed,
@@ -203,9 +203,9 @@ def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) 
     return copies[host_block] if block is None else block
 
 
-def num_published(tx: Transaction, request: RequestState, group: int, blocks: list[int]) -> int:
+def num_published(tx: Transaction, request: RequestState, group_id: int, blocks: list[int]) -> int:
     """Leading full blocks that are findable already, or no longer needed."""
-    num_full = request.num_computed // tx.config.groups[group].block_size
+    num_full = request.num_computed // tx.config.groups[group_id].block_size
     for position in range(min(num_full, len(blocks))):
         block = blocks[position]
         if not tx.is_null(block) and tx.device.keys[block] is None:

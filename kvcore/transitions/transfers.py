@@ -23,7 +23,7 @@ from kvcore.transitions.free import cut_tables
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks
-from kvcore.transitions.slot_request import Asked
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
 from kvcore.types.arguments import read_count, read_int, read_ints
@@ -86,7 +86,7 @@ def load(
     at once. The rest is as in `allocate_slots`, with delayed caching. Raises what that raises, and
     WrongLoad.
     """
-    asked = Asked(
+    slot_request = SlotRequest(
         request_id=request_id,
         num_new_tokens=0,
         hit=hit,
@@ -100,7 +100,7 @@ def load(
     def change(tx: Transaction) -> tuple[int, ...] | Refused:
         request = tx.idle(request_id)
         count = read_count("num_tokens", num_tokens, 1)
-        plan = plan_allocation(tx, asked)
+        plan = plan_allocation(tx, slot_request)
         check_load(tx, request, count, hit)
         if isinstance(plan, Refusal):
             tx.put(apply_trims(tx, plan.request, plan.trims))

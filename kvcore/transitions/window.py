@@ -15,7 +15,7 @@ from msgspec.structs import replace as evolve
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import TableEdit, users
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import mark
+from kvcore.transitions.in_flight import note_request
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeyondComputed
 from kvcore.types.groups import skipped_blocks
@@ -25,7 +25,7 @@ from kvcore.types.values import Outcome
 class Trim(Struct, frozen=True, gc=False):
     """Positions [first, end) of a group's table that become the null block."""
 
-    group: int
+    group_id: int
     first: int
     end: int
 
@@ -74,26 +74,26 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
 def num_freed(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> int:
     """Blocks that the trims would give to the free queue."""
     return sum(
-        _comes_back(tx, request, trim.group, position)
+        _comes_back(tx, request, trim.group_id, position)
         for trim in trims
         for position in range(trim.first, trim.end)
     )
 
 
-def _comes_back(tx: Transaction, request: RequestState, group: int, position: int) -> bool:
+def _comes_back(tx: Transaction, request: RequestState, group_id: int, position: int) -> bool:
     """Whether a block that a table lets go would join the free queue at once."""
-    block = request.tables[group][position]
+    block = request.tables[group_id][position]
     if tx.device.ref_counts[block] != 1 or tx.device.is_busy(block):
         return False
-    return not users(tx, request.request_id, group, position)
+    return not users(tx, request.request_id, group_id, position)
 
 
 def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> RequestState:
     """The request with the null block in these places; the blocks are released, highest first."""
     if not trims:
         return request
-    mark(tx, request.request_id, request.num_computed, 0)
+    note_request(tx, request.request_id, request.num_computed, 0)
     edit = TableEdit(tx, request)
     for trim in trims:
-        edit.blank(trim.group, trim.first, trim.end)
+        edit.blank(trim.group_id, trim.first, trim.end)
     return evolve(request, tables=tuple(edit.tables))

@@ -155,7 +155,7 @@ class SetTable(Command, frozen=True):
 
     kind = 12
     row: int
-    group: int
+    group_id: int
     position: int
     block: int
 
@@ -165,7 +165,7 @@ class CutTable(Command, frozen=True):
 
     kind = 13
     row: int
-    group: int
+    group_id: int
     length: int
 
 

@@ -53,7 +53,7 @@ class Config:
     `eagle`, in all if none is. record_new_blocks: keep what `take_new_block_ids` hands out.
     hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", which an attacker can make collide.
     hash_seed: root of the key chains, random per process unless given; text in UTF-8 for
-    sha256_cbor. max_in_flight: taken batches that may be unfinished at a time; 0: taking a batch
+    sha256_cbor. max_in_flight: taken batches that may be in flight at a time; 0: taking a batch
     completes it. publish: full blocks are findable from the call on that schedules their last
     token, or once the batch that writes it is completed. hide_salts: events have a digest of a
     request's salt, not the salt. Raises InvalidConfig, GroupsDoNotFit.
@@ -122,15 +122,15 @@ class Config:
         """Device blocks that can hold tokens."""
         return self.num_blocks - int(self.null_block)
 
-    def drops_last_hit(self, group: int) -> bool:
+    def drops_last_hit(self, group_id: int) -> bool:
         """Whether a hit leaves this group's last matched block to be computed."""
         flagged = any(each.eagle for each in self.groups)
-        return self.use_eagle and (self.groups[group].eagle or not flagged)
+        return self.use_eagle and (self.groups[group_id].eagle or not flagged)
 
-    def cap(self, group: int) -> int | None:
+    def cap(self, group_id: int) -> int | None:
         """Most blocks that a request holds at once in a group, None where it keeps everything."""
         limit = self.length_limit
-        return admission_cap(self.groups[group], self.max_num_batched_tokens or limit, limit)
+        return admission_cap(self.groups[group_id], self.max_num_batched_tokens or limit, limit)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks that one request holds over all groups on its way to so many tokens."""

@@ -142,18 +142,18 @@ class InOpenBatch(KvcoreError):
 
 
 class TooManyInFlight(KvcoreError):
-    """As many batches are unfinished as the config allows."""
+    """As many batches are in flight as the config allows."""
 
     message = (
-        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the "
+        "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the "
         "oldest or cancel first"
     )
 
 
 class NotInFlight(KvcoreError):
-    """No unfinished batch has this number."""
+    """No batch in flight has this number."""
 
-    message = "batch {batch} is not unfinished; unfinished are: {unfinished}"
+    message = "batch {batch} is not in flight; in flight are: {in_flight}"
 
 
 class BatchOutOfOrder(KvcoreError):

@@ -87,12 +87,12 @@ def read_event(source: Reader) -> Event:
         if parent is not None and len(parent) != HASH_SIZE:
             raise source.damaged("a parent is no hash")
         tokens = tuple(source.numbers())
-        size, group, lora = source.u32(), source.u32(), source.text()
+        size, group_id, lora = source.u32(), source.u32(), source.text()
         marked = source.flag()
         if marked and not hashes:
             raise source.damaged("extra keys of no block")
         extra = [_read_extra_keys_of_block(source) for _ in hashes] if marked else []
-        return BlockStored(hashes, parent, tokens, size, group, lora, tuple(extra))
+        return BlockStored(hashes, parent, tokens, size, group_id, lora, tuple(extra))
     if kind == REMOVED:
         return BlockRemoved(source.take(HASH_SIZE), source.u32())
     assert kind == CLEARED
@@ -116,7 +116,7 @@ def write_event(out: Writer, event: Event) -> None:
             out.sized(event.parent_hash or b"")
             out.numbers(event.tokens)
             out.u32(event.block_size)
-            out.u32(event.group)
+            out.u32(event.group_id)
             out.text(event.lora_name)
             out.u8(bool(event.extra_keys))
             for keys in event.extra_keys:
@@ -127,6 +127,6 @@ def write_event(out: Writer, event: Event) -> None:
         case BlockRemoved():
             out.u8(REMOVED)
             out.data += event.block_hash
-            out.u32(event.group)
+            out.u32(event.group_id)
         case AllBlocksCleared():
             out.u8(CLEARED)

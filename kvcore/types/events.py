@@ -31,7 +31,7 @@ class BlockStored:
     parent_hash: bytes | None
     tokens: tuple[int, ...]
     block_size: int
-    group: int
+    group_id: int
     lora_name: str | None = None
     extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
     medium: str = DEVICE_MEDIUM
@@ -42,7 +42,7 @@ class BlockRemoved:
     """The last block of a content is no longer findable."""
 
     block_hash: bytes
-    group: int
+    group_id: int
     medium: str = DEVICE_MEDIUM
 
 
@@ -65,9 +65,9 @@ def replay(events: Iterable[Event]) -> set[bytes]:
     for event in events:
         match event:
             case BlockStored():
-                keys.update(make_key(each, event.group) for each in event.block_hashes)
+                keys.update(make_key(each, event.group_id) for each in event.block_hashes)
             case BlockRemoved():
-                keys.remove(make_key(event.block_hash, event.group))
+                keys.remove(make_key(event.block_hash, event.group_id))
             case AllBlocksCleared():
                 keys.clear()
     return keys

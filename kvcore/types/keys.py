@@ -22,9 +22,9 @@ GROUP_BYTES = tuple(group.to_bytes(4, "big") for group in range(MAX_GROUPS))
 _UINT64 = 2**64
 
 
-def make_key(block_hash: bytes, group: int) -> bytes:
+def make_key(block_hash: bytes, group_id: int) -> bytes:
     """The key under which a block of this content and group is found."""
-    return block_hash + group.to_bytes(4, "big")
+    return block_hash + group_id.to_bytes(4, "big")
 
 
 def external_hash(block_hash: bytes) -> int:

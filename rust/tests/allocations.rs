@@ -13,7 +13,7 @@ use kvcore::transitions::allocate::{Requests, allocate_slots, append};
 use kvcore::transitions::batches::take_batch_into;
 use kvcore::transitions::free::free;
 use kvcore::transitions::requests::add_request;
-use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
 use kvcore::types::keys::HASHINGS;
@@ -72,8 +72,8 @@ fn running(config: Config) -> State {
         let tokens: Vec<u32> = (0..PROMPT + number % 16).map(|at| 1_000 * number + at).collect();
         let id = number.to_string();
         add_request(&mut state, Request::new(&id, &tokens)).expect("the id is new");
-        let asked = Asked::new(tokens.len() as i64);
-        let got = allocate_slots(&mut state, &id, &asked).expect("the arguments are right");
+        let slot_request = SlotRequest::new(tokens.len() as i64);
+        let got = allocate_slots(&mut state, &id, &slot_request).expect("the arguments are right");
         assert!(got.is_ok(), "the pool has room");
     }
     state

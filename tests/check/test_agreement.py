@@ -87,10 +87,10 @@ def walked(where: World, seed: int) -> dict[bytes, None]:
 def time_calls(state: State) -> Iterator[Call]:
     """Closing and finishing batches and operations, taking them back."""
     yield Call("take_batch")
-    for batch in state.unfinished:
+    for batch in state.in_flight:
         yield Call("complete", (batch.number,))
-    if len(state.unfinished) > 1:
-        yield Call("cancel", (state.unfinished[-1].number,))
+    if len(state.in_flight) > 1:
+        yield Call("cancel", (state.in_flight[-1].number,))
     for number in state.operations:
         yield Call("complete_operation", (number, number % 3 > 0))
 

@@ -43,7 +43,7 @@ def test_a_publication_says_all_that_a_router_needs(backend: Backend) -> None:
     assert (one.block_hashes, one.parent_hash, one.tokens) == ((first,), None, (0, 1))
     assert (two.block_hashes, two.parent_hash, two.tokens) == ((second, third), first, (2, 3, 4, 5))
     for event in (one, two):
-        assert (event.block_size, event.group) == (2, 0)
+        assert (event.block_size, event.group_id) == (2, 0)
         assert (event.lora_name, event.medium) == ("adapter", "GPU")
     # The salt is in the first block, the adapter in each; the picture covers tokens 3 and 4, so the
     # second half of the second block and the first of the third.

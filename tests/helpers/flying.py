@@ -30,7 +30,7 @@ def take(manager: KVCacheManager) -> int:
 
 
 def land(manager: KVCacheManager) -> None:
-    """Close the open batch and complete all that are unfinished."""
+    """Close the open batch and complete all that are in flight."""
     take(manager)
     for number in manager.in_flight:
         manager.complete(number)

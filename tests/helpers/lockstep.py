@@ -92,8 +92,8 @@ class Lockstep:
         """Take the batch, the only one; a request's load does not bring its tokens from one on, so
         the engine takes back what all who count them have on top; it frees those who still load.
         """
-        while self.state.unfinished:
-            self.call("complete", self.state.unfinished[0].number)
+        while self.state.in_flight:
+            self.call("complete", self.state.in_flight[0].number)
         self.failing = failing
         self.call("take_batch")
         self.catch_up()
@@ -151,7 +151,7 @@ class Lockstep:
             self._run_to(self.state.operations[call.args[0]].batch)
 
     def _numbers(self) -> list[int]:
-        return [batch.number for batch in self.state.unfinished]
+        return [batch.number for batch in self.state.in_flight]
 
     def _run_to(self, number: int) -> None:
         while self.waiting and self.waiting[0].batch.number <= number:

@@ -210,18 +210,18 @@ class Machine(RuleBasedStateMachine):
     @rule(data=DATA)
     @precondition(lambda self: any_running(self) or bool(self.run.state.batch.commands))
     def take_batch(self, data: st.DataObject) -> None:
-        """Take the batch; where too many are unfinished, mostly finish one first."""
-        unfinished = self.run.state.unfinished
-        full = len(unfinished) == self.run.state.config.max_in_flight > 0
+        """Take the batch; if too many are in flight, mostly finish one first."""
+        in_flight = self.run.state.in_flight
+        full = len(in_flight) == self.run.state.config.max_in_flight > 0
         if full and not data.draw(seldom()):
-            self.run.call("complete", unfinished[0].number)
+            self.run.call("complete", in_flight[0].number)
         self.run.call("take_batch")
 
     @rule(data=DATA)
-    @precondition(lambda self: bool(self.run.state.unfinished))
+    @precondition(lambda self: bool(self.run.state.in_flight))
     def finish_batch(self, data: st.DataObject) -> None:
         """Complete the oldest batch, or cancel any, or let the device run all."""
-        numbers = [batch.number for batch in self.run.state.unfinished]
+        numbers = [batch.number for batch in self.run.state.in_flight]
         match data.draw(st.sampled_from(["complete", "complete", "cancel", "catch up", "any"])):
             case "complete":
                 self.run.call("complete", numbers[0])
@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
             ways += [self.accept, self.accept]
         if self.run.state.operations:
             ways += [self.complete, self.complete]
-        if self.run.state.unfinished:
+        if self.run.state.in_flight:
             ways.append(self.finish_batch)
         data.draw(st.sampled_from(ways))(data)
 

@@ -54,9 +54,9 @@ class Contents:
         return self._by_key.get(key, (None, False))[0]
 
 
-def digest(prefix: int, group: int) -> int:
+def digest(prefix: int, group_id: int) -> int:
     """What a slot of a group holds behind a prefix."""
-    return prefix * MAX_GROUPS + group
+    return prefix * MAX_GROUPS + group_id
 
 
 def spoilt_by(slot: Slot) -> frozenset[int]:

@@ -170,7 +170,7 @@ class Device:
     def _change_table(self, command: Command) -> None:
         if isinstance(command, SetTable | CutTable):
             empty: list[list[int]] = [[] for _ in self.config.groups]
-            table = self._tables.setdefault(command.row, empty)[command.group]
+            table = self._tables.setdefault(command.row, empty)[command.group_id]
             if isinstance(command, CutTable):
                 del table[command.length :]
             elif command.position < len(table):

@@ -61,10 +61,10 @@ def judge_reuse(e: Engine, step: Step) -> None:
     for command in step.batch:
         if isinstance(command, Allocate):
             free = ("device", command.block) not in used
-            demand(free, f"{command} in flight: an unfinished batch uses the block")
+            demand(free, f"{command} in flight: a batch in flight uses the block")
         if isinstance(command, SwapOut):
             free = ("host", command.host_block) not in used
-            demand(free, f"{command} in flight: an unfinished batch uses the host block")
+            demand(free, f"{command} in flight: a batch in flight uses the host block")
         places = (command.reads(), command.writes()) if not isinstance(command, Zero) else ()
         uses |= {place for place in places if place is not None}
     e.uses[step.batch.number] = uses

@@ -31,13 +31,13 @@ class Router:
         for event in events:
             match event:
                 case BlockStored():
-                    size = self.config.groups[event.group].block_size
+                    size = self.config.groups[event.group_id].block_size
                     demand(event.block_size == size, f"{event} has another group's block size")
                     num_tokens = size * len(event.block_hashes)
                     demand(len(event.tokens) == num_tokens, f"{event} has a wrong number of tokens")
-                    self.found.update(each + _suffix(event.group) for each in event.block_hashes)
+                    self.found.update(each + _suffix(event.group_id) for each in event.block_hashes)
                 case BlockRemoved():
-                    key = event.block_hash + _suffix(event.group)
+                    key = event.block_hash + _suffix(event.group_id)
                     demand(key in self.found, f"{event}, which no event stored")
                     self.found.remove(key)
                 case AllBlocksCleared():
@@ -83,5 +83,5 @@ def first_seen(group: Group, query: int) -> int:
     return 0
 
 
-def _suffix(group: int) -> bytes:
-    return group.to_bytes(4, "big")
+def _suffix(group_id: int) -> bytes:
+    return group_id.to_bytes(4, "big")

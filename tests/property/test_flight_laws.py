@@ -51,15 +51,15 @@ def make(run: Lockstep, step: Step) -> None:
 def take(run: Lockstep) -> None:
     """Take the batch; the oldest one is completed where that is needed."""
     state = run.state
-    if state.config.max_in_flight and len(state.unfinished) == state.config.max_in_flight:
-        run.call("complete", state.unfinished[0].number)
+    if state.config.max_in_flight and len(state.in_flight) == state.config.max_in_flight:
+        run.call("complete", state.in_flight[0].number)
     run.call("take_batch")
 
 
 def complete_all(run: Lockstep) -> None:
     """Nothing is in flight any more."""
-    while run.state.unfinished:
-        run.call("complete", run.state.unfinished[0].number)
+    while run.state.in_flight:
+        run.call("complete", run.state.in_flight[0].number)
 
 
 def counts(state: State, names: Sequence[str]) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def test_cancel_right_after_take_undoes_the_batch(
         take(run)
     if not late:
         complete_all(run)
-    elif len(run.state.unfinished) == 2:
-        run.call("complete", run.state.unfinished[0].number)
+    elif len(run.state.in_flight) == 2:
+        run.call("complete", run.state.in_flight[0].number)
     names = sorted(run.state.requests)
     before = counts(run.state, names)
     prompts, goes_on, _ = steps[-1]
@@ -128,7 +128,7 @@ def test_a_cancelled_engine_that_goes_on_ends_where_it_would_have(
     for step in steps:
         make(run, step)
         take(run)
-    run.call("cancel", run.state.unfinished[index % len(run.state.unfinished)].number)
+    run.call("cancel", run.state.in_flight[index % len(run.state.in_flight)].number)
     for name, request in sorted(run.state.requests.items()):
         hit = run.hit(name) if request.status is Status.WAITING else None
         start = request.num_computed + (hit.num_tokens if hit is not None else 0)

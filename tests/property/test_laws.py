@@ -172,11 +172,11 @@ def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None
 
 
 def land(run: Lockstep) -> None:
-    """Take the open batch and complete all that are unfinished."""
-    for number in [each.number for each in run.state.unfinished]:
+    """Take the open batch and complete all that are in flight."""
+    for number in [each.number for each in run.state.in_flight]:
         run.call("complete", number)
     run.call("take_batch")
-    for number in [each.number for each in run.state.unfinished]:
+    for number in [each.number for each in run.state.in_flight]:
         run.call("complete", number)
 
 

@@ -9,7 +9,7 @@ use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::Asked;
+use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::{Config, Eviction};
 use kvcore::types::keys::Hashing;
 use kvcore::types::values::Request;
@@ -57,15 +57,15 @@ impl Peer for Twin {
         }
         let got = if computed > 0 {
             self.computed[request] = end;
-            allocate_slots(&mut self.state, id, &Asked::new((end - computed) as i64))
+            allocate_slots(&mut self.state, id, &SlotRequest::new((end - computed) as i64))
         } else {
             let hit = get_computed_blocks(&self.state, id).expect("it is known");
             let num_hit = hit.num_tokens as usize;
             self.hits.push(num_hit);
             self.computed[request] = end.max(num_hit + 1);
-            let mut asked = Asked::new((self.computed[request] - num_hit) as i64);
-            asked.hit = Some((&hit).into());
-            allocate_slots(&mut self.state, id, &asked)
+            let mut slot_request = SlotRequest::new((self.computed[request] - num_hit) as i64);
+            slot_request.hit = Some((&hit).into());
+            allocate_slots(&mut self.state, id, &slot_request)
         };
         black_box(got.expect("the arguments are right").expect("the pool has room"));
     }

@@ -87,7 +87,7 @@ def _add_options(group: Any) -> None:
         "--groups", type=groups, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size"
     )
     add("--host-blocks", type=count, metavar="N", help="blocks of the host tier (0)")
-    add("--max-in-flight", type=count, metavar="N", help="unfinished batches (0)")
+    add("--max-in-flight", type=count, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
     add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
     add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")

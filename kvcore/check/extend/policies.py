@@ -36,7 +36,7 @@ class FreeBlock:
     """What a policy sees of a block: whether its content can be hit, and in which group."""
 
     cached: bool
-    group: int | None = None
+    group_id: int | None = None
 
 
 class Policy(Protocol):

@@ -19,16 +19,16 @@ from kvcore.transitions import (
     TRANSITIONS,
     allocate,
     batches,
+    free,
     plan,
     prefix_lookup,
     queries,
     slot_request,
     transfers,
 )
-from kvcore.transitions import free as release
 from kvcore.transitions import publish as caching
 from kvcore.transitions.requests import extend
-from kvcore.transitions.slot_request import Asked
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Command, CopyOnWrite, Free
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome
@@ -89,15 +89,15 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
         record = tx.records.get(request.request_id)
         if record is not None:
             tx.records = tx.records.delete(request.request_id)
-            release.cut_tables(tx, request, record.num_computed_before)
+            free.cut_tables(tx, request, record.num_computed_before)
 
-    patcher.setattr(release, "leave_open_batch", leave_keys)
+    patcher.setattr(free, "leave_open_batch", leave_keys)
 
 
 @mutant("three", "KV-READ")
 def m_hit_in_open_batch_pulled_away(patcher: Patcher) -> None:
     """A request leaves the open batch though another one counts tokens that it was to write."""
-    patcher.setattr(release, "check_leaving", lambda *_: None)
+    patcher.setattr(free, "check_leaving", lambda *_: None)
 
 
 @mutant("drafts", "DRAFT", rows=(45,))
@@ -121,10 +121,10 @@ def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     def free_published(before: State, request_id: str) -> Any:
         def change(tx: Transaction) -> None:
             request = tx.request(request_id)
-            for group, table in enumerate(request.tables):
-                for position in range(min(len(table), request.num_hashed(tx.config, group))):
+            for group_id, table in enumerate(request.tables):
+                for position in range(min(len(table), request.num_hashed(tx.config, group_id))):
                     if tx.device.keys[table[position]] is None:
-                        key = request.key(tx.config, group, position)
+                        key = request.key(tx.config, group_id, position)
                         tx.device.publish(table[position], key)
 
         return free(transition(before, change).state, request_id)
@@ -172,7 +172,9 @@ def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     """Slots are counted from the first token on, on top of the blocks of a hit."""
     measure = plan.measure
 
-    def measure_from_zero(tx: Transaction, request: RequestState, wanted: Asked) -> plan.Lengths:
+    def measure_from_zero(
+        tx: Transaction, request: RequestState, wanted: SlotRequest
+    ) -> plan.Lengths:
         return measure(tx, request, evolve(wanted, hit=None))
 
     patcher.setattr(plan, "measure", measure_from_zero)
@@ -214,7 +216,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     def rewrite_in_place(tx: Transaction, request: RequestState, lengths: plan.Lengths) -> Any:
         planned = []
         for each in rewrites(tx, request, lengths):
-            block = request.tables[each.group][each.position]
+            block = request.tables[each.group_id][each.position]
             full = tx.device.keys[block] is not None
             planned.append(evolve(each, shared=False, copied=False) if full else each)
         return tuple(planned)

@@ -103,7 +103,7 @@ def m_publishes_the_key_before(patcher: Patcher) -> None:
             inner.setattr(
                 RequestState,
                 "key",
-                lambda self, config, group, at: key(self, config, group, max(0, at - 1)),
+                lambda self, config, group_id, at: key(self, config, group_id, max(0, at - 1)),
             )
             return publish(*args)
 
@@ -241,11 +241,11 @@ def m_stale_entries_compared(patcher: Patcher) -> None:
     m_evict_keeps_index(patcher)
     missing = prefix_lookup.first_missing
 
-    def compared(state: State, request: RequestState, group: int, positions: Any) -> int | None:
+    def compared(state: State, request: RequestState, group_id: int, positions: Any) -> int | None:
         for position in positions:
-            if missing(state, request, group, (position,)) is not None:
+            if missing(state, request, group_id, (position,)) is not None:
                 return int(position)
-            key = request.key(state.config, group, position)
+            key = request.key(state.config, group_id, position)
             if state.device.keys[state.device.index.firsts[key]] != key:
                 return int(position)
         return None
@@ -260,8 +260,8 @@ def m_superseded_key_comes_back(patcher: Patcher) -> None:
 
     def commit_and_restore(tx: Transaction, planned: Plan) -> Any:
         tables = planned.request.tables
-        places = [(each.group, each.position) for each in planned.rewrites if not each.shared]
-        blocks = [tables[group][position] for group, position in places]
+        places = [(each.group_id, each.position) for each in planned.rewrites if not each.shared]
+        blocks = [tables[group_id][position] for group_id, position in places]
         keys = {block: tx.device.keys[block] for block in blocks}
         grown = commit(tx, planned)
         for block, key in keys.items():
@@ -310,12 +310,12 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
     start, own = transfers.start_loads, RequestState.key
 
     def start_blind(tx: Transaction, request: RequestState, first: int) -> tuple[int, ...]:
-        def key(self: RequestState, config: Config, group: int, position: int) -> bytes:
+        def key(self: RequestState, config: Config, group_id: int, position: int) -> bytes:
             for other in tx.state.requests.values():
                 plain = other.extra_keys == NO_EXTRA_KEYS and other.tokens[: len(self.tokens)]
                 if plain == self.tokens:
-                    return own(other, config, group, position)
-            return own(self, config, group, position)
+                    return own(other, config, group_id, position)
+            return own(self, config, group_id, position)
 
         with Patcher() as inner:
             inner.setattr(RequestState, "key", key)

@@ -23,8 +23,7 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.quarantine import QuarantineTransaction
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, cancel, fork, in_flight, requests, swap
-from kvcore.transitions import batches as batch
+from kvcore.transitions import allocate, batches, cancel, fork, in_flight, requests, swap
 from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
@@ -112,7 +111,7 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     take_back = cancel.take_back
 
     def take_back_unpublished(tx: Transaction, cancelled: list[Any], number: int) -> None:
-        take_back(tx, [evolve(each, given=()) for each in cancelled], number)
+        take_back(tx, [evolve(each, published_keys=()) for each in cancelled], number)
 
     patcher.setattr(cancel, "take_back", take_back_unpublished)
 
@@ -120,7 +119,7 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
 @mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_completion_publishes_what_is_in_flight(patcher: Patcher) -> None:
     """A batch's completion publishes what later batches have yet to write, too."""
-    patcher.setattr(batch, "num_finished", lambda _, request: request.num_accepted)
+    patcher.setattr(batches, "num_finished", lambda _, request: request.num_accepted)
 
 
 @mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
@@ -146,18 +145,18 @@ def m_cancel_forgets_forks(patcher: Patcher) -> None:
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
-    mark = in_flight.mark
+    note = in_flight.note_request
 
-    def mark_counts(tx: Transaction, name: str, before: int, _restore: int, **options: Any) -> None:
-        mark(tx, name, before, before, **options)
+    def note_counts(tx: Transaction, name: str, before: int, _restore: int, **options: Any) -> None:
+        note(tx, name, before, before, **options)
 
-    patcher.setattr(allocate, "mark", mark_counts)
+    patcher.setattr(allocate, "note_request", note_counts)
 
 
 @mutant("flight-swap", "KV-READ")
 def m_cancel_forgets_swaps(patcher: Patcher) -> None:
     """A request stays in the tier to which a cancelled batch was to copy it."""
-    patcher.setattr(swap, "mark", lambda *_: None)
+    patcher.setattr(swap, "note_request", lambda *_: None)
 
 
 @mutant("flight", "COMPUTED-RULE", "KV-READ", rows=(72,))
@@ -197,9 +196,9 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     inherit = in_flight.inherit
 
     def inherit_taken(tx: Transaction, parent_id: str, child_id: str) -> None:
-        opened = tx.marks
+        opened = tx.entries
         inherit(tx, parent_id, child_id)
-        tx.marks = opened
+        tx.entries = opened
 
     patcher.setattr(fork, "inherit", inherit_taken)
 
@@ -212,7 +211,7 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
 )
 def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
     """The marks behind that of a removed request keep their places, which later ones get again."""
-    patcher.setattr(in_flight, "_without", lambda marks, name: marks.delete(name))
+    patcher.setattr(in_flight, "_without", lambda entries, name: entries.delete(name))
 
 
 @mutant(
@@ -225,13 +224,13 @@ def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
     shorten = TableEdit._shorten
 
-    def shorten_held(self: TableEdit, group: int, length: int) -> None:
+    def shorten_held(self: TableEdit, group_id: int, length: int) -> None:
         name = self.request_id
-        marked = [batch.marks.get(name) for batch in self.tx.unfinished]
-        shorten(self, group, length)
+        marked = [batch.entries.get(name) for batch in self.tx.in_flight]
+        shorten(self, group_id, length)
         for index, known in enumerate(marked):
             if known is not None:
-                made = self.tx.unfinished[index].marks[name]
+                made = self.tx.in_flight[index].entries[name]
                 self._mark(index, evolve(made, replaced=known.replaced))
 
     patcher.setattr(TableEdit, "_shorten", shorten_held)

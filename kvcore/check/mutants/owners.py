@@ -20,7 +20,7 @@ from kvcore.pool.free_queue import FreeQueueTransaction
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, batches, plan, swap
-from kvcore.transitions.slot_request import Asked
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Allocate, Evict, Free, SetTable, Touch
 from kvcore.types.values import Refused
 
@@ -149,10 +149,10 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
 def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     """Hits get their owner before it is known whether the call fits, and keep it if not."""
 
-    def plan_touched(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(tx, asked)
-        if isinstance(planned, plan.Refusal) and asked.hit is not None:
-            for block in chain.from_iterable(asked.hit.blocks.blocks):
+    def plan_touched(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, slot_request)
+        if isinstance(planned, plan.Refusal) and slot_request.hit is not None:
+            for block in chain.from_iterable(slot_request.hit.blocks.blocks):
                 tx.device.touch(block)
         return planned
 
@@ -250,8 +250,8 @@ def m_cache_keeps_an_owner(patcher: Patcher) -> None:
 def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
     """The second group's blocks do not fit; what the first one got is not given back."""
 
-    def plan_first_group(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(tx, asked)
+    def plan_first_group(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, slot_request)
         if isinstance(planned, plan.Refusal) and tx.device.num_free:
             tx.device.take(1)
         return planned
@@ -263,13 +263,13 @@ def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
 def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     """A waiting request that was refused keeps the blocks of its hit in its table."""
 
-    def plan_holding(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(tx, asked)
-        if not isinstance(planned, plan.Refusal) or asked.hit is None:
+    def plan_holding(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+        planned = plan.plan_allocation(tx, slot_request)
+        if not isinstance(planned, plan.Refusal) or slot_request.hit is None:
             return planned
         edit = TableEdit(tx, planned.request)
-        for group, blocks in enumerate(asked.hit.blocks.blocks):
-            edit.share(group, pvector(blocks))
+        for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
+            edit.share(group_id, pvector(blocks))
         return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)

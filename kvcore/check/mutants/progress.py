@@ -15,16 +15,15 @@ from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions import TRANSITIONS, allocate, plan, swap
-from kvcore.transitions import prefix_lookup as hits
-from kvcore.transitions.slot_request import Asked
+from kvcore.transitions import TRANSITIONS, allocate, plan, prefix_lookup, swap
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.values import Appended, Outcome, Reason, Refused
 
 
 @mutant("groups", "HIT-LONGEST", costs="what would have been a hit is computed again")
 def m_lookup_misses(patcher: Patcher) -> None:
     """A look-up finds nothing."""
-    patcher.setattr(hits, "common_length", lambda *_: 0)
+    patcher.setattr(prefix_lookup, "common_length", lambda *_: 0)
 
 
 @mutant("watermark", "ADMIT-EXACT", rows=(69,))
@@ -84,19 +83,19 @@ def swap_in_leaving(times: int) -> Any:
 @mutant("calls", "HIT-LONGEST", rows=(71,), costs="what would have been a hit is computed again")
 def m_lookup_after_the_cold_tail(patcher: Patcher) -> None:
     """The blocks of the whole prompt are taken first; what they evict is no hit any more."""
-    missing = hits.first_missing
+    missing = prefix_lookup.first_missing
 
-    def missing_or_taken(where: Any, request: Any, group: int, positions: Any) -> int | None:
-        num_blocks = -(-len(request.tokens) // where.config.groups[group].block_size)
+    def missing_or_taken(where: Any, request: Any, group_id: int, positions: Any) -> int | None:
+        num_blocks = -(-len(request.tokens) // where.config.groups[group_id].block_size)
         taken = list(where.device.queue)[:num_blocks]
         for position in positions:
-            if missing(where, request, group, (position,)) is not None:
+            if missing(where, request, group_id, (position,)) is not None:
                 return int(position)
-            if where.device.index.firsts[request.key(where.config, group, position)] in taken:
+            if where.device.index.firsts[request.key(where.config, group_id, position)] in taken:
                 return int(position)
         return None
 
-    patcher.setattr(hits, "first_missing", missing_or_taken)
+    patcher.setattr(prefix_lookup, "first_missing", missing_or_taken)
 
 
 @mutant("watermark", "ADMIT-NEVER", rows=(66,))
@@ -133,13 +132,13 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     """
     plan_allocation, free = plan.plan_allocation, TRANSITIONS["free"]
 
-    def plan_holding(tx: Transaction, asked: Asked) -> plan.Plan | plan.Refusal:
-        planned = plan_allocation(tx, asked)
-        if not isinstance(planned, plan.Refusal) or asked.hit is None:
+    def plan_holding(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+        planned = plan_allocation(tx, slot_request)
+        if not isinstance(planned, plan.Refusal) or slot_request.hit is None:
             return planned
         edit = TableEdit(tx, planned.request)
-        for group, blocks in enumerate(asked.hit.blocks.blocks):
-            edit.share(group, pvector(blocks))
+        for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
+            edit.share(group_id, pvector(blocks))
         return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
 
     def free_computed(before: State, request_id: str) -> Any:

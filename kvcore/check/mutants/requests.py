@@ -57,8 +57,8 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
 def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     """A refused call changes the statistics."""
 
-    def refuse_counted(tx: Transaction, asked: Any) -> Any:
-        planned = plan.plan_allocation(tx, asked)
+    def refuse_counted(tx: Transaction, slot_request: Any) -> Any:
+        planned = plan.plan_allocation(tx, slot_request)
         if isinstance(planned, plan.Refusal):
             tx.note_lookup(1, 0, preempted=False)
         return planned

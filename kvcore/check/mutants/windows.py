@@ -43,12 +43,12 @@ def m_table_misses_a_block(patcher: Patcher) -> None:
     extend = TableEdit.extend
 
     def extend_less(
-        self: TableEdit, group: int, blocks: Iterable[int], *, fresh: bool = False
+        self: TableEdit, group_id: int, blocks: Iterable[int], *, fresh: bool = False
     ) -> None:
-        before = len(self.tables[group])
-        extend(self, group, blocks, fresh=fresh)
-        table = self.tables[group]
-        self.tables[group] = table[: max(before, len(table) - 1)]
+        before = len(self.tables[group_id])
+        extend(self, group_id, blocks, fresh=fresh)
+        table = self.tables[group_id]
+        self.tables[group_id] = table[: max(before, len(table) - 1)]
 
     patcher.setattr(TableEdit, "extend", extend_less)
 
@@ -148,11 +148,11 @@ def m_per_group_alloc(patcher: Patcher) -> None:
     def commit_by_group(*args: Any) -> Any:
         late: list[int] = []
 
-        def share_later(self: TableEdit, group: int, found: Table) -> None:
+        def share_later(self: TableEdit, group_id: int, found: Table) -> None:
             with Patcher() as inner:
-                if group:
+                if group_id:
                     inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
-                share(self, group, found)
+                share(self, group_id, found)
 
         def take_first(self: PoolTransaction, count: int) -> list[int]:
             blocks = take(self, count)
@@ -185,10 +185,10 @@ def m_one_group_decides(patcher: Patcher) -> None:
     """The windowed group's misses do not shorten the hit of all."""
     length = prefix_lookup.group_length
 
-    def length_of_full(state: Any, request: Any, group: int, longest: int, most: int) -> int:
-        if state.config.groups[group].is_windowed:
+    def length_of_full(state: Any, request: Any, group_id: int, longest: int, most: int) -> int:
+        if state.config.groups[group_id].is_windowed:
             return longest
-        return length(state, request, group, longest, most)
+        return length(state, request, group_id, longest, most)
 
     patcher.setattr(prefix_lookup, "group_length", length_of_full)
 
@@ -202,9 +202,9 @@ def m_eagle_keeps_its_last_hit(patcher: Patcher) -> None:
 def keeps_in_search(drops: Any) -> Any:
     """Whether a group drops its last hit, for all but the search for hits."""
 
-    def drops_elsewhere(config: Config, group: int) -> bool:
+    def drops_elsewhere(config: Config, group_id: int) -> bool:
         asker = sys._getframe(1).f_globals["__name__"]
-        return asker != "kvcore.transitions.prefix_lookup" and bool(drops(config, group))
+        return asker != "kvcore.transitions.prefix_lookup" and bool(drops(config, group_id))
 
     return drops_elsewhere
 
@@ -214,10 +214,10 @@ def m_encoder_blocks_stay(patcher: Patcher) -> None:
     """The encoder's blocks stay with a request that computed nothing."""
     kept = Transaction.num_kept
 
-    def keep_encoder(self: Transaction, group: int, table: Any, num_tokens: int) -> int:
-        if self.config.groups[group].is_cross:
+    def keep_encoder(self: Transaction, group_id: int, table: Any, num_tokens: int) -> int:
+        if self.config.groups[group_id].is_cross:
             return len(table)
-        return kept(self, group, table, num_tokens)
+        return kept(self, group_id, table, num_tokens)
 
     patcher.setattr(Transaction, "num_kept", keep_encoder)
 
@@ -226,8 +226,8 @@ def m_encoder_blocks_stay(patcher: Patcher) -> None:
 def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
     """The encoder's blocks are cut as if they held the request's tokens."""
 
-    def keep_few(self: Transaction, group: int, table: Sequence[int], num_tokens: int) -> int:
-        return min(len(table), -(-num_tokens // self.config.groups[group].block_size))
+    def keep_few(self: Transaction, group_id: int, table: Sequence[int], num_tokens: int) -> int:
+        return min(len(table), -(-num_tokens // self.config.groups[group_id].block_size))
 
     patcher.setattr(Transaction, "num_kept", keep_few)
 

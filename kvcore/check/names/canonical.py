@@ -131,18 +131,18 @@ def _name(
         name += tree.names(prefixes.letters(request))
         if request.own_hashes:
             name.append(len(request.block_hashes))
-        for group, table in enumerate(request.tables):
-            name += [request.num_cached[group], len(table), *device.names(table)]
+        for group_id, table in enumerate(request.tables):
+            name += [request.num_cached[group_id], len(table), *device.names(table)]
         for table in request.host_tables:
             name += [len(table), *host.names(table)]
     held = [each.block for _, each in sorted(state.operations.items())]
-    places = {batch.number: place for place, batch in enumerate(state.unfinished)}
+    places = {batch.number: place for place, batch in enumerate(state.in_flight)}
     places[state.batch.number] = len(places)
     name += _pool(state.device, places, device, (*held, *pinned), tree, prefixes)
     if state.host is not None:
         name += _pool(state.host, places, host, (), tree, prefixes)
     renaming = Renaming(state, order, device, host, tree, prefixes)
-    if state.unfinished or len(state.operations) or len(state.batch.given) or state.loads:
+    if state.in_flight or len(state.operations) or len(state.batch.published_keys) or state.loads:
         name += in_flight(state, renaming)
     if more is not None:
         name += more(renaming)
@@ -217,27 +217,32 @@ class Renaming:
     def key(self, key: bytes) -> Name:
         """What a key stands for: its group and prefix."""
         letters = self.prefixes.chain(key)
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        return [group, len(letters), *self.tree.names(letters)[-self.tree.width :]]
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        return [group_id, len(letters), *self.tree.names(letters)[-self.tree.width :]]
 
 
 More = Callable[[Renaming], Name]
 
 
 def in_flight(state: State, names: Renaming) -> Name:
-    """What unfinished batches and operations remember."""
-    numbers = [batch.number for batch in state.unfinished]
-    name = [len(state.unfinished), len(state.batch.given)]
-    for block, key in state.batch.given:
+    """What batches in flight and operations remember."""
+    numbers = [batch.number for batch in state.in_flight]
+    name = [len(state.in_flight), len(state.batch.published_keys)]
+    for block, key in state.batch.published_keys:
         name += [*names.device.names([block]), *names.key(key)]
-    for batch in state.unfinished:
-        name += [len(batch.marks), len(batch.given), len(batch.rows)]
-        by_order = sorted(batch.marks.items(), key=lambda item: item[1].order)
-        for request_id, mark in by_order:
-            name += [names.places.get(request_id, LOST), mark.before, mark.restore, mark.publishes]
-            name += [*mark.held, len(mark.replaced)]
-            name += [each for at in sorted(mark.replaced) for each in at]
-        for block, key in batch.given:
+    for batch in state.in_flight:
+        name += [len(batch.entries), len(batch.published_keys), len(batch.rows)]
+        by_order = sorted(batch.entries.items(), key=lambda item: item[1].order)
+        for request_id, entry in by_order:
+            name += [
+                names.places.get(request_id, LOST),
+                entry.before,
+                entry.restore,
+                entry.publishes,
+            ]
+            name += [*entry.held, len(entry.replaced)]
+            name += [each for at in sorted(entry.replaced) for each in at]
+        for block, key in batch.published_keys:
             name += [*names.device.names([block]), *names.key(key)]
         name += sorted(names.row(row) for row in batch.rows)
     name.append(len(state.operations))

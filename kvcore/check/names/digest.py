@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from kvcore.pool.block_pool import BlockPool
-from kvcore.state.batch_records import Unfinished
+from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
 
@@ -80,13 +80,13 @@ def _told_apart(state: State) -> bytes:
             (at, each.block, each.key, number - each.batch, each.request_id, each.first_token)
             for at, each in sorted(state.operations.items())
         ]
-    if state.unfinished:
-        parts.append(tuple(_unfinished(each, number) for each in state.unfinished))
+    if state.in_flight:
+        parts.append(tuple(_unfinished(each, number) for each in state.in_flight))
     for load in state.loads:
         who = (load.loader, load.requests, load.blocks)
         parts.append((number - load.batch, load.first, load.end, *who))
-    if len(state.batch.given):
-        parts.append(tuple(state.batch.given))
+    if len(state.batch.published_keys):
+        parts.append(tuple(state.batch.published_keys))
     return _bytes(parts)
 
 
@@ -144,12 +144,12 @@ def _request(request: RequestState) -> tuple[Any, ...]:
     )
 
 
-def _unfinished(batch: Unfinished, number: int) -> tuple[Any, ...]:
-    marks = []
-    for name, each in sorted(batch.marks.items()):
+def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
+    entries = []
+    for name, each in sorted(batch.entries.items()):
         counts = (name, each.order, each.before, each.restore, each.publishes)
-        marks.append((*counts, each.held, sorted(each.replaced)))
-    return (number - batch.number, marks, tuple(batch.given), batch.rows)
+        entries.append((*counts, each.held, sorted(each.replaced)))
+    return (number - batch.number, entries, tuple(batch.published_keys), batch.rows)
 
 
 class Lately(Generic[T]):

@@ -116,7 +116,7 @@ def copied(commands: Iterable[Command]) -> Iterator[Place]:
 
 
 def unused_wait(node: Node) -> Iterator[str]:
-    """CMD-INFLIGHT: no block that an unfinished batch reads or writes is free, and quarantine holds
+    """CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds
     only such.
     """
     used = {place for each in node.pending for place in each.used}
@@ -126,10 +126,10 @@ def unused_wait(node: Node) -> Iterator[str]:
             continue
         for block in pool.queue:
             if (tier, block) in used:
-                yield f"{tier} block {block} is free, and an unfinished batch uses it"
+                yield f"{tier} block {block} is free, and a batch in flight uses it"
         for block in pool.quarantine or ():
             if (tier, block) not in opened:
-                yield f"{tier} block {block} waits, and no unfinished batch uses it"
+                yield f"{tier} block {block} waits, and no batch in flight uses it"
 
 
 def live(node: Node, wanted: Contents) -> Contents:
@@ -145,9 +145,10 @@ def live(node: Node, wanted: Contents) -> Contents:
         if place in to_come:
             kept[place] = slots
         elif place in wanted:
-            asked = wanted[place]
+            slot_request = wanted[place]
             kept[place] = tuple(
-                there if asked[slot] is not None else None for slot, there in enumerate(slots)
+                there if slot_request[slot] is not None else None
+                for slot, there in enumerate(slots)
             )
     return kept
 
@@ -190,13 +191,13 @@ def _open_batch(node: Node, names: Renaming) -> Name:
         record = batch.records.get(request.request_id)
         name.append(0 if record is None else 1 + record.num_computed_before)
         for item in () if record is None else record.published:
-            name += [item.group, item.position, *names.device.names([item.block])]
+            name += [item.group_id, item.position, *names.device.names([item.block])]
     for merge in batch.merges:
         place = names.places.get(merge.request_id, LOST)
-        name += [place, merge.group, merge.position, *names.device.names([merge.block])]
-    for request_id, mark in sorted(batch.marks.items(), key=lambda item: item[1].order):
+        name += [place, merge.group_id, merge.position, *names.device.names([merge.block])]
+    for request_id, entry in sorted(batch.entries.items(), key=lambda item: item[1].order):
         place = names.places.get(request_id, LOST)
-        name += [1 + place, mark.before, mark.restore, mark.publishes]
+        name += [1 + place, entry.before, entry.restore, entry.publishes]
     return name
 
 
@@ -253,11 +254,11 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
 def _mirror(node: Node, names: Renaming) -> Name:
     """The worker's tables."""
     tables = sorted(
-        (names.row(row), group, names.device.names(table))
-        for (row, group), table in node.tables.items()
+        (names.row(row), group_id, names.device.names(table))
+        for (row, group_id), table in node.tables.items()
         if table
     )
     name = [len(tables)]
-    for row, group, table in tables:
-        name += [row, group, len(table), *table]
+    for row, group_id, table in tables:
+        name += [row, group_id, len(table), *table]
     return name

@@ -2,7 +2,7 @@
 """A state between two edges as bytes: how it waits in memory and travels between processes.
 
 Rules: the configuration is the world's and stays out, and so does what a closed state has not:
-an open batch, events, statistics, unfinished batches. Twin: none; the twin has its own in
+an open batch, events, statistics, batches in flight. Twin: none; the twin has its own in
 rust/src/check/names/packed.rs.
 """
 
@@ -26,7 +26,7 @@ from kvcore.types.values import PrefixCacheStats
 
 def pack(state: State) -> bytes:
     """The bytes of a closed state."""
-    assert not state.unfinished
+    assert not state.in_flight
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request) for request in state.requests.values()]
     rest = (state.rows, state.free_rows, state.operations, state.next_operation)

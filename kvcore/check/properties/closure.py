@@ -50,9 +50,9 @@ def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]
     """The cached prefixes of each group that keeps all, with their blocks."""
     groups: dict[int, Found] = {}
     for key, blocks in state.device.index.items():
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        if not state.config.groups[group].is_windowed:
-            groups.setdefault(group, {})[prefixes.chain(key)] = list(blocks)
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        if not state.config.groups[group_id].is_windowed:
+            groups.setdefault(group_id, {})[prefixes.chain(key)] = list(blocks)
     yield from groups.items()
 
 

@@ -111,7 +111,7 @@ SENTENCES: dict[str, str] = {
     "POLICY": "an eviction policy of one's own names a place whenever it is asked",
     "SCHEDULER": "a scheduler of one's own gives its moves for every state",
     "MANAGER": "a manager of one's own has what an engine calls, and answers what it must",
-    "CMD-INFLIGHT": "no block that an unfinished batch reads or writes is free, and quarantine"
+    "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
     " holds only such",
 }
 

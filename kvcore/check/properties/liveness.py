@@ -59,8 +59,8 @@ def drain(world: World, state: State) -> Iterator[str]:
         left = [block for block, key in enumerate(pool.keys) if key is not None]
         if left or len(pool.index):
             yield f"{tier} blocks {left} have a key after the reset"
-    if len(state.operations) or state.unfinished:
-        yield f"{len(state.operations)} operations and {len(state.unfinished)} batches are left"
+    if len(state.operations) or state.in_flight:
+        yield f"{len(state.operations)} operations and {len(state.in_flight)} batches are left"
 
 
 def deadlock_free(world: World, state: State) -> Iterator[str]:
@@ -160,16 +160,16 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
 
 def settle(state: State) -> State:
     """The state when everything that is unfinished is done. Raises Unexpected."""
-    most = 4 + len(state.unfinished) + len(state.operations)
+    most = 4 + len(state.in_flight) + len(state.operations)
     for _ in range(most):
-        for batch in state.unfinished:
+        for batch in state.in_flight:
             state = made(state, "complete", batch.number)
         if len(state.batch.commands) or len(state.batch.records):
             state = made(state, "take_batch")
             continue
         for number in sorted(state.operations):
             state = made(state, "complete_operation", number, True)
-        if not (len(state.batch.commands) or state.unfinished):
+        if not (len(state.batch.commands) or state.in_flight):
             return state
     raise Unexpected(f"{most} rounds of completing leave something unfinished")
 

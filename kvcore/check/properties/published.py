@@ -25,7 +25,7 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
     state = outcome.state
     for name, num_tokens in _publishing(before, call, outcome):
         request, num_cached = state.requests[name], before.requests[name].num_cached
-        waiting = {(x.group, x.position) for x in state.batch.merges if x.request_id == name}
+        waiting = {(x.group_id, x.position) for x in state.batch.merges if x.request_id == name}
         for index, group in enumerate(state.config.groups):
             num_full = min(num_tokens // group.block_size, request.num_hashed(state.config, index))
             blocks = () if group.is_cross else request.tables[index][num_cached[index] : num_full]
@@ -59,14 +59,14 @@ def _publishing(
             taken = call.name == "take_batch"
             if taken and config.max_in_flight:
                 return
-            for name, mark in (before.batch if taken else before.unfinished[0]).marks.items():
+            for name, entry in (before.batch if taken else before.in_flight[0]).entries.items():
                 request = state.requests[name]
-                if mark.publishes and request.status is Status.RUNNING and not request.num_loading:
+                if entry.publishes and request.status is Status.RUNNING and not request.num_loading:
                     yield name, _num_finished(state, name)
 
 
 def _num_finished(state: State, name: str) -> int:
-    """Tokens of a request that no unfinished batch computes, nor the open one."""
-    marks = [*(each.marks for each in state.unfinished), state.batch.marks]
-    counts = [each[name].before for each in marks if name in each]
+    """Tokens of a request that no batch in flight computes, nor the open one."""
+    entries = [*(each.entries for each in state.in_flight), state.batch.entries]
+    counts = [each[name].before for each in entries if name in each]
     return min([state.requests[name].num_accepted, *counts])

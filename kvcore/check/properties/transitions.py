@@ -68,10 +68,10 @@ def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     if hit is None or not hits:
         return
     tables = outcome.state.requests[call.args[0]].tables
-    for group, blocks in enumerate(hit.blocks.blocks):
+    for group_id, blocks in enumerate(hit.blocks.blocks):
         for position, block in enumerate(blocks):
-            if block in hits and list(tables[group][position : position + 1]) != [block]:
-                yield f"block {block} was hit at {position} of group {group} and is not there"
+            if block in hits and list(tables[group_id][position : position + 1]) != [block]:
+                yield f"block {block} was hit at {position} of group {group_id} and is not there"
     for command in outcome.commands:
         if isinstance(command, Evict | Allocate) and command.block in hits:
             yield f"{command} of a block that the call hits"
@@ -83,14 +83,14 @@ def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
     request = before.requests[call.args[0]]
-    for group, blocks in enumerate(hit.blocks.blocks):
+    for group_id, blocks in enumerate(hit.blocks.blocks):
         for position, block in enumerate(blocks):
             if block < before.device.first_block:
                 continue
-            known = position < request.num_hashed(before.config, group)
-            wanted = request.key(before.config, group, position) if known else None
+            known = position < request.num_hashed(before.config, group_id)
+            wanted = request.key(before.config, group_id, position) if known else None
             if wanted is None or before.device.keys[block] != wanted:
-                yield f"block {block} at {position} of group {group} has another key by now"
+                yield f"block {block} at {position} of group {group_id} has another key by now"
 
 
 def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -142,15 +142,15 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
     tables = outcome.state.requests[call.args[0]].tables
-    for group, blocks in enumerate(hit.blocks.blocks):
+    for group_id, blocks in enumerate(hit.blocks.blocks):
         for position, block in enumerate(blocks):
-            there = list(tables[group][position : position + 1])
+            there = list(tables[group_id][position : position + 1])
             if block >= null and not (there and there[0] < null):
                 yield block
 
 
 def quarantined(pool: BlockPool) -> list[int]:
-    """The blocks without owner that an unfinished batch uses, in the order of their release."""
+    """The blocks without owner that a batch in flight uses, in the order of their release."""
     return [] if pool.quarantine is None else list(pool.quarantine)
 
 

@@ -294,7 +294,7 @@ def closed(state: State) -> State:
         (pvector(),) * len(state.new_blocks),
         state.operations,
         state.next_operation,
-        state.unfinished,
+        state.in_flight,
     )
 
 

@@ -95,5 +95,5 @@ def _goals(world: World) -> Iterator[str]:
 def hit_least(config: Config) -> int:
     """The tokens of the shortest hit, those included that a look-up leaves out."""
     sizes = enumerate(config.groups)
-    dropped = [group.block_size for index, group in sizes if config.drops_last_hit(index)]
+    dropped = [group_id.block_size for index, group_id in sizes if config.drops_last_hit(index)]
     return config.hit_alignment + max(dropped, default=0)

@@ -6,7 +6,7 @@ the execution of the oldest batch that is not executed; the completion of the ol
 of any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
 executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
 all that was taken is executed on a copy, all that the state counts on must be there; and what an
-unfinished batch uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
+batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
 executed, so nothing is concluded from those that say who owns what. An external load can fail when
 its batch is executed; it is reported at any moment before the batch completes, and until then the
 state may count on what it spoilt (LOAD-FAILED). Twin: none.
@@ -57,7 +57,7 @@ class FlightModel(CoreModel):
     def edges(self, node: Any) -> Iterator[Edge]:
         """Everything that can happen next."""
         state = node.state
-        full = len(state.unfinished) >= self.world.config.max_in_flight
+        full = len(state.in_flight) >= self.world.config.max_in_flight
         if node.filled and not full:
             yield from self._heard("take", (), partial(self._fill, node, (), full))
         if not node.filled:
@@ -342,7 +342,7 @@ def fills(start: State, opened: State) -> bool:
     """Whether moves put something into the open batch."""
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
-    return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.marks) > 0
+    return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0
 
 
 def _still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:

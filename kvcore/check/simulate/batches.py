@@ -14,7 +14,7 @@ from kvcore.types.errors import InvariantViolation
 
 
 def take(play: Play) -> Any:
-    """The open batch is closed and issued; where too many are unfinished, nothing happens."""
+    """The open batch is closed and issued; if too many are in flight, nothing happens."""
     if play.most_in_flight and len(play.unfinished) == play.most_in_flight:
         return None
     batch = play.call("take_batch")
@@ -31,7 +31,7 @@ def execute(play: Play) -> Any:
 
 
 def complete(play: Play) -> Any:
-    """The oldest unfinished batch is finished, if the device carried it out."""
+    """The oldest batch in flight is finished, if the device carried it out."""
     if not play.unfinished or not play.unfinished[0].ran:
         return None
     value = play.call("complete", play.unfinished[0].number)
@@ -41,7 +41,7 @@ def complete(play: Play) -> Any:
 
 
 def cancel(play: Play, index: int) -> Any:
-    """An unfinished batch, and all behind it, are taken back."""
+    """A batch in flight, and all behind it, are taken back."""
     if not play.unfinished:
         return None
     first = play.unfinished[index % len(play.unfinished)].number

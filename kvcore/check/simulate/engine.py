@@ -126,16 +126,18 @@ class Engine:
         random, known = self._random, self._play.known.get(name)
         if known is None:
             return
-        group, position = random.randrange(8), random.randrange(1000)
+        group_id, position = random.randrange(8), random.randrange(1000)
         match verb:
             case "abort":
                 self._end(name)
             case "preempt":
                 self._free(name)
             case "pin" | "evict":
-                self._make(verb, name, group, position)
+                self._make(verb, name, group_id, position)
             case "store":
-                self._make("store", name, group, range(position, position + random.randint(1, 4)))
+                self._make(
+                    "store", name, group_id, range(position, position + random.randint(1, 4))
+                )
             case "swap":
                 others = random.sample(sorted(self._play.known), min(2, len(self._play.known)))
                 self._make("swap_out", list(dict.fromkeys([name, *others])))

@@ -16,9 +16,9 @@ def follow(keys: Keys, events: Iterable[Event]) -> None:
     for event in events:
         match event:
             case BlockStored():
-                keys.update((each, event.group) for each in event.block_hashes)
+                keys.update((each, event.group_id) for each in event.block_hashes)
             case BlockRemoved():
-                key = (event.block_hash, event.group)
+                key = (event.block_hash, event.group_id)
                 if key not in keys:
                     raise InvariantViolation("EVT-COPY", f"{event} removes what is not held")
                 keys.discard(key)

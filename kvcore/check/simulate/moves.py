@@ -211,9 +211,9 @@ def swap_in(play: Play, names: Sequence[str]) -> Any:
     return play.call("swap_in", some) if some else None
 
 
-def pin(play: Play, name: str, group: int, position: int) -> Any:
+def pin(play: Play, name: str, group_id: int, position: int) -> Any:
     """A block of a request is held."""
-    block = _block(play, name, group, position)
+    block = _block(play, name, group_id, position)
     if block is None:
         return None
     value = play.call("pin", [block])
@@ -229,15 +229,15 @@ def unpin(play: Play, index: int) -> Any:
     return play.call("unpin", [play.pins.pop(index % len(play.pins))])
 
 
-def evict(play: Play, name: str, group: int, position: int) -> Any:
+def evict(play: Play, name: str, group_id: int, position: int) -> Any:
     """A block of a request is findable no more."""
-    block = _block(play, name, group, position)
+    block = _block(play, name, group_id, position)
     return None if block is None else play.call("evict_blocks", [block])
 
 
-def store(play: Play, name: str, group: int, positions: Sequence[int]) -> Any:
+def store(play: Play, name: str, group_id: int, positions: Sequence[int]) -> Any:
     """Blocks of a request that have keys go to the external store."""
-    blocks = [_block(play, name, group, position) for position in positions]
+    blocks = [_block(play, name, group_id, position) for position in positions]
     keyed = [block for block in blocks if block is not None and play.manager.has_key(block)]
     if not keyed:
         return None
@@ -348,11 +348,11 @@ def _hit(play: Play, name: str) -> Hit | None:
     return hits[0] if hits[0].num_tokens else None
 
 
-def _block(play: Play, name: str, group: int, position: int) -> int | None:
+def _block(play: Play, name: str, group_id: int, position: int) -> int | None:
     """A block of a request; None where it has no such block."""
     if play.status(name) is not Status.RUNNING:
         return None
-    table = play.manager.get_blocks(name).blocks[group % len(play.config.groups)]
+    table = play.manager.get_blocks(name).blocks[group_id % len(play.config.groups)]
     if not table:
         return None
     block = table[position % len(table)]

@@ -120,14 +120,14 @@ class Prefixes:
 
     def block(self, key: bytes) -> Nodes:
         """What a block under a key holds. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
-        group = int.from_bytes(key[HASH_SIZE:], "big")
-        size = self._config.groups[group].block_size
+        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        size = self._config.groups[group_id].block_size
         known = self._hashes.get(key[:HASH_SIZE])
         if known is None:
             raise InvariantViolation("HASH-INJ", f"no prefix has the hash {key.hex()}")
         nodes, end = known
         if end % size:
-            detail = f"a key of group {group} ends at token {end}, blocks hold {size}"
+            detail = f"a key of group {group_id} ends at token {end}, blocks hold {size}"
             raise InvariantViolation("KEY-GRAN", detail)
         return nodes[end - size : end]
 

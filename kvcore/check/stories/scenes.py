@@ -97,7 +97,7 @@ class Follower:
             self._hear(self._schedule.check, step.outcome.state)
             self._hear(self._schedule.check_caps, step.outcome.state)
         self.ghost.loading = self._schedule.loading
-        numbers = {each.number for each in step.outcome.state.unfinished}
+        numbers = {each.number for each in step.outcome.state.in_flight}
         self._unfinished = [each for each in self._unfinished if each.number in numbers]
         self._hear(self._check_in_flight, step.outcome.state)
         if call.name == "complete_operation":
@@ -135,14 +135,14 @@ class Follower:
         return Taken(number, state, tuple(self._schedule.take()), frozenset(used), scheduled)
 
     def _check_in_flight(self, state: State) -> None:
-        """Raise InvariantViolation (CMD-INFLIGHT) where a block that an unfinished batch uses is
+        """Raise InvariantViolation (CMD-INFLIGHT) where a block that a batch in flight uses is
         free.
         """
         used = {place for each in self._unfinished for place in each.used}
         for tier, pool in (("device", state.device), ("host", state.host)):
             for block in () if pool is None else pool.queue:
                 if (tier, block) in used:
-                    detail = f"{tier} block {block} is free, and an unfinished batch uses it"
+                    detail = f"{tier} block {block} is free, and a batch in flight uses it"
                     raise InvariantViolation("CMD-INFLIGHT", detail)
 
     def _check_fall(self, step: Step) -> None:
@@ -212,11 +212,11 @@ class SceneNames(Names):
 
     def _known(self, key: bytes) -> str:
         try:
-            group = int.from_bytes(key[-4:], "big")
+            group_id = int.from_bytes(key[-4:], "big")
             tokens = write_tokens(self._prefixes_of.tokens(key))
         except KeyError:
             return f"(hash {key.hex()[:8]})"
-        return f"({tokens})" + (f"@{group}" if group else "")
+        return f"({tokens})" + (f"@{group_id}" if group_id else "")
 
     def content(self, content: Content) -> str:
         """What a slot holds."""
@@ -224,10 +224,10 @@ class SceneNames(Names):
             return "?"
         if content in SIGNS:
             return SIGNS[content]
-        node, group = content
+        node, group_id = content
         tokens = self._tokens.get(node)
         said = write_tokens(tokens) if tokens is not None else ("encoder" if node < 0 else "?")
-        return said + (f"@{group}" if group else "")
+        return said + (f"@{group_id}" if group_id else "")
 
     def detail(self, text: str) -> str:
         """What a property says is wrong, contents in tokens."""
@@ -279,10 +279,10 @@ def _holders(
 ) -> Iterator[str]:
     """Who holds a block: request[position], behind it the group, or a pin."""
     for request in requests:
-        for group, table in enumerate(request.host_tables if tier == "host" else request.tables):
+        for group_id, table in enumerate(request.host_tables if tier == "host" else request.tables):
             for position, each in enumerate(table):
                 if each == block and each != NO_HOST_BLOCK:
-                    behind = f"@{group}" if group else ""
+                    behind = f"@{group_id}" if group_id else ""
                     yield f"{name_of(request.request_id)}[{position}]{behind}"
     if block in pool.pins:
         yield "pinned" if pool.pins[block] == 1 else f"{pool.pins[block]} pins"

@@ -162,9 +162,9 @@ def _encoded(encoder: Encoder | None) -> tuple[int, ...]:
 def tables_of(state: State) -> Tables:
     """The block tables of a state that are not empty."""
     return {
-        (request.row, group): tuple(table)
+        (request.row, group_id): tuple(table)
         for request in state.requests.values()
-        for group, table in enumerate(request.tables)
+        for group_id, table in enumerate(request.tables)
         if table
     }
 

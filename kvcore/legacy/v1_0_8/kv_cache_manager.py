@@ -78,7 +78,7 @@ class KVCacheManager:
         self.block_pool = BlockPool(self.num_gpu_blocks, enable_caching, backend=backend)
         spec = groups[0].kv_cache_spec
         self.specialized_manager = get_specialized_manager(spec, self.block_pool)
-        self._has_window = self.specialized_manager.group.is_windowed
+        self._has_window = self.specialized_manager.group_id.is_windowed
         self.block_size = self.specialized_manager.block_size
         self.max_num_blocks_per_req = -(-self.max_model_len // self.block_size)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -244,7 +244,7 @@ class KVCacheManager:
             made = self._make_hashes(request, min(count, request.num_tokens // self.block_size))
             hashes += made[: count - len(hashes)]
         num_null = next((at for at, place in enumerate(places) if place), count)
-        most_null = skipped_blocks(self.specialized_manager.group, count * self.block_size)
+        most_null = skipped_blocks(self.specialized_manager.group_id, count * self.block_size)
         sound = min(most_null if num_null > most_null else count, len(hashes))
         if sound < count:
             raise errors.StaleHit(request=repr(request_id), block=places[sound], position=sound)

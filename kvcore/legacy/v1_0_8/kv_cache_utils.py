@@ -150,7 +150,7 @@ def unify_kv_cache_configs(
     read = [_read_config(config) for config in kv_cache_configs]
     unified = sizing.unify_kv_cache_configs(read, same_layers=same_layers)
     for config, made in zip(kv_cache_configs, unified, strict=True):
-        config.kv_cache_groups.sort(key=lambda group: read_spec(group.kv_cache_spec).type_id)
+        config.kv_cache_groups.sort(key=lambda group_id: read_spec(group_id.kv_cache_spec).type_id)
         config.num_blocks = made.num_blocks
     return kv_cache_configs
 

@@ -29,7 +29,7 @@ class SpecializedManager:
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         spec = read_spec(kv_cache_spec)
-        self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
+        self.group_id = Group(spec.block_size, kind=spec.kind, window=spec.window)
         self.block_size = spec.block_size
         self.kv_cache_spec = kv_cache_spec
         self.block_pool = block_pool
@@ -51,7 +51,7 @@ class SpecializedManager:
 
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
-        end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
+        end = min(skipped_blocks(self.group_id, num_computed_tokens), len(blocks))
         null = self.block_pool.null_block
         return list(takewhile(lambda place: blocks[place] is not null, range(end - 1, -1, -1)))
 
@@ -78,7 +78,7 @@ class SlidingWindowManager(SpecializedManager):
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         super().__init__(kv_cache_spec, block_pool)
-        self.sliding_window = self.group.window or 1
+        self.sliding_window = self.group_id.window or 1
         self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
 
     def find_longest_cache_hit(

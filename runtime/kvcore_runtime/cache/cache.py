@@ -112,15 +112,15 @@ class Cache:
         """Host blocks."""
         return self.host_blocks.num_blocks
 
-    def layer(self, layer: int, group: int = 0) -> tuple[Tensor, Tensor]:
+    def layer(self, layer: int, group_id: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer of a group; see `GroupLayers.layer`.
 
         Raises GroupOutOfRange, LayerOutOfRange.
         """
-        if not 0 <= group < len(self.groups):
+        if not 0 <= group_id < len(self.groups):
             count = len(self.groups)
-            raise GroupOutOfRange(group=group, num_groups=count, last=count - 1)
-        return self.groups[group].layer(layer)
+            raise GroupOutOfRange(group_id=group_id, num_groups=count, last=count - 1)
+        return self.groups[group_id].layer(layer)
 
     def side_stream(self) -> torch.cuda.Stream:
         """The stream that swaps run on, beside the current one; only where the device is a GPU."""

@@ -116,13 +116,13 @@ class Guard:
         requests, for the message. To be called after batch `step` was applied and before its
         forward pass. Raises StaleRead.
         """
-        for group in range(tables.num_groups):
+        for group_id in range(tables.num_groups):
             for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
-                seen = range(self._kept[group].first_seen(start), length)
-                blocks = self._blocks_read(tables, group, row, seen, request, step)
+                seen = range(self._kept[group_id].first_seen(start), length)
+                blocks = self._blocks_read(tables, group_id, row, seen, request, step)
                 stale = blocks[~self.owned[blocks]]
                 if stale.numel():
-                    reason = f"it has no owner, and is in row {row}, group {group}"
+                    reason = f"it has no owner, and is in row {row}, group {group_id}"
                     raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
 
     def check_content(
@@ -138,11 +138,11 @@ class Guard:
 
         As `check_reads`, but after the forward pass of `step`. Raises StaleRead.
         """
-        for group in range(tables.num_groups):
-            size, data = tables.block_sizes[group], self._cache.groups[group].data
+        for group_id in range(tables.num_groups):
+            size, data = tables.block_sizes[group_id], self._cache.groups[group_id].data
             for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
-                seen = range(self._kept[group].first_seen(start), length)
-                blocks = self._blocks_read(tables, group, row, seen, request, step)
+                seen = range(self._kept[group_id].first_seen(start), length)
+                blocks = self._blocks_read(tables, group_id, row, seen, request, step)
                 content = data[blocks.to(self._cache.device)]
                 first = seen.start // size * size
                 by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
@@ -154,18 +154,18 @@ class Guard:
                     raise StaleRead(step=step, request=request, block=block, reason=reason)
 
     def _blocks_read(
-        self, tables: BlockTables, group: int, row: int, seen: range, request: str, step: int
+        self, tables: BlockTables, group_id: int, row: int, seen: range, request: str, step: int
     ) -> Tensor:
         """The blocks of these positions of a row."""
-        size = tables.block_sizes[group]
+        size = tables.block_sizes[group_id]
         needed = -(-seen.stop // size)
-        held = int(tables.lengths[group, row])
+        held = int(tables.lengths[group_id, row])
         if needed > held:
             reason = (
-                f"row {row}, group {group} has {held} blocks, {seen.stop} tokens lie in {needed}"
+                f"row {row}, group {group_id} has {held} blocks, {seen.stop} tokens lie in {needed}"
             )
             raise StaleRead(step=step, request=request, block=None, reason=reason)
-        return tables.blocks[group, row, seen.start // size : needed].cpu().to(torch.int64)
+        return tables.blocks[group_id, row, seen.start // size : needed].cpu().to(torch.int64)
 
     def _poison(self, blocks: Sequence[int]) -> None:
         fill_pages(self._cache.blocks, blocks, math.nan)

@@ -23,7 +23,7 @@ from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, UnequalPages
 class Place:
     """Where a layer lies: its group, its place among the group's layers, and what it sees."""
 
-    group: int
+    group_id: int
     layer: int
     visibility: Visibility
 
@@ -64,7 +64,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     Raises GroupsDoNotHoldModel where a layer has no group, a group no layer, or the layers of a
     visibility do not split evenly; UnequalPages where blocks of two groups differ in size.
     """
-    kept = [kept_by(index, group) for index, group in enumerate(groups)]
+    kept = [kept_by(index, group_id) for index, group_id in enumerate(groups)]
     layers: list[list[int]] = [[] for _ in groups]
     for wanted in dict.fromkeys(visibilities):
         chosen = [index for index, each in enumerate(kept) if each == wanted]
@@ -77,20 +77,20 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
                 reason=f"{len(mine)} {_name(wanted)} layers do not split over {len(chosen)} groups"
             )
         share = len(mine) // len(chosen)
-        for part, group in enumerate(chosen):
-            layers[group] += mine[part * share : (part + 1) * share]
+        for part, group_id in enumerate(chosen):
+            layers[group_id] += mine[part * share : (part + 1) * share]
     if [] in layers:
         raise GroupsDoNotHoldModel(reason=f"no layer lies in group {layers.index([])}")
     _check_pages(layers, groups)
     places = {
-        layer: Place(group, place, visibilities[layer])
-        for group, members in enumerate(layers)
+        layer: Place(group_id, place, visibilities[layer])
+        for group_id, members in enumerate(layers)
         for place, layer in enumerate(sorted(members))
     }
     return LayerGroups(
         places=tuple(places[layer] for layer in range(len(visibilities))),
         num_layers=tuple(len(members) for members in layers),
-        block_sizes=tuple(group.block_size for group in groups),
+        block_sizes=tuple(group_id.block_size for group_id in groups),
         kept=tuple(kept),
     )
 
@@ -111,7 +111,7 @@ def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> No
     for index, (members, group) in enumerate(zip(layers, groups, strict=True)):
         if len(members) * group.block_size != first:
             raise UnequalPages(
-                group=index,
+                group_id=index,
                 layers=len(members),
                 block_size=group.block_size,
                 first_layers=len(layers[0]),

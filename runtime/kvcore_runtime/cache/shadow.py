@@ -130,16 +130,16 @@ class Shadow:
         rows, names = [each.row for each in reading], [each.request_id for each in reading]
         starts, ends = [each.loaded for each in reading], [each.end for each in reading]
         self.runtime.check_reads(rows, starts, ends, names)
-        for group in range(len(self._groups)):
-            self._write(group, steps)
+        for group_id in range(len(self._groups)):
+            self._write(group_id, steps)
         forgiving = any(each.failed is not None for each in steps)
         if forgiving:
             for step in reading:
                 self._spread(step)
         self.runtime.check_content(rows, starts, ends, names)
-        for group in range(len(self._groups)):
+        for group_id in range(len(self._groups)):
             for step in reading:
-                self._read(group, step, forgiving)
+                self._read(group_id, step, forgiving)
 
     def check_tables(self, tables: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Raise TablesDiffer unless each row has these tables, one a group, and no other row any.
@@ -149,39 +149,39 @@ class Shadow:
         """
         mine = self.runtime.tables
         for row in range(mine.max_rows):
-            for group in range(mine.num_groups):
-                expected = list(tables[row][group]) if row in tables else []
-                found = mine.row_blocks(row, group)
+            for group_id in range(mine.num_groups):
+                expected = list(tables[row][group_id]) if row in tables else []
+                found = mine.row_blocks(row, group_id)
                 if found != expected:
-                    raise TablesDiffer(row=row, group=group, found=found, expected=expected)
+                    raise TablesDiffer(row=row, group_id=group_id, found=found, expected=expected)
 
-    def fill(self, block: int, group: int, stamps: Iterable[int]) -> None:
+    def fill(self, block: int, group_id: int, stamps: Iterable[int]) -> None:
         """Put stamps into a full block of a group, as a load that arrives late does."""
-        write_page(self.runtime.cache.blocks, block, self.page(group, stamps))
+        write_page(self.runtime.cache.blocks, block, self.page(group_id, stamps))
 
-    def page(self, group: int, stamps: Iterable[int]) -> Tensor:
+    def page(self, group_id: int, stamps: Iterable[int]) -> Tensor:
         """The page of a full block of a group that holds these stamps, for a tier."""
-        layout = self.runtime.cache.groups[group].layout
-        held = self._marks(group, as_stamps(list(stamps)))
+        layout = self.runtime.cache.groups[group_id].layout
+        held = self._marks(group_id, as_stamps(list(stamps)))
         page = torch.empty(layout.page_shape, dtype=torch.float64)
         page[:] = held.view(1, 1, -1, 1, 1)
         page[:, 1] *= -1
         return page.view(-1).view(torch.uint8)
 
-    def _write(self, group: int, steps: Sequence[Pass]) -> None:
+    def _write(self, group_id: int, steps: Sequence[Pass]) -> None:
         """Every layer's keys get the stamps, its values their negatives."""
         mapping = self.runtime.tables.slot_mapping(
             [each.row for each in steps],
             [each.start for each in steps],
             [max(each.end, each.num_slots) - each.start for each in steps],
-            group=group,
+            group_id=group_id,
         )
         stamps = [_stamps_of(step) for step in steps]
         if stamps:
-            self._put(group, mapping.long(), self._marks(group, torch.cat(stamps)))
+            self._put(group_id, mapping.long(), self._marks(group_id, torch.cat(stamps)))
 
-    def _put(self, group: int, slots: Tensor, written: Tensor) -> None:
-        size, data = self._groups[group].block_size, self.runtime.cache.groups[group].data
+    def _put(self, group_id: int, slots: Tensor, written: Tensor) -> None:
+        size, data = self._groups[group_id].block_size, self.runtime.cache.groups[group_id].data
         for layer in range(data.shape[1]):
             data[slots // size, layer, 0, slots % size, 0, 0] = written
             data[slots // size, layer, 1, slots % size, 0, 0] = -written
@@ -189,59 +189,63 @@ class Shadow:
     def _spread(self, step: Pass) -> None:
         """Spoil what is computed from spoilt slots."""
         for query in range(step.loaded, step.end):
-            for group in range(len(self._groups)):
-                blocks, offsets = self._seen(group, step, query, query)
-                held = self.runtime.cache.groups[group].data[blocks, 0, 0, offsets, 0, 0]
-                if bool((held == self._mark(group, SPOILT)).any()):
+            for group_id in range(len(self._groups)):
+                blocks, offsets = self._seen(group_id, step, query, query)
+                held = self.runtime.cache.groups[group_id].data[blocks, 0, 0, offsets, 0, 0]
+                if bool((held == self._mark(group_id, SPOILT)).any()):
                     break
             else:
                 continue
-            for group in range(len(self._groups)):
-                slots = self.runtime.tables.slot_mapping([step.row], [query], [1], group=group)
-                spoilt = torch.tensor([self._mark(group, SPOILT)], dtype=torch.float64)
-                self._put(group, slots.long(), spoilt)
+            for group_id in range(len(self._groups)):
+                slots = self.runtime.tables.slot_mapping(
+                    [step.row], [query], [1], group_id=group_id
+                )
+                spoilt = torch.tensor([self._mark(group_id, SPOILT)], dtype=torch.float64)
+                self._put(group_id, slots.long(), spoilt)
 
-    def _seen(self, group: int, step: Pass, query: int, end: int) -> tuple[Tensor, Tensor]:
+    def _seen(self, group_id: int, step: Pass, query: int, end: int) -> tuple[Tensor, Tensor]:
         """Where the positions lie that a query sees, up to end: blocks, and slots in them."""
-        size = self._groups[group].block_size
-        positions = torch.arange(min(end, skipped_tokens(self._groups[group], query)), end)
-        table = self.runtime.tables.blocks[group, step.row].long()
+        size = self._groups[group_id].block_size
+        positions = torch.arange(min(end, skipped_tokens(self._groups[group_id], query)), end)
+        table = self.runtime.tables.blocks[group_id, step.row].long()
         return table[positions // size], positions % size
 
-    def _read(self, group: int, step: Pass, forgiving: bool) -> None:
+    def _read(self, group_id: int, step: Pass, forgiving: bool) -> None:
         """All that the queries see must be there, in every layer, keys and values.
 
         forgiving: what a failed load spoilt may be, too.
         """
-        size = self._groups[group].block_size
-        first = min(step.end, skipped_tokens(self._groups[group], step.loaded))
+        size = self._groups[group_id].block_size
+        first = min(step.end, skipped_tokens(self._groups[group_id], step.loaded))
         before = first // size
-        blocks = self.runtime.tables.blocks[group, step.row, before : -(-step.end // size)].long()
-        pages = self.runtime.cache.groups[group].data[blocks]
+        blocks = self.runtime.tables.blocks[
+            group_id, step.row, before : -(-step.end // size)
+        ].long()
+        pages = self.runtime.cache.groups[group_id].data[blocks]
         by_slot = pages[..., 0, 0].movedim(3, 1).flatten(0, 1)
         held = by_slot[first - before * size : step.end - before * size]
-        expected = self._marks(group, as_stamps(step.nodes[first : step.end])).view(-1, 1)
+        expected = self._marks(group_id, as_stamps(step.nodes[first : step.end])).view(-1, 1)
         wrong = held != torch.stack((expected, -expected), dim=2)
         if forgiving:
-            wrong &= held.abs() != abs(self._mark(group, SPOILT))
+            wrong &= held.abs() != abs(self._mark(group_id, SPOILT))
         places = wrong.flatten(1).any(1).nonzero()
         if places.numel():
             place = int(places[0, 0])
             raise WrongContent(
                 step=self.runtime.next_number - 1,
                 request=step.request_id,
-                group=group,
+                group_id=group_id,
                 block=int(blocks[(first + place) // size - before]),
                 position=first + place,
             )
 
-    def _mark(self, group: int, stamp: int) -> int:
+    def _mark(self, group_id: int, stamp: int) -> int:
         """A slot's number, of another size for each stamp and group, those of no token too."""
-        return (stamp + 3) * len(self._groups) + group
+        return (stamp + 3) * len(self._groups) + group_id
 
-    def _marks(self, group: int, stamps: Tensor) -> Tensor:
+    def _marks(self, group_id: int, stamps: Tensor) -> Tensor:
         """The slots' numbers of many stamps, exact in float64."""
-        return (stamps + 3) * len(self._groups) + group
+        return (stamps + 3) * len(self._groups) + group_id
 
 
 def _stamps_of(step: Pass) -> Tensor:

@@ -33,7 +33,7 @@ class TableChange:
     clearing. rows, lengths: the rows that are named and their new lengths in blocks.
     """
 
-    group: int
+    group_id: int
     cleared: Tensor
     places: Tensor
     blocks: Tensor
@@ -51,7 +51,7 @@ class _Cuts:
     lowest: Tensor
 
 
-def merge(group: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> TableChange:
+def merge(group_id: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> TableChange:
     """Merge the table commands of one group.
 
     changes: [6, n] columns, only SetTable and CutTable, in program order. lengths: [rows], before.
@@ -76,9 +76,9 @@ def merge(group: int, changes: Tensor, lengths: Tensor, max_blocks: int) -> Tabl
     torn = (fresh != after - intact).nonzero().view(-1)
     if torn.numel():
         row, length = int(rows[torn[0]]), int(after[torn[0]])
-        raise TableGap(row=row, group=group, length=length)
+        raise TableGap(row=row, group_id=group_id, length=length)
     return TableChange(
-        group=group,
+        group_id=group_id,
         cleared=_flat_ranges(rows * max_blocks + intact, before - intact),
         places=changes[ROW, kept] * max_blocks + places,
         blocks=changes[BLOCK, kept],
@@ -95,7 +95,7 @@ def entries_of(planned: Sequence[TableChange], group_size: int, cleared_to: int)
     """
     places, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     for change in planned:
-        first = change.group * group_size
+        first = change.group_id * group_size
         cleared = change.cleared[~torch.isin(change.cleared, change.places)]
         places += [first + cleared, first + change.places]
         values += [torch.full_like(cleared, cleared_to), change.blocks]

@@ -82,10 +82,10 @@ class BlockTables:
         """The row that pads a batch: of no request, length 0."""
         return self.max_rows
 
-    def row_blocks(self, row: int, group: int = 0) -> list[int]:
+    def row_blocks(self, row: int, group_id: int = 0) -> list[int]:
         """The block ids of one row, null blocks too, for people and tests; waits for the device."""
-        length = int(self.lengths[group, row])
-        return [int(each) for each in self.blocks[group, row, :length].tolist()]
+        length = int(self.lengths[group_id, row])
+        return [int(each) for each in self.blocks[group_id, row, :length].tolist()]
 
     def plan(self, columns: Tensor) -> list[TableChange]:
         """Merge a batch's SetTable and CutTable, one change a group. Does not modify the tables.
@@ -100,11 +100,11 @@ class BlockTables:
         changes = columns[:, chosen].to(torch.int64)
         self._check_changes(changes)
         planned = []
-        for group in range(self.num_groups):
-            in_group = changes[GROUP] == group
+        for group_id in range(self.num_groups):
+            in_group = changes[GROUP] == group_id
             here = changes if self.num_groups == 1 else changes[:, in_group]
             if here.shape[1]:
-                planned.append(merge(group, here, self.lengths[group], self.max_blocks))
+                planned.append(merge(group_id, here, self.lengths[group_id], self.max_blocks))
         return planned
 
     def commit(self, planned: Sequence[TableChange]) -> None:
@@ -119,11 +119,11 @@ class BlockTables:
                 kernels.write_entries(self.blocks, self._send(entries))
         for change in planned:
             if self.device.type != "cuda":
-                flat = self.blocks[change.group].view(-1)
+                flat = self.blocks[change.group_id].view(-1)
                 flat.index_fill_(0, change.cleared, PADDING_BLOCK)
                 flat.index_copy_(0, change.places, change.blocks.to(torch.int32))
             lengths = change.lengths.to(torch.int32)
-            self.lengths[change.group].index_copy_(0, change.rows, lengths)
+            self.lengths[change.group_id].index_copy_(0, change.rows, lengths)
 
     def apply(self, columns: Tensor) -> None:
         """Change the tables as the columns of a batch say; raises as `plan`, before any change."""
@@ -135,7 +135,7 @@ class BlockTables:
         starts: Tensor | Sequence[int],
         counts: Tensor | Sequence[int],
         *,
-        group: int = 0,
+        group_id: int = 0,
         pad_to: int = 0,
     ) -> Tensor:
         """Fill a group's `slots`, in order, with those of counts[i] positions of rows[i].
@@ -150,17 +150,17 @@ class BlockTables:
         """
         asked = [torch.as_tensor(each).to(torch.int64) for each in (rows, starts, counts)]
         row, start, count = asked
-        num_tokens = self._check_slots(row, start, count, group, pad_to)
+        num_tokens = self._check_slots(row, start, count, group_id, pad_to)
         # The k-th token of the step has position k + (its row's start - the tokens of the rows
         # before).
         shift = start - (count.cumsum(0) - count)
         position = torch.arange(num_tokens) + shift.repeat_interleave(count)
-        size = self.block_sizes[group]
+        size = self.block_sizes[group_id]
         place = row.repeat_interleave(count) * self.max_blocks + position // size
         offset = (position % size).to(torch.int32)
-        slots = self.slots[group]
+        slots = self.slots[group_id]
         filled = slots[:num_tokens]
-        torch.index_select(self.blocks[group].view(-1), 0, self._send(place), out=filled)
+        torch.index_select(self.blocks[group_id].view(-1), 0, self._send(place), out=filled)
         filled.mul_(size).add_(self._send(offset))
         slots[num_tokens:pad_to] = PADDING_BLOCK * size
         return slots[: max(num_tokens, pad_to)]
@@ -174,28 +174,28 @@ class BlockTables:
         _check_range("block", changes[BLOCK, is_set], torch.iinfo(torch.int32).max)
 
     def _check_slots(
-        self, row: Tensor, start: Tensor, count: Tensor, group: int, pad_to: int
+        self, row: Tensor, start: Tensor, count: Tensor, group_id: int, pad_to: int
     ) -> int:
         for name, each in (("starts", start), ("counts", count)):
             if each.shape != row.shape or row.dim() != 1:
                 raise _mismatch("rows", row.numel(), name, each.numel())
         _check_range("row", row, self.max_rows)
-        _check_range("group", torch.tensor([group]), self.num_groups - 1)
-        size = self.block_sizes[group]
+        _check_range("group", torch.tensor([group_id]), self.num_groups - 1)
+        size = self.block_sizes[group_id]
         most = self.max_blocks * size
         _check_range("position", start, most)
         _check_range("count", count, most)
         num_tokens = int(count.sum())
         if max(num_tokens, pad_to) > self.max_tokens:
             raise SlotsOverflow(num_tokens=max(num_tokens, pad_to), max_tokens=self.max_tokens)
-        length = self.lengths[group, row].to(torch.int64)
+        length = self.lengths[group_id, row].to(torch.int64)
         beyond = (start + count > length * size) & (count > 0)
         if bool(beyond.any()):
             at = int(beyond.nonzero()[0])
             position = int(start[at] + count[at]) - 1
             raise BeyondTable(
                 row=int(row[at]),
-                group=group,
+                group_id=group_id,
                 position=position,
                 needed=position // size + 1,
                 length=int(length[at]),

@@ -87,10 +87,10 @@ class Forward:
     def __init__(self, model: Llama, runtime: Runtime, groups: LayerGroups) -> None:
         self._model = model
         self._runtime = runtime
-        kinds = list(dict.fromkeys((each.group, each.visibility) for each in groups.places))
+        kinds = list(dict.fromkeys((each.group_id, each.visibility) for each in groups.places))
         self._kinds = kinds
         self._places = [
-            (kinds.index((each.group, each.visibility)), each.layer) for each in groups.places
+            (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
         ]
 
     def prepare(self, chunks: Sequence[Chunk]) -> StepInputs:
@@ -135,19 +135,19 @@ class Forward:
         query_lens = [end - start for start, end in zip(starts, ends, strict=True)]
         on_device = torch.tensor(rows, device=self._model.device)
         slots = {
-            group: tables.slot_mapping(rows, starts, query_lens, group=group)
-            for group in range(tables.num_groups)
+            group_id: tables.slot_mapping(rows, starts, query_lens, group_id=group_id)
+            for group_id in range(tables.num_groups)
         }
         attentions = [
             PagedAttention(
-                cache.groups[group],
-                block_tables=tables.blocks[group][on_device],
-                slot_mapping=slots[group],
+                cache.groups[group_id],
+                block_tables=tables.blocks[group_id][on_device],
+                slot_mapping=slots[group_id],
                 query_lens=query_lens,
                 seq_lens=ends,
                 invariant=self._model.invariant,
                 visibility=visibility,
             )
-            for group, visibility in self._kinds
+            for group_id, visibility in self._kinds
         ]
         return GroupedAttention(attentions, self._places)

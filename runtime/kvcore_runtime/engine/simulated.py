@@ -82,9 +82,9 @@ class TorchDevice:
         if operation not in self._loads:
             return
         block, key = self._loads.pop(operation)
-        group = group_of(key)
-        spoilt = [SPOILT] * self._sizes[group]
-        self.shadow.fill(block, group, spoilt if nodes is None else nodes)
+        group_id = group_of(key)
+        spoilt = [SPOILT] * self._sizes[group_id]
+        self.shadow.fill(block, group_id, spoilt if nodes is None else nodes)
 
 
 class _Judge(MemoryTier):

@@ -56,8 +56,8 @@ class PoolRecord:
         for sequence in (*scheduler.running, *scheduler.loading):
             blocks = [
                 block
-                for group in range(num_groups)
-                for block in self._tables.get((sequence.row, group), ())
+                for group_id in range(num_groups)
+                for block in self._tables.get((sequence.row, group_id), ())
                 if not is_null(engine.manager.config, block)
             ]
             frame[blocks] = FIRST_REQUEST + self._number(sequence)
@@ -95,9 +95,9 @@ class PoolRecord:
                     self._cached.discard(block)
                 case EvictAll():
                     self._cached.clear()
-                case SetTable(row, group, position, block):
-                    table = self._tables.setdefault((row, group), [])
+                case SetTable(row, group_id, position, block):
+                    table = self._tables.setdefault((row, group_id), [])
                     table[position : position + 1] = [block]
                     self._cached.discard(block)
-                case CutTable(row, group, length):
-                    del self._tables.setdefault((row, group), [])[length:]
+                case CutTable(row, group_id, length):
+                    del self._tables.setdefault((row, group_id), [])[length:]

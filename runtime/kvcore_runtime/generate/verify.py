@@ -54,25 +54,25 @@ def verify_answers(
     """
     num_tokens = num_logits = 0
     for start in range(0, len(answers), GROUP):
-        group = answers[start : start + GROUP]
+        group_id = answers[start : start + GROUP]
         references = generate_reference(
             model,
-            [each.request.prompt for each in group],
+            [each.request.prompt for each in group_id],
             [
                 attrs.evolve(
                     each.request.sampling,
                     seed=derive_seed(each.request.sampling.seed, each.completion.sample),
                 )
-                for each in group
+                for each in group_id
             ],
             decode=decode,
-            keep_logits=any(each.completion.logits is not None for each in group),
+            keep_logits=any(each.completion.logits is not None for each in group_id),
         )
-        for answer, reference in zip(group, references, strict=True):
+        for answer, reference in zip(group_id, references, strict=True):
             num_tokens += len(reference.tokens)
             num_logits += _compare(answer, reference)
         if progress is not None:
-            progress(len(group))
+            progress(len(group_id))
     return Verified(num_answers=len(answers), num_tokens=num_tokens, num_logits=num_logits)
 
 

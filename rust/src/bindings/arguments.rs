@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::bindings::errors::{APART, Given, raise, wrong_argument};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
-use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::types::errors::{Error, repr};
@@ -118,7 +118,7 @@ impl<'py> Given<'py> {
     }
 
     /// A hit, of whatever truth.
-    pub(crate) fn hit(&mut self, hit: HitArg<'_, 'py>) -> PyResult<Option<AskedHit>> {
+    pub(crate) fn hit(&mut self, hit: HitArg<'_, 'py>) -> PyResult<Option<RequestedHit>> {
         if hit.0.is_none() {
             return Ok(None);
         }
@@ -131,19 +131,19 @@ impl<'py> Given<'py> {
         }
         let num_tokens =
             self.count(CountArg(hit.0.getattr(intern!(py, "num_tokens"))?.as_borrowed()))?;
-        Ok(Some(AskedHit { blocks, num_tokens }))
+        Ok(Some(RequestedHit { blocks, num_tokens }))
     }
 
     /// An allocation: its new, lookahead, external and encoder tokens, its hit, whether its caching
     /// is delayed and whether the full sequence must fit, and how many blocks stay reserved.
-    pub(crate) fn asked(
+    pub(crate) fn slot_request(
         &mut self,
         [new, lookahead, external, encoder]: [CountArg<'_, 'py>; 4],
         hit: HitArg<'_, 'py>,
         [delay, full]: [FlagArg<'_, 'py>; 2],
         reserved: CountArg<'_, 'py>,
-    ) -> PyResult<Asked> {
-        Ok(Asked {
+    ) -> PyResult<SlotRequest> {
+        Ok(SlotRequest {
             num_new_tokens: self.count(new)?,
             hit: self.hit(hit)?,
             num_lookahead_tokens: self.count(lookahead)?,
@@ -164,13 +164,13 @@ impl<'py> Given<'py> {
         hit: HitArg<'_, 'py>,
         full: FlagArg<'_, 'py>,
         reserved: CountArg<'_, 'py>,
-    ) -> PyResult<Asked> {
-        Ok(Asked {
+    ) -> PyResult<SlotRequest> {
+        Ok(SlotRequest {
             num_external_computed_tokens: self.count(num_tokens)?,
             hit: self.hit(hit)?,
             full_sequence_must_fit: flag("full_sequence_must_fit", full)?,
             reserved_blocks: self.count(reserved)?,
-            ..Asked::default()
+            ..SlotRequest::default()
         })
     }
 

@@ -133,13 +133,13 @@ impl Manager {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
-        let asked = given.asked(
+        let slot_request = given.slot_request(
             [num_new_tokens, num_lookahead_tokens, external, encoder],
             hit,
             [delay_cache_blocks, full_sequence_must_fit],
             reserved_blocks,
         )?;
-        let change = |state: &mut State| allocate_slots(state, name, &asked);
+        let change = |state: &mut State| allocate_slots(state, name, &slot_request);
         let outcome = Self::change(slf, &given, change)?;
         values::admitted(slf.py(), &outcome, Self::grown_none(slf)?)
     }
@@ -306,8 +306,9 @@ impl Manager {
     ) -> PyResult<PyTaken<'py>> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        let asked = given.loading(num_tokens, hit, full_sequence_must_fit, reserved_blocks)?;
-        let outcome = Self::change(slf, &given, |state| load(state, name, &asked))?;
+        let slot_request =
+            given.loading(num_tokens, hit, full_sequence_must_fit, reserved_blocks)?;
+        let outcome = Self::change(slf, &given, |state| load(state, name, &slot_request))?;
         values::taken(slf.py(), outcome)
     }
 
@@ -332,7 +333,7 @@ impl Manager {
         taken
     }
 
-    /// Finish the oldest unfinished batch, by its number.
+    /// Finish the oldest batch in flight, by its number.
     #[pyo3(signature = (batch))]
     fn complete<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
@@ -340,7 +341,7 @@ impl Manager {
         Self::change(slf, &given, |state| complete(state, number))
     }
 
-    /// Take back an unfinished batch, all later ones and the open one.
+    /// Take back a batch in flight, all later ones and the open one.
     #[pyo3(signature = (batch))]
     fn cancel<'py>(slf: &Bound<'py, Self>, batch: CountArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();

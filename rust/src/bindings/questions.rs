@@ -52,13 +52,13 @@ impl Manager {
         let mut given = Given::default();
         let name = given.name(request_id.0);
         let (external, encoder) = (num_external_computed_tokens, num_encoder_tokens);
-        let asked = given.asked(
+        let slot_request = given.slot_request(
             [num_new_tokens, num_lookahead_tokens, external, encoder],
             hit,
             [delay_cache_blocks, full_sequence_must_fit],
             reserved_blocks,
         )?;
-        let question = |state: &State| can_allocate(state, name, &asked);
+        let question = |state: &State| can_allocate(state, name, &slot_request);
         values::verdict(slf.py(), Self::ask(slf, &given, question)?)
     }
 
@@ -130,7 +130,7 @@ impl Manager {
         values::status(slf.py(), status)
     }
 
-    /// The numbers of the unfinished batches, oldest first.
+    /// The numbers of the batches in flight, oldest first.
     #[getter]
     fn in_flight<'py>(slf: &Bound<'py, Self>) -> PyResult<PyNumbers<'py>> {
         let numbers: Vec<u64> = slf.try_borrow()?.state.in_flight().collect();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::codec::decode_batch::{read_batch, read_unfinished};
+use crate::codec::decode_batch::{read_batch, read_batches_in_flight};
 use crate::codec::decode_request::read_request;
 use crate::codec::encode::{DUPLICATES, EVICTIONS, MAGIC, OWNERS_END, PUBLISH};
 use crate::codec::sections::read_sections;
@@ -52,12 +52,12 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
     let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
     let mut state = State { device, host, requests, rows, free_rows, ..make_state(config)? };
     read_batch(&mut source, &mut state)?;
-    read_unfinished(&mut source, &mut state)?;
+    read_batches_in_flight(&mut source, &mut state)?;
     state.effects.events = read_events(&mut source)?;
     state.stats = read_stats(&mut source)?;
-    for group in 0..state.config.groups.len() as u32 {
+    for group_id in 0..state.config.groups.len() as u32 {
         let blocks = source.blocks(state.config.num_blocks)?;
-        blocks.into_iter().for_each(|block| state.new_blocks.push(group, block));
+        blocks.into_iter().for_each(|block| state.new_blocks.push(group_id, block));
     }
     read_operations(&mut source, &mut state)?;
     state.next_operation = source.u32()?;

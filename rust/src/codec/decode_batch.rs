@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches from their canonical bytes: the open one, and those that are unfinished.
+//! Batches from their canonical bytes: the open one, and those in flight.
 //!
 //! Rules: as in decode.rs. Twin: kvcore/codec/decode_batch.py.
 
@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::codec::encode::BATCHES_END;
-use crate::state::batch_records::{Given, Mark, Marks, Place, Unfinished};
+use crate::state::batch_records::{
+    BatchInFlight, Place, PublishedKey, RequestEntries, RequestEntry,
+};
 use crate::state::open_batch::{BatchRecord, Merge};
 use crate::state::state::State;
 use crate::types::commands::{Batch, Commands, close, named_rows};
@@ -36,51 +38,61 @@ pub(crate) fn read_batch(source: &mut Reader<'_>, state: &mut State) -> Result<(
         }
         state.batch.records.insert_new(row, BatchRecord::new(source.u32()?));
         for _ in 0..source.u32()? {
-            let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
-            state.batch.note_published(row, (group, position), block, source.key()?);
+            let (group_id, position, block) =
+                (source.u32()?, source.u32()?, BlockId(source.u32()?));
+            state.batch.note_published(row, (group_id, position), block, source.key()?);
         }
     }
     state.batch.merges = source.list(|source| {
         let request_id = Arc::from(source.name()?);
-        let (group, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
-        Ok(Merge { request_id, group, position, block, key: source.key()? })
+        let (group_id, position, block) = (source.u32()?, source.u32()?, BlockId(source.u32()?));
+        Ok(Merge { request_id, group_id, position, block, key: source.key()? })
     })?;
-    (state.batch.marks, _) = read_marks(source, state, false)?;
-    state.batch.given = read_given(source, state)?;
+    (state.batch.entries, _) = read_entries(source, state, false)?;
+    state.batch.published_keys = read_published_keys(source, state)?;
     Ok(())
 }
 
-/// Read the unfinished batches of the next bytes. Fails with DamagedState.
-pub(crate) fn read_unfinished(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+/// Read the batches in flight of the next bytes. Fails with DamagedState.
+pub(crate) fn read_batches_in_flight(
+    source: &mut Reader<'_>,
+    state: &mut State,
+) -> Result<(), Error> {
     let mut last: Option<u64> = None;
     for _ in 0..source.u32()? {
         let number = source.u64()?;
-        let (marks, replaced) = read_marks(source, state, true)?;
-        let given = read_given(source, state)?;
+        let (entries, replaced) = read_entries(source, state, true)?;
+        let published_keys = read_published_keys(source, state)?;
         let rows = source.ids(state.requests.len() as u32)?;
         if !rows.is_sorted_by(|before, after| before < after)
             || last.is_some_and(|last| last >= number)
         {
-            return Err(source.damaged("the unfinished batches do not rise"));
+            return Err(source.damaged("the batches in flight do not rise"));
         }
         let rows = rows.into_iter().map(Row).collect();
-        state.unfinished.push(Arc::new(Unfinished { number, marks, given, rows, replaced }));
+        state.in_flight.push(Arc::new(BatchInFlight {
+            number,
+            entries,
+            published_keys,
+            rows,
+            replaced,
+        }));
         last = Some(number);
     }
-    if state.unfinished.len() > state.config.max_in_flight as usize {
-        let reason = format!("{} batches are unfinished", state.unfinished.len());
+    if state.in_flight.len() > state.config.max_in_flight as usize {
+        let reason = format!("{} batches are in flight", state.in_flight.len());
         return Err(source.damaged(reason));
     }
     Ok(())
 }
 
-/// The marks of a batch, and the places of a taken one whose block is another by now.
-fn read_marks(
+/// The entries of a batch, and the places of a taken one whose block is another by now.
+fn read_entries(
     source: &mut Reader<'_>,
     state: &State,
     taken: bool,
-) -> Result<(Marks, BTreeSet<Place>), Error> {
-    let (mut marks, mut replaced) = (Marks::default(), BTreeSet::new());
+) -> Result<(RequestEntries, BTreeSet<Place>), Error> {
+    let (mut entries, mut replaced) = (RequestEntries::default(), BTreeSet::new());
     let mut all_held: Vec<Vec<u32>> = Vec::new();
     for order in 0..source.u32()? {
         let (row, before, restore) = (Row(source.u32()?), source.u32()?, source.u32()?);
@@ -91,32 +103,32 @@ fn read_marks(
             places = source.list(|source| Ok((source.u32()?, source.u32()?)))?;
         }
         let known = state.requests.get(row.index()).is_some_and(Option::is_some);
-        if !known || marks.get(row).is_some() || !state.config.tracks_batches() {
-            return Err(source.damaged("a mark is of no request"));
+        if !known || entries.get(row).is_some() || !state.config.tracks_batches() {
+            return Err(source.damaged("an entry is of no request"));
         }
         let num_held = if taken { state.config.groups.len() } else { 0 };
         if held.len() != num_held || !places.is_sorted_by(|before, after| before < after) {
             return Err(source.damaged("what a batch uses is not in its canonical form"));
         }
-        for (group, position) in places {
-            if held.get(group as usize).is_none_or(|&end| position >= end) {
+        for (group_id, position) in places {
+            if held.get(group_id as usize).is_none_or(|&end| position >= end) {
                 return Err(source.damaged("a batch does not use the places that it lost"));
             }
-            replaced.insert((row, group, position));
+            replaced.insert((row, group_id, position));
         }
         all_held.push(held);
-        marks.insert_new(row, Mark { order, before, restore, publishes });
+        entries.insert_new(row, RequestEntry { order, before, restore, publishes });
     }
-    marks.restore(all_held.concat());
-    Ok((marks, replaced))
+    entries.restore(all_held.concat());
+    Ok((entries, replaced))
 }
 
-fn read_given(source: &mut Reader<'_>, state: &State) -> Result<Vec<Given>, Error> {
-    let given = source.list(|source| Ok((BlockId(source.u32()?), source.key()?)))?;
-    if given.iter().any(|(block, _)| block.0 >= state.config.num_blocks) {
+fn read_published_keys(source: &mut Reader<'_>, state: &State) -> Result<Vec<PublishedKey>, Error> {
+    let published_keys = source.list(|source| Ok((BlockId(source.u32()?), source.key()?)))?;
+    if published_keys.iter().any(|(block, _)| block.0 >= state.config.num_blocks) {
         return Err(source.damaged(format!("an id is not below {}", state.config.num_blocks)));
     }
-    Ok(given)
+    Ok(published_keys)
 }
 
 fn read_commands(source: &mut Reader<'_>, number: u64) -> Result<Commands, Error> {
@@ -150,8 +162,8 @@ mod tests {
         take_batch(&mut state).unwrap();
         take_batch(&mut state).unwrap();
         assert!(decode(&encode(&state)).is_ok());
-        state.unfinished.swap(0, 1);
+        state.in_flight.swap(0, 1);
         let error = decode(&encode(&state)).unwrap_err().to_string();
-        assert!(error.contains("the unfinished batches do not rise"), "{error}");
+        assert!(error.contains("the batches in flight do not rise"), "{error}");
     }
 }

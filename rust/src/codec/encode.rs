@@ -8,7 +8,7 @@
 use crate::codec::sections::write_sections;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::state::batch_records::{Given, Mark, Unfinished, in_order};
+use crate::state::batch_records::{BatchInFlight, PublishedKey, RequestEntry, in_order};
 use crate::state::state::{RequestState, State};
 use crate::types::commands::close;
 use crate::types::config::{Config, Duplicates, Eviction, Publish};
@@ -49,8 +49,8 @@ pub fn encode(state: &State) -> Vec<u8> {
     }
     out.numbers(&state.free_rows.iter().map(|row| row.0).collect::<Vec<u32>>());
     write_batch(&mut out, state);
-    out.count(state.unfinished.len());
-    state.unfinished.iter().for_each(|batch| write_unfinished(&mut out, batch));
+    out.count(state.in_flight.len());
+    state.in_flight.iter().for_each(|batch| write_batch_in_flight(&mut out, batch));
     out.count(state.effects.events.len());
     out.data.extend_from_slice(state.effects.events.as_bytes());
     let stats = &state.stats;
@@ -171,50 +171,50 @@ fn write_batch(out: &mut Writer, state: &State) {
         out.u32(record.num_computed_before);
         out.count(batch.published_by(record).count());
         for item in batch.published_by(record) {
-            [item.group, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
+            [item.group_id, item.position, item.block.0].into_iter().for_each(|id| out.u32(id));
             out.sized(&item.key.0);
         }
     }
     out.count(batch.merges.len());
     for merge in &batch.merges {
         out.sized(merge.request_id.as_bytes());
-        [merge.group, merge.position, merge.block.0].into_iter().for_each(|id| out.u32(id));
+        [merge.group_id, merge.position, merge.block.0].into_iter().for_each(|id| out.u32(id));
         out.sized(&merge.key.0);
     }
-    let marks = in_order(&batch.marks);
-    out.count(marks.len());
-    marks.into_iter().for_each(|(row, mark)| write_mark(out, row, mark));
-    write_given(out, &batch.given);
+    let entries = in_order(&batch.entries);
+    out.count(entries.len());
+    entries.into_iter().for_each(|(row, entry)| write_entry(out, row, entry));
+    write_published_keys(out, &batch.published_keys);
 }
 
-fn write_mark(out: &mut Writer, row: Row, mark: &Mark) {
-    [row.0, mark.before, mark.restore].into_iter().for_each(|value| out.u32(value));
-    out.flag(mark.publishes);
+fn write_entry(out: &mut Writer, row: Row, entry: &RequestEntry) {
+    [row.0, entry.before, entry.restore].into_iter().for_each(|value| out.u32(value));
+    out.flag(entry.publishes);
 }
 
-fn write_given(out: &mut Writer, given: &[Given]) {
-    out.count(given.len());
-    for (block, key) in given {
+fn write_published_keys(out: &mut Writer, published_keys: &[PublishedKey]) {
+    out.count(published_keys.len());
+    for (block, key) in published_keys {
         out.u32(block.0);
         out.sized(&key.0);
     }
 }
 
-fn write_unfinished(out: &mut Writer, batch: &Unfinished) {
+fn write_batch_in_flight(out: &mut Writer, batch: &BatchInFlight) {
     out.u64(batch.number);
-    let marks = in_order(&batch.marks);
-    out.count(marks.len());
-    for (row, mark) in marks {
-        write_mark(out, row, mark);
-        out.numbers(batch.marks.held(row));
+    let entries = in_order(&batch.entries);
+    out.count(entries.len());
+    for (row, entry) in entries {
+        write_entry(out, row, entry);
+        out.numbers(batch.entries.held(row));
         let replaced: Vec<(u32, u32)> = batch.replaced_of(row).collect();
         out.count(replaced.len());
-        for (group, position) in replaced {
-            out.u32(group);
+        for (group_id, position) in replaced {
+            out.u32(group_id);
             out.u32(position);
         }
     }
-    write_given(out, &batch.given);
+    write_published_keys(out, &batch.published_keys);
     out.numbers(&batch.rows.iter().map(|row| row.0).collect::<Vec<u32>>());
 }
 

@@ -297,7 +297,7 @@ mod tests {
         let hash = root_hash(b"", Hashing::Sha256);
         let key = make_key(&hash, 258);
         assert_eq!(key.block_hash(), hash);
-        assert_eq!(key.group(), 258);
+        assert_eq!(key.group_id(), 258);
         assert_eq!(key.0[HASH_SIZE..], [0, 0, 1, 2]);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Named properties of unfinished batches, of what they use, and of unconfirmed loads;
+//! Named properties of batches in flight, of what they use, and of unconfirmed loads;
 //! `pool_and_state.rs` lists them.
 //!
 //! Rules: as in pool_and_state.rs. Twin: kvcore/invariants/pool_and_state.py.
@@ -13,10 +13,10 @@ use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
 use crate::types::violation::Finding;
 
-/// QUARANTINE: a block waits without owner exactly while an unfinished batch uses it.
+/// QUARANTINE: a block waits without owner exactly while a batch in flight uses it.
 pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     let known = |number: u64| {
-        number == state.batch.number || state.unfinished.iter().any(|batch| batch.number == number)
+        number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
     };
     for (tier, pool) in pools(state) {
         let Some(quarantine) = &pool.quarantine else { continue };
@@ -36,50 +36,51 @@ pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// IN-FLIGHT: unfinished batches rise up to the open one and remember known requests alone, each in
+/// IN-FLIGHT: batches in flight rise up to the open one and remember known requests alone, each in
 /// a place of its own, and lost places among those that their forward pass uses.
 pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     let most = state.config.max_in_flight as usize;
-    let taken = state.unfinished.iter().map(|batch| batch.number);
+    let taken = state.in_flight.iter().map(|batch| batch.number);
     let rising = taken.chain([state.batch.number]).is_sorted_by(|one, next| one < next);
-    if !rising || state.unfinished.len() > most {
-        let num_unfinished = state.unfinished.len();
+    if !rising || state.in_flight.len() > most {
+        let num_unfinished = state.in_flight.len();
         let open = state.batch.number;
-        return Err(format!("{num_unfinished} batches of {most} are unfinished, {open} is open"));
+        return Err(format!("{num_unfinished} batches of {most} are in flight, {open} is open"));
     }
-    for batch in &state.unfinished {
-        let unused = |&&(row, group, position): &&Place| {
-            batch.marks.held(row).get(group as usize).is_none_or(|&held| position >= held)
+    for batch in &state.in_flight {
+        let unused = |&&(row, group_id, position): &&Place| {
+            batch.entries.held(row).get(group_id as usize).is_none_or(|&held| position >= held)
         };
-        if let Some((row, group, position)) = batch.replaced.iter().find(unused) {
-            let place = format!("{position} of group {group} of row {}", row.0);
+        if let Some((row, group_id, position)) = batch.replaced.iter().find(unused) {
+            let place = format!("{position} of group {group_id} of row {}", row.0);
             return Err(format!("batch {} lost place {place}, which it did not use", batch.number));
         }
     }
     let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
-    for batch in &state.unfinished {
-        for (row, mark) in in_order(&batch.marks) {
+    for batch in &state.in_flight {
+        for (row, entry) in in_order(&batch.entries) {
             let name = || format!("batch {} remembers row {}", batch.number, row.0);
             let Some(request) = request(row) else {
                 return Err(format!("{}, which has no request", name()));
             };
-            let held = batch.marks.held(row);
+            let held = batch.entries.held(row);
             if held.iter().zip(&request.tables).any(|(&held, table)| held as usize > table.len()) {
                 return Err(format!("{} with {held:?} blocks, it has fewer", name()));
             }
-            if mark.restore > mark.before {
-                let (restore, before) = (mark.restore, mark.before);
+            if entry.restore > entry.before {
+                let (restore, before) = (entry.restore, entry.before);
                 return Err(format!("{}: restores {restore} of {before} tokens", name()));
             }
         }
     }
-    let all_marks = state.unfinished.iter().map(|batch| &batch.marks).chain([&state.batch.marks]);
-    for marks in all_marks {
-        if !in_order(marks).is_sorted_by(|one, next| one.1.order < next.1.order) {
+    let all_entries =
+        state.in_flight.iter().map(|batch| &batch.entries).chain([&state.batch.entries]);
+    for entries in all_entries {
+        if !in_order(entries).is_sorted_by(|one, next| one.1.order < next.1.order) {
             return Err("a batch remembers two requests in one place".to_owned());
         }
     }
-    match in_order(&state.batch.marks).iter().find(|each| request(each.0).is_none()) {
+    match in_order(&state.batch.entries).iter().find(|each| request(each.0).is_none()) {
         Some((row, _)) => Err(format!("the open batch remembers row {}, which is free", row.0)),
         None => Ok(()),
     }
@@ -92,7 +93,7 @@ pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
     let open = state.batch.number;
     let may_fail = |number: u64| match state.config.max_in_flight {
         0 => number == open || Some(number) == open.checked_sub(1),
-        _ => number == open || state.unfinished.iter().any(|batch| batch.number == number),
+        _ => number == open || state.in_flight.iter().any(|batch| batch.number == number),
     };
     if !state.loads.is_sorted_by_key(|load| load.batch)
         || !state.loads.iter().all(|load| may_fail(load.batch))

@@ -217,7 +217,7 @@ fn index_complete(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// LEAK: without requests, pins and unfinished batches every usable block is free.
+/// LEAK: without requests, pins and batches in flight every usable block is free.
 fn leak(state: &State, _: &mut Scratch) -> Finding {
     if state.requests().next().is_some() {
         return Ok(());
@@ -225,7 +225,7 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let (free, usable) = (pool.num_free(), pool.num_usable());
         let waits = !pool.pins.is_empty()
-            || !state.unfinished.is_empty()
+            || !state.in_flight.is_empty()
             || in_flight::is_used_by(pool, state.batch.number);
         if !waits && free != usable {
             return Err(format!("{tier} tier has {free} of {usable} blocks free"));
@@ -276,22 +276,22 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
             return Err(format!("{} counts less than before the open batch", request.name()));
         }
         for item in state.batch.published_by(record) {
-            let Some(group) = state.config.groups.get(item.group as usize) else {
-                return Err(format!("{} published in group {}", request.name(), item.group));
+            let Some(group) = state.config.groups.get(item.group_id as usize) else {
+                return Err(format!("{} published in group {}", request.name(), item.group_id));
             };
             let end = (u64::from(item.position) + 1) * u64::from(group.block_size);
             if end <= u64::from(record.num_computed_before) {
                 return Err(format!("block {} was written before the open batch", item.block.0));
             }
-            let held = request.tables[item.group as usize].get(item.position as usize);
+            let held = request.tables[item.group_id as usize].get(item.position as usize);
             if held != Some(&item.block) {
                 let (name, block) = (request.name(), item.block.0);
                 return Err(format!("{name} published block {block}, which it does not hold"));
             }
         }
     }
-    match state.batch.merges.iter().find(|merge| merge.group as usize >= num_groups) {
-        Some(merge) => Err(format!("a merge names group {} of {num_groups}", merge.group)),
+    match state.batch.merges.iter().find(|merge| merge.group_id as usize >= num_groups) {
+        Some(merge) => Err(format!("a merge names group {} of {num_groups}", merge.group_id)),
         None => Ok(()),
     }
 }

@@ -44,7 +44,7 @@ fn held<'a>(
     request: &'a RequestState,
 ) -> impl Iterator<Item = (u32, &'a Group, &'a Table)> {
     let groups = (0..).zip(&state.config.groups).zip(held_tables(request));
-    groups.map(|((index, group), table)| (index, group, table))
+    groups.map(|((index, group_id), table)| (index, group_id, table))
 }
 
 /// Each group of a request with its number and its device table.
@@ -53,7 +53,7 @@ fn on_device<'a>(
     request: &'a RequestState,
 ) -> impl Iterator<Item = (u32, &'a Group, &'a Table)> {
     let groups = (0..).zip(&state.config.groups).zip(&request.tables);
-    groups.map(|((index, group), table)| (index, group, table))
+    groups.map(|((index, group_id), table)| (index, group_id, table))
 }
 
 /// TABLEN: each group's table, in one tier at a time, holds a request's computed tokens.
@@ -90,13 +90,13 @@ pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
 /// that no next query sees.
 pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
-        for (index, group, table) in held(state, request) {
+        for (index, group_id, table) in held(state, request) {
             let null = |block: &&BlockId| is_null(state, request, **block);
             let leading = table.iter().take_while(null).count();
             if table.iter().skip(leading).any(|block| null(&block)) {
                 return Err(format!("{} has null blocks inside group {index}", request.name()));
             }
-            let skipped = skipped_blocks(group, request.num_accepted());
+            let skipped = skipped_blocks(group_id, request.num_accepted());
             if leading > skipped as usize {
                 let name = request.name();
                 return Err(format!(
@@ -150,20 +150,20 @@ pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             let Some(request) = request else { continue };
             let tables = if tier == "device" { &request.tables } else { &request.host_tables };
-            for (group, table) in (0..).zip(tables) {
+            for (group_id, table) in (0..).zip(tables) {
                 for (position, &block) in (0..).zip(table) {
                     if block == NO_HOST_BLOCK || pool.is_null(block) {
                         continue;
                     }
                     let holder = &mut scratch.holders[block.index()];
-                    let &mut (index, at, first) = holder.get_or_insert((group, position, row));
-                    if (index, at) != (group, position) {
+                    let &mut (index, at, first) = holder.get_or_insert((group_id, position, row));
+                    if (index, at) != (group_id, position) {
                         let block = block.0;
                         return Err(format!(
                             "block {block} is held at positions {at} and {position}"
                         ));
                     }
-                    if !same_prefix(state, &state[first], request, group, position) {
+                    if !same_prefix(state, &state[first], request, group_id, position) {
                         let names = [state[first].name(), request.name()].join(" and ");
                         return Err(format!("block {} is shared by {names}", block.0));
                     }
@@ -290,10 +290,10 @@ fn same_prefix(
     state: &State,
     one: &RequestState,
     other: &RequestState,
-    group: u32,
+    group_id: u32,
     position: u32,
 ) -> bool {
-    let group = &state.config.groups[group as usize];
+    let group = &state.config.groups[group_id as usize];
     if group.is_cross() || std::ptr::eq(one, other) {
         return true;
     }

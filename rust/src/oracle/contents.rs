@@ -275,7 +275,7 @@ impl Ghost {
         for (block, key) in keyed(state) {
             let first = self.first_slot((Tier::Device, block));
             for (slot, &node) in prefixes.block(key)?.iter().enumerate() {
-                see("CACHE-KV", first + slot, Content::Prefix(node, key.group() as u8))?;
+                see("CACHE-KV", first + slot, Content::Prefix(node, key.group_id() as u8))?;
             }
         }
         Ok(())
@@ -285,16 +285,16 @@ impl Ghost {
     pub(crate) fn held(
         &self,
         row: Row,
-        group: usize,
+        group_id: usize,
         end: u32,
         schedule: &Schedule,
     ) -> impl Iterator<Item = (u32, Content)> + use<'_> {
-        let is_cross = self.groups[group].is_cross();
+        let is_cross = self.groups[group_id].is_cross();
         let encoder = if is_cross { schedule.encoder(row) } else { None };
         let nodes: &[u32] = if is_cross { &[] } else { &self.nodes[row.index()] };
         let nodes = &nodes[..nodes.len().min(end as usize)];
-        let nodes = nodes.iter().map(move |&node| Content::Prefix(node, group as u8));
-        (0..).zip(nodes.chain(encoded(encoder, group)))
+        let nodes = nodes.iter().map(move |&node| Content::Prefix(node, group_id as u8));
+        (0..).zip(nodes.chain(encoded(encoder, group_id)))
     }
 
     /// Fails unless a slot holds this or that.
@@ -324,13 +324,18 @@ impl Ghost {
     }
 
     /// The block of a position, by the table that the commands made.
-    pub(crate) fn place(&self, row: Row, group: usize, position: u32) -> Result<Place, Violation> {
-        let table = self.table(row.index(), group);
-        Ok((Tier::Device, entry(table, position / self.groups[group].block_size)?))
+    pub(crate) fn place(
+        &self,
+        row: Row,
+        group_id: usize,
+        position: u32,
+    ) -> Result<Place, Violation> {
+        let table = self.table(row.index(), group_id);
+        Ok((Tier::Device, entry(table, position / self.groups[group_id].block_size)?))
     }
 
-    pub(crate) fn table(&self, row: usize, group: usize) -> &[BlockId] {
-        self.tables.get(row * self.groups.len() + group).map_or(&[], |table| table)
+    pub(crate) fn table(&self, row: usize, group_id: usize) -> &[BlockId] {
+        self.tables.get(row * self.groups.len() + group_id).map_or(&[], |table| table)
     }
 
     pub(crate) fn is_null(&self, (tier, block): Place) -> bool {
@@ -358,10 +363,10 @@ pub(crate) fn entry(table: &[BlockId], position: u32) -> Result<BlockId, Violati
 /// What an encoder's tokens hold in a group.
 pub(crate) fn encoded(
     encoder: Option<&Encoder>,
-    group: usize,
+    group_id: usize,
 ) -> impl Iterator<Item = Content> + use<> {
     let (number, count) = encoder.map_or((0, 0), |encoder| (encoder.number, encoder.num_tokens));
-    std::iter::repeat_n(Content::Encoded(number, group as u8), count as usize)
+    std::iter::repeat_n(Content::Encoded(number, group_id as u8), count as usize)
 }
 
 /// What a state says of a block.

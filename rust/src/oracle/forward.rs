@@ -81,10 +81,11 @@ impl Ghost {
         Ok(())
     }
 
-    fn put(&mut self, row: Row, group: usize, position: u32, content: Content) -> Judged {
-        let place = self.place(row, group, position)?;
+    fn put(&mut self, row: Row, group_id: usize, position: u32, content: Content) -> Judged {
+        let place = self.place(row, group_id, position)?;
         if !self.is_null(place) {
-            let slot = self.first_slot(place) + (position % self.groups[group].block_size) as usize;
+            let slot =
+                self.first_slot(place) + (position % self.groups[group_id].block_size) as usize;
             self.contents[slot] = content;
         }
         Ok(())
@@ -97,9 +98,9 @@ impl Ghost {
                 if !self.sees_spoilt(write.row, query)? {
                     continue;
                 }
-                for group in 0..self.groups.len() {
-                    if !self.groups[group].is_cross() {
-                        self.put(write.row, group, query, Content::Spoilt)?;
+                for group_id in 0..self.groups.len() {
+                    if !self.groups[group_id].is_cross() {
+                        self.put(write.row, group_id, query, Content::Spoilt)?;
                     }
                 }
             }

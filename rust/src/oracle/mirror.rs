@@ -34,7 +34,8 @@ impl Ghost {
         let first = self.first_slot((Tier::Device, block));
         let nodes = prefixes.block(&key)?;
         for (slot, &node) in self.contents[first..].iter_mut().zip(nodes) {
-            *slot = if done { Content::Prefix(node, key.group() as u8) } else { Content::Spoilt };
+            *slot =
+                if done { Content::Prefix(node, key.group_id() as u8) } else { Content::Spoilt };
         }
         Ok(())
     }
@@ -93,28 +94,28 @@ impl Ghost {
             Command::Store { block, key, .. } => {
                 let first = self.first_slot((Tier::Device, block));
                 for (slot, &node) in prefixes.block(&key)?.iter().enumerate() {
-                    let content = Content::Prefix(node, key.group() as u8);
+                    let content = Content::Prefix(node, key.group_id() as u8);
                     self.find("CACHE-KV", first + slot, content, content)?;
                 }
             }
             Command::Load { operation, key, block } => self.loads.push((operation, key, block)),
-            Command::SetTable { row, group, position, block } => {
-                let table = self.table_mut(row, group);
+            Command::SetTable { row, group_id, position, block } => {
+                let table = self.table_mut(row, group_id);
                 match table.get_mut(position as usize) {
                     Some(entry) => *entry = block,
                     None => table.push(block),
                 }
             }
-            Command::CutTable { row, group, length } => {
-                self.table_mut(row, group).truncate(length as usize);
+            Command::CutTable { row, group_id, length } => {
+                self.table_mut(row, group_id).truncate(length as usize);
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn table_mut(&mut self, row: Row, group: u32) -> &mut Table {
-        let at = row.index() * self.groups.len() + group as usize;
+    fn table_mut(&mut self, row: Row, group_id: u32) -> &mut Table {
+        let at = row.index() * self.groups.len() + group_id as usize;
         if self.tables.len() <= at {
             self.tables.resize_with(at + 1, Table::new);
         }

@@ -177,12 +177,13 @@ impl Prefixes {
 
     /// The prefixes that a block under a key holds. Fails with KEY-GRAN.
     pub fn block(&mut self, key: &Key) -> Result<&[u32], Violation> {
-        let group = key.group();
-        let size = self.block_sizes[group as usize];
+        let group_id = key.group_id();
+        let size = self.block_sizes[group_id as usize];
         let chain = self.chain(key)?;
         let end = chain.end();
         if !end.is_multiple_of(size) {
-            let detail = format!("a key of group {group} ends at token {end}, blocks hold {size}");
+            let detail =
+                format!("a key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
         Ok(&chain.nodes[(end - size) as usize..])

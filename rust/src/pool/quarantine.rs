@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Quarantine: blocks without owner that an unfinished batch still reads or writes.
+//! Quarantine: blocks without owner that a batch in flight still reads or writes.
 //!
 //! Rules: they keep their content and can be hit, and are not available. A block is busy while
 //! batches use it although a table let it go, or copy from or to it; each release judges anew. In

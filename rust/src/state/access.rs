@@ -81,9 +81,9 @@ impl State {
         &self.effects
     }
 
-    /// The numbers of the unfinished batches, oldest first.
+    /// The numbers of the batches in flight, oldest first.
     pub fn in_flight(&self) -> impl Iterator<Item = u64> + '_ {
-        self.unfinished.iter().map(|batch| batch.number)
+        self.in_flight.iter().map(|batch| batch.number)
     }
 
     /// The requests, in row order.

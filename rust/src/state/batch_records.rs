@@ -17,15 +17,15 @@ use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
 /// A block, and the key that a batch published it under.
-pub type Given = (BlockId, Key);
+pub type PublishedKey = (BlockId, Key);
 
 /// Row, group and position in a table.
 pub type Place = (Row, u32, u32);
 
 /// What a batch remembers of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Mark {
-    /// Place among the marks of the batch.
+pub struct RequestEntry {
+    /// Place among the entries of the batch.
     pub(crate) order: u32,
     /// The request's count before its first slots in the batch, and before its hits; 0 where it
     /// was swapped.
@@ -36,28 +36,28 @@ pub struct Mark {
     pub(crate) publishes: bool,
 }
 
-/// The marks of one batch.
+/// The entries of one batch.
 #[derive(Debug, Default)]
-pub struct Marks {
-    pub(crate) rows: RowMap<Mark>,
-    /// Marks that were made, those that are gone included.
+pub struct RequestEntries {
+    pub(crate) rows: RowMap<RequestEntry>,
+    /// Entries that were made, those that are gone included.
     num_made: u32,
-    /// In a taken batch, for each mark in the order of their making: leading blocks of each table
+    /// In a taken batch, for each entry in the order of their making: leading blocks of each table
     /// that the forward pass uses, as far as they are still there.
     pub(crate) held: Vec<u32>,
 }
 
-clone_in_place!(Marks { rows, num_made, held });
+clone_in_place!(RequestEntries { rows, num_made, held });
 
-impl Marks {
-    /// The mark of a row.
+impl RequestEntries {
+    /// The entry of a row.
     #[must_use]
-    pub fn get(&self, row: Row) -> Option<&Mark> {
+    pub fn get(&self, row: Row) -> Option<&RequestEntry> {
         self.rows.get(row)
     }
 
-    /// Add a mark for a row that has none.
-    pub(crate) fn insert_new(&mut self, row: Row, made: Mark) {
+    /// Add an entry for a row that has none.
+    pub(crate) fn insert_new(&mut self, row: Row, made: RequestEntry) {
         self.num_made = made.order + 1;
         self.rows.insert_new(row, made);
     }
@@ -65,38 +65,39 @@ impl Marks {
     /// Leading blocks of each table of a row that the forward pass uses; empty in the open batch.
     #[must_use]
     pub fn held(&self, row: Row) -> &[u32] {
-        self.get(row).map_or(&[], |mark| &self.held[self.places(mark)])
+        self.get(row).map_or(&[], |entry| &self.held[self.places(entry)])
     }
 
     /// The same, of one group.
-    pub(crate) fn held_in(&self, row: Row, group: u32) -> u32 {
-        self.held(row).get(group as usize).copied().unwrap_or(0)
+    pub(crate) fn held_in(&self, row: Row, group_id: u32) -> u32 {
+        self.held(row).get(group_id as usize).copied().unwrap_or(0)
     }
 
     /// Where the blocks are noted that the forward pass uses of a request.
-    fn places(&self, mark: &Mark) -> Range<usize> {
+    fn places(&self, entry: &RequestEntry) -> Range<usize> {
         let width = self.held.len() / self.num_made as usize;
-        let order = if seeded(Mutant::HeldOfTheFirst) { 0 } else { mark.order as usize };
+        let order = if seeded(Mutant::HeldOfTheFirst) { 0 } else { entry.order as usize };
         order * width..(order + 1) * width
     }
 
-    /// Put what the forward pass uses in place, one mark behind the other.
+    /// Put what the forward pass uses in place, one entry behind the other.
     pub(crate) fn restore(&mut self, held: Vec<u32>) {
         self.held = held;
     }
 
     /// Note that the forward pass uses no more of a table than so many blocks.
-    pub(crate) fn cut(&mut self, row: Row, group: u32, length: u32) {
-        if let Some(place) = self.get(row).map(|mark| self.places(mark).start + group as usize) {
+    pub(crate) fn cut(&mut self, row: Row, group_id: u32, length: u32) {
+        if let Some(place) = self.get(row).map(|entry| self.places(entry).start + group_id as usize)
+        {
             self.held[place] = length;
         }
     }
 
-    /// Note the blocks that the forward pass uses, a group, for marks of a batch that is taken.
+    /// Note the blocks that the forward pass uses, a group, for entries of a batch that is taken.
     pub(crate) fn hold(&mut self, num_groups: usize, held: impl Fn(Row, &mut [u32])) {
         self.held = vec![0; self.num_made as usize * num_groups];
-        for (row, mark) in self.rows.iter() {
-            let first = mark.order as usize * num_groups;
+        for (row, entry) in self.rows.iter() {
+            let first = entry.order as usize * num_groups;
             held(row, &mut self.held[first..first + num_groups]);
         }
     }
@@ -104,18 +105,18 @@ impl Marks {
 
 /// A taken batch.
 #[derive(Debug, Clone, Default)]
-pub struct Unfinished {
+pub struct BatchInFlight {
     pub(crate) number: u64,
-    pub(crate) marks: Marks,
+    pub(crate) entries: RequestEntries,
     /// What it published, in order, where that can be taken back.
-    pub(crate) given: Vec<Given>,
+    pub(crate) published_keys: Vec<PublishedKey>,
     /// Those that its commands name, rising.
     pub(crate) rows: Vec<Row>,
-    /// Places that a mark holds and whose block is another one by now.
+    /// Places that an entry holds and whose block is another one by now.
     pub(crate) replaced: BTreeSet<Place>,
 }
 
-impl Unfinished {
+impl BatchInFlight {
     /// The number of the batch.
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -125,13 +126,13 @@ impl Unfinished {
     /// Group and position of a request's places whose block is another one by now, rising.
     pub(crate) fn replaced_of(&self, row: Row) -> impl Iterator<Item = (u32, u32)> + '_ {
         let places = self.replaced.range((row, 0, 0)..=(row, u32::MAX, u32::MAX));
-        places.map(|&(_, group, position)| (group, position))
+        places.map(|&(_, group_id, position)| (group_id, position))
     }
 
     /// Whether the forward pass uses the block in this place of a table.
-    pub(crate) fn uses(&self, row: Row, group: u32, position: u32) -> bool {
-        position < self.marks.held_in(row, group)
-            && !self.replaced.contains(&(row, group, position))
+    pub(crate) fn uses(&self, row: Row, group_id: u32, position: u32) -> bool {
+        position < self.entries.held_in(row, group_id)
+            && !self.replaced.contains(&(row, group_id, position))
     }
 }
 
@@ -157,8 +158,8 @@ impl UnconfirmedLoad {
 
     /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
     pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
-        let asked = self.loader.is_some_and(|loader| rows.contains(&loader));
-        (asked && num_tokens < self.end)
+        let slot_request = self.loader.is_some_and(|loader| rows.contains(&loader));
+        (slot_request && num_tokens < self.end)
             || rows.iter().any(|&row| self.counted_by(row) > num_tokens)
     }
 
@@ -174,14 +175,14 @@ impl UnconfirmedLoad {
     }
 }
 
-/// The order of the next mark.
-pub(crate) fn next_order(marks: &Marks) -> u32 {
-    marks.num_made
+/// The order of the next entry.
+pub(crate) fn next_order(entries: &RequestEntries) -> u32 {
+    entries.num_made
 }
 
-/// The marks of a batch, in the order of their making.
-pub(crate) fn in_order(marks: &Marks) -> Vec<(Row, &Mark)> {
-    let mut ordered: Vec<(Row, &Mark)> = marks.rows.iter().collect();
-    ordered.sort_by_key(|(_, mark)| mark.order);
+/// The entries of a batch, in the order of their making.
+pub(crate) fn in_order(entries: &RequestEntries) -> Vec<(Row, &RequestEntry)> {
+    let mut ordered: Vec<(Row, &RequestEntry)> = entries.rows.iter().collect();
+    ordered.sort_by_key(|(_, entry)| entry.order);
     ordered
 }

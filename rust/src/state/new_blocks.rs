@@ -30,8 +30,8 @@ impl NewBlocks {
     }
 
     /// Add a block of a group.
-    pub(crate) fn push(&mut self, group: u32, block: BlockId) {
-        self.groups[group as usize].push(block);
+    pub(crate) fn push(&mut self, group_id: u32, block: BlockId) {
+        self.groups[group_id as usize].push(block);
         self.known.insert(block);
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{Given, Marks};
+use crate::state::batch_records::{PublishedKey, RequestEntries};
 use crate::state::row_map::RowMap;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::{BlockId, Row};
@@ -20,7 +20,7 @@ use crate::types::keys::Key;
 /// A key that the open batch published for content that the batch itself writes.
 #[derive(Debug, Clone)]
 pub struct Published {
-    pub(crate) group: u32,
+    pub(crate) group_id: u32,
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
@@ -41,7 +41,7 @@ pub struct BatchRecord {
 #[derive(Debug, Clone)]
 pub struct Merge {
     pub(crate) request_id: Arc<str>,
-    pub(crate) group: u32,
+    pub(crate) group_id: u32,
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
@@ -56,12 +56,12 @@ pub struct OpenBatch {
     pub(crate) published: Vec<Published>,
     pub(crate) merges: Vec<Merge>,
     /// What it does to requests, where batches are remembered.
-    pub(crate) marks: Marks,
-    /// What it publishes, in order, where batches are unfinished for a time.
-    pub(crate) given: Vec<Given>,
+    pub(crate) entries: RequestEntries,
+    /// What it publishes, in order, where batches are in flight for a time.
+    pub(crate) published_keys: Vec<PublishedKey>,
 }
 
-clone_in_place!(OpenBatch { number, records, published, merges, marks, given });
+clone_in_place!(OpenBatch { number, records, published, merges, entries, published_keys });
 
 impl BatchRecord {
     /// The record of a request that had computed so many tokens.
@@ -76,12 +76,12 @@ impl OpenBatch {
     pub(crate) fn note_published(
         &mut self,
         row: Row,
-        (group, position): (u32, u32),
+        (group_id, position): (u32, u32),
         block: BlockId,
         key: Key,
     ) {
         let place = self.published.len() as u32;
-        self.published.push(Published { group, position, block, key, next: None });
+        self.published.push(Published { group_id, position, block, key, next: None });
         self.chain_published(row, place);
     }
 

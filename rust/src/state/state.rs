@@ -13,7 +13,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_pool};
-use crate::state::batch_records::{UnconfirmedLoad, Unfinished};
+use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
 use crate::types::clone_in_place::clone_in_place;
@@ -140,9 +140,9 @@ impl RequestState {
     ///
     /// scale: the group's.
     #[must_use]
-    pub fn key(&self, scale: u32, group: u32, position: u32) -> Key {
+    pub fn key(&self, scale: u32, group_id: u32, position: u32) -> Key {
         let last = (position + 1) * scale - 1;
-        make_key(&self.block_hashes[last as usize], group)
+        make_key(&self.block_hashes[last as usize], group_id)
     }
 }
 
@@ -192,7 +192,7 @@ pub struct State {
     pub(crate) operations: BTreeMap<u32, Operation>,
     pub(crate) next_operation: u32,
     /// Taken batches that are neither completed nor cancelled, oldest first.
-    pub(crate) unfinished: Vec<Arc<Unfinished>>,
+    pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
     /// External ones that may still fail.
     pub(crate) loads: Vec<UnconfirmedLoad>,
     /// Calls of `pin` so far, no part of the bytes.
@@ -218,7 +218,7 @@ clone_in_place!(State {
     new_blocks,
     operations,
     next_operation,
-    unfinished,
+    in_flight,
     loads,
     num_pins
 });
@@ -246,7 +246,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         new_blocks: NewBlocks::new(num_groups),
         operations: BTreeMap::new(),
         next_operation: 0,
-        unfinished: Vec::new(),
+        in_flight: Vec::new(),
         loads: Vec::new(),
         num_pins: 0,
         config,
@@ -380,8 +380,8 @@ impl State {
 
     /// Blocks of a table that so many tokens need: all of the encoder's, unless none are.
     #[must_use]
-    pub fn num_kept(&self, group: u32, table: &[BlockId], num_tokens: u32) -> usize {
-        let group = &self.config.groups[group as usize];
+    pub fn num_kept(&self, group_id: u32, table: &[BlockId], num_tokens: u32) -> usize {
+        let group = &self.config.groups[group_id as usize];
         if group.is_cross() {
             return if num_tokens > 0 { table.len() } else { 0 };
         }

@@ -2,7 +2,7 @@
 //! Changes of block tables: each with its command, and with what batches in flight make of it.
 //!
 //! Invariants: no other file makes a `SetTable` or a `CutTable`. When a block leaves a table, it is
-//! in use by every unfinished batch whose forward pass reads or writes it there: one that schedules
+//! in use by every batch in flight whose forward pass reads or writes it there: one that schedules
 //! the request and was taken with the block in that place. Twin: kvcore/state/table_edit.py.
 
 use std::collections::BTreeSet;
@@ -22,41 +22,41 @@ use crate::types::ids::{BlockId, Row, Table};
 pub(crate) struct TableEdit<'a> {
     state: &'a mut State,
     row: Row,
-    group: u32,
+    group_id: u32,
 }
 
 impl<'a> TableEdit<'a> {
     /// Change the table of a request in a group.
-    pub(crate) fn of(state: &'a mut State, row: Row, group: u32) -> Self {
-        TableEdit { state, row, group }
+    pub(crate) fn of(state: &'a mut State, row: Row, group_id: u32) -> Self {
+        TableEdit { state, row, group_id }
     }
 
     /// Put blocks at the end of the table. fresh: nothing fills them.
     pub(crate) fn extend(self, blocks: impl IntoIterator<Item = BlockId>, fresh: bool) {
-        let TableEdit { state, row, group } = self;
+        let TableEdit { state, row, group_id } = self;
         let State { config, effects, requests, new_blocks, .. } = state;
-        let rule = &config.groups[group as usize];
+        let rule = &config.groups[group_id as usize];
         let mut news = config.record_new_blocks.then_some(new_blocks);
-        let table = &mut request_mut(requests, row).tables[group as usize];
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
         for block in blocks {
             if fresh {
-                note_new((group, rule), news.as_deref_mut(), block, effects);
+                note_new((group_id, rule), news.as_deref_mut(), block, effects);
             }
-            effects.emit(Command::SetTable { row, group, position: table.len() as u32, block });
+            effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
             table.push(block);
         }
     }
 
     /// Make the request an owner more of blocks, which its empty table becomes.
     pub(crate) fn share(self, blocks: Table) {
-        let TableEdit { state, row, group } = self;
+        let TableEdit { state, row, group_id } = self;
         for (position, &block) in (0..).zip(&blocks) {
             if !state.device.is_null(block) {
                 state.device.touch(block, &mut state.effects);
             }
-            state.effects.emit(Command::SetTable { row, group, position, block });
+            state.effects.emit(Command::SetTable { row, group_id, position, block });
         }
-        state[row].tables[group as usize] = blocks;
+        state[row].tables[group_id as usize] = blocks;
     }
 
     /// Put another block in a place of the table and release the one that was there. fresh:
@@ -64,14 +64,14 @@ impl<'a> TableEdit<'a> {
     pub(crate) fn replace(mut self, position: u32, block: BlockId, fresh: bool) {
         self.keep_in_use(position..position + 1);
         self.note_replaced(position);
-        let TableEdit { state, row, group } = self;
+        let TableEdit { state, row, group_id } = self;
         let State { config, device, effects, requests, new_blocks, .. } = state;
         if fresh {
             let news = config.record_new_blocks.then_some(new_blocks);
-            note_new((group, &config.groups[group as usize]), news, block, effects);
+            note_new((group_id, &config.groups[group_id as usize]), news, block, effects);
         }
-        effects.emit(Command::SetTable { row, group, position, block });
-        let table = &mut request_mut(requests, row).tables[group as usize];
+        effects.emit(Command::SetTable { row, group_id, position, block });
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
         let old = std::mem::replace(&mut table[position as usize], block);
         device.release([old], effects);
     }
@@ -79,26 +79,26 @@ impl<'a> TableEdit<'a> {
     /// Put the null block in places [first, end) and release the blocks, the last one first.
     pub(crate) fn blank(mut self, first: u32, end: u32) {
         self.keep_in_use(first..end);
-        let (row, group) = (self.row, self.group);
+        let (row, group_id) = (self.row, self.group_id);
         let State { device, effects, requests, .. } = self.state;
-        let table = &mut request_mut(requests, row).tables[group as usize];
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
         let given = &mut table[first as usize..end as usize];
         device.release(given.iter().rev().copied(), effects);
         given.fill(NULL_BLOCK);
         for position in (first..end).filter(|_| !seeded(Mutant::TrimNotTold)) {
-            effects.emit(Command::SetTable { row, group, position, block: NULL_BLOCK });
+            effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
         }
         (first..end).for_each(|position| self.note_replaced(position));
     }
 
     /// Keep so many blocks of the table and release those behind, the last one first.
     pub(crate) fn cut(mut self, length: u32) {
-        let (row, group) = (self.row, self.group);
-        let end = self.state[row].tables[group as usize].len() as u32;
+        let (row, group_id) = (self.row, self.group_id);
+        let end = self.state[row].tables[group_id as usize].len() as u32;
         self.keep_in_use(length..end);
         self.shorten(length);
         let State { device, effects, requests, .. } = self.state;
-        let table = &mut request_mut(requests, row).tables[group as usize];
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
         let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
         let released = table.drain(first_held.max(length as usize)..);
         if seeded(Mutant::FreeHeadFirst) {
@@ -108,47 +108,48 @@ impl<'a> TableEdit<'a> {
         }
         table.truncate(length as usize);
         if !seeded(Mutant::CutNotTold) {
-            effects.emit(Command::CutTable { row, group, length });
+            effects.emit(Command::CutTable { row, group_id, length });
         }
     }
 
-    /// Note that the blocks in these places leave: unfinished batches still use them.
+    /// Note that the blocks in these places leave: batches in flight still use them.
     fn keep_in_use(&mut self, positions: Range<u32>) {
-        if self.state.unfinished.is_empty() || seeded(Mutant::FreedUnderABatch) {
+        if self.state.in_flight.is_empty() || seeded(Mutant::FreedUnderABatch) {
             return;
         }
-        let (row, group) = (self.row, self.group);
-        let State { unfinished, requests, device, .. } = &mut *self.state;
-        let table = &request_mut(requests, row).tables[group as usize];
-        for batch in unfinished.iter() {
-            for position in positions.start..positions.end.min(batch.marks.held_in(row, group)) {
+        let (row, group_id) = (self.row, self.group_id);
+        let State { in_flight, requests, device, .. } = &mut *self.state;
+        let table = &request_mut(requests, row).tables[group_id as usize];
+        for batch in in_flight.iter() {
+            for position in positions.start..positions.end.min(batch.entries.held_in(row, group_id))
+            {
                 let block = table[position as usize];
-                if !device.is_null(block) && !batch.replaced.contains(&(row, group, position)) {
+                if !device.is_null(block) && !batch.replaced.contains(&(row, group_id, position)) {
                     device.note_use(block, batch.number);
                 }
             }
         }
     }
 
-    /// Note that the table is cut: what comes behind is not what unfinished batches use.
+    /// Note that the table is cut: what comes behind is not what batches in flight use.
     fn shorten(&mut self, length: u32) {
-        let (row, group) = (self.row, self.group);
-        for batch in &mut self.state.unfinished {
-            if batch.marks.held_in(row, group) <= length {
+        let (row, group) = (self.row, self.group_id);
+        for batch in &mut self.state.in_flight {
+            if batch.entries.held_in(row, group) <= length {
                 continue;
             }
             let batch = Arc::make_mut(batch);
-            batch.marks.cut(row, group, length);
+            batch.entries.cut(row, group, length);
             remove_places(&mut batch.replaced, (row, group, length)..=(row, group, u32::MAX));
         }
     }
 
     /// Note that a place of the table has another block by now.
     fn note_replaced(&mut self, position: u32) {
-        let (row, group) = (self.row, self.group);
-        for batch in &mut self.state.unfinished {
-            if position < batch.marks.held_in(row, group) {
-                Arc::make_mut(batch).replaced.insert((row, group, position));
+        let (row, group_id) = (self.row, self.group_id);
+        for batch in &mut self.state.in_flight {
+            if position < batch.entries.held_in(row, group_id) {
+                Arc::make_mut(batch).replaced.insert((row, group_id, position));
             }
         }
     }
@@ -167,7 +168,7 @@ pub(crate) fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<P
 /// Zero a block that nothing fills if its group asks for it, and record it as new.
 #[inline]
 fn note_new(
-    (group, rule): (u32, &Group),
+    (group_id, rule): (u32, &Group),
     news: Option<&mut NewBlocks>,
     block: BlockId,
     effects: &mut Effects,
@@ -178,29 +179,29 @@ fn note_new(
     if let Some(news) = news
         && matches!(rule.kind, Kind::FullAttention | Kind::Mla)
     {
-        news.push(group, block);
+        news.push(group_id, block);
     }
 }
 
-/// The unfinished batches whose forward pass uses the block in this place of a table.
+/// The batches in flight whose forward pass uses the block in this place of a table.
 pub(crate) fn users(
     state: &State,
     row: Row,
-    group: u32,
+    group_id: u32,
     position: u32,
 ) -> impl Iterator<Item = u64> + '_ {
-    let using = state.unfinished.iter().filter(move |batch| batch.uses(row, group, position));
+    let using = state.in_flight.iter().filter(move |batch| batch.uses(row, group_id, position));
     using.map(|batch| batch.number)
 }
 
 /// Set the tables of a row anew, whatever they are in the runtime.
 pub(crate) fn rebuild(state: &mut State, row: Row) {
     let State { config, requests, effects, .. } = state;
-    for group in 0..config.groups.len() as u32 {
-        effects.emit(Command::CutTable { row, group, length: 0 });
+    for group_id in 0..config.groups.len() as u32 {
+        effects.emit(Command::CutTable { row, group_id, length: 0 });
         let Some(request) = &requests[row.index()] else { continue };
-        for (position, &block) in (0..).zip(&request.tables[group as usize]) {
-            effects.emit(Command::SetTable { row, group, position, block });
+        for (position, &block) in (0..).zip(&request.tables[group_id as usize]) {
+            effects.emit(Command::SetTable { row, group_id, position, block });
         }
     }
 }

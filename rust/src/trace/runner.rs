@@ -15,8 +15,8 @@ use crate::trace::text::{
     Names, Value, read_tokens, write_commands, write_error, write_events, write_ids, write_value,
 };
 use crate::trace::words::{
-    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_asked, read_done,
-    read_hashes, read_request, text, write_host_tables, write_operations, write_owners,
+    Called, Failure, admitted, exactly, listed, nothing, number, numbers, read_done, read_hashes,
+    read_request, read_slot_request, text, write_host_tables, write_operations, write_owners,
     write_queue, write_verdict, write_waiting,
 };
 use crate::transitions::allocate::Requests;
@@ -181,13 +181,16 @@ impl Runner {
     }
 
     fn allocate_slots(&mut self, words: &[&str]) -> Called {
-        let (request_id, asked) = read_asked(words, &self.hits)?;
-        admitted(allocate::allocate_slots(&mut self.state, request_id, &asked), Value::Blocks)
+        let (request_id, slot_request) = read_slot_request(words, &self.hits)?;
+        admitted(
+            allocate::allocate_slots(&mut self.state, request_id, &slot_request),
+            Value::Blocks,
+        )
     }
 
     fn can_allocate(&mut self, words: &[&str]) -> Called {
-        let (request_id, asked) = read_asked(words, &self.hits)?;
-        text(write_verdict(allocate::can_allocate(&self.state, request_id, &asked)?))
+        let (request_id, slot_request) = read_slot_request(words, &self.hits)?;
+        text(write_verdict(allocate::can_allocate(&self.state, request_id, &slot_request)?))
     }
 
     fn append(&mut self, words: &[&str]) -> Called {
@@ -246,9 +249,10 @@ impl Runner {
     }
 
     fn load(&mut self, words: &[&str]) -> Called {
-        let (request_id, mut asked) = read_asked(words, &self.hits)?;
-        asked.num_external_computed_tokens = std::mem::take(&mut asked.num_new_tokens);
-        let started = transfers::load(&mut self.state, request_id, &asked);
+        let (request_id, mut slot_request) = read_slot_request(words, &self.hits)?;
+        slot_request.num_external_computed_tokens =
+            std::mem::take(&mut slot_request.num_new_tokens);
+        let started = transfers::load(&mut self.state, request_id, &slot_request);
         admitted(started, |started| Value::Text(write_operations(started)))
     }
 

@@ -44,7 +44,7 @@ impl Names {
     /// The prefix of a key, and its group unless that is the first.
     pub fn key(&self, key: &Key) -> String {
         let prefix = self.block_hash(&key.block_hash());
-        if key.group() == 0 { prefix.to_owned() } else { format!("{prefix}@{}", key.group()) }
+        if key.group_id() == 0 { prefix.to_owned() } else { format!("{prefix}@{}", key.group_id()) }
     }
 }
 
@@ -207,8 +207,12 @@ fn head(command: &Command) -> String {
         Command::SwapIn { .. } => "SwapIn".to_owned(),
         Command::Store { .. } => "Store".to_owned(),
         Command::Load { .. } => "Load".to_owned(),
-        Command::SetTable { row, group, .. } => format!("SetTable row {}{}:", row.0, of(*group)),
-        Command::CutTable { row, group, .. } => format!("CutTable row {}{}:", row.0, of(*group)),
+        Command::SetTable { row, group_id, .. } => {
+            format!("SetTable row {}{}:", row.0, of(*group_id))
+        }
+        Command::CutTable { row, group_id, .. } => {
+            format!("CutTable row {}{}:", row.0, of(*group_id))
+        }
     }
 }
 
@@ -241,24 +245,24 @@ pub fn write_events(events: &[Event], names: &Names) -> Vec<String> {
 
 fn write_event(event: &Event, names: &Names) -> String {
     match event {
-        Event::BlockStored { block_hashes, parent_hash, tokens, group, .. } => {
+        Event::BlockStored { block_hashes, parent_hash, tokens, group_id, .. } => {
             let stored: Vec<&str> =
                 block_hashes.iter().map(|hash| names.block_hash(hash)).collect();
             let parent =
                 parent_hash.as_ref().map(|hash| format!(" after {}", names.block_hash(hash)));
             let (after, tokens) = (parent.unwrap_or_default(), write_tokens(tokens));
-            format!("stored {}{after} tokens {tokens}{}", stored.join(" "), of(*group))
+            format!("stored {}{after} tokens {tokens}{}", stored.join(" "), of(*group_id))
         }
-        Event::BlockRemoved { block_hash, group } => {
-            format!("removed {}{}", names.block_hash(block_hash), of(*group))
+        Event::BlockRemoved { block_hash, group_id } => {
+            format!("removed {}{}", names.block_hash(block_hash), of(*group_id))
         }
         Event::AllBlocksCleared => "cleared".to_owned(),
     }
 }
 
 /// A group, unless it is the first.
-fn of(group: u32) -> String {
-    if group == 0 { String::new() } else { format!(" group {group}") }
+fn of(group_id: u32) -> String {
+    if group_id == 0 { String::new() } else { format!(" group {group_id}") }
 }
 
 fn join(items: &[impl Display], between: &str) -> String {

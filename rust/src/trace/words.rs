@@ -10,7 +10,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::state::state::NO_HOST_BLOCK;
 use crate::trace::text::{Value, read_tokens, write_ids};
-use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
 use crate::types::ids::{BlockId, Table};
@@ -63,27 +63,29 @@ pub fn read_request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
 }
 
 /// The request of a call and what is asked for it; hits: the last one of each request.
-pub fn read_asked<'a>(
+pub fn read_slot_request<'a>(
     words: &[&'a str],
     hits: &HashMap<String, Hit>,
-) -> Result<(&'a str, Asked), Failure> {
+) -> Result<(&'a str, SlotRequest), Failure> {
     let [request_id, count, options @ ..] = words else { return Err(Failure::Words) };
-    let mut asked = Asked::new(number(count)?);
+    let mut slot_request = SlotRequest::new(number(count)?);
     for option in options {
         let (word, value) = option.split_once('=').unwrap_or((option, ""));
         let is_meant = |name: &str| word_of(name) == word;
         if (word, value) == ("hit", "") {
             let hit = hits.get(*request_id).ok_or(Failure::Words)?;
-            asked.hit = Some(AskedHit::from(hit));
-        } else if let Some((_, count)) = asked.counts().into_iter().find(|each| is_meant(each.0)) {
+            slot_request.hit = Some(RequestedHit::from(hit));
+        } else if let Some((_, count)) =
+            slot_request.counts().into_iter().find(|each| is_meant(each.0))
+        {
             *count = number(value)?;
         } else {
-            let mut flags = asked.flags().into_iter();
+            let mut flags = slot_request.flags().into_iter();
             let flag = flags.find(|each| is_meant(each.0) && value.is_empty());
             *flag.ok_or(Failure::Words)?.1 = true;
         }
     }
-    Ok((request_id, asked))
+    Ok((request_id, slot_request))
 }
 
 /// The word of an option of an allocation: the first of its name behind `num_`.

@@ -15,11 +15,11 @@ use crate::state::state::{NULL_BLOCK, RequestState, State, request_mut};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, settle};
-use crate::transitions::in_flight::{mark, note_given};
+use crate::transitions::in_flight::{note_published_key, note_request};
 use crate::transitions::plan::{Growth, Plan, Rewrite, fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
-use crate::transitions::slot_request::Asked;
+use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::unconfirmed_loads::{note_load, note_rewritten, rest};
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::Command;
@@ -45,19 +45,19 @@ pub enum Requests<'a> {
 pub fn allocate_slots(
     state: &mut State,
     request_id: &str,
-    asked: &Asked,
+    slot_request: &SlotRequest,
 ) -> Result<Admitted<KVCacheBlocks>, Error> {
     let row = state.request(request_id)?;
-    let plan = match plan_allocation(state, row, asked)? {
+    let plan = match plan_allocation(state, row, slot_request)? {
         Ok(plan) => plan,
         Err(refusal) => {
             apply_trims(state, row, &refusal.trims);
             return Ok(Err(refusal.refused));
         }
     };
-    commit(state, asked, &plan);
-    let grown = |(group, table): (usize, &Vec<BlockId>)| {
-        let count = plan.growth.get(group).map_or(0, |each| each.grown) as usize;
+    commit(state, slot_request, &plan);
+    let grown = |(group_id, table): (usize, &Vec<BlockId>)| {
+        let count = plan.growth.get(group_id).map_or(0, |each| each.grown) as usize;
         table[table.len() - count..].to_vec()
     };
     let blocks = state[row].tables.iter().enumerate().map(grown).collect();
@@ -65,9 +65,9 @@ pub fn allocate_slots(
 }
 
 /// What `allocate_slots` would say to the same arguments. Does not modify the state.
-pub fn can_allocate(state: &State, request_id: &str, asked: &Asked) -> Result<Verdict, Error> {
-    let row = state.request(request_id)?;
-    Ok(match plan_allocation(state, row, asked)? {
+pub fn can_allocate(state: &State, id: &str, slot_request: &SlotRequest) -> Result<Verdict, Error> {
+    let row = state.request(id)?;
+    Ok(match plan_allocation(state, row, slot_request)? {
         Ok(_) => Verdict::Ok,
         Err(refusal) => match refusal.refused.reason {
             Reason::Later => Verdict::Later,
@@ -97,7 +97,7 @@ pub fn append(
             &found[..]
         }
     };
-    let asked = Asked::new(1);
+    let slot_request = SlotRequest::new(1);
     for (done, (&row, &token)) in (0..).zip(rows.iter().zip(tokens)) {
         let row = Row(row);
         if append_quietly(state, row, token) {
@@ -114,9 +114,9 @@ pub fn append(
             commit_in_place(state, row);
             continue;
         }
-        let planned = plan_allocation(state, row, &asked);
+        let planned = plan_allocation(state, row, &slot_request);
         match planned.expect("NOCRASH: check_append has checked every call of the append") {
-            Ok(plan) => commit(state, &asked, &plan),
+            Ok(plan) => commit(state, &slot_request, &plan),
             Err(refusal) => {
                 let request = &mut state[row];
                 request.tokens.pop();
@@ -227,19 +227,19 @@ fn check_closely(state: &State, rows: &[u32], row: u32, limit: u32) -> Result<()
 }
 
 /// Do what a plan says.
-pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
+pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan) {
     let row = plan.row;
     let request = &state[row];
-    if let Some(hit) = &asked.hit
+    if let Some(hit) = &slot_request.hit
         && !request.holds_blocks()
     {
         let queries = if request.skip_reading { 0 } else { request.tokens.len() as u64 };
         state.stats.observe(queries, hit.num_tokens as u64, request.preempted);
     }
-    note_scheduled(state, row, !asked.delay_cache_blocks || asked.loads);
+    note_scheduled(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
     apply_trims(state, row, &plan.trims);
-    (0..).zip(&plan.hits).for_each(|(group, hits)| attach_hits(state, row, group, hits));
-    if plan.num_loaded > plan.num_local && !asked.loads {
+    (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
+    if plan.num_loaded > plan.num_local && !slot_request.loads {
         note_load(state, row, plan.num_local, plan.num_loaded);
     }
     if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
@@ -252,19 +252,19 @@ pub(crate) fn commit(state: &mut State, asked: &Asked, plan: &Plan) {
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, &mut fresh);
         }
-        for (group, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
+        for (group_id, &Growth { nulls, external, .. }) in (0..).zip(&plan.growth) {
             let nulls = std::iter::repeat_n(NULL_BLOCK, nulls as usize);
-            TableEdit::of(state, row, group).extend(nulls, false);
+            TableEdit::of(state, row, group_id).extend(nulls, false);
             let external = fresh.by_ref().take(external as usize);
-            TableEdit::of(state, row, group).extend(external, !asked.loads);
+            TableEdit::of(state, row, group_id).extend(external, !slot_request.loads);
         }
-        for (group, growth) in (0..).zip(&plan.growth) {
+        for (group_id, growth) in (0..).zip(&plan.growth) {
             let grown = fresh.by_ref().take(growth.grown as usize);
-            TableEdit::of(state, row, group).extend(grown, true);
+            TableEdit::of(state, row, group_id).extend(grown, true);
         }
     }
     state[row].num_computed = plan.num_scheduled;
-    if !asked.delay_cache_blocks && state.config.publishes_at_once() {
+    if !slot_request.delay_cache_blocks && state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     settle(state, row);
@@ -296,16 +296,16 @@ fn note_scheduled(state: &mut State, row: Row, publishes: bool) {
     if !state.config.tracks_batches() {
         return;
     }
-    mark(state, row, before, before, Some(publishes && state.config.enable_caching));
+    note_request(state, row, before, before, Some(publishes && state.config.enable_caching));
 }
 
 /// Add the request as an owner of its hits, at the start of its table.
-fn attach_hits(state: &mut State, row: Row, group: u32, hits: &[BlockId]) {
+fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
     if hits.is_empty() {
         return;
     }
-    TableEdit::of(state, row, group).share(hits.to_vec());
-    state[row].num_cached[group as usize] = hits.len() as u32;
+    TableEdit::of(state, row, group_id).share(hits.to_vec());
+    state[row].num_cached[group_id as usize] = hits.len() as u32;
     if !state.loads.is_empty() {
         rest(state, row, hits);
     }
@@ -318,12 +318,12 @@ fn apply_rewrite(
     rewrite: Rewrite,
     fresh: &mut impl Iterator<Item = BlockId>,
 ) {
-    let Rewrite { group, position, shared, copied, same } = rewrite;
-    let block = state[row].tables[group as usize][position as usize];
+    let Rewrite { group_id, position, shared, copied, same } = rewrite;
+    let block = state[row].tables[group_id as usize][position as usize];
     if same {
-        let key = state[row].key(state.scales[group as usize], group, position);
-        note_given(state, block, key);
-        let end = (position + 1) * state.config.groups[group as usize].block_size;
+        let key = state[row].key(state.scales[group_id as usize], group_id, position);
+        note_published_key(state, block, key);
+        let end = (position + 1) * state.config.groups[group_id as usize].block_size;
         note_rewritten(state, row, block, end);
         return;
     }
@@ -334,15 +334,15 @@ fn apply_rewrite(
         return;
     }
     let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
-    let restore = position * state.config.groups[group as usize].block_size;
-    mark(state, row, state[row].num_computed, restore, None);
+    let restore = position * state.config.groups[group_id as usize].block_size;
+    note_request(state, row, state[row].num_computed, restore, None);
     let copies = copied && !seeded(Mutant::CowNoCopy);
     if copies {
         state.effects.emit(Command::CopyOnWrite { source: block, target });
         state.device.note_use(block, state.batch.number);
         state.device.note_use(target, state.batch.number);
     }
-    TableEdit::of(state, row, group).replace(position, target, !copies);
+    TableEdit::of(state, row, group_id).replace(position, target, !copies);
 }
 
 #[cfg(test)]

@@ -13,11 +13,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{Unfinished, in_order};
+use crate::state::batch_records::{BatchInFlight, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::{lower, note_given, num_finished};
+use crate::transitions::in_flight::{lower, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks};
 use crate::transitions::unconfirmed_loads::{confirm, note_keyed, rest};
 use crate::types::commands::{Batch, close_into, named_rows};
@@ -36,7 +36,7 @@ pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
 
 /// The same in the room of a batch that nobody needs any more, which costs no allocation.
 pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error> {
-    let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.unfinished.len());
+    let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.in_flight.len());
     if limit > 0 && num_in_flight >= limit {
         let (num_in_flight, max_in_flight) = (num_in_flight as i64, limit as i64);
         return Err(Error::TooManyInFlight { num_in_flight, max_in_flight });
@@ -47,13 +47,13 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     {
         confirm(&mut state.loads, before);
     }
-    let closed = state.config.tracks_batches().then(|| close_marks(state));
+    let closed = state.config.tracks_batches().then(|| close_entries(state));
     let merges = std::mem::take(&mut state.batch.merges);
     state.effects.commands.clear();
     state.batch.advance();
     if let Some(closed) = closed {
         if limit > 0 {
-            state.unfinished.push(Arc::new(closed));
+            state.in_flight.push(Arc::new(closed));
         } else {
             publish_written(state, &closed);
         }
@@ -62,16 +62,16 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     Ok(())
 }
 
-/// Finish the oldest unfinished batch: its forward pass has run.
+/// Finish the oldest batch in flight: its forward pass has run.
 ///
 /// Fails with NotInFlight, BatchOutOfOrder.
 pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
     check_in_flight(state, batch)?;
-    let oldest = state.unfinished[0].number;
+    let oldest = state.in_flight[0].number;
     if oldest != batch as u64 {
         return Err(Error::BatchOutOfOrder { batch, oldest: oldest as i64 });
     }
-    let finished = state.unfinished.remove(0);
+    let finished = state.in_flight.remove(0);
     confirm(&mut state.loads, oldest);
     for pool in [Some(&mut state.device), state.host.as_mut()].into_iter().flatten() {
         pool.end_use(|user| user == oldest || seeded(Mutant::FirstBatchEndsAllUses));
@@ -85,39 +85,39 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fails with NotInFlight unless this is the number of an unfinished batch.
+/// Fails with NotInFlight unless this is the number of a batch in flight.
 pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
-    let numbers = || state.unfinished.iter().map(|batch| batch.number);
+    let numbers = || state.in_flight.iter().map(|batch| batch.number);
     if numbers().any(|each| Ok(each) == u64::try_from(number)) {
         return Ok(());
     }
     let known: Vec<String> = numbers().map(|each| each.to_string()).collect();
-    let unfinished = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Err(Error::NotInFlight { batch: number, unfinished })
+    let in_flight = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(Error::NotInFlight { batch: number, in_flight })
 }
 
 /// What the open batch remembers from now on: what its forward pass uses, and its rows.
-fn close_marks(state: &mut State) -> Unfinished {
-    let mut marks = std::mem::take(&mut state.batch.marks);
-    marks.hold(state.config.groups.len(), |row, held| {
+fn close_entries(state: &mut State) -> BatchInFlight {
+    let mut entries = std::mem::take(&mut state.batch.entries);
+    entries.hold(state.config.groups.len(), |row, held| {
         if state.batch.records.get(row).is_some() {
             let tables = held.iter_mut().zip(&state[row].tables);
             tables.for_each(|(length, table)| *length = table.len() as u32);
         }
     });
-    Unfinished {
+    BatchInFlight {
         number: state.batch.number,
-        marks,
-        given: std::mem::take(&mut state.batch.given),
+        entries,
+        published_keys: std::mem::take(&mut state.batch.published_keys),
         rows: named_rows(&state.effects.commands),
         replaced: BTreeSet::new(),
     }
 }
 
 /// Make findable what a batch wrote that has just finished.
-fn publish_written(state: &mut State, batch: &Unfinished) {
+fn publish_written(state: &mut State, batch: &BatchInFlight) {
     let before = std::mem::take(&mut state.batch.merges);
-    for (row, made) in in_order(&batch.marks) {
+    for (row, made) in in_order(&batch.entries) {
         if made.publishes && state[row].status() == Status::Running && state[row].num_loading == 0 {
             let num_tokens = num_finished(state, row);
             let late = u32::from(seeded(Mutant::PublishedLate)).min(num_tokens);
@@ -139,29 +139,29 @@ fn settle_merges(state: &mut State, merges: Vec<Merge>) {
 fn apply_merge(state: &mut State, merge: &Merge) {
     let Some(&row) = state.rows.get(&merge.request_id) else { return };
     let request = &state[row];
-    let (group, position) = (merge.group as usize, merge.position as usize);
-    let same = request.tables[group].get(position) == Some(&merge.block);
-    let size = state.config.groups[group].block_size;
+    let (group_id, position) = (merge.group_id as usize, merge.position as usize);
+    let same = request.tables[group_id].get(position) == Some(&merge.block);
+    let size = state.config.groups[group_id].block_size;
     let computed = request.num_accepted() >= (merge.position + 1) * size;
     if !same || !computed || state.device.key(merge.block).is_some() {
         return;
     }
-    let scale = state.scales[group];
+    let scale = state.scales[group_id];
     if merge.position >= request.num_hashed(scale)
-        || request.key(scale, merge.group, merge.position) != merge.key
+        || request.key(scale, merge.group_id, merge.position) != merge.key
     {
         return;
     }
-    let (group, position) = (merge.group, merge.position);
+    let (group_id, position) = (merge.group_id, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
         state.device.publish(merge.block, merge.key);
         if !state.loads.is_empty() {
             note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
         }
         if state.config.publish == Publish::Scheduled {
-            note_given(state, merge.block, merge.key);
+            note_published_key(state, merge.block, merge.key);
         }
-        announce_stored(state, row, group, (position, position + 1));
+        announce_stored(state, row, group_id, (position, position + 1));
         return;
     };
     state.device.touch(older, &mut state.effects);
@@ -169,9 +169,9 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     if state.config.publish == Publish::Scheduled {
         lower(state, row, position * size);
     }
-    TableEdit::of(state, row, group).replace(position, older, false);
+    TableEdit::of(state, row, group_id).replace(position, older, false);
     if seeded(Mutant::MergeNoRemap) {
-        state[row].tables[group as usize][position as usize] = merge.block;
+        state[row].tables[group_id as usize][position as usize] = merge.block;
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     use crate::transitions::allocate::allocate_slots;
     use crate::transitions::free::free;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
     use crate::types::values::Request;
@@ -193,7 +193,7 @@ mod tests {
         let config = Config { max_in_flight: 1, publish, ..Config::new(5, 2, b"seed") };
         let mut state = make_state(config).unwrap();
         add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
         take_batch(&mut state).unwrap();
         state
     }
@@ -222,8 +222,8 @@ mod tests {
         let before = encode(&state);
         let many = Error::TooManyInFlight { num_in_flight: 1, max_in_flight: 1 };
         assert_eq!(take_batch(&mut state), Err(many));
-        let unknown = |batch, unfinished: &str| {
-            Err(Error::NotInFlight { batch, unfinished: unfinished.to_owned() })
+        let unknown = |batch, in_flight: &str| {
+            Err(Error::NotInFlight { batch, in_flight: in_flight.to_owned() })
         };
         assert_eq!(complete(&mut state, -1), unknown(-1, "0"));
         assert_eq!(encode(&state), before);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cancel: unfinished batches are taken back, executed or not.
+//! Cancel: batches in flight are taken back, executed or not.
 //!
 //! Rules: a batch is taken back with all later ones and the open one; their numbers are not used
 //! again. The keys that they published are withdrawn, each request falls to the least count that
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{Unfinished, in_order};
+use crate::state::batch_records::{BatchInFlight, in_order};
 use crate::state::open_batch::OpenBatch;
 use crate::state::row_map::RowMap;
 use crate::state::state::{State, request_mut};
@@ -23,22 +23,23 @@ use crate::types::commands::named_rows;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
-/// Take back an unfinished batch, all later ones and the open one. Fails with NotInFlight.
+/// Take back a batch in flight, all later ones and the open one. Fails with NotInFlight.
 pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     check_in_flight(state, batch)?;
     let number = batch as u64;
-    let first = state.unfinished.partition_point(|each| each.number < number);
-    let mut cancelled = state.unfinished.split_off(first);
+    let first = state.in_flight.partition_point(|each| each.number < number);
+    let mut cancelled = state.in_flight.split_off(first);
     let rows = named_rows(&state.effects.commands);
     state.effects.commands.clear();
     let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
-    let OpenBatch { number: open, marks, given, .. } = std::mem::replace(&mut state.batch, next);
-    cancelled.push(Arc::new(Unfinished {
+    let OpenBatch { number: open, entries, published_keys, .. } =
+        std::mem::replace(&mut state.batch, next);
+    cancelled.push(Arc::new(BatchInFlight {
         number: open,
-        marks,
-        given,
+        entries,
+        published_keys,
         rows,
-        ..Unfinished::default()
+        ..BatchInFlight::default()
     }));
     state.loads.retain(|load| load.batch < number);
     take_back(state, &cancelled, number);
@@ -49,10 +50,10 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
 }
 
 /// Withdraw keys, end uses, and let each request fall to what is left of it.
-fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
+fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     let State { device, host, effects, .. } = state;
     device.end_use(|user| user >= number);
-    for &(block, key) in cancelled.iter().flat_map(|batch| &batch.given) {
+    for &(block, key) in cancelled.iter().flat_map(|batch| &batch.published_keys) {
         if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
             device.unpublish(block, effects);
         }
@@ -63,13 +64,13 @@ fn take_back(state: &mut State, cancelled: &[Arc<Unfinished>], number: u64) {
         host.end_quarantine();
     }
     let mut counts: RowMap<u32> = RowMap::default();
-    for (row, mark) in cancelled.iter().flat_map(|batch| in_order(&batch.marks)) {
+    for (row, entry) in cancelled.iter().flat_map(|batch| in_order(&batch.entries)) {
         match counts.get_mut(row) {
-            Some(count) => *count = mark.restore.min(*count),
-            None => counts.insert_new(row, mark.restore),
+            Some(count) => *count = entry.restore.min(*count),
+            None => counts.insert_new(row, entry.restore),
         }
     }
-    // Nothing is removed from this map, so its order is that of the first marks.
+    // Nothing is removed from this map, so its order is that of the first entries.
     for (row, &count) in counts.iter().filter(|_| !seeded(Mutant::CancelKeepsCounts)) {
         fall(state, row, count, number);
     }
@@ -99,7 +100,7 @@ mod tests {
     use crate::transitions::allocate::{Requests, allocate_slots, append};
     use crate::transitions::batches::{complete, take_batch};
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
@@ -110,7 +111,7 @@ mod tests {
         let config = Config { max_in_flight: 2, ..Config::new(5, 2, b"seed") };
         let mut state = make_state(config).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
         take_batch(&mut state).unwrap();
         append(&mut state, Requests::Ids(&["a"]), &[4]).unwrap();
         take_batch(&mut state).unwrap();
@@ -120,9 +121,9 @@ mod tests {
         assert_eq!((state[row].num_computed, state.batch.number), (3, 3));
         assert!(state.device.key(BlockId(1)).is_some() && state.device.key(BlockId(2)).is_none());
         let commands: Vec<Command> = state.effects.commands.iter().collect();
-        let (group, at) = (0, |position: u32| BlockId(position + 1));
-        let set = |position| Command::SetTable { row, group, position, block: at(position) };
-        let cut = Command::CutTable { row, group, length: 0 };
+        let (group_id, at) = (0, |position: u32| BlockId(position + 1));
+        let set = |position| Command::SetTable { row, group_id, position, block: at(position) };
+        let cut = Command::CutTable { row, group_id, length: 0 };
         assert_eq!(commands[commands.len() - 3..], [cut, set(0), set(1)]);
         complete(&mut state, 0).unwrap();
         assert_eq!((state.in_flight().count(), state.device.num_quarantined()), (0, 0));

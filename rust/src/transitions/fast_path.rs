@@ -10,7 +10,7 @@
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::plan_allocation;
-use crate::transitions::slot_request::Asked;
+use crate::transitions::slot_request::SlotRequest;
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row};
 
@@ -79,7 +79,7 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
 
 /// Whether the plan of one more token takes and gives nothing, and the token fills no block.
 fn is_nothing(state: &State, row: Row) -> bool {
-    let Ok(Ok(plan)) = plan_allocation(state, row, &Asked::new(1)) else { return false };
+    let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::new(1)) else { return false };
     let full = |(group, &cached): (&Group, &u32)| plan.num_scheduled / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
@@ -103,7 +103,7 @@ mod tests {
     fn running() -> (State, Row) {
         let mut state = make_state(Config::new(9, 4, b"seed")).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
         take_batch(&mut state).unwrap();
         (state, row)
     }
@@ -126,7 +126,7 @@ mod tests {
         config.groups = vec![Group::windowed(4, Kind::SlidingWindow, 3)];
         let mut state = make_state(config).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
         take_batch(&mut state).unwrap();
         let mut seen = Vec::new();
         for token in 6..12 {

@@ -57,7 +57,7 @@ mod tests {
     use crate::transitions::allocate::{Requests, allocate_slots, append};
     use crate::transitions::batches::take_batch;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
@@ -66,7 +66,7 @@ mod tests {
     fn parent_of_three_tokens() -> State {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
         state
     }
 

@@ -79,8 +79,8 @@ pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error>
 /// Whether a request counts the tokens of a published block at its position.
 fn counts_on(state: &State, row: Row, item: &Published) -> bool {
     let request = &state[row];
-    let end = (item.position + 1) * state.config.groups[item.group as usize].block_size;
-    let table = &request.tables[item.group as usize];
+    let end = (item.position + 1) * state.config.groups[item.group_id as usize].block_size;
+    let table = &request.tables[item.group_id as usize];
     request.num_computed >= end && table.get(item.position as usize) == Some(&item.block)
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
 
 /// Whether a merge waits for a block that the open batch would have written for a request.
 fn is_unwritten(config: &Config, merge: &Merge, record: &BatchRecord, request_id: &str) -> bool {
-    let end = (merge.position + 1) * config.groups[merge.group as usize].block_size;
+    let end = (merge.position + 1) * config.groups[merge.group_id as usize].block_size;
     *merge.request_id == *request_id && end > record.num_computed_before
 }
 
@@ -120,14 +120,14 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32) {
     if !state.loads.is_empty() {
         fall_to(state, row, num_computed);
     }
-    for group in 0..state.config.groups.len() as u32 {
-        let table = &state[row].tables[group as usize];
-        let keep = state.num_kept(group, table, num_tokens);
+    for group_id in 0..state.config.groups.len() as u32 {
+        let table = &state[row].tables[group_id as usize];
+        let keep = state.num_kept(group_id, table, num_tokens);
         if table.len() > keep {
-            TableEdit::of(state, row, group).cut(keep as u32);
+            TableEdit::of(state, row, group_id).cut(keep as u32);
         }
-        let num_full = num_computed / state.config.groups[group as usize].block_size;
-        let cached = &mut state[row].num_cached[group as usize];
+        let num_full = num_computed / state.config.groups[group_id as usize].block_size;
+        let cached = &mut state[row].num_cached[group_id as usize];
         *cached = num_full.min(*cached);
     }
     let request = &mut state[row];

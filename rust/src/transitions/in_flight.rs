@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What transitions note about unfinished batches: marks and published keys.
+//! What transitions note about batches in flight: marks and published keys.
 //!
-//! Invariants: a batch marks each request that it changes, in the order of first marking; a mark
+//! Invariants: a batch marks each request that it changes, in the order of first marking; an entry
 //! outlives that the request leaves the open batch, and goes when the request is removed. Nothing
 //! is kept if batches finish as they are taken. Blocks in use are noted where tables change:
 //! `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{Mark, Marks, next_order};
+use crate::state::batch_records::{RequestEntries, RequestEntry, next_order};
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
 use crate::types::ids::{BlockId, Row};
@@ -18,7 +18,7 @@ use crate::types::keys::Key;
 /// Note in the open batch what it does to a request; counts only fall.
 ///
 /// publishes: as the last call says that says it.
-pub(crate) fn mark(
+pub(crate) fn note_request(
     state: &mut State,
     row: Row,
     before: u32,
@@ -28,71 +28,71 @@ pub(crate) fn mark(
     if !state.config.tracks_batches() {
         return;
     }
-    let marks = &mut state.batch.marks;
-    if let Some(known) = marks.rows.get_mut(row) {
+    let entries = &mut state.batch.entries;
+    if let Some(known) = entries.rows.get_mut(row) {
         known.before = known.before.min(before);
         known.restore = known.restore.min(restore);
         known.publishes = publishes.unwrap_or(known.publishes);
         return;
     }
     let publishes = publishes.unwrap_or(false);
-    let order = next_order(marks);
-    marks.insert_new(row, Mark { order, before, restore, publishes });
+    let order = next_order(entries);
+    entries.insert_new(row, RequestEntry { order, before, restore, publishes });
 }
 
 /// Note a key that a cancel of the open batch withdraws.
-pub(crate) fn note_given(state: &mut State, block: BlockId, key: Key) {
+pub(crate) fn note_published_key(state: &mut State, block: BlockId, key: Key) {
     if state.config.max_in_flight > 0 {
-        state.batch.given.push((block, key));
+        state.batch.published_keys.push((block, key));
     }
 }
 
 /// Note that a request left the open batch: what it remembers stays, but publishes nothing.
 pub(crate) fn leave(state: &mut State, row: Row) {
-    if let Some(known) = state.batch.marks.rows.get_mut(row) {
+    if let Some(known) = state.batch.entries.rows.get_mut(row) {
         known.publishes = false;
     }
 }
 
 /// Note that a cancel of the batch that was just taken restores no more of a request.
 pub(crate) fn lower(state: &mut State, row: Row, num_tokens: u32) {
-    let Some(taken) = state.unfinished.last_mut() else { return };
-    if taken.marks.get(row).is_none_or(|known| known.restore <= num_tokens) {
+    let Some(taken) = state.in_flight.last_mut() else { return };
+    if taken.entries.get(row).is_none_or(|known| known.restore <= num_tokens) {
         return;
     }
-    if let Some(known) = Arc::make_mut(taken).marks.rows.get_mut(row) {
+    if let Some(known) = Arc::make_mut(taken).entries.rows.get_mut(row) {
         known.restore = num_tokens;
     }
 }
 
-/// Give a forked child its parent's marks; no batch schedules it.
+/// Give a forked child its parent's entries; no batch schedules it.
 pub(crate) fn inherit(state: &mut State, parent: Row, child: Row) {
-    for batch in &mut state.unfinished {
-        if batch.marks.get(parent).is_some() {
-            inherit_one(&mut Arc::make_mut(batch).marks, parent, child);
+    for batch in &mut state.in_flight {
+        if batch.entries.get(parent).is_some() {
+            inherit_one(&mut Arc::make_mut(batch).entries, parent, child);
         }
     }
-    inherit_one(&mut state.batch.marks, parent, child);
+    inherit_one(&mut state.batch.entries, parent, child);
 }
 
-fn inherit_one(marks: &mut Marks, parent: Row, child: Row) {
-    let order = next_order(marks);
-    let Some(&known) = marks.get(parent) else { return };
-    let width = marks.held(parent).len();
-    marks.insert_new(child, Mark { order, ..known });
-    marks.held.resize(marks.held.len() + width, 0);
+fn inherit_one(entries: &mut RequestEntries, parent: Row, child: Row) {
+    let order = next_order(entries);
+    let Some(&known) = entries.get(parent) else { return };
+    let width = entries.held(parent).len();
+    entries.insert_new(child, RequestEntry { order, ..known });
+    entries.held.resize(entries.held.len() + width, 0);
 }
 
-/// Drop a request's marks in all batches.
+/// Drop a request's entries in all batches.
 pub(crate) fn forget(state: &mut State, row: Row) {
-    for batch in &mut state.unfinished {
-        if batch.marks.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
+    for batch in &mut state.in_flight {
+        if batch.entries.get(row).is_some() && !seeded(Mutant::RemovedStaysMarked) {
             let batch = Arc::make_mut(batch);
-            batch.marks.rows.remove(row);
+            batch.entries.rows.remove(row);
             remove_places(&mut batch.replaced, (row, 0, 0)..=(row, u32::MAX, u32::MAX));
         }
     }
-    state.batch.marks.rows.remove(row);
+    state.batch.entries.rows.remove(row);
 }
 
 /// Tokens of a request, drafts aside, that no batch computes any more.
@@ -100,7 +100,7 @@ pub(crate) fn num_finished(state: &State, row: Row) -> u32 {
     if seeded(Mutant::PublishesInFlight) {
         return state[row].num_accepted();
     }
-    let taken = state.unfinished.iter().map(|batch| &batch.marks);
-    let marks = taken.chain([&state.batch.marks]).filter_map(|marks| marks.get(row));
-    marks.map(|mark| mark.before).fold(state[row].num_accepted(), u32::min)
+    let taken = state.in_flight.iter().map(|batch| &batch.entries);
+    let entries = taken.chain([&state.batch.entries]).filter_map(|entries| entries.get(row));
+    entries.map(|entry| entry.before).fold(state[row].num_accepted(), u32::min)
 }

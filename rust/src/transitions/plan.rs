@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
-use crate::transitions::slot_request::{Asked, check_asked, read_asked};
+use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
 use crate::transitions::window::{Trims, num_freed, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
@@ -26,7 +26,7 @@ use crate::types::values::{Reason, Refused};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rewrite {
     /// The group of the table.
-    pub group: u32,
+    pub group_id: u32,
     /// The place in the table.
     pub position: u32,
     /// A fresh block takes its place.
@@ -101,25 +101,25 @@ pub struct Lengths {
 pub fn plan_allocation(
     state: &State,
     row: Row,
-    asked: &Asked,
+    slot_request: &SlotRequest,
 ) -> Result<Result<Plan, Refusal>, Error> {
     state.check_idle(row)?;
     let request = &state[row];
-    read_asked(asked)?;
-    let mut hits = check_asked(state, request, asked)?;
-    let lengths = measure(state, row, asked);
-    for (group, blocks) in state.config.groups.iter().zip(&mut hits) {
-        needed_hits(group, blocks, &lengths);
+    read_slot_request(slot_request)?;
+    let mut hits = check_slot_request(state, request, slot_request)?;
+    let lengths = measure(state, row, slot_request);
+    for (group_id, blocks) in state.config.groups.iter().zip(&mut hits) {
+        needed_hits(group_id, blocks, &lengths);
     }
     let rewrites = plan_rewrites(state, request, &lengths);
-    let mut reserve = asked.reserved_blocks;
+    let mut reserve = slot_request.reserved_blocks;
     if !request.holds_blocks() {
         reserve += i64::from(state.config.watermark_blocks);
     }
     let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
     let fixed = queued + num_shared(&rewrites);
-    if asked.full_sequence_must_fit {
-        let (needed, most) = gate_need(state, request, asked, &hits, &lengths);
+    if slot_request.full_sequence_must_fit {
+        let (needed, most) = gate_need(state, request, slot_request, &hits, &lengths);
         let available = i64::from(state.device.num_free());
         if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
             return Ok(Err(Refusal { row, refused, trims: Trims::new() }));
@@ -127,10 +127,10 @@ pub fn plan_allocation(
     }
     let trims = plan_trims(state, row, lengths.seen_from);
     let available = i64::from(state.device.num_free() + num_freed(state, row, &trims));
-    let mut growth = plan_growth(state, request, asked, &hits, &lengths);
+    let mut growth = plan_growth(state, request, slot_request, &hits, &lengths);
     let grown: i64 = growth.iter().map(|each| i64::from(each.external + each.grown)).sum();
     let needed = fixed + grown;
-    let most = || step_most(state, request, asked, &lengths);
+    let most = || step_most(state, request, slot_request, &lengths);
     if let Some(refused) = refuse(state, needed, available, most, reserve) {
         let trims = plan_trims(state, row, visible_from(state, row, request.num_computed));
         return Ok(Err(Refusal { row, refused, trims }));
@@ -158,7 +158,7 @@ pub fn fits_in_place(state: &State, row: Row) -> bool {
         let block = table.get((request.num_computed / group.block_size) as usize);
         block.is_some_and(|&block| state.device.is_writable(block))
     });
-    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &Asked::new(1))));
+    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &SlotRequest::new(1))));
     fits
 }
 
@@ -170,12 +170,12 @@ fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
 
 /// The tokens of an allocation that was checked.
 #[must_use]
-pub fn measure(state: &State, row: Row, asked: &Asked) -> Lengths {
+pub fn measure(state: &State, row: Row, slot_request: &SlotRequest) -> Lengths {
     let limit = i64::from(state.config.length_limit());
-    let local = i64::from(state[row].num_computed) + asked.num_hit_tokens();
-    let total = (local + asked.num_external_computed_tokens).min(limit);
-    let scheduled = total + asked.num_new_tokens;
-    let slots = (scheduled + asked.num_lookahead_tokens).min(limit);
+    let local = i64::from(state[row].num_computed) + slot_request.num_hit_tokens();
+    let total = (local + slot_request.num_external_computed_tokens).min(limit);
+    let scheduled = total + slot_request.num_new_tokens;
+    let slots = (scheduled + slot_request.num_lookahead_tokens).min(limit);
     let total = total as u32;
     Lengths {
         local: local as u32,
@@ -213,7 +213,7 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
             let shared = state.device.ref_count(block) > 1;
             let copied = shared && lengths.local > position * size;
             let same = !shared && writes_same(state, request, (index, position), lengths);
-            rewrites.push(Rewrite { group: index, position, shared, copied, same });
+            rewrites.push(Rewrite { group_id: index, position, shared, copied, same });
         }
     }
     rewrites
@@ -241,12 +241,13 @@ fn writes_same(
 pub fn plan_growth(
     state: &State,
     request: &RequestState,
-    asked: &Asked,
+    slot_request: &SlotRequest,
     hits: &[Vec<BlockId>],
     lengths: &Lengths,
 ) -> SmallVec<[Growth; 4]> {
     let covers = |(group, table): (&Group, &Table)| {
-        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { lengths.slots };
+        let num_tokens =
+            if group.is_cross() { slot_request.num_encoder_tokens() } else { lengths.slots };
         table.len() as u64 * u64::from(group.block_size) >= u64::from(num_tokens)
     };
     if state.config.groups.iter().zip(&request.tables).all(covers) {
@@ -256,7 +257,7 @@ pub fn plan_growth(
     for (index, group) in state.config.groups.iter().enumerate() {
         let (size, held) = (group.block_size, num_held(request, hits, index));
         if group.is_cross() {
-            let needed = asked.num_encoder_tokens().div_ceil(size);
+            let needed = slot_request.num_encoder_tokens().div_ceil(size);
             growth.push(Growth { grown: needed.saturating_sub(held), ..Growth::default() });
             continue;
         }
@@ -278,7 +279,7 @@ pub fn plan_growth(
 pub fn gate_need(
     state: &State,
     request: &RequestState,
-    asked: &Asked,
+    slot_request: &SlotRequest,
     hits: &[Vec<BlockId>],
     lengths: &Lengths,
 ) -> (i64, i64) {
@@ -286,7 +287,8 @@ pub fn gate_need(
     let (mut needed, mut most) = (0, 0);
     for (index, group) in (0..).zip(&state.config.groups) {
         let held = i64::from(num_held(request, hits, index as usize));
-        let num_tokens = if group.is_cross() { asked.num_encoder_tokens() } else { num_full };
+        let num_tokens =
+            if group.is_cross() { slot_request.num_encoder_tokens() } else { num_full };
         let mut blocks = i64::from(num_tokens.div_ceil(group.block_size));
         if group.is_cross() {
             blocks = blocks.max(held);
@@ -308,10 +310,15 @@ pub fn gate_need(
 
 /// Blocks that the request would hold after this call.
 #[must_use]
-pub fn step_most(state: &State, request: &RequestState, asked: &Asked, lengths: &Lengths) -> i64 {
+pub fn step_most(
+    state: &State,
+    request: &RequestState,
+    slot_request: &SlotRequest,
+    lengths: &Lengths,
+) -> i64 {
     let most = |(group, table): (&Group, &Table)| {
         if group.is_cross() {
-            let blocks = asked.num_encoder_tokens().div_ceil(group.block_size);
+            let blocks = slot_request.num_encoder_tokens().div_ceil(group.block_size);
             return (table.len() as i64).max(i64::from(blocks));
         }
         let skipped = skipped_blocks(group, lengths.total);
@@ -367,8 +374,8 @@ pub fn preallocate(
 }
 
 /// Blocks of a group's table, those of its hits included.
-fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group: usize) -> u32 {
-    (request.tables[group].len() + hits.get(group).map_or(0, Vec::len)) as u32
+fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group_id: usize) -> u32 {
+    (request.tables[group_id].len() + hits.get(group_id).map_or(0, Vec::len)) as u32
 }
 
 fn num_shared(rewrites: &[Rewrite]) -> i64 {

@@ -58,19 +58,19 @@ fn common_length(search: &mut Search<'_>, mut length: u32) -> u32 {
 }
 
 /// The largest length up to this one that one group finds.
-fn group_length(search: &mut Search<'_>, group: u32, mut length: u32) -> u32 {
+fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 {
     let state = search.state;
-    let size = state.config.groups[group as usize].block_size;
-    let dropped = u32::from(state.config.drops_last_hit(group));
+    let size = state.config.groups[group_id as usize].block_size;
+    let dropped = u32::from(state.config.drops_last_hit(group_id));
     let most = (search.most / size).saturating_sub(dropped) * size;
     length = aligned(state, length.min(most));
     while length > 0 {
-        let positions = needed(search, group, length);
-        let Some(missing) = first_missing(search, group, positions) else {
+        let positions = needed(search, group_id, length);
+        let Some(missing) = first_missing(search, group_id, positions) else {
             return length;
         };
         length = aligned(state, missing.saturating_sub(dropped) * size);
-        if !state.config.groups[group as usize].is_windowed() {
+        if !state.config.groups[group_id as usize].is_windowed() {
             return length;
         }
     }
@@ -92,11 +92,11 @@ pub enum Needed {
 }
 
 /// The positions that a group must find to resume at a length, in the order to look.
-fn needed(search: &Search<'_>, group: u32, length: u32) -> Needed {
+fn needed(search: &Search<'_>, group_id: u32, length: u32) -> Needed {
     let config = &search.state.config;
-    let rule = &config.groups[group as usize];
+    let rule = &config.groups[group_id as usize];
     let num_blocks = length / rule.block_size;
-    let end = num_blocks + u32::from(config.drops_last_hit(group));
+    let end = num_blocks + u32::from(config.drops_last_hit(group_id));
     let first = skipped_blocks(rule, length);
     if rule.kind == Kind::SlidingWindow {
         return Needed::Backward(first.min(num_blocks - 1), end);
@@ -105,34 +105,34 @@ fn needed(search: &Search<'_>, group: u32, length: u32) -> Needed {
 }
 
 /// The first of these positions whose block is not findable.
-fn first_missing(search: &mut Search<'_>, group: u32, positions: Needed) -> Option<u32> {
+fn first_missing(search: &mut Search<'_>, group_id: u32, positions: Needed) -> Option<u32> {
     match positions {
         Needed::Backward(first, end) => {
-            (first..end).rev().find(|&position| search.look(group, position).is_none())
+            (first..end).rev().find(|&position| search.look(group_id, position).is_none())
         }
         Needed::Forward(0, end) => {
-            for position in search.found[group as usize].len() as u32..end {
-                match search.look(group, position) {
-                    Some(block) => search.found[group as usize].push(block),
+            for position in search.found[group_id as usize].len() as u32..end {
+                match search.look(group_id, position) {
+                    Some(block) => search.found[group_id as usize].push(block),
                     None => return Some(position),
                 }
             }
             None
         }
         Needed::Forward(first, end) => {
-            (first..end).find(|&position| search.look(group, position).is_none())
+            (first..end).find(|&position| search.look(group_id, position).is_none())
         }
     }
 }
 
 impl Search<'_> {
     /// The block that answers for a position.
-    fn look(&self, group: u32, position: u32) -> Option<BlockId> {
-        let scale = self.state.scales[group as usize];
+    fn look(&self, group_id: u32, position: u32) -> Option<BlockId> {
+        let scale = self.state.scales[group_id as usize];
         if position >= self.request.num_hashed(scale) {
             return None;
         }
-        self.state.device.index.first(&self.request.key(scale, group, position))
+        self.state.device.index.first(&self.request.key(scale, group_id, position))
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use crate::transitions::allocate::allocate_slots;
     use crate::transitions::publish::evict_blocks;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::config::Config;
     use crate::types::groups::Group;
     use crate::types::values::Request;
@@ -178,7 +178,7 @@ mod tests {
         for id in ["a", "b"] {
             add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5, 6, 7, 8, 9])).unwrap();
         }
-        allocate_slots(&mut state, "a", &Asked::new(8)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(8)).unwrap().unwrap();
         state
     }
 

@@ -26,7 +26,7 @@ use crate::types::keys::Key;
 
 /// Publish a request's full blocks up to so many tokens, whose caching was delayed.
 ///
-/// Nothing happens where caching is off. With `Publish::Completed` what unfinished batches write
+/// Nothing happens where caching is off. With `Publish::Completed` what batches in flight write
 /// waits for their completion. Fails with UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
 /// BeyondComputed.
 pub fn cache_blocks(
@@ -81,29 +81,29 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
 ///
 /// last: their content is there, so no cancel withdraws the keys.
 pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
-    for group in 0..state.config.groups.len() as u32 {
-        let size = state.config.groups[group as usize].block_size;
-        let cached = state[row].num_cached[group as usize];
+    for group_id in 0..state.config.groups.len() as u32 {
+        let size = state.config.groups[group_id as usize].block_size;
+        let cached = state[row].num_cached[group_id as usize];
         let fills = u64::from(num_tokens) >= (u64::from(cached) + 1) * u64::from(size);
         if !fills && !seeded(Mutant::CacheWholePrompt) {
             continue;
         }
-        let num_hashed = state[row].num_hashed(state.scales[group as usize]);
+        let num_hashed = state[row].num_hashed(state.scales[group_id as usize]);
         let num_full = if seeded(Mutant::CacheWholePrompt) {
-            num_hashed.min(state[row].tables[group as usize].len() as u32)
+            num_hashed.min(state[row].tables[group_id as usize].len() as u32)
         } else {
             num_hashed.min(num_tokens / size)
         };
-        publish_range(state, row, group, cached..num_full, last);
-        state[row].num_cached[group as usize] = cached.max(num_full);
+        publish_range(state, row, group_id, cached..num_full, last);
+        state[row].num_cached[group_id as usize] = cached.max(num_full);
     }
 }
 
 /// Publish the blocks at these positions, or note their merges.
-fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>, last: bool) {
+fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u32>, last: bool) {
     let State { config, scales, requests, device, batch, effects, loads, .. } = state;
     let request = &*request_mut(requests, row);
-    let (size, scale) = (config.groups[group as usize].block_size, scales[group as usize]);
+    let (size, scale) = (config.groups[group_id as usize].block_size, scales[group_id as usize]);
     let before = batch.records.get(row).map_or(u32::MAX, |record| record.num_computed_before);
     let merges = config.duplicates == Duplicates::Merge;
     let can_be_cancelled = !last && config.max_in_flight > 0;
@@ -113,15 +113,15 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
     for position in positions.clone() {
         let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
         if let Some(ahead) = request.block_hashes.get(ahead) {
-            device.index.prefetch_bucket(Key::head_of(ahead, group));
+            device.index.prefetch_bucket(Key::head_of(ahead, group_id));
         }
-        let block = request.tables[group as usize][position as usize];
+        let block = request.tables[group_id as usize][position as usize];
         let mut publishes = !device.is_null(block) && device.key(block).is_none();
         if publishes {
-            let key = request.key(scale, group, position);
+            let key = request.key(scale, group_id, position);
             if merges && device.index.first(&key).is_some() {
                 let request_id = Arc::clone(&request.request_id);
-                batch.merges.push(Merge { request_id, group, position, block, key });
+                batch.merges.push(Merge { request_id, group_id, position, block, key });
                 publishes = false;
             } else {
                 device.publish(block, key);
@@ -129,19 +129,19 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
                     keyed.push((block, (position + 1) * size));
                 }
                 if can_be_cancelled {
-                    batch.given.push((block, key));
+                    batch.published_keys.push((block, key));
                 }
                 if (position + 1) * size > before {
-                    batch.published.push(Published { group, position, block, key, next: None });
+                    batch.published.push(Published { group_id, position, block, key, next: None });
                 }
             }
         }
         if !publishes {
-            announce(effects, request, (config, scales), group, (first, position));
+            announce(effects, request, (config, scales), group_id, (first, position));
             first = position + 1;
         }
     }
-    announce(effects, request, (config, scales), group, (first, positions.end));
+    announce(effects, request, (config, scales), group_id, (first, positions.end));
     batch.chain_published(row, start);
     if !keyed.is_empty() {
         note_keyed(state, row, &keyed);
@@ -149,21 +149,21 @@ fn publish_range(state: &mut State, row: Row, group: u32, positions: Range<u32>,
 }
 
 /// Tell that a request's blocks at positions [first, end) became findable.
-pub(crate) fn announce_stored(state: &mut State, row: Row, group: u32, blocks: (u32, u32)) {
+pub(crate) fn announce_stored(state: &mut State, row: Row, group_id: u32, blocks: (u32, u32)) {
     let State { config, scales, effects, requests, .. } = state;
-    announce(effects, request_mut(requests, row), (config, scales), group, blocks);
+    announce(effects, request_mut(requests, row), (config, scales), group_id, blocks);
 }
 
 fn announce(
     effects: &mut Effects,
     request: &RequestState,
     (config, scales): (&Config, &[u32]),
-    group: u32,
+    group_id: u32,
     blocks: (u32, u32),
 ) {
     if effects.events_enabled() && blocks.0 < blocks.1 {
         let hidden;
-        let mut said = stored(request, config, scales, group, blocks);
+        let mut said = stored(request, config, scales, group_id, blocks);
         if config.hide_salts {
             hidden = said.extra_keys.hide_salt(&root_hash(&config.hash_seed, config.hashing));
             said.extra_keys = &hidden;
@@ -177,16 +177,16 @@ fn stored<'a>(
     request: &'a RequestState,
     config: &Config,
     scales: &[u32],
-    group: u32,
+    group_id: u32,
     blocks: (u32, u32),
 ) -> Stored<'a> {
     Stored {
         blocks,
         tokens: &request.tokens,
         hashes: &request.block_hashes,
-        scale: scales[group as usize],
-        block_size: config.groups[group as usize].block_size,
-        group,
+        scale: scales[group_id as usize],
+        block_size: config.groups[group_id as usize].block_size,
+        group_id,
         extra_keys: request.extra_keys(),
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     use crate::state::state::make_state;
     use crate::transitions::allocate::allocate_slots;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::config::Config;
     use crate::types::values::Request;
 
@@ -207,8 +207,8 @@ mod tests {
             config.max_in_flight = max_in_flight;
             let mut state = make_state(config).unwrap();
             add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
-            allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
-            assert_eq!(state.batch.given.len(), num_noted);
+            allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
+            assert_eq!(state.batch.published_keys.len(), num_noted);
         }
     }
 }

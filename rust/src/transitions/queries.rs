@@ -35,8 +35,8 @@ pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Erro
 /// Fails with UnknownRequest.
 pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, Error> {
     let request = find_request(state, request_id)?;
-    let keys = |(group, &scale): (u32, &u32)| {
-        (0..request.num_hashed(scale)).map(|at| request.key(scale, group, at)).collect()
+    let keys = |(group_id, &scale): (u32, &u32)| {
+        (0..request.num_hashed(scale)).map(|at| request.key(scale, group_id, at)).collect()
     };
     Ok((0..).zip(&state.scales).map(keys).collect())
 }

@@ -266,12 +266,12 @@ mod tests {
         let mut grown = state();
         let row = add_request(&mut grown, Request::new("a", &[1, 2, 3])).unwrap();
         // Whoever hashed the first block again would take the mark away.
-        let mark = [7; HASH_SIZE];
-        grown[row].block_hashes[0] = mark;
+        let entry = [7; HASH_SIZE];
+        grown[row].block_hashes[0] = entry;
         add_tokens(&mut grown, "a", &[4]).unwrap();
         add_tokens(&mut grown, "a", &[5]).unwrap();
-        let second = hash_block(&mark, &[3, 4], &[], Hashing::Sha256);
-        assert_eq!(grown[row].block_hashes, [mark, second]);
+        let second = hash_block(&entry, &[3, 4], &[], Hashing::Sha256);
+        assert_eq!(grown[row].block_hashes, [entry, second]);
     }
 
     #[test]

@@ -158,7 +158,7 @@ mod tests {
     use crate::transitions::batches::take_batch;
     use crate::transitions::queries::get_computed_blocks;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::{Asked, AskedHit};
+    use crate::transitions::slot_request::{RequestedHit, SlotRequest};
     use crate::types::config::Config;
     use crate::types::values::Request;
 
@@ -168,9 +168,11 @@ mod tests {
         for id in ["a", "b"] {
             add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
         }
-        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
-        let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
-        allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
+        let hit = Some(RequestedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        allocate_slots(&mut state, "b", &SlotRequest { hit, ..SlotRequest::new(1) })
+            .unwrap()
+            .unwrap();
         take_batch(&mut state).unwrap();
         let held = Error::HeldByOthers { blocks: vec![2], requests: vec!["b".to_owned()] };
         assert_eq!(rewind(&mut state, &["a"], 2), Err(held));
@@ -186,9 +188,11 @@ mod tests {
         for id in ["a", "b"] {
             add_request(&mut state, Request::new(id, &[1, 2, 3, 4, 5])).unwrap();
         }
-        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
-        let hit = Some(AskedHit::from(&get_computed_blocks(&state, "b").unwrap()));
-        allocate_slots(&mut state, "b", &Asked { hit, ..Asked::new(1) }).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
+        let hit = Some(RequestedHit::from(&get_computed_blocks(&state, "b").unwrap()));
+        allocate_slots(&mut state, "b", &SlotRequest { hit, ..SlotRequest::new(1) })
+            .unwrap()
+            .unwrap();
         take_batch(&mut state).unwrap();
         let held = Error::HeldByOthers { blocks: vec![1], requests: vec!["b".to_owned()] };
         assert_eq!(rewind(&mut state, &["a"], 3), Err(held));

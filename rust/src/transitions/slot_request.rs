@@ -14,17 +14,17 @@ use crate::types::values::Hit;
 
 /// A hit as an engine hands it in: nothing of it is believed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AskedHit {
+pub struct RequestedHit {
     /// Block ids, one list a group.
     pub blocks: Vec<Vec<i64>>,
     /// The tokens that they are said to hold.
     pub num_tokens: i64,
 }
 
-impl From<&Hit> for AskedHit {
+impl From<&Hit> for RequestedHit {
     fn from(hit: &Hit) -> Self {
         let groups = hit.blocks.blocks.iter();
-        AskedHit {
+        RequestedHit {
             blocks: groups.map(|ids| ids.iter().copied().map(i64::from).collect()).collect(),
             num_tokens: i64::from(hit.num_tokens),
         }
@@ -36,11 +36,11 @@ pub const MAX_COUNT: i64 = (1 << 31) - 1;
 
 /// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct SlotRequest {
     /// Tokens to schedule.
     pub num_new_tokens: i64,
     /// Of `get_computed_blocks`, for a request that holds nothing.
-    pub hit: Option<AskedHit>,
+    pub hit: Option<RequestedHit>,
     /// Slots behind the new tokens.
     pub num_lookahead_tokens: i64,
     /// Tokens that are computed elsewhere.
@@ -57,11 +57,11 @@ pub struct Asked {
     pub loads: bool,
 }
 
-impl Asked {
+impl SlotRequest {
     /// So many new tokens and nothing else.
     #[must_use]
     pub fn new(num_new_tokens: i64) -> Self {
-        Asked { num_new_tokens, ..Asked::default() }
+        SlotRequest { num_new_tokens, ..SlotRequest::default() }
     }
 
     /// The counts that may be said besides the new tokens, by their names.
@@ -96,34 +96,34 @@ impl Asked {
 }
 
 /// Fails with InvalidCount for a count below zero.
-pub fn read_asked(asked: &Asked) -> Result<(), Error> {
+pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
     let check = |name, value| match value {
         0.. => Ok(()),
         _ => Err(Error::InvalidCount { name, value, least: 0 }),
     };
-    check("num_new_tokens", asked.num_new_tokens)?;
-    check("num_lookahead_tokens", asked.num_lookahead_tokens)?;
-    check("num_external_computed_tokens", asked.num_external_computed_tokens)?;
-    check("num_encoder_tokens", asked.num_encoder_tokens)?;
-    check("reserved_blocks", asked.reserved_blocks)
+    check("num_new_tokens", slot_request.num_new_tokens)?;
+    check("num_lookahead_tokens", slot_request.num_lookahead_tokens)?;
+    check("num_external_computed_tokens", slot_request.num_external_computed_tokens)?;
+    check("num_encoder_tokens", slot_request.num_encoder_tokens)?;
+    check("reserved_blocks", slot_request.reserved_blocks)
 }
 
 /// The hit blocks a group, none where there is no hit. Fails for nothing to do, wrong hits, and
 /// tokens that are not there.
-pub fn check_asked(
+pub fn check_slot_request(
     state: &State,
     request: &RequestState,
-    asked: &Asked,
+    slot_request: &SlotRequest,
 ) -> Result<Vec<Vec<BlockId>>, Error> {
-    if asked.num_new_tokens == 0 && asked.num_external_computed_tokens == 0 {
+    if slot_request.num_new_tokens == 0 && slot_request.num_external_computed_tokens == 0 {
         return Err(Error::InvalidCount { name: "num_new_tokens", value: 0, least: 1 });
     }
     check_drafts_settled(request)?;
-    if asked.num_encoder_tokens > 0 && !state.config.groups.iter().any(Group::is_cross) {
-        let num_encoder_tokens = asked.num_encoder_tokens;
+    if slot_request.num_encoder_tokens > 0 && !state.config.groups.iter().any(Group::is_cross) {
+        let num_encoder_tokens = slot_request.num_encoder_tokens;
         return Err(Error::NoEncoderGroup { request: request.name(), num_encoder_tokens });
     }
-    let hits = match &asked.hit {
+    let hits = match &slot_request.hit {
         Some(hit) if hit.blocks.iter().any(|ids| !ids.is_empty()) => {
             check_hit(state, request, hit)?
         }
@@ -133,7 +133,7 @@ pub fn check_asked(
         }
         _ => Vec::new(),
     };
-    check_length(state, request, asked)?;
+    check_length(state, request, slot_request)?;
     Ok(hits)
 }
 
@@ -141,7 +141,7 @@ pub fn check_asked(
 pub fn check_hit(
     state: &State,
     request: &RequestState,
-    hit: &AskedHit,
+    hit: &RequestedHit,
 ) -> Result<Vec<Vec<BlockId>>, Error> {
     let num_blocks = hit.blocks.iter().map(Vec::len).max().unwrap_or(0) as i64;
     if !state.config.enable_caching {
@@ -162,13 +162,13 @@ pub fn check_hit(
     if !fits {
         return Err(Error::WrongHit { request: request.name(), num_blocks, num_tokens });
     }
-    let check = |group: u32, position: u32, number: i64| {
-        let rule = &groups[group as usize];
+    let check = |group_id: u32, position: u32, number: i64| {
+        let rule = &groups[group_id as usize];
         if number == 0 && position < skipped_blocks(rule, num_tokens as u32) {
             return Ok(NULL_BLOCK);
         }
         let block = state.device.check_block(number)?;
-        let key = request.key(state.scales[group as usize], group, position);
+        let key = request.key(state.scales[group_id as usize], group_id, position);
         if state.device.key(block) != Some(&key) {
             let (block, position) = (number, i64::from(position));
             return Err(Error::StaleHits { request: request.name(), block, position });
@@ -182,11 +182,15 @@ pub fn check_hit(
 }
 
 /// Fails unless the request has the tokens, drafts included, and the model takes them.
-pub fn check_length(state: &State, request: &RequestState, asked: &Asked) -> Result<(), Error> {
+pub fn check_length(
+    state: &State,
+    request: &RequestState,
+    slot_request: &SlotRequest,
+) -> Result<(), Error> {
     let limit = i64::from(state.config.length_limit());
-    let num_local = i64::from(request.num_computed) + asked.num_hit_tokens();
-    let num_total = (num_local + asked.num_external_computed_tokens).min(limit);
-    let num_scheduled = num_local.max(num_total + asked.num_new_tokens);
+    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
+    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
+    let num_scheduled = num_local.max(num_total + slot_request.num_new_tokens);
     if num_scheduled > limit {
         let (request, asked) = (request.name(), num_scheduled);
         return Err(Error::BeyondModelLength { request, asked, max_model_len: limit });

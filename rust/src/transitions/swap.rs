@@ -15,7 +15,7 @@ use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
-use crate::transitions::in_flight::mark;
+use crate::transitions::in_flight::note_request;
 use crate::transitions::unconfirmed_loads::rest;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
@@ -97,8 +97,8 @@ fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
 /// The blocks of a request that hold tokens computed before the open batch, in table order.
 fn kept(state: &State, row: Row) -> impl Iterator<Item = BlockId> + '_ {
     let num_tokens = state.num_settled(row);
-    let held = move |(group, table): (u32, &'_ Table)| {
-        table[..state.num_kept(group, table, num_tokens)].to_vec()
+    let held = move |(group_id, table): (u32, &'_ Table)| {
+        table[..state.num_kept(group_id, table, num_tokens)].to_vec()
     };
     let tables = (0..).zip(&state[row].tables);
     tables.flat_map(held).filter(|&block| !state.is_null(block))
@@ -109,8 +109,8 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &row in rows {
         let num_computed = state.num_settled(row);
-        let side = |(group, table): (u32, &Table)| -> Table {
-            let held = &table[..state.num_kept(group, table, num_computed)];
+        let side = |(group_id, table): (u32, &Table)| -> Table {
+            let held = &table[..state.num_kept(group_id, table, num_computed)];
             let target = |block: &BlockId| {
                 if state.is_null(*block) { NO_HOST_BLOCK } else { targets[block] }
             };
@@ -128,7 +128,7 @@ fn move_out(state: &mut State, rows: &[Row], targets: &HashMap<BlockId, BlockId>
         if let Some(loads) = loads {
             state.loads = loads;
         }
-        mark(state, row, 0, 0, None);
+        note_request(state, row, 0, 0, None);
         let request = &mut state[row];
         if num_computed > 0 {
             request.num_computed = num_computed;
@@ -145,9 +145,9 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
     let mut hits: Hits = Vec::new();
     let mut places: HashMap<BlockId, usize> = HashMap::new();
     for request in rows.iter().map(|&row| &state[row]) {
-        for (group, table) in (0..).zip(&request.host_tables) {
-            let scale = state.scales[group as usize];
-            let num_full = request.num_computed / state.config.groups[group as usize].block_size;
+        for (group_id, table) in (0..).zip(&request.host_tables) {
+            let scale = state.scales[group_id as usize];
+            let num_full = request.num_computed / state.config.groups[group_id as usize].block_size;
             let num_full = num_full.min(request.num_hashed(scale));
             for (position, &host_block) in (0..).zip(table) {
                 if host_block == NO_HOST_BLOCK {
@@ -160,7 +160,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
                 if !state.config.enable_caching || position >= num_full {
                     continue;
                 }
-                let block = state.device.index.first(&request.key(scale, group, position));
+                let block = state.device.index.first(&request.key(scale, group_id, position));
                 if let Some(block) = block.filter(|block| !unwritten.contains(block)) {
                     hits[place].1 = Some(block);
                 }
@@ -215,22 +215,22 @@ fn put_back(
 ) {
     let side = |table: &Table| table.iter().map(|&block| place(block, targets)).collect();
     let tables: Vec<Table> = state[row].host_tables.iter().map(side).collect();
-    for (group, table) in (0..).zip(&tables) {
+    for (group_id, table) in (0..).zip(&tables) {
         for &block in table {
             if !state.is_null(block) && !owned.insert(block) {
                 state.device.touch(block, &mut state.effects);
             }
-            TableEdit::of(state, row, group).extend([block], false);
+            TableEdit::of(state, row, group_id).extend([block], false);
         }
         if !state.loads.is_empty() {
             rest(state, row, table);
         }
     }
     let num_computed = state[row].num_computed;
-    let cached = |(group, table): (u32, &Table)| num_published(state, row, group, table);
+    let cached = |(group_id, table): (u32, &Table)| num_published(state, row, group_id, table);
     let num_cached = (0..).zip(&tables).map(cached).collect();
     release_host(state, row);
-    mark(state, row, 0, 0, None);
+    note_request(state, row, 0, 0, None);
     let request = &mut state[row];
     request.num_computed = num_computed;
     request.num_cached = num_cached;
@@ -243,8 +243,8 @@ fn place(host_block: BlockId, targets: &HashMap<BlockId, BlockId>) -> BlockId {
 }
 
 /// Leading full blocks that are findable already, or no longer needed.
-fn num_published(state: &State, row: Row, group: u32, blocks: &[BlockId]) -> u32 {
-    let num_full = state[row].num_computed / state.config.groups[group as usize].block_size;
+fn num_published(state: &State, row: Row, group_id: u32, blocks: &[BlockId]) -> u32 {
+    let num_full = state[row].num_computed / state.config.groups[group_id as usize].block_size;
     let done = |&&block: &&BlockId| state.is_null(block) || state.device.key(block).is_some();
     blocks.iter().take(num_full as usize).take_while(done).count() as u32
 }

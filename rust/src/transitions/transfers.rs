@@ -15,7 +15,7 @@ use crate::transitions::free::cut_tables;
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
-use crate::transitions::slot_request::Asked;
+use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
@@ -64,16 +64,17 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 pub fn load(
     state: &mut State,
     request_id: &str,
-    asked: &Asked,
+    slot_request: &SlotRequest,
 ) -> Result<Admitted<Vec<u32>>, Error> {
     let row = state.idle(request_id)?;
-    let num_tokens = asked.num_external_computed_tokens;
+    let num_tokens = slot_request.num_external_computed_tokens;
     if num_tokens < 1 {
         return Err(Error::InvalidCount { name: "num_tokens", value: num_tokens, least: 1 });
     }
-    let asked = &Asked { delay_cache_blocks: true, loads: true, ..asked.clone() };
-    let planned = plan_allocation(state, row, asked)?;
-    check_load(state, row, asked)?;
+    let slot_request =
+        &SlotRequest { delay_cache_blocks: true, loads: true, ..slot_request.clone() };
+    let planned = plan_allocation(state, row, slot_request)?;
+    check_load(state, row, slot_request)?;
     let plan = match planned {
         Ok(plan) => plan,
         Err(refusal) => {
@@ -81,7 +82,7 @@ pub fn load(
             return Ok(Err(refusal.refused));
         }
     };
-    commit(state, asked, &plan);
+    commit(state, slot_request, &plan);
     let started = start_loads(state, row, plan.num_scheduled - num_tokens as u32);
     if !started.is_empty() {
         let request = &mut state[row];
@@ -92,13 +93,13 @@ pub fn load(
 }
 
 /// Fails unless whole blocks with keys are asked for, and a token is left to compute.
-pub fn check_load(state: &State, row: Row, asked: &Asked) -> Result<(), Error> {
+pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result<(), Error> {
     let request = &state[row];
     if !state.config.enable_caching {
         return Err(Error::CachingDisabled { request: request.name(), num_blocks: 0 });
     }
-    let num_tokens = asked.num_external_computed_tokens;
-    let first = i64::from(request.num_computed) + asked.num_hit_tokens();
+    let num_tokens = slot_request.num_external_computed_tokens;
+    let first = i64::from(request.num_computed) + slot_request.num_hit_tokens();
     let (end, alignment) = (first + num_tokens, i64::from(state.hit_alignment));
     let limit = i64::from(state.config.length_limit());
     if end > limit {
@@ -121,14 +122,14 @@ pub fn check_load(state: &State, row: Row, asked: &Asked) -> Result<(), Error> {
 /// One operation for each block that holds tokens from first on, in table order.
 fn start_loads(state: &mut State, row: Row, first: u32) -> Vec<u32> {
     let mut started = Vec::new();
-    for group in 0..state.config.groups.len() as u32 {
-        let size = state.config.groups[group as usize].block_size;
+    for group_id in 0..state.config.groups.len() as u32 {
+        let size = state.config.groups[group_id as usize].block_size;
         for position in first / size..state[row].num_computed / size {
-            let block = state[row].tables[group as usize][position as usize];
+            let block = state[row].tables[group_id as usize][position as usize];
             if state.is_null(block) {
                 continue;
             }
-            let key = state[row].key(state.scales[group as usize], group, position);
+            let key = state[row].key(state.scales[group_id as usize], group_id, position);
             let (batch, first_token) = (state.batch.number, position * size);
             let operation = Operation { block, key, batch, request: Some(row), first_token };
             let number = start(state, operation);
@@ -207,8 +208,9 @@ mod tests {
     fn loading() -> (State, Row) {
         let mut state = make_state(Config::new(6, 2, b"seed")).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7])).unwrap();
-        let asked = Asked { num_external_computed_tokens: 6, ..Asked::default() };
-        assert_eq!(load(&mut state, "a", &asked), Ok(Ok(vec![0, 1, 2])));
+        let slot_request =
+            SlotRequest { num_external_computed_tokens: 6, ..SlotRequest::default() };
+        assert_eq!(load(&mut state, "a", &slot_request), Ok(Ok(vec![0, 1, 2])));
         (state, row)
     }
 
@@ -234,11 +236,12 @@ mod tests {
         config.max_model_len = Some(4);
         let mut state = make_state(config).unwrap();
         add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7])).unwrap();
-        let asked = |count| Asked { num_external_computed_tokens: count, ..Asked::default() };
-        let beyond = load(&mut state, "a", &asked(6));
+        let slot_request =
+            |count| SlotRequest { num_external_computed_tokens: count, ..SlotRequest::default() };
+        let beyond = load(&mut state, "a", &slot_request(6));
         let request = "'a'".to_owned();
         assert_eq!(beyond, Err(Error::BeyondModelLength { request, asked: 6, max_model_len: 4 }));
-        assert_eq!(load(&mut state, "a", &asked(4)), Ok(Ok(vec![0, 1])));
+        assert_eq!(load(&mut state, "a", &slot_request(4)), Ok(Ok(vec![0, 1])));
     }
 
     #[test]

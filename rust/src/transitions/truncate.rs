@@ -45,7 +45,7 @@ mod tests {
     use crate::transitions::allocate::{Requests, allocate_slots, append};
     use crate::transitions::batches::take_batch;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::ids::BlockId;
@@ -55,7 +55,7 @@ mod tests {
     fn a_block_that_was_cut_loses_its_key_when_it_is_written_again() {
         let mut state = make_state(Config::new(5, 2, b"seed")).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(4)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(4)).unwrap().unwrap();
         take_batch(&mut state).unwrap();
         truncate(&mut state, "a", 3).unwrap();
         assert!(state.device.key(BlockId(2)).is_some());

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::state::state::State;
 use crate::state::table_edit::{TableEdit, users};
-use crate::transitions::in_flight::mark;
+use crate::transitions::in_flight::note_request;
 use crate::types::errors::Error;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
@@ -22,7 +22,7 @@ pub type Trims = SmallVec<[Trim; 4]>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trim {
     /// The group of the table.
-    pub group: u32,
+    pub group_id: u32,
     /// The first position.
     pub first: u32,
     /// The one behind the last.
@@ -75,7 +75,7 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
         let held = table[..end as usize].iter().rev().take_while(|&&block| !state.is_null(block));
         let first = end - held.count() as u32;
         if first < end {
-            trims.push(Trim { group: index, first, end });
+            trims.push(Trim { group_id: index, first, end });
         }
     }
     trims
@@ -85,8 +85,8 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
 #[must_use]
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     let mut groups = state.config.groups.iter().zip(&state[row].tables);
-    groups.any(|(group, table)| {
-        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+    groups.any(|(group_id, table)| {
+        let end = skipped_blocks(group_id, seen_from).min(table.len() as u32);
         end > 0 && !state.is_null(table[end as usize - 1])
     })
 }
@@ -95,26 +95,26 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
 #[must_use]
 pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
     let places = trims.iter().flat_map(|trim| {
-        (trim.first..trim.end).filter(|&position| comes_back(state, row, trim.group, position))
+        (trim.first..trim.end).filter(|&position| comes_back(state, row, trim.group_id, position))
     });
     places.count() as u32
 }
 
 /// Whether a block that a table lets go would join the free queue at once.
-fn comes_back(state: &State, row: Row, group: u32, position: u32) -> bool {
-    let block = state[row].tables[group as usize][position as usize];
+fn comes_back(state: &State, row: Row, group_id: u32, position: u32) -> bool {
+    let block = state[row].tables[group_id as usize][position as usize];
     state.device.ref_count(block) == 1
         && !state.device.is_busy(block)
-        && users(state, row, group, position).next().is_none()
+        && users(state, row, group_id, position).next().is_none()
 }
 
 /// Put the null block in these places; the blocks are released, highest first.
 pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
     if !trims.is_empty() {
-        mark(state, row, state[row].num_computed, 0, None);
+        note_request(state, row, state[row].num_computed, 0, None);
     }
-    for &Trim { group, first, end } in trims {
-        TableEdit::of(state, row, group).blank(first, end);
+    for &Trim { group_id, first, end } in trims {
+        TableEdit::of(state, row, group_id).blank(first, end);
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
     use crate::transitions::allocate::allocate_slots;
     use crate::transitions::batches::take_batch;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::commands::Command;
     use crate::types::config::Config;
     use crate::types::groups::{Group, Kind};
@@ -138,7 +138,7 @@ mod tests {
         config.groups = vec![Group::windowed(2, Kind::SlidingWindow, 3)];
         let mut state = make_state(config).unwrap();
         let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5, 6, 7, 8])).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(6)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(6)).unwrap().unwrap();
         (state, row)
     }
 

@@ -54,9 +54,9 @@ pub enum Command {
     /// Fill a block with the content of this key in the external store; the operation may fail.
     Load { operation: u32, key: Key, block: BlockId },
     /// Put a block at a position of a request's block table in one group.
-    SetTable { row: Row, group: u32, position: u32, block: BlockId },
+    SetTable { row: Row, group_id: u32, position: u32, block: BlockId },
     /// Shorten a request's block table in one group to so many blocks.
-    CutTable { row: Row, group: u32, length: u32 },
+    CutTable { row: Row, group_id: u32, length: u32 },
 }
 
 impl Command {
@@ -235,10 +235,10 @@ pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
         Command::SwapIn { host_block, block } => row([host_block.0, block.0, 0, 0]),
         Command::Store { operation, block, key } => row([operation, block.0, keep(keys, &key), 0]),
         Command::Load { operation, key, block } => row([operation, keep(keys, &key), block.0, 0]),
-        Command::SetTable { row: of, group, position, block } => {
-            row([of.0, group, position, block.0])
+        Command::SetTable { row: of, group_id, position, block } => {
+            row([of.0, group_id, position, block.0])
         }
-        Command::CutTable { row: of, group, length } => row([of.0, group, length, 0]),
+        Command::CutTable { row: of, group_id, length } => row([of.0, group_id, length, 0]),
     }
 }
 
@@ -275,8 +275,8 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
         9 => Command::SwapIn { host_block: block, block: second },
         10 => Command::Store { operation: a, block: second, key: key(c)? },
         11 => Command::Load { operation: a, key: key(b)?, block: BlockId(c) },
-        12 => Command::SetTable { row: Row(a), group: b, position: c, block: BlockId(d) },
-        13 => Command::CutTable { row: Row(a), group: b, length: c },
+        12 => Command::SetTable { row: Row(a), group_id: b, position: c, block: BlockId(d) },
+        13 => Command::CutTable { row: Row(a), group_id: b, length: c },
         _ => return Err(format!("kind {kind}")),
     })
 }

@@ -13,7 +13,7 @@ use crate::types::keys::Hashing;
 pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
 /// Most groups of a pool.
 pub const MAX_GROUPS: usize = 64;
-/// Most taken batches that may be unfinished at a time.
+/// Most taken batches that may be in flight at a time.
 pub const MAX_IN_FLIGHT: u32 = 62;
 /// The length limit where there is none.
 pub const NO_LIMIT: u32 = (1 << 31) - 1;
@@ -178,23 +178,23 @@ impl Config {
 
     /// Hashed blocks in one block of a group: hashes are made at the groups' common divisor.
     #[must_use]
-    pub fn scale(&self, group: u32) -> u32 {
-        self.groups[group as usize].block_size / self.hash_block_size()
+    pub fn scale(&self, group_id: u32) -> u32 {
+        self.groups[group_id as usize].block_size / self.hash_block_size()
     }
 
     /// Whether a hit leaves this group's last matched block to be computed.
     #[must_use]
-    pub fn drops_last_hit(&self, group: u32) -> bool {
+    pub fn drops_last_hit(&self, group_id: u32) -> bool {
         let flagged = self.groups.iter().any(|each| each.eagle);
-        self.use_eagle && (self.groups[group as usize].eagle || !flagged)
+        self.use_eagle && (self.groups[group_id as usize].eagle || !flagged)
     }
 
     /// Most blocks that a request holds at once in a group, None where it keeps everything.
     #[must_use]
-    pub fn cap(&self, group: u32) -> Option<u32> {
+    pub fn cap(&self, group_id: u32) -> Option<u32> {
         let limit = self.length_limit();
         let max_num_batched = self.max_num_batched_tokens.unwrap_or(limit);
-        admission_cap(&self.groups[group as usize], max_num_batched, limit)
+        admission_cap(&self.groups[group_id as usize], max_num_batched, limit)
     }
 
     /// Most blocks that one request holds over all groups on its way to so many tokens.

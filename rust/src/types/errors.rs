@@ -207,13 +207,13 @@ errors! {
         "request {request} has {num_scheduled} scheduled drafts, asked to accept {asked}";
     /// What the open batch schedules is not written yet.
     InOpenBatch { thing: String } "{thing} is in the open batch: take the batch first";
-    /// As many batches are unfinished as the config allows.
+    /// As many batches are in flight as the config allows.
     TooManyInFlight { num_in_flight: i64, max_in_flight: i64 }
-        "{num_in_flight} batches are unfinished, max_in_flight={max_in_flight}: complete the \
+        "{num_in_flight} batches are in flight, max_in_flight={max_in_flight}: complete the \
          oldest or cancel first";
-    /// No unfinished batch has this number.
-    NotInFlight { batch: i64, unfinished: String }
-        "batch {batch} is not unfinished; unfinished are: {unfinished}";
+    /// No batch in flight has this number.
+    NotInFlight { batch: i64, in_flight: String }
+        "batch {batch} is not in flight; in flight are: {in_flight}";
     /// Batches are completed in the order of their numbers.
     BatchOutOfOrder { batch: i64, oldest: i64 }
         "batch {batch} cannot be completed before batch {oldest}";

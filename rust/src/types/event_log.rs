@@ -92,7 +92,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
                 parent_hash: read_parent(source)?,
                 tokens: source.numbers()?,
                 block_size: source.u32()?,
-                group: source.u32()?,
+                group_id: source.u32()?,
                 lora_name: source.text()?,
                 extra_keys: match source.flag()? {
                     true if block_hashes.is_empty() => {
@@ -106,7 +106,7 @@ pub fn read_event(source: &mut Reader<'_>) -> Result<Event, Error> {
                 block_hashes,
             })
         }
-        REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group: source.u32()? }),
+        REMOVED => Ok(Event::BlockRemoved { block_hash: source.array()?, group_id: source.u32()? }),
         kind => {
             debug_assert_eq!(kind, CLEARED);
             Ok(Event::AllBlocksCleared)
@@ -139,7 +139,7 @@ pub fn write_event(out: &mut Writer, news: &News<'_>) {
         News::BlockRemoved(key) => {
             out.u8(REMOVED);
             out.data.extend_from_slice(&key.block_hash());
-            out.u32(key.group());
+            out.u32(key.group_id());
         }
         News::AllBlocksCleared => out.u8(CLEARED),
     }
@@ -160,7 +160,7 @@ fn write_stored(out: &mut Writer, stored: &Stored<'_>) {
     }
     out.numbers(&stored.tokens[first * size..end * size]);
     out.u32(stored.block_size);
-    out.u32(stored.group);
+    out.u32(stored.group_id);
     out.text(stored.extra_keys.lora.as_ref().map(|lora| lora.name.as_str()));
     write_keys(out, stored);
 }
@@ -209,7 +209,7 @@ mod tests {
             hashes: &HASHES,
             scale: 1,
             block_size: 1,
-            group: 3,
+            group_id: 3,
             extra_keys,
         }));
         log.push(&removed(&make_key(&HASHES[0], 3)));
@@ -231,7 +231,7 @@ mod tests {
             hashes: &HASHES,
             scale: 2,
             block_size: 2,
-            group: 0,
+            group_id: 0,
             extra_keys: &extra_keys,
         }));
         let expected = Event::BlockStored {
@@ -239,7 +239,7 @@ mod tests {
             parent_hash: Some(HASHES[1]),
             tokens: vec![3, 4],
             block_size: 2,
-            group: 0,
+            group_id: 0,
             lora_name: Some("a".to_owned()),
             extra_keys: vec![extra_keys.of_block(2, 4, 1)],
         };

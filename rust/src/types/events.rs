@@ -24,7 +24,7 @@ pub enum Event {
         /// Tokens a block.
         block_size: u32,
         /// The group that the blocks belong to.
-        group: u32,
+        group_id: u32,
         /// The adapter that the content is of.
         lora_name: Option<String>,
         /// What tells content of equal tokens apart, of each block: tags with values; none where no
@@ -36,7 +36,7 @@ pub enum Event {
         /// The content.
         block_hash: BlockHash,
         /// The group that the block belonged to.
-        group: u32,
+        group_id: u32,
     },
     /// Nothing is findable any more.
     AllBlocksCleared,
@@ -56,7 +56,7 @@ pub struct Stored<'a> {
     /// Tokens a block.
     pub block_size: u32,
     /// The group of the table.
-    pub group: u32,
+    pub group_id: u32,
     /// The request's.
     pub extra_keys: &'a ExtraKeys,
 }
@@ -86,11 +86,11 @@ pub fn replay(events: impl IntoIterator<Item = Event>) -> Option<BTreeSet<Key>> 
     let mut keys = BTreeSet::new();
     for event in events {
         match event {
-            Event::BlockStored { block_hashes, group, .. } => {
-                keys.extend(block_hashes.iter().map(|hash| make_key(hash, group)));
+            Event::BlockStored { block_hashes, group_id, .. } => {
+                keys.extend(block_hashes.iter().map(|hash| make_key(hash, group_id)));
             }
-            Event::BlockRemoved { block_hash, group } => {
-                if !keys.remove(&make_key(&block_hash, group)) {
+            Event::BlockRemoved { block_hash, group_id } => {
+                if !keys.remove(&make_key(&block_hash, group_id)) {
                     return None;
                 }
             }

@@ -165,20 +165,22 @@ mod tests {
 
     #[test]
     fn a_window_sees_its_own_token() {
-        let group = Group::windowed(2, Kind::SlidingWindow, 3);
-        let skipped: Vec<u32> = (0..7).map(|computed| skipped_tokens(&group, computed)).collect();
+        let group_id = Group::windowed(2, Kind::SlidingWindow, 3);
+        let skipped: Vec<u32> =
+            (0..7).map(|computed| skipped_tokens(&group_id, computed)).collect();
         assert_eq!(skipped, [0, 0, 0, 1, 2, 3, 4]);
-        assert_eq!(skipped_blocks(&group, 5), 1);
-        assert_eq!(admission_cap(&group, 4, 100), Some(4));
-        assert_eq!(admission_cap(&group, u32::MAX, 9), Some(6), "the model length bounds it");
+        assert_eq!(skipped_blocks(&group_id, 5), 1);
+        assert_eq!(admission_cap(&group_id, 4, 100), Some(4));
+        assert_eq!(admission_cap(&group_id, u32::MAX, 9), Some(6), "the model length bounds it");
     }
 
     #[test]
     fn a_chunk_is_forgotten_at_its_end() {
-        let group = Group::windowed(2, Kind::ChunkedLocal, 4);
-        let skipped: Vec<u32> = (2..6).map(|computed| skipped_tokens(&group, computed)).collect();
+        let group_id = Group::windowed(2, Kind::ChunkedLocal, 4);
+        let skipped: Vec<u32> =
+            (2..6).map(|computed| skipped_tokens(&group_id, computed)).collect();
         assert_eq!(skipped, [0, 0, 4, 4]);
-        assert_eq!(admission_cap(&group, 4, 100), Some(4));
+        assert_eq!(admission_cap(&group_id, 4, 100), Some(4));
         let odd = Group::windowed(2, Kind::ChunkedLocal, 5);
         assert_eq!(admission_cap(&odd, 4, 100), Some(6), "the second chunk starts within a block");
         assert_eq!(admission_cap(&Group::new(2), 4, 100), None);

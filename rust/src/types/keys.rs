@@ -29,7 +29,7 @@ impl Key {
 
     /// The group in the key.
     #[must_use]
-    pub fn group(&self) -> u32 {
+    pub fn group_id(&self) -> u32 {
         let mut group = [0; KEY_SIZE - HASH_SIZE];
         group.copy_from_slice(&self.0[HASH_SIZE..]);
         u32::from_be_bytes(group)
@@ -40,15 +40,15 @@ impl Key {
     pub(crate) fn head(&self) -> u64 {
         let mut head = [0; 8];
         head.copy_from_slice(&self.0[..8]);
-        u64::from_le_bytes(head) ^ u64::from(self.group())
+        u64::from_le_bytes(head) ^ u64::from(self.group_id())
     }
 
     /// The head of the key of a block hash and a group.
     #[inline]
-    pub(crate) fn head_of(block_hash: &BlockHash, group: u32) -> u64 {
+    pub(crate) fn head_of(block_hash: &BlockHash, group_id: u32) -> u64 {
         let mut head = [0; 8];
         head.copy_from_slice(&block_hash[..8]);
-        u64::from_le_bytes(head) ^ u64::from(group)
+        u64::from_le_bytes(head) ^ u64::from(group_id)
     }
 }
 
@@ -75,10 +75,10 @@ pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashin
 
 /// The key under which a block of this content and group is found.
 #[must_use]
-pub fn make_key(block_hash: &BlockHash, group: u32) -> Key {
+pub fn make_key(block_hash: &BlockHash, group_id: u32) -> Key {
     let mut key = [0; KEY_SIZE];
     key[..HASH_SIZE].copy_from_slice(block_hash);
-    key[HASH_SIZE..].copy_from_slice(&group.to_be_bytes());
+    key[HASH_SIZE..].copy_from_slice(&group_id.to_be_bytes());
     Key(key)
 }
 

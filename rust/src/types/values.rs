@@ -138,7 +138,7 @@ pub struct Refused {
     pub needed: u64,
     /// Blocks that were free.
     pub available: u64,
-    /// Released blocks that wait for an unfinished batch.
+    /// Released blocks that wait for a batch in flight.
     pub pending: u64,
 }
 

@@ -13,16 +13,16 @@ from pyrsistent import pvector
 from kvcore import KVCacheManager, State
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
-from kvcore.state.batch_records import Mark
+from kvcore.state.batch_records import RequestEntry
 from kvcore.types.errors import DamagedState
 from kvcore.types.keys import KEY_SIZE
 from tests.conftest import Backend
 from tests.helpers.stories import make, serve, step
 
 KEY = b"k" * KEY_SIZE
-RISE = "the unfinished batches do not rise"
+RISE = "the batches in flight do not rise"
 FORM = "what a batch uses is not in its canonical form"
-NO_REQUEST = "a mark is of no request"
+NO_REQUEST = "an entry is of no request"
 
 
 def in_flight(backend: Backend) -> KVCacheManager:
@@ -47,7 +47,7 @@ def check_damaged(manager: KVCacheManager, state: State, reason: str) -> None:
 def test_unfinished_batches_rise_and_so_do_their_rows(backend: Backend) -> None:
     manager = in_flight(backend)
     state = manager.state()
-    first, second = state.unfinished
+    first, second = state.in_flight
     assert (first.number, first.rows, second.number) == (0, (0, 1), 1)
     for batches in (
         (second, first),
@@ -55,16 +55,16 @@ def test_unfinished_batches_rise_and_so_do_their_rows(backend: Backend) -> None:
         (evolve(first, rows=(1, 0)), second),
         (evolve(first, rows=(0, 0)), second),
     ):
-        check_damaged(manager, evolve(state, unfinished=batches), RISE)
+        check_damaged(manager, evolve(state, in_flight=batches), RISE)
 
 
 @pytest.mark.parametrize("block", [10, 11])
 def test_a_key_was_given_to_a_block_that_there_is(backend: Backend, block: int) -> None:
     manager = in_flight(backend)
     state = manager.state()
-    first, second = state.unfinished
-    damaged = evolve(first, given=pvector([(block, KEY)]))
-    check_damaged(manager, evolve(state, unfinished=(damaged, second)), "an id is not below 10")
+    first, second = state.in_flight
+    damaged = evolve(first, published_keys=pvector([(block, KEY)]))
+    check_damaged(manager, evolve(state, in_flight=(damaged, second)), "an id is not below 10")
 
 
 @pytest.mark.parametrize("row", [0, 9])
@@ -80,7 +80,7 @@ def test_nothing_is_marked_if_batches_end_as_they_are_taken(backend: Backend) ->
     manager = make(backend)
     serve(manager, "a", [10, 11])
     state = manager.state()
-    marked = evolve(state.batch, marks=Map({"a": Mark(0, 0, 0)}))
+    marked = evolve(state.batch, entries=Map({"a": RequestEntry(0, 0, 0)}))
     check_damaged(manager, evolve(state, batch=marked), NO_REQUEST)
 
 
@@ -99,8 +99,8 @@ def test_a_batch_uses_places_of_the_tables_that_there_are(
 ) -> None:
     manager = in_flight(backend)
     state = manager.state()
-    first, second = state.unfinished
-    assert first.marks["a"].held == (1,)  # one group, one block
-    marks = first.marks.set("a", evolve(first.marks["a"], **change))
-    damaged = (evolve(first, marks=marks), second)
-    check_damaged(manager, evolve(state, unfinished=damaged), reason)
+    first, second = state.in_flight
+    assert first.entries["a"].held == (1,)  # one group, one block
+    entries = first.entries.set("a", evolve(first.entries["a"], **change))
+    damaged = (evolve(first, entries=entries), second)
+    check_damaged(manager, evolve(state, in_flight=damaged), reason)

@@ -198,7 +198,7 @@ def test_groups_are_named_as_vllm_names_them() -> None:
         Group(2, kind="sliding_window", window=8),
         Group(2, kind="chunked_local", window=4),
     )
-    events = [BlockStored((FIRST,), None, (1, 2), 2, group) for group in range(4)]
+    events = [BlockStored((FIRST,), None, (1, 2), 2, group_id) for group_id in range(4)]
     found = []
     for event in read(encode_events(events, 0.0, groups=groups)).events:
         assert isinstance(event, Stored)

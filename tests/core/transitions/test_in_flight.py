@@ -291,9 +291,9 @@ def test_places_that_a_table_lost_do_not_pass_to_the_next_owner_of_its_row() -> 
         run.call("allocate_slots", name, 2)
     run.call("take_batch")
     run.call("allocate_slots", "a", 1)  # a query at 2 sees 1 and 2: place 0 is lost
-    assert run.state.unfinished[0].marks["a"].replaced == {(0, 0)}
+    assert run.state.in_flight[0].entries["a"].replaced == {(0, 0)}
     run.call("free", "a")
-    assert run.state.unfinished[0].marks["a"].replaced == set()
+    assert run.state.in_flight[0].entries["a"].replaced == set()
     run.call("remove_request", "a")
     assert run.call("fork", "b", "c") == 0  # the row of a; each call compares the bytes
-    assert run.state.unfinished[0].marks["c"].replaced == set()
+    assert run.state.in_flight[0].entries["c"].replaced == set()

@@ -79,8 +79,8 @@ class Play:
         self.kinds.update(batch.column("kind").tolist())
         self.runtime.apply(batch)
         for name, tables in expected.items():
-            for group, table in enumerate(tables):
-                assert self.runtime.tables.row_blocks(self.rows[name], group) == table, name
+            for group_id, table in enumerate(tables):
+                assert self.runtime.tables.row_blocks(self.rows[name], group_id) == table, name
                 self.num_nulls += table.count(0)
         self._forward()
 
@@ -150,9 +150,11 @@ class Play:
         starts, counts = zip(*self.writes.values(), strict=True) if names else ((), ())
         lengths = [start + count for start, count in self.writes.values()]
         self.runtime.check_reads(rows, starts, lengths, names)
-        for group in range(len(self.kept)):
-            keys, values = self.runtime.cache.layer(0, group)
-            slots = self.runtime.tables.slot_mapping(rows, starts, counts, group=group).tolist()
+        for group_id in range(len(self.kept)):
+            keys, values = self.runtime.cache.layer(0, group_id)
+            slots = self.runtime.tables.slot_mapping(
+                rows, starts, counts, group_id=group_id
+            ).tolist()
             written = [
                 self._content(name, position)
                 for name, (start, count) in self.writes.items()
@@ -162,10 +164,10 @@ class Play:
                 keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
                 values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
         self.runtime.check_content(rows, starts, lengths, names)
-        for group, kept in enumerate(self.kept):
-            keys, _ = self.runtime.cache.layer(0, group)
+        for group_id, kept in enumerate(self.kept):
+            keys, _ = self.runtime.cache.layer(0, group_id)
             for name, row, start, length in zip(names, rows, starts, lengths, strict=True):
-                every = self.runtime.tables.blocks[group, row].long()
+                every = self.runtime.tables.blocks[group_id, row].long()
                 seen = range(kept.first_seen(start), length)
                 held = keys[every].flatten()[seen.start : length].tolist()
                 assert held == [self._content(name, position) for position in seen], name

@@ -39,21 +39,21 @@ def apply(tables: BlockTables, *commands: Command) -> None:
 def take(model: Model, command: Command) -> None:
     """What a command means, on lists."""
     if isinstance(command, SetTable):
-        table = model.setdefault((command.group, command.row), [])
+        table = model.setdefault((command.group_id, command.row), [])
         table[command.position : command.position + 1] = [command.block]
     elif isinstance(command, CutTable):
-        del model.setdefault((command.group, command.row), [])[command.length :]
+        del model.setdefault((command.group_id, command.row), [])[command.length :]
 
 
 def assert_equals(tables: BlockTables, model: Model) -> None:
-    for group in range(tables.num_groups):
+    for group_id in range(tables.num_groups):
         for row in range(MAX_ROWS):
-            table = model.get((group, row), [])
-            assert tables.row_blocks(row, group) == table
-            padding = tables.blocks[group, row, len(table) :]
+            table = model.get((group_id, row), [])
+            assert tables.row_blocks(row, group_id) == table
+            padding = tables.blocks[group_id, row, len(table) :]
             assert padding.tolist() == [PADDING_BLOCK] * (MAX_BLOCKS - len(table))
-        assert tables.blocks[group, tables.padding_row].tolist() == [PADDING_BLOCK] * MAX_BLOCKS
-        assert tables.lengths[group, tables.padding_row] == 0
+        assert tables.blocks[group_id, tables.padding_row].tolist() == [PADDING_BLOCK] * MAX_BLOCKS
+        assert tables.lengths[group_id, tables.padding_row] == 0
 
 
 @st.composite
@@ -65,17 +65,17 @@ def batches(draw: st.DrawFn) -> list[list[Command]]:
         commands: list[Command] = []
         for _ in range(draw(st.integers(0, 12))):
             row = draw(st.integers(0, MAX_ROWS - 1))
-            group = draw(st.integers(0, NUM_GROUPS - 1))
-            length = len(model.get((group, row), []))
+            group_id = draw(st.integers(0, NUM_GROUPS - 1))
+            length = len(model.get((group_id, row), []))
             command: Command
             if draw(st.integers(0, 3)) == 0:
-                command = CutTable(row, group, draw(st.integers(0, length)))
+                command = CutTable(row, group_id, draw(st.integers(0, length)))
             else:
                 position = min(length, draw(st.integers(0, MAX_BLOCKS - 1)))
                 if draw(st.booleans()):
                     position = min(length, MAX_BLOCKS - 1)
                 # Block 0 is the null block: it stands behind a window.
-                command = SetTable(row, group, position, draw(st.integers(0, 99)))
+                command = SetTable(row, group_id, position, draw(st.integers(0, 99)))
             take(model, command)
             commands.append(command)
         made.append(commands)
@@ -188,11 +188,11 @@ def test_each_group_has_its_own_block_size_and_slots() -> None:
     tables = BlockTables(MAX_ROWS, MAX_BLOCKS, 40, (4, 2), num_groups=2)
     apply(tables, SetTable(1, 0, 0, 5), *(SetTable(1, 1, place, 7 + place) for place in range(2)))
     coarse = tables.slot_mapping([1], [1], [3])
-    fine = tables.slot_mapping([1], [1], [3], group=1)
+    fine = tables.slot_mapping([1], [1], [3], group_id=1)
     assert coarse.tolist() == [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3]
     assert fine.tolist() == [7 * 2 + 1, 8 * 2, 8 * 2 + 1]
     with pytest.raises(BeyondTable, match="group 1: position 4 needs 3 blocks, the table has 2"):
-        tables.slot_mapping([1], [0], [5], group=1)
+        tables.slot_mapping([1], [0], [5], group_id=1)
     with pytest.raises(LengthMismatch, match="groups has 2 items and block_size has 1"):
         BlockTables(MAX_ROWS, MAX_BLOCKS, 40, (4,), num_groups=2)
 
@@ -213,7 +213,7 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         tables.slot_mapping([0], [0], [1], pad_to=41)
     with pytest.raises(LengthMismatch, match="rows has 1 items and starts has 1"):
         tables.slot_mapping(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1))
-    for asked, group, text in (
+    for asked, group_id, text in (
         (([0], [-1], [1]), 0, "position -1"),
         (([0], [0], [-1]), 0, "count -1"),
         (([0], [0], [19]), 0, "count 19 .* 0 to 18"),
@@ -221,7 +221,7 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         (([0], [0], [1]), 1, "group 1 .* 0 to 0"),
     ):
         with pytest.raises(TableOutOfRange, match=text):
-            tables.slot_mapping(*asked, group=group)
+            tables.slot_mapping(*asked, group_id=group_id)
     assert torch.equal(tables.slots, torch.full_like(tables.slots, 77))
 
 

@@ -233,7 +233,7 @@ def test_layers_are_split_into_the_fewest_groups_of_equal_counts() -> None:
         ("full_attention", None),
     ]
     placed = place_layers(seen, groups)
-    assert [(each.group, each.layer) for each in placed.places] == [
+    assert [(each.group_id, each.layer) for each in placed.places] == [
         (0, 0), (0, 1), (2, 0), (1, 0), (1, 1), (2, 1)
     ]  # fmt: skip
     assert placed.num_layers == (2, 2, 2)

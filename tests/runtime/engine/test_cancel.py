@@ -92,9 +92,11 @@ class Breaking:
             return self._compute(inputs)
         tables, cache = self._engine.runtime.tables, self._engine.runtime.cache
         counts = [end - start for start, end in zip(inputs.starts, inputs.ends, strict=True)]
-        for group, size in enumerate(tables.block_sizes):
-            slots = tables.slot_mapping(inputs.rows, inputs.starts, counts, group=group).long()
-            cache.groups[group].data[slots // size, :, :, slots % size] = math.nan
+        for group_id, size in enumerate(tables.block_sizes):
+            slots = tables.slot_mapping(
+                inputs.rows, inputs.starts, counts, group_id=group_id
+            ).long()
+            cache.groups[group_id].data[slots // size, :, :, slots % size] = math.nan
         raise Broken(f"pass {self.num_calls - 1}")
 
     def apply(self, batch: Batch) -> None:
@@ -153,8 +155,8 @@ class Mirror:
         for sequence in engine.scheduler.unfinished():
             name = sequence.sequence_id
             swapped = engine.manager.status(name) is Status.SWAPPED
-            for group, held in enumerate(engine.manager.get_block_ids(name)):
-                found = engine.runtime.tables.row_blocks(sequence.row, group)
+            for group_id, held in enumerate(engine.manager.get_block_ids(name)):
+                found = engine.runtime.tables.row_blocks(sequence.row, group_id)
                 assert found == ([] if swapped else held), name
                 self.num_compared += 1
 

@@ -64,10 +64,10 @@ class End:
     def tables(self, name: str) -> tuple[list[int], ...]:
         return self.manager.get_block_ids(name)
 
-    def held(self, name: str, group: int = 0) -> list[float]:
+    def held(self, name: str, group_id: int = 0) -> list[float]:
         """What the key slots of a request hold, in the order of its positions."""
-        data = self.runtime.cache.groups[group].data
-        blocks = [data[block, 0, 0].flatten().tolist() for block in self.tables(name)[group]]
+        data = self.runtime.cache.groups[group_id].data
+        blocks = [data[block, 0, 0].flatten().tolist() for block in self.tables(name)[group_id]]
         return [value for block in blocks for value in block]
 
 

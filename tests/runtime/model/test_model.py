@@ -58,8 +58,8 @@ def written_out(model: Llama, tokens: list[int]) -> Tensor:
         for position in range(len(xs)):
             seen = []
             for head in range(config.num_heads):
-                group = head // (config.num_heads // config.num_kv_heads)
-                key_row = config.num_heads + group
+                group_id = head // (config.num_heads // config.num_kv_heads)
+                key_row = config.num_heads + group_id
                 q = rotated(heads[position][head], position)
                 scores = [
                     float(q @ rotated(heads[p][key_row], p)) / math.sqrt(d)

@@ -137,9 +137,9 @@ impl Namer {
         let Namer { name, device, host, tree, .. } = self;
         let mut renaming =
             Renaming { state, rows, name, device, host, tree, prefixes, judged: Ok(()) };
-        if !(state.unfinished.is_empty()
+        if !(state.in_flight.is_empty()
             && state.operations.is_empty()
-            && state.batch.given.is_empty())
+            && state.batch.published_keys.is_empty())
         {
             renaming.in_flight();
         }
@@ -241,7 +241,7 @@ fn write_keys(
             continue;
         };
         put(name, 1 + ranks[block.index()] as usize);
-        put(name, pool.key(block).map_or(0, Key::group) as usize);
+        put(name, pool.key(block).map_or(0, Key::group_id) as usize);
         put(name, chain.len());
         let Some((&last, before)) = chain.split_last() else { continue };
         before.iter().for_each(|&node| _ = tree.number(node));

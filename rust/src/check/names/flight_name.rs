@@ -81,7 +81,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
             let Some(record) = record else { continue };
             names.put(batch.published_by(record).count());
             for item in batch.published_by(record) {
-                names.put(item.group as usize);
+                names.put(item.group_id as usize);
                 names.put(item.position as usize);
                 names.device(item.block);
             }
@@ -89,15 +89,15 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     }
     for merge in &batch.merges {
         names.place(state.rows.get(&merge.request_id).copied());
-        names.put(merge.group as usize);
+        names.put(merge.group_id as usize);
         names.put(merge.position as usize);
         names.device(merge.block);
     }
-    for (row, mark) in in_order(&batch.marks) {
+    for (row, entry) in in_order(&batch.entries) {
         names.place(Some(row));
-        names.put(mark.before as usize);
-        names.put(mark.restore as usize);
-        names.put(usize::from(mark.publishes));
+        names.put(entry.before as usize);
+        names.put(entry.restore as usize);
+        names.put(usize::from(entry.publishes));
     }
 }
 
@@ -127,15 +127,15 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
             names.key(&key);
             names.device(block);
         }
-        Command::SetTable { row, group, position, block } => {
+        Command::SetTable { row, group_id, position, block } => {
             names.row(row);
-            names.put(group as usize);
+            names.put(group_id as usize);
             names.put(position as usize);
             names.device(block);
         }
-        Command::CutTable { row, group, length } => {
+        Command::CutTable { row, group_id, length } => {
             names.row(row);
-            names.put(group as usize);
+            names.put(group_id as usize);
             names.put(length as usize);
         }
         _ => {}

@@ -109,7 +109,7 @@ pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = Place> {
     copies.flat_map(|command| [command.reads(), command.writes()].into_iter().flatten())
 }
 
-/// CMD-INFLIGHT: no block that an unfinished batch reads or writes is free, and quarantine holds
+/// CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds
 /// only such.
 pub(crate) fn unused_wait(node: &Node) -> Result<(), String> {
     let opened: Vec<Place> = copied(&node.state.effects.commands).collect();
@@ -158,7 +158,7 @@ pub(crate) fn fills(start: &State, opened: &State) -> bool {
     opened.effects.commands.len() > start.effects.commands.len()
         || batch.records.keys().next().is_some()
         || !batch.merges.is_empty()
-        || !in_order(&batch.marks).is_empty()
+        || !in_order(&batch.entries).is_empty()
 }
 
 #[cfg(test)]
@@ -178,7 +178,7 @@ mod tests {
             run.state[Row(0)].tables[0].iter().map(|&block| (Tier::Device, block)).collect();
         run.call(&Call::Free { name: A });
         let mut node = Node::new(run.state, memory);
-        let number = node.state.unfinished[0].number;
+        let number = node.state.in_flight[0].number;
         let commands = Commands::default();
         node.pending.push(Pending {
             number,

@@ -141,7 +141,7 @@ impl Packer<'_> {
             if let Some(key) = pool.key(block) {
                 let number = self.prefixes.hash_number(&key.block_hash());
                 self.number(number);
-                self.number(key.group());
+                self.number(key.group_id());
                 self.number(ranks[block.index()]);
             }
         }
@@ -204,9 +204,9 @@ impl Unpacker<'_> {
             request.block_hashes.push(self.prefixes.hash_of(number));
         }
         request.num_computed = self.number();
-        for group in 0..num_groups {
-            request.tables[group] = self.table();
-            request.num_cached[group] = self.number();
+        for group_id in 0..num_groups {
+            request.tables[group_id] = self.table();
+            request.num_cached[group_id] = self.number();
         }
         if flags & SWAPPED > 0 {
             request.host_tables = (0..num_groups).map(|_| self.table()).collect();
@@ -221,14 +221,14 @@ impl Unpacker<'_> {
             let number = self.number();
             pool.restore(block, number / 2);
             if number % 2 == 1 {
-                let (hash, group, rank) = (self.number(), self.number(), self.number());
-                ranked.push((rank, hash, group, block));
+                let (hash, group_id, rank) = (self.number(), self.number(), self.number());
+                ranked.push((rank, hash, group_id, block));
             }
         }
         ranked.sort_unstable();
-        for (_, hash, group, block) in ranked {
+        for (_, hash, group_id, block) in ranked {
             let hash = self.prefixes.hash_of(hash);
-            pool.publish(block, make_key(&hash, group));
+            pool.publish(block, make_key(&hash, group_id));
         }
         let order: Vec<BlockId> = self.numbers().into_iter().map(BlockId).collect();
         pool.queue = make_free_queue(pool.num_blocks(), order);
@@ -248,7 +248,7 @@ mod tests {
     use crate::transitions::batches::take_batch;
     use crate::transitions::pins::pin;
     use crate::transitions::requests::{add_request, remove_request};
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::config::{Config, Eviction};
     use crate::types::values::Request;
 
@@ -263,7 +263,7 @@ mod tests {
         }
         remove_request(&mut state, "1").unwrap();
         for id in ["0", "2"] {
-            allocate_slots(&mut state, id, &Asked::new(3)).unwrap().unwrap();
+            allocate_slots(&mut state, id, &SlotRequest::new(3)).unwrap().unwrap();
         }
         pin(&mut state, &[1]).unwrap();
         take_batch(&mut state).unwrap();

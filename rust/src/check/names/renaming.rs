@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The names that one order of the requests gives to everything, and what they are written into.
 //!
-//! Rules: a part of canonical.rs, whose rules are these. What unfinished batches and operations
+//! Rules: a part of canonical.rs, whose rules are these. What batches in flight and operations
 //! remember is named here; what else a node holds is named by who asks for it.
 
 use crate::oracle::prefixes::Prefixes;
-use crate::state::batch_records::{Given, in_order};
+use crate::state::batch_records::{PublishedKey, in_order};
 use crate::state::state::State;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
@@ -107,7 +107,7 @@ impl Renaming<'_> {
 
     /// Add what a key stands for: its group and prefix.
     pub fn key(&mut self, key: &Key) {
-        self.put(key.group() as usize);
+        self.put(key.group_id() as usize);
         match self.prefixes.chain(key) {
             Ok(chain) => {
                 let (end, last) = (chain.end(), chain.last());
@@ -118,27 +118,27 @@ impl Renaming<'_> {
         }
     }
 
-    /// Add what unfinished batches and operations remember.
+    /// Add what batches in flight and operations remember.
     pub(crate) fn in_flight(&mut self) {
         let state = self.state;
-        self.put(state.unfinished.len());
-        self.given(&state.batch.given);
-        for batch in &state.unfinished {
-            let marks = in_order(&batch.marks);
-            self.put(marks.len());
+        self.put(state.in_flight.len());
+        self.published_keys(&state.batch.published_keys);
+        for batch in &state.in_flight {
+            let entries = in_order(&batch.entries);
+            self.put(entries.len());
             self.put(batch.rows.len());
-            for (row, mark) in marks {
+            for (row, entry) in entries {
                 self.place(Some(row));
-                [mark.before, mark.restore].into_iter().for_each(|each| self.put(each as usize));
-                self.put(usize::from(mark.publishes));
-                batch.marks.held(row).iter().for_each(|&held| self.put(held as usize));
+                [entry.before, entry.restore].into_iter().for_each(|each| self.put(each as usize));
+                self.put(usize::from(entry.publishes));
+                batch.entries.held(row).iter().for_each(|&held| self.put(held as usize));
                 self.put(batch.replaced_of(row).count());
-                for (group, position) in batch.replaced_of(row) {
-                    self.put(group as usize);
+                for (group_id, position) in batch.replaced_of(row) {
+                    self.put(group_id as usize);
                     self.put(position as usize);
                 }
             }
-            self.given(&batch.given);
+            self.published_keys(&batch.published_keys);
             let mut rows: Vec<usize> = batch.rows.iter().map(|&row| self.row_name(row)).collect();
             rows.sort_unstable();
             rows.into_iter().for_each(|row| self.put(row));
@@ -146,7 +146,7 @@ impl Renaming<'_> {
         self.operations();
     }
 
-    fn given(&mut self, given: &[Given]) {
+    fn published_keys(&mut self, given: &[PublishedKey]) {
         self.put(given.len());
         for (block, key) in given {
             self.device(*block);
@@ -156,7 +156,7 @@ impl Renaming<'_> {
 
     fn operations(&mut self) {
         let state = self.state;
-        let numbers: Vec<u64> = state.unfinished.iter().map(|batch| batch.number).collect();
+        let numbers: Vec<u64> = state.in_flight.iter().map(|batch| batch.number).collect();
         self.put(state.operations.len());
         for operation in state.operations.values() {
             let later = numbers.iter().filter(|&&number| number <= operation.batch).count();
@@ -254,9 +254,9 @@ impl Tree {
 /// The place of a batch among those in flight, the open one behind them; numbers may skip.
 pub(crate) fn batch_place(state: &State, number: u64) -> usize {
     if number == state.batch.number {
-        return state.unfinished.len();
+        return state.in_flight.len();
     }
-    state.unfinished.iter().position(|batch| batch.number == number).unwrap_or(LOST)
+    state.in_flight.iter().position(|batch| batch.number == number).unwrap_or(LOST)
 }
 
 /// Add a number, so that no other numbers give the same bytes; small ones take one.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
-use crate::state::batch_records::{Marks, Unfinished, in_order};
+use crate::state::batch_records::{BatchInFlight, RequestEntries, in_order};
 use crate::state::open_batch::{Merge, OpenBatch, Published};
 use crate::state::state::{Operation, RequestState, State};
 use crate::types::ids::BlockId;
@@ -32,7 +32,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && one.stats == other.stats
         && one.new_blocks == other.new_blocks
         && same_operations(one, other)
-        && all_same(&one.unfinished, &other.unfinished, same_unfinished)
+        && all_same(&one.in_flight, &other.in_flight, same_batch_in_flight)
         && one.config == other.config
 }
 
@@ -90,10 +90,11 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
 
 /// Whether two batches remember the same; what requests that left had published is out of reach.
 fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
-    let said = |item: &Published| (item.group, item.position, item.block, item.key);
+    let said = |item: &Published| (item.group_id, item.position, item.block, item.key);
     let merge = |one: &Merge, other: &Merge| {
         one.request_id == other.request_id
-            && (one.group, one.position, one.block) == (other.group, other.position, other.block)
+            && (one.group_id, one.position, one.block)
+                == (other.group_id, other.position, other.block)
             && one.key == other.key
     };
     let held = |row| match (one.records.get(row), other.records.get(row)) {
@@ -107,12 +108,12 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.records.values().count() == other.records.values().count()
         && one.records.keys().all(held)
         && all_same(&one.merges, &other.merges, merge)
-        && same_marks(&one.marks, &other.marks)
-        && one.given == other.given
+        && same_entries(&one.entries, &other.entries)
+        && one.published_keys == other.published_keys
 }
 
 /// Whether two batches remember the same of the same requests, in the same order.
-fn same_marks(one: &Marks, other: &Marks) -> bool {
+fn same_entries(one: &RequestEntries, other: &RequestEntries) -> bool {
     let held = |row| one.held(row) == other.held(row);
     all_same(&in_order(one), &in_order(other), |(row, mine), (other, its)| {
         row == other
@@ -122,11 +123,11 @@ fn same_marks(one: &Marks, other: &Marks) -> bool {
     })
 }
 
-fn same_unfinished(one: &Arc<Unfinished>, other: &Arc<Unfinished>) -> bool {
+fn same_batch_in_flight(one: &Arc<BatchInFlight>, other: &Arc<BatchInFlight>) -> bool {
     Arc::ptr_eq(one, other)
         || one.number == other.number
-            && same_marks(&one.marks, &other.marks)
-            && (&one.given, &one.rows) == (&other.given, &other.rows)
+            && same_entries(&one.entries, &other.entries)
+            && (&one.published_keys, &one.rows) == (&other.published_keys, &other.rows)
             && one.replaced == other.replaced
 }
 
@@ -152,7 +153,7 @@ mod tests {
     use crate::transitions::batches::take_batch;
     use crate::transitions::free::free;
     use crate::transitions::requests::add_request;
-    use crate::transitions::slot_request::Asked;
+    use crate::transitions::slot_request::SlotRequest;
     use crate::types::config::Config;
     use crate::types::values::Request;
 
@@ -177,8 +178,8 @@ mod tests {
         for id in ["a", "b"] {
             add_request(&mut state, Request::new(id, &[1, 2, 3])).unwrap();
         }
-        allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
-        allocate_slots(&mut state, "b", &Asked::new(2)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(2)).unwrap().unwrap();
+        allocate_slots(&mut state, "b", &SlotRequest::new(2)).unwrap().unwrap();
         state
     }
 
@@ -195,9 +196,9 @@ mod tests {
         config.max_in_flight = 2;
         let mut state = running(config);
         take_batch(&mut state).unwrap();
-        allocate_slots(&mut state, "a", &Asked::new(1)).unwrap().unwrap();
+        allocate_slots(&mut state, "a", &SlotRequest::new(1)).unwrap().unwrap();
         free(&mut state, "b").unwrap();
-        assert!(!state.unfinished.is_empty() && state.device.num_quarantined() > 0);
+        assert!(!state.in_flight.is_empty() && state.device.num_quarantined() > 0);
         assert!(is_told_apart(&state) > 200);
     }
 }

@@ -22,7 +22,7 @@ pub const BREAKS_CLOSURE: [&str; 6] =
 
 /// A cached block: its group, the number of its prefix and of that before it, 0 for none.
 struct Cached {
-    group: u32,
+    group_id: u32,
     node: u32,
     parent: u32,
     block: BlockId,
@@ -73,7 +73,7 @@ fn evict_order(cached: &[Cached]) -> Finding {
 
 /// The blocks that hold what is before the prefix of one.
 fn parents<'a>(cached: &'a [Cached], of: &'a Cached) -> impl Iterator<Item = &'a Cached> {
-    cached.iter().filter(|each| each.group == of.group && each.node == of.parent)
+    cached.iter().filter(|each| each.group_id == of.group_id && each.node == of.parent)
 }
 
 /// The cached blocks of the groups that keep all.
@@ -84,8 +84,8 @@ fn cached_blocks(
     let mut found = SmallVec::new();
     for block in (0..state.device.num_blocks()).map(BlockId) {
         let Some(key) = state.device.key(block) else { continue };
-        let group = key.group();
-        let Some(rule) = state.config.groups.get(group as usize) else { continue };
+        let group_id = key.group_id();
+        let Some(rule) = state.config.groups.get(group_id as usize) else { continue };
         if rule.is_windowed() {
             continue;
         }
@@ -95,7 +95,7 @@ fn cached_blocks(
         let free = state.device.queue.contains(block);
         let mut places = (0..).zip(state.device.queue.iter());
         let place = places.find(|each| free && each.1 == block).map(|each| each.0);
-        found.push(Cached { group, node: chain.last(), parent, block, place });
+        found.push(Cached { group_id, node: chain.last(), parent, block, place });
     }
     Ok(found)
 }

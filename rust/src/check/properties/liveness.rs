@@ -21,7 +21,7 @@ use crate::transitions::pins::unpin;
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::transitions::publish::reset_prefix_cache;
 use crate::transitions::requests::remove_request;
-use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::swap_in;
 use crate::transitions::transfers::complete_operation;
 use crate::types::config::Config;
@@ -78,7 +78,7 @@ fn drain(world: &World, state: &State) -> Finding {
             return Err(format!("{free} of {usable} {tier} blocks are free when all have left"));
         }
     }
-    let (num_operations, num_batches) = (state.operations.len(), state.unfinished.len());
+    let (num_operations, num_batches) = (state.operations.len(), state.in_flight.len());
     if num_operations + num_batches > 0 {
         return Err(format!("{num_operations} operations and {num_batches} batches are left"));
     }
@@ -180,8 +180,8 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
         if !never && needed + u64::from(state.config.watermark_blocks) <= there {
             continue;
         }
-        let asked = Asked::new(i64::from(num_tokens));
-        let value = allocate_slots(&mut state.clone(), &request.request_id, &asked);
+        let slot_request = SlotRequest::new(i64::from(num_tokens));
+        let value = allocate_slots(&mut state.clone(), &request.request_id, &slot_request);
         let told = match &value {
             Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
             _ => !never,
@@ -215,9 +215,9 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
 
 /// Finish everything that is unfinished.
 pub(crate) fn settle(state: &mut State) -> Finding {
-    let most = 4 + state.unfinished.len() + state.operations.len();
+    let most = 4 + state.in_flight.len() + state.operations.len();
     for _ in 0..most {
-        for number in state.unfinished.iter().map(|batch| batch.number).collect::<Vec<u64>>() {
+        for number in state.in_flight.iter().map(|batch| batch.number).collect::<Vec<u64>>() {
             expected(complete(state, number as i64))?;
         }
         if !state.effects.commands.is_empty() || state.batch.records.keys().next().is_some() {
@@ -228,7 +228,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
         for number in numbers {
             expected(complete_operation(state, i64::from(number), true))?;
         }
-        if state.effects.commands.is_empty() && state.unfinished.is_empty() {
+        if state.effects.commands.is_empty() && state.in_flight.is_empty() {
             return Ok(());
         }
     }
@@ -242,12 +242,12 @@ pub(crate) fn schedule_all(state: &mut State, row: Row) -> Result<Admitted<KVCac
     if !request.holds_blocks() {
         let found = longest_hit(state, request);
         first = found.num_tokens;
-        hit = (first > 0).then(|| AskedHit::from(&found));
+        hit = (first > 0).then(|| RequestedHit::from(&found));
     }
     let most = request.num_tokens() + request.num_drafts();
-    let asked = Asked { hit, ..Asked::new(i64::from(most) - i64::from(first)) };
+    let slot_request = SlotRequest { hit, ..SlotRequest::new(i64::from(most) - i64::from(first)) };
     let name = Arc::clone(&request.request_id);
-    allocate_slots(state, &name, &asked)
+    allocate_slots(state, &name, &slot_request)
 }
 
 /// Take away all pins but those of operations.

@@ -65,15 +65,15 @@ pub fn check_events(start: &State, after: &State) -> Judged {
     let mut keys: Vec<Key> = keys_of(start);
     for event in after.effects.events.iter() {
         match event {
-            Event::BlockStored { block_hashes, group, .. } => {
-                for key in block_hashes.iter().map(|hash| make_key(hash, group)) {
+            Event::BlockStored { block_hashes, group_id, .. } => {
+                for key in block_hashes.iter().map(|hash| make_key(hash, group_id)) {
                     if !keys.contains(&key) {
                         keys.push(key);
                     }
                 }
             }
-            Event::BlockRemoved { block_hash, group } => {
-                let key = make_key(&block_hash, group);
+            Event::BlockRemoved { block_hash, group_id } => {
+                let key = make_key(&block_hash, group_id);
                 match keys.iter().position(|each| *each == key) {
                     Some(place) => keys.swap_remove(place),
                     None => return wrong(format!("{key:?} is removed and not held")),

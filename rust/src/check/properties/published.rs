@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::check::world::calls::Outcome;
 use crate::oracle::calls::{Call, Name, Value};
-use crate::state::batch_records::{Mark, in_order};
+use crate::state::batch_records::{RequestEntry, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::transitions::in_flight::num_finished;
@@ -35,7 +35,7 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
                 .zip(request.tables[index as usize].iter().skip(places.start as usize))
             {
                 let merges = |merge: &Merge| {
-                    merge.block == block && (merge.group, merge.position) == (index, position)
+                    merge.block == block && (merge.group_id, merge.position) == (index, position)
                 };
                 let waits = after.batch.merges.iter().any(merges);
                 if !after.is_null(block) && after.device.key(block).is_none() && !waits {
@@ -72,12 +72,12 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
             row(name).into_iter().map(|row| (row, most(row).min(*num_tokens))).collect()
         }
         Call::Complete { .. } if late => {
-            let marks = in_order(&before.unfinished[0].marks).into_iter();
-            let publishes = |row: Row, mark: &Mark| {
+            let entries = in_order(&before.in_flight[0].entries).into_iter();
+            let publishes = |row: Row, entry: &RequestEntry| {
                 let request = &after[row];
-                mark.publishes && request.status() == Status::Running && request.num_loading == 0
+                entry.publishes && request.status() == Status::Running && request.num_loading == 0
             };
-            let known = marks.filter(|&(row, mark)| publishes(row, mark));
+            let known = entries.filter(|&(row, entry)| publishes(row, entry));
             known.map(|(row, _)| (row, num_finished(after, row))).collect()
         }
         _ => SmallVec::new(),

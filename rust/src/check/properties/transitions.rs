@@ -113,10 +113,10 @@ fn hit_preserve(made: &Made<'_>) -> Finding {
 /// HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it.
 fn hit_pinned(made: &Made<'_>) -> Finding {
     let Some((row, _)) = hit_of(made) else { return Ok(()) };
-    for (group, position, block) in hit_blocks(made) {
-        let table = made.after[row].tables.get(group as usize);
+    for (group_id, position, block) in hit_blocks(made) {
+        let table = made.after[row].tables.get(group_id as usize);
         if table.and_then(|table| table.get(position as usize)) != Some(&block) {
-            let place = format!("{position} of group {group}");
+            let place = format!("{position} of group {group_id}");
             return Err(format!("block {} was hit at {place} and is not there", block.0));
         }
     }
@@ -134,12 +134,12 @@ fn hit_pinned(made: &Made<'_>) -> Finding {
 fn hit_fresh(made: &Made<'_>) -> Finding {
     let Some((row, _)) = hit_of(made) else { return Ok(()) };
     let request = &made.before[row];
-    for (group, position, block) in hit_blocks(made) {
-        let scale = made.before.scales[group as usize];
+    for (group_id, position, block) in hit_blocks(made) {
+        let scale = made.before.scales[group_id as usize];
         let known = position < request.num_hashed(scale);
-        let wanted = known.then(|| request.key(scale, group, position));
+        let wanted = known.then(|| request.key(scale, group_id, position));
         if wanted.is_none() || made.before.device.key(block) != wanted.as_ref() {
-            let place = format!("{position} of group {group}");
+            let place = format!("{position} of group {group_id}");
             return Err(format!("block {} at {place} has another key by now", block.0));
         }
     }
@@ -214,11 +214,11 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
     let (before, after) = (made.before, made.after);
     let of = hit_of(made);
     let hit = of.map(|(_, hit)| hit.blocks.blocks.as_slice()).unwrap_or_default();
-    let all = (0..).zip(hit).flat_map(|(group, blocks)| {
-        (0..).zip(blocks).map(move |(position, &block)| (group, position, block))
+    let all = (0..).zip(hit).flat_map(|(group_id, blocks)| {
+        (0..).zip(blocks).map(move |(position, &block)| (group_id, position, block))
     });
-    all.filter(move |&(group, position, block)| {
-        let table = of.and_then(|(row, _)| after[row].tables.get(group as usize));
+    all.filter(move |&(group_id, position, block)| {
+        let table = of.and_then(|(row, _)| after[row].tables.get(group_id as usize));
         let there = table.and_then(|table| table.get(position as usize));
         !before.is_null(block) && !there.is_some_and(|&there| before.is_null(there))
     })

@@ -6,7 +6,7 @@
 //! one; a cancel of any unfinished one, executed or not; the end of an operation, done or failed,
 //! once its batch is executed or cancelled. What a forward pass reads is judged when it is
 //! executed. In every node, when all that was taken is executed on a copy, all that the state
-//! counts on must be there; and what an unfinished batch uses must not be free (CMD-INFLIGHT). A
+//! counts on must be there; and what a batch in flight uses must not be free (CMD-INFLIGHT). A
 //! cancel drops commands that were not executed, so nothing is concluded from those that say who
 //! owns what. Nodes wait as they are, under a number, in arena.rs. Twin:
 //! kvcore/check/search/flight_model.py.
@@ -56,7 +56,7 @@ impl FlightModel {
     fn walk(&mut self, node: &Node, visit: &mut Visit<'_>) -> Result<(), Stop> {
         self.num_edges = 0;
         let most = self.core.world.config.max_in_flight as usize;
-        let full = node.state.unfinished.len() >= most;
+        let full = node.state.in_flight.len() >= most;
         if node.filled && !full {
             self.edge("take", visit, |model| model.fill(node, None, full))?;
         }

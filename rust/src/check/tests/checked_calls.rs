@@ -101,7 +101,7 @@ fn damaged(
     found
 }
 
-/// A state with a block that waits for an unfinished batch.
+/// A state with a block that waits for a batch in flight.
 fn in_flight() -> State {
     let mut config = config();
     config.max_in_flight = 1;

@@ -17,7 +17,7 @@ use crate::transitions::pins::{pin, unpin};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
 use crate::transitions::requests::{accept, add_drafts, add_request, remove_request};
 use crate::transitions::rewind::rewind;
-use crate::transitions::slot_request::{Asked, AskedHit};
+use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::{swap_in, swap_out};
 use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
@@ -66,7 +66,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         }
         Call::RemoveRequest { name } => nothing(remove_request(state, name.id()))?,
         Call::AllocateSlots(slots) => {
-            let taken = allocate_slots(state, slots.name.id(), &asked(slots))?;
+            let taken = allocate_slots(state, slots.name.id(), &slot_request(slots))?;
             admitted(taken, Value::Blocks)
         }
         Call::Append { name, token } => {
@@ -98,12 +98,12 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::Unpin { block } => nothing(unpin(state, &[i64::from(*block)]))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
         Call::Load { name, num_tokens, hit } => {
-            let asked = Asked {
+            let slot_request = SlotRequest {
                 num_external_computed_tokens: i64::from(*num_tokens),
-                hit: hit.as_ref().map(AskedHit::from),
-                ..Asked::default()
+                hit: hit.as_ref().map(RequestedHit::from),
+                ..SlotRequest::default()
             };
-            admitted(load(state, name.id(), &asked)?, Value::Operations)
+            admitted(load(state, name.id(), &slot_request)?, Value::Operations)
         }
         Call::CompleteOperation { operation, done } => {
             nothing(complete_operation(state, i64::from(*operation), *done))?
@@ -132,16 +132,16 @@ fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) ->
 
 /// The arguments of an allocation as the core takes them.
 #[must_use]
-pub fn asked(slots: &Slots) -> Asked {
-    Asked {
+pub fn slot_request(slots: &Slots) -> SlotRequest {
+    SlotRequest {
         num_new_tokens: i64::from(slots.num_new),
-        hit: slots.hit.as_ref().map(AskedHit::from),
+        hit: slots.hit.as_ref().map(RequestedHit::from),
         num_lookahead_tokens: i64::from(slots.num_lookahead),
         num_external_computed_tokens: i64::from(slots.num_external),
         delay_cache_blocks: slots.delay,
         num_encoder_tokens: i64::from(slots.num_encoder),
         reserved_blocks: i64::from(slots.num_reserved),
-        ..Asked::default()
+        ..SlotRequest::default()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::state::state::make_state;
 use crate::transitions::free::free;
 use crate::transitions::queries::get_computed_blocks;
 use crate::transitions::requests::add_request;
-use crate::transitions::slot_request::AskedHit;
+use crate::transitions::slot_request::RequestedHit;
 use crate::types::config::Config;
 use crate::types::values::Refused;
 use crate::types::values::Request;
@@ -26,11 +26,11 @@ fn a_second_request_shares_the_cached_prefix() {
     let mut state = story();
     add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
     add_request(&mut state, Request::new("b", &[1, 2, 9])).unwrap();
-    allocate_slots(&mut state, "a", &Asked::new(3)).unwrap().unwrap();
+    allocate_slots(&mut state, "a", &SlotRequest::new(3)).unwrap().unwrap();
     let hit = get_computed_blocks(&state, "b").unwrap();
     assert_eq!(hit.num_tokens, 2);
-    let asked = Asked { hit: Some(AskedHit::from(&hit)), ..Asked::new(1) };
-    let new = allocate_slots(&mut state, "b", &asked).unwrap().unwrap();
+    let slot_request = SlotRequest { hit: Some(RequestedHit::from(&hit)), ..SlotRequest::new(1) };
+    let new = allocate_slots(&mut state, "b", &slot_request).unwrap().unwrap();
     assert_eq!(new.blocks, [[BlockId(3)]]);
     assert_eq!((table(&state, "a"), table(&state, "b")), (vec![1, 2], vec![1, 3]));
     assert_eq!((state.stats.queries, state.stats.hits), (3, 2));
@@ -42,12 +42,12 @@ fn a_second_request_shares_the_cached_prefix() {
 fn a_refusal_changes_nothing_and_says_how_much_is_missing() {
     let mut state = story();
     add_request(&mut state, Request::new("a", &[1; 12])).unwrap();
-    allocate_slots(&mut state, "a", &Asked::new(5)).unwrap().unwrap();
+    allocate_slots(&mut state, "a", &SlotRequest::new(5)).unwrap().unwrap();
     let before = crate::codec::encode::encode(&state);
     let refused = Refused { reason: Reason::Never, needed: 3, available: 1, pending: 0 };
-    assert_eq!(allocate_slots(&mut state, "a", &Asked::new(7)), Ok(Err(refused)));
-    assert_eq!(can_allocate(&state, "a", &Asked::new(7)), Ok(Verdict::Never));
-    assert_eq!(can_allocate(&state, "a", &Asked::new(3)), Ok(Verdict::Ok));
+    assert_eq!(allocate_slots(&mut state, "a", &SlotRequest::new(7)), Ok(Err(refused)));
+    assert_eq!(can_allocate(&state, "a", &SlotRequest::new(7)), Ok(Verdict::Never));
+    assert_eq!(can_allocate(&state, "a", &SlotRequest::new(3)), Ok(Verdict::Ok));
     assert_eq!(crate::codec::encode::encode(&state), before);
 }
 
@@ -56,7 +56,7 @@ fn append_stops_at_the_first_refusal() {
     let mut state = story();
     for id in ["a", "b"] {
         add_request(&mut state, Request::new(id, &[1, 2, 3, 4])).unwrap();
-        allocate_slots(&mut state, id, &Asked::new(4)).unwrap().unwrap();
+        allocate_slots(&mut state, id, &SlotRequest::new(4)).unwrap().unwrap();
     }
     let refused = Refused { reason: Reason::Later, needed: 1, available: 0, pending: 0 };
     let appended = append(&mut state, Requests::Ids(&["a", "b"]), &[5, 5]).unwrap();
@@ -73,7 +73,7 @@ fn append_checks_every_call_before_the_first() {
     config.max_model_len = Some(4);
     let mut state = make_state(config).unwrap();
     add_request(&mut state, Request::new("a", &[1, 2])).unwrap();
-    allocate_slots(&mut state, "a", &Asked::new(2)).unwrap().unwrap();
+    allocate_slots(&mut state, "a", &SlotRequest::new(2)).unwrap().unwrap();
     let before = crate::codec::encode::encode(&state);
     let beyond = append(&mut state, Requests::Ids(&["a", "a", "a"]), &[1, 2, 3]);
     let request = "'a'".to_owned();
@@ -89,8 +89,8 @@ fn append_checks_every_call_before_the_first() {
 fn a_hit_that_lost_its_key_is_stale() {
     let mut state = story();
     add_request(&mut state, Request::new("a", &[1, 2, 3])).unwrap();
-    let hit = Some(AskedHit { blocks: vec![vec![1]], num_tokens: 2 });
-    let stale = allocate_slots(&mut state, "a", &Asked { hit, ..Asked::new(1) });
+    let hit = Some(RequestedHit { blocks: vec![vec![1]], num_tokens: 2 });
+    let stale = allocate_slots(&mut state, "a", &SlotRequest { hit, ..SlotRequest::new(1) });
     let request = "'a'".to_owned();
     assert_eq!(stale, Err(Error::StaleHits { request, block: 1, position: 0 }));
 }

@@ -21,8 +21,8 @@ fn every_command() -> Vec<Command> {
         Command::SwapIn { host_block: A, block: B },
         Command::Store { operation: 7, block: A, key: Key([9; KEY_SIZE]) },
         Command::Load { operation: 8, key: Key([10; KEY_SIZE]), block: C },
-        Command::SetTable { row: Row(4), group: 1, position: 2, block: C },
-        Command::CutTable { row: Row(4), group: 1, length: 2 },
+        Command::SetTable { row: Row(4), group_id: 1, position: 2, block: C },
+        Command::CutTable { row: Row(4), group_id: 1, length: 2 },
     ]
 }
 
