@@ -8,11 +8,12 @@ defaults only is absent, so a feature that is off adds no byte. Twin: rust/src/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import attrs
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import UnconfirmedLoad
+from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
 from kvcore.types.wire import Reader, Writer
 
@@ -44,13 +45,14 @@ def write_loads(out: Writer, state: State) -> None:
         out.u64(load.batch)
         out.u32(load.first)
         out.u32(load.end)
-        out.numbers(() if load.loader is None else [state.requests[load.loader].row])
-        resting = [(state.requests[name].row, end) for name, end in load.requests]
-        for pairs in (resting, load.blocks):
-            out.u32(len(pairs))
-            for number, end in pairs:
+        reporters = [
+            (state.requests[each.request_id].row, each.counted, each.most)
+            for each in load.reporters
+        ]
+        for numbers in (reporters, load.blocks):
+            out.u32(len(numbers))
+            for number in chain.from_iterable(numbers):
                 out.u32(number)
-                out.u32(end)
 
 
 def write_ends(out: Writer, state: State) -> None:
@@ -92,20 +94,25 @@ def read_loads(source: Reader, state: State) -> State:
     loads, device, rows = [], state.device, state.rows
     for _ in range(source.u32()):
         batch, first, end = source.u64(), source.u32(), source.u32()
-        loaders = [rows[row] for row in source.ids(len(rows))]
-        resting = [(source.u32(), source.u32()) for _ in range(source.u32())]
+        ends = [(source.u32(), source.u32(), source.u32()) for _ in range(source.u32())]
         blocks = [(source.u32(), source.u32()) for _ in range(source.u32())]
-        names = [rows[row] if row < len(rows) else None for row, _ in resting]
-        if None in (*loaders, *names) or len(loaders) > 1 or len(set(names)) < len(names):
+        names = [rows[row] if row < len(rows) else None for row, _, _ in ends]
+        if not names or None in names or len(set(names)) < len(names):
             raise source.damaged("a load is not of requests")
         held = {block for block, _ in blocks}
         if not all(block < len(device.keys) and device.keys[block] for block in held):
             raise source.damaged("a block without a key rests on a load")
-        if len(held) < len(blocks) or first >= end:
+        inside = all(
+            first < most <= end and (not counted or first < counted <= most)
+            for _, counted, most in ends
+        )
+        if len(held) < len(blocks) or not inside:
             raise source.damaged("a load is not in its canonical form")
-        requests = tuple((str(name), at) for name, (_, at) in zip(names, resting, strict=True))
-        loader = loaders[0] if loaders else None
-        loads.append(UnconfirmedLoad(batch, first, end, loader, requests, tuple(blocks)))
+        reporters = [
+            Reporter(str(name), counted, most)
+            for name, (_, counted, most) in zip(names, ends, strict=True)
+        ]
+        loads.append(UnconfirmedLoad(batch, first, end, tuple(reporters), tuple(blocks)))
     if not loads:
         raise source.damaged("a section holds nothing")
     return evolve(state, loads=tuple(loads))

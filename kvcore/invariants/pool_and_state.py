@@ -198,9 +198,9 @@ def in_flight(state: State) -> Iterator[str]:
 
 
 def unconfirmed(state: State) -> Iterator[str]:
-    """UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it
-    names count its tokens, its blocks have keys, and unless duplicates merge it names each request
-    that holds such a block behind its start.
+    """UNCONFIRMED: an unconfirmed load is of a batch that may still fail, some known request can
+    report it, those that rest on it count its tokens, its blocks have keys, and unless duplicates
+    merge each request that holds such a block behind its start rests on it.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if not state.config.max_in_flight:
@@ -217,15 +217,22 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
     """What is wrong in what an unconfirmed load names."""
     if not load.first < load.end <= state.config.length_limit:
         yield f"a request has at most {state.config.length_limit} tokens"
-    if load.loader is not None and load.loader not in state.requests:
-        yield f"request {load.loader!r}, which asked for it, is not known"
-    if load.batch == state.batch.number and not load.requests:
+    if not load.reporters:
+        yield "no request can report it"
+    resting = {each.request_id for each in load.reporters if each.counted}
+    if load.batch == state.batch.number and not resting:
         yield "no request counts it, and its batch is open"
-    for request_id, end in load.requests:
-        request = state.requests.get(request_id)
-        counted = 0 if request is None else request.num_accepted
-        if not load.first < end <= min(load.end, counted):
-            yield f"request {request_id!r} rests on it up to {end}, and counts {counted} tokens"
+    for each in load.reporters:
+        request = state.requests.get(each.request_id)
+        if request is None:
+            yield f"request {each.request_id!r}, which can report it, is not known"
+            continue
+        counted = request.num_accepted
+        if not load.first < each.most <= load.end:
+            yield f"request {each.request_id!r} rested on it up to {each.most}"
+        if each.counted and not load.first < each.counted <= min(each.most, counted):
+            end = each.counted
+            yield f"request {each.request_id!r} rests on it up to {end}, and counts {counted}"
     groups, keys = state.config.groups, state.device.keys
     for block, end in load.blocks:
         if keys[block] is None:
@@ -234,12 +241,12 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
             yield f"block {block} rests on it and ends at {end}"
     if state.config.duplicates == "merge":
         return
-    known, blocks = dict(load.requests), {block for block, _ in load.blocks}
+    blocks = {block for block, _ in load.blocks}
     for request_id, request in state.requests.items():
         for group, table in zip(groups, request.tables, strict=True):
             held = blocks.intersection(table[-(-load.first // group.block_size) :])
-            if held and request_id not in known:
-                yield f"request {request_id!r} holds blocks {sorted(held)} and is not named"
+            if held and request_id not in resting:
+                yield f"request {request_id!r} holds blocks {sorted(held)} and rests not on it"
 
 
 def rows(state: State) -> Iterator[str]:

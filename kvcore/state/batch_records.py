@@ -2,9 +2,10 @@
 """What the state remembers of batches that were taken, and of loads that may still fail.
 
 External tokens are believed when they are scheduled, so their blocks are findable at once
-(S000-30). Until a load is confirmed, the state remembers the requests that count its tokens, and
-the blocks with a key that were loaded or computed from them. `transitions/in_flight.py` and
-`transitions/unconfirmed_loads.py` keep these records true. Twin: rust/src/state/batch_records.rs.
+(S000-30). Until a load is confirmed, the state remembers the requests that count or counted its
+tokens, and the blocks with a key that were loaded or computed from them.
+`transitions/in_flight.py` and `transitions/unconfirmed_loads.py` keep these records true. Twin:
+rust/src/state/batch_records.rs.
 """
 
 from __future__ import annotations
@@ -50,30 +51,40 @@ class BatchInFlight(Struct, frozen=True, gc=False):
     rows: tuple[int, ...] = ()
 
 
+class Reporter(Struct, frozen=True, gc=False):
+    """A request that can report that a load failed.
+
+    counted: the end of the loaded tokens that it counts, 0 if it does not rest on the load. most:
+    the greatest end that it ever counted.
+    """
+
+    request_id: str
+    counted: int
+    most: int
+
+
 class UnconfirmedLoad(Struct, frozen=True, gc=False):
     """Tokens [first, end) that a batch gets from elsewhere.
 
-    loader: the request that asked for them, None after its removal. requests: each request that
-    rests on the load, with the end of the loaded tokens that it counts. blocks: each block with a
-    key that rests on the load, with the position behind its last token.
+    reporters: the request that asked for them, and each other one that ever rested on the load, in
+    the order of first resting, until it is removed. blocks: each block with a key that rests on the
+    load, with the position behind its last token.
     """
 
     batch: int
     first: int
     end: int
-    loader: str | None
-    requests: tuple[tuple[str, int], ...]
+    reporters: tuple[Reporter, ...]
     blocks: tuple[tuple[int, int], ...] = ()
 
-    def counted_by(self, request_id: str) -> int:
-        """The end of the loaded tokens that a request counts, 0 if it does not rest on the load."""
-        return next((end for name, end in self.requests if name == request_id), 0)
+    def reporter(self, request_id: str) -> Reporter:
+        """What a request counts and counted of the load."""
+        found = (each for each in self.reporters if each.request_id == request_id)
+        return next(found, Reporter(request_id, 0, 0))
 
     def is_reported(self, request_ids: Sequence[str], num_tokens: int) -> bool:
         """Whether a rewind of these requests to num_tokens tokens reports that the load failed."""
-        if self.loader in request_ids and num_tokens < self.end:
-            return True
-        return any(self.counted_by(name) > num_tokens for name in request_ids)
+        return any(self.reporter(name).most > num_tokens for name in request_ids)
 
 
 def next_order(entries: Map[str, RequestEntry]) -> int:

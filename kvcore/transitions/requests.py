@@ -21,7 +21,7 @@ from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import forget
-from kvcore.transitions.unconfirmed_loads import forget_loader
+from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import (
     BeyondDrafts,
@@ -139,6 +139,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
 def remove_request(state: State, request_id: str) -> Outcome[State, None]:
     """Forget a request that holds no blocks; its row can be given again.
 
+    If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
     Raises UnknownRequest, StillHoldsBlocks.
     """
 
@@ -149,7 +150,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
             raise StillHoldsBlocks(request=repr(request_id), num_blocks=held)
         del tx.requests[request_id]
         forget(tx, request_id)
-        forget_loader(tx, request_id)
+        forget_reporter(tx, request_id)
         tx.rows = tx.rows.set(request.row, None)
         tx.free_rows = tx.free_rows.append(request.row)
 

@@ -2,8 +2,9 @@
 """What transitions note about external loads that may still fail, and about what rests on them.
 
 Invariants: a request that becomes an owner of a block that rests on a load rests on the load, too.
-A request whose count falls to the start of the load does not rest on it any more. A load is
-confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
+A request whose count falls to the start of the load does not rest on it any more, but can report it
+until it is removed. What no request can report any more is withdrawn with what rests on it.
+A load is confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
 completes. `rewind` reports a failed load. Orders are those of first resting, so that no outcome
 depends on a name. Twin: rust/src/transitions/unconfirmed_loads.rs.
 """
@@ -14,15 +15,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace as evolve
 
-from kvcore.state.batch_records import UnconfirmedLoad
+from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.transaction import Transaction
 
 
 def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
     """Note that the open batch gets tokens [first, end) of a request from elsewhere."""
-    number = tx.batch.number
-    load = UnconfirmedLoad(number, first, end, request_id, ((request_id, end),))
-    tx.loads = (*tx.loads, load)
+    reporter = Reporter(request_id, end, end)
+    tx.loads = (*tx.loads, UnconfirmedLoad(tx.batch.number, first, end, (reporter,)))
 
 
 def rest(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
@@ -42,7 +42,7 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
     loads = []
     for load in tx.loads:
         blocks = [pair for pair in load.blocks if pair[0] not in names]
-        if load.counted_by(request_id):
+        if load.reporter(request_id).counted:
             blocks += [pair for pair in keyed if pair[1] > load.first]
         loads.append(evolve(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)
@@ -52,7 +52,9 @@ def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> No
     """Note that a request writes a block again that keeps its key."""
     tx.loads = tuple(
         evolve(load, blocks=(*load.blocks, (block, end)))
-        if load.counted_by(request_id) and end > load.first and (block, end) not in load.blocks
+        if load.reporter(request_id).counted > 0
+        and end > load.first
+        and (block, end) not in load.blocks
         else load
         for load in tx.loads
     )
@@ -61,7 +63,8 @@ def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> No
 def inherit_rest(tx: Transaction, parent_id: str, child_id: str, num_tokens: int) -> None:
     """Let a forked child, which counts num_tokens tokens, rest on what its parent rests on."""
     tx.loads = tuple(
-        _counting(load, child_id, min(load.counted_by(parent_id), num_tokens)) for load in tx.loads
+        _counting(load, child_id, min(load.reporter(parent_id).counted, num_tokens))
+        for load in tx.loads
     )
 
 
@@ -72,21 +75,29 @@ def fall_to(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """
     loads = []
     for load in tx.loads:
-        left = [
-            (name, min(end, num_tokens) if name == request_id else end)
-            for name, end in load.requests
-        ]
-        requests = tuple(pair for pair in left if pair[1] > load.first)
-        if requests or load.batch != tx.batch.number:
-            loads.append(evolve(load, requests=requests))
+        counted = min(load.reporter(request_id).counted, num_tokens)
+        load = _with(load, request_id, counted if counted > load.first else 0)
+        if load.batch != tx.batch.number or any(each.counted for each in load.reporters):
+            loads.append(load)
     tx.loads = tuple(loads)
 
 
-def forget_loader(tx: Transaction, request_id: str) -> None:
-    """Note that a request is removed: it can report its loads no more."""
-    tx.loads = tuple(
-        evolve(load, loader=None) if load.loader == request_id else load for load in tx.loads
-    )
+def forget_reporter(tx: Transaction, request_id: str) -> None:
+    """Note that a request is removed: it can report no load any more.
+
+    The load ends behind the last token whose failure another request can report. The keys of what
+    rests on it past that are withdrawn.
+    """
+    loads = []
+    for load in tx.loads:
+        left = tuple(each for each in load.reporters if each.request_id != request_id)
+        end = max((each.most for each in left), default=load.first)
+        if end < load.end:
+            load = evolve(load, end=end)
+            _withdraw(tx, load)
+        if left:
+            loads.append(evolve(load, reporters=left))
+    tx.loads = tuple(loads)
 
 
 def confirm(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[UnconfirmedLoad, ...]:
@@ -100,10 +111,8 @@ def is_unconfirmed(tx: Transaction, block: int) -> bool:
 
 
 def most_loaded(tx: Transaction, request_id: str) -> int:
-    """The end of the last load that a request asked for or rests on, 0 without one."""
-    ends = [load.end for load in tx.loads if load.loader == request_id]
-    ends += [load.counted_by(request_id) for load in tx.loads]
-    return max(ends, default=0)
+    """The end of the last load that a request asked for or ever rested on, 0 without one."""
+    return max((load.reporter(request_id).most for load in tx.loads), default=0)
 
 
 def first_reported(tx: Transaction, request_id: str, num_tokens: int) -> int | None:
@@ -122,7 +131,7 @@ def spoilt_requests(
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
             end = max(num_tokens, load.first)
-            spoilt = (name for name, counted in load.requests if counted > end)
+            spoilt = (each.request_id for each in load.reporters if each.counted > end)
             kept |= {name: min(end, kept.get(name, end)) for name in spoilt}
     return [(name, end) for name, end in kept.items() if name not in request_ids]
 
@@ -132,22 +141,45 @@ def spoil(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> None:
     loads = []
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
-            end = max(num_tokens, load.first)
-            for block, block_end in load.blocks:
-                if block_end > end:
-                    tx.device.unpublish(block)
-            load = evolve(load, end=end)
+            load = _cut(load, max(num_tokens, load.first))
+            _withdraw(tx, load)
         if load.end > load.first:
             loads.append(load)
     tx.loads = tuple(loads)
 
 
+def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> None:
+    """Withdraw the keys of what rests on a load past its end."""
+    for block, end in load.blocks:
+        if end > load.end:
+            tx.device.unpublish(block)
+
+
+def _cut(load: UnconfirmedLoad, end: int) -> UnconfirmedLoad:
+    """The load with an earlier end, which no request counts past."""
+    reporters = (
+        evolve(each, counted=min(each.counted, end), most=min(each.most, end))
+        for each in load.reporters
+    )
+    return evolve(load, end=end, reporters=tuple(reporters))
+
+
 def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLoad:
     """The load with a request that counts its tokens up to an end, at least."""
-    known = load.counted_by(request_id)
-    if end <= max(known, load.first):
+    known = load.reporter(request_id)
+    if end <= max(known.counted, load.first):
         return load
-    if not known:
-        return evolve(load, requests=(*load.requests, (request_id, end)))
-    requests = tuple((name, end if name == request_id else old) for name, old in load.requests)
-    return evolve(load, requests=requests)
+    if not known.most:
+        return evolve(load, reporters=(*load.reporters, Reporter(request_id, end, end)))
+    return _with(load, request_id, end)
+
+
+def _with(load: UnconfirmedLoad, request_id: str, counted: int) -> UnconfirmedLoad:
+    """The load with another end of the tokens that a request counts."""
+    reporters = (
+        evolve(each, counted=counted, most=max(each.most, counted))
+        if each.request_id == request_id
+        else each
+        for each in load.reporters
+    )
+    return evolve(load, reporters=tuple(reporters))

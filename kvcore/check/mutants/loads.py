@@ -14,12 +14,21 @@ from msgspec.structs import replace as evolve
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, batches, fork, free, publish, rewind
-from kvcore.transitions.unconfirmed_loads import note_keyed, spoil
+from kvcore.transitions import allocate, batches, fork, free, publish, requests, rewind
+from kvcore.transitions.unconfirmed_loads import fall_to, note_keyed, spoil
 
 
 def nothing(*_: Any) -> None:
     """Do nothing."""
+
+
+def drop_reporter(tx: Transaction, name: str) -> None:
+    """Forget a request as one that can report, and a load that nobody can; keys stay."""
+    left = [
+        evolve(load, reporters=tuple(each for each in load.reporters if each.request_id != name))
+        for load in tx.loads
+    ]
+    tx.loads = tuple(load for load in left if load.reporters)
 
 
 @mutant("loads-fail", "CACHE-KV", "LOAD-FAILED")
@@ -81,7 +90,7 @@ def m_only_the_loaders_blocks_rest(patcher: Patcher) -> None:
     """What another request computes from loaded tokens is not remembered."""
 
     def note_own(tx: Transaction, name: str, keyed: Sequence[tuple[int, int]]) -> None:
-        if any(load.loader == name for load in tx.loads):
+        if any(load.reporters[0].request_id == name for load in tx.loads):
             note_keyed(tx, name, keyed)
 
     patcher.setattr(publish, "note_keyed", note_own)
@@ -100,6 +109,25 @@ def m_report_passes_by_the_host(patcher: Patcher) -> None:
     patcher.setattr(rewind, "drop_host", nothing)
 
 
+@mutant("flight-loads-remove", "CACHE-KV", "LOAD-FAILED")
+def m_freed_request_cannot_report(patcher: Patcher) -> None:
+    """A request that counts no token of a load any more is forgotten as one that can report it."""
+
+    def forget(tx: Transaction, name: str, num_tokens: int) -> None:
+        fall_to(tx, name, num_tokens)
+        for load in tx.loads:
+            if not load.reporter(name).counted:
+                drop_reporter(tx, name)
+
+    patcher.setattr(free, "fall_to", forget)
+
+
+@mutant("flight-loads-remove", "CACHE-KV", "LOAD-FAILED")
+def m_load_that_nobody_can_report_stays(patcher: Patcher) -> None:
+    """What rests on a load stays findable when the last request is removed that could report it."""
+    patcher.setattr(requests, "forget_reporter", drop_reporter)
+
+
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""
@@ -109,7 +137,7 @@ def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
 @mutant(
     "loads-fail",
     "UNCONFIRMED",
-    costs="a report takes more tokens than it must; `encode` fails once the request is removed",
+    costs="a report takes more tokens than it must",
 )
 def m_cut_request_still_counts_a_load(patcher: Patcher) -> None:
     """A request whose count fell still counts the tokens of a load."""

@@ -255,9 +255,9 @@ def in_flight(state: State, names: Renaming) -> Name:
         name += [request.num_loading, request.load_end]
     for load in state.loads:
         later = sum(number <= load.batch for number in numbers)
-        place = names.places.get(load.loader or "", LOST)
-        name += [later, load.first, load.end, place, len(load.requests), len(load.blocks)]
-        name += [each for who, end in load.requests for each in (names.places.get(who, LOST), end)]
+        name += [later, load.first, load.end, len(load.reporters), len(load.blocks)]
+        for each in load.reporters:
+            name += [names.places.get(each.request_id, LOST), each.counted, each.most]
         for block, end in load.blocks:
             name += [*names.device.names([block]), end]
     return name

@@ -83,8 +83,8 @@ def _told_apart(state: State) -> bytes:
     if state.in_flight:
         parts.append(tuple(_unfinished(each, number) for each in state.in_flight))
     for load in state.loads:
-        who = (load.loader, load.requests, load.blocks)
-        parts.append((number - load.batch, load.first, load.end, *who))
+        reporters = [(each.request_id, each.counted, each.most) for each in load.reporters]
+        parts.append((number - load.batch, load.first, load.end, reporters, load.blocks))
     if len(state.batch.published_keys):
         parts.append(tuple(state.batch.published_keys))
     return _bytes(parts)

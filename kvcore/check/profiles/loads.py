@@ -12,6 +12,12 @@ from typing import Any
 from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
 
 FAILING: dict[str, Any] = {"num_external": 1, "loads_fail": True, "moves": "calls"}
+IN_FLIGHT: dict[str, Any] = {
+    **FAILING,
+    "groups": (SLOT,),
+    "max_in_flight": 1,
+    "num_letters": 1,
+}
 SHOWS = ("call rewind: done", "goal reached")
 
 LOADS_FAIL: dict[str, Profile] = {
@@ -87,16 +93,50 @@ LOADS_FAIL: dict[str, Profile] = {
         "external loads in flight that fail",
         world(
             *(2, 2, 2, 2),
-            groups=(SLOT,),
-            max_in_flight=1,
-            num_letters=1,
             without=("fork", "append", "remove_request", "reset_prefix_cache"),
-            **FAILING,
+            **IN_FLIGHT,
         ),
-        20284,
-        79898,
+        20306,
+        79962,
         slow=True,
         backend="both",
         shows=SHOWS,
+    ),
+    "flight-loads-fork": Profile(
+        "external loads in flight that fail; requests are forked meanwhile",
+        world(2, 2, 2, 2, without=("append", "remove_request", "reset_prefix_cache"), **IN_FLIGHT),
+        23451,
+        92180,
+        slow=True,
+        backend="both",
+        shows=SHOWS,
+    ),
+    "flight-loads-swap": Profile(
+        "external loads in flight that fail; a request is cut and swapped meanwhile",
+        world(
+            *(2, 1, 2, 2, "truncate", *SWAPS),
+            num_host_blocks=2,
+            without=("fork", "append", "reset_prefix_cache"),
+            **IN_FLIGHT,
+        ),
+        2220,
+        7194,
+        backend="both",
+        not_shown={
+            "call swap_in: refused later": "the one request's blocks stay on the device",
+            "command SwapIn": "the one request's blocks stay on the device",
+        },
+    ),
+    "flight-loads-remove": Profile(
+        "external loads in flight that fail; two calls in a batch, requests are removed",
+        world(
+            *(2, 1, 2, 2),
+            calls_per_batch=2,
+            without=("fork", "append", "reset_prefix_cache"),
+            **IN_FLIGHT,
+        ),
+        4052,
+        17388,
+        backend="both",
     ),
 }

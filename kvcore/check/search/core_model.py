@@ -6,8 +6,9 @@ move, or as many as `calls_per_batch`, then `take_batch` until nothing is left t
 the invariants are checked at each call, and the contents: from blocks that hold just what a state
 counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
 adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
-failure at once, or after any one move, while the load is unconfirmed. If the loader is gone, a
-request that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed.
+failure at once, or after any one move, while the load is unconfirmed. If the loader is gone,
+another request that counted its tokens reports it; if none is left, nothing may rest on the load
+any more (LOAD-FAILED). An edge ends with its loads confirmed.
 """
 
 from __future__ import annotations
@@ -198,12 +199,16 @@ class CoreModel:
         if failing is None or loaded:
             return self._drain(self._complete(settled, failing, closing), closing)
         reported = self._report(self._make(late, settled, closing), failing, closing)
-        return None if reported is None else self._drain(reported, closing)
+        return self._drain(reported, closing, failed=True)
 
-    def _drain(self, state: State, closing: list[Step]) -> State:
-        """Take batches until nothing is left to run and no load is unconfirmed."""
+    def _drain(self, state: State, closing: list[Step], *, failed: bool = False) -> State:
+        """Take batches until nothing is left to run and no load is unconfirmed.
+
+        failed: a load failed, so what the state counts on is judged at least once.
+        """
         ghost, schedule = self._ghost, self._schedule
-        while len(state.batch.commands) or len(state.batch.records) or state.loads:
+        while failed or len(state.batch.commands) or len(state.batch.records) or state.loads:
+            failed = False
             ghost.apply(state.batch.commands)
             self.checker.ask(ghost.compute, state.requests, schedule.take(), schedule.encoders)
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
@@ -258,17 +263,17 @@ class CoreModel:
             call = None if script is None else proceed(script, closing[-1])
         return state
 
-    def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State | None:
-        """Report that a load failed; None if no request is left that can.
+    def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
+        """Report that a load failed, unless no request is left that can.
 
         Raises InvariantViolation (LOAD-FAILED) if the report is refused.
         """
         name, count = failing
         reporters = [name] if name in state.requests else []
         for load in state.loads:
-            reporters += [each for each, end in load.requests if end > count]
+            reporters += [each.request_id for each in load.reporters if each.most > count]
         if not reporters:
-            return None
+            return state
         reached = self._call(state, Call("rewind", (reporters[:1], count)), closing)
         value = closing[-1].outcome.value
         if isinstance(value, Misuse):

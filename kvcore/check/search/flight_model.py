@@ -8,8 +8,9 @@ executed or cancelled. What a forward pass reads is judged when it is executed. 
 all that was taken is executed on a copy, all that the state counts on must be there; and what an
 batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
 executed, so nothing is concluded from those that say who owns what. An external load can fail when
-its batch is executed; it is reported at any moment before the batch completes, and until then the
-state may count on what it spoilt (LOAD-FAILED). Twin: none.
+its batch is executed; a request that can reports it at any moment before the batch completes, and
+until then, or until no request is left that can, the state may count on what it spoilt
+(LOAD-FAILED). Twin: none.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class FlightModel(CoreModel):
             yield from self._heard("take", (), partial(self._fill, node, (), full))
         if not node.filled:
             for name, steps in self._paths(state):
-                if not all(reporters(steps[-1].outcome.state, *each) for each in node.unreported):
-                    continue  # an engine reports what failed before it removes who can
                 yield from self._heard(name, steps, partial(self._fill, node, steps, full))
         for failing in self._ends(node) if node.waiting else ():
             yield from self._heard("execute", (), partial(self._execute, node, failing))
         for each in node.unreported:
-            yield from self._heard("report", (), partial(self._report_load, node, each))
+            for name in reporters(state, *each):
+                report = partial(self._report_load, node, each, name)
+                yield from self._heard("report", (), report)
         first = node.pending[0].number if node.pending and node.pending[0].executed else None
         if first is not None and all(number > first for number, _, _ in node.unreported):
             yield from self._heard("complete", (), partial(self._complete_batch, node))
@@ -158,6 +159,7 @@ class FlightModel(CoreModel):
             loading=dict(schedule.loading),
             failed=dict(schedule.failed),
             filled=steps == () or fills(start, opened),
+            unreported=_reportable(node.unreported, opened),
         )
         if full or not filled.filled:
             return self._closed(filled, opened, start)
@@ -175,8 +177,7 @@ class FlightModel(CoreModel):
         batch = node.waiting[0]
         for write in batch.writes if self.world.loads_fail else ():
             for first in range(write.start, write.loaded):
-                if reporters(node.state, batch.number, write.request_id, first):
-                    yield write.request_id, first
+                yield write.request_id, first
 
     def _execute(self, node: Node, failing: Failing, closing: list[Step]) -> Node:
         """Run the oldest batch that waits: its commands, then its forward pass."""
@@ -197,14 +198,13 @@ class FlightModel(CoreModel):
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
         after = evolve(in_memory(node, ghost), pending=pending, started=started)
-        after = evolve(after, unreported=node.unreported + unreported)
+        after = evolve(after, unreported=_reportable(node.unreported + unreported, node.state))
         return self._closed(after, node.state)
 
-    def _report_load(self, node: Node, failure: Unreported, closing: list[Step]) -> Node:
+    def _report_load(self, node: Node, failure: Unreported, name: str, closing: list[Step]) -> Node:
         """Report that an external load failed. Raises InvariantViolation (LOAD-FAILED)."""
         start, schedule = node.state, self._schedule_at(node)
-        names = reporters(start, *failure)[:1]
-        after = self._call(start, Call("rewind", (names, failure[2])), closing)
+        after = self._call(start, Call("rewind", ([name], failure[2])), closing)
         value = closing[-1].outcome.value
         if isinstance(value, Misuse):
             raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
@@ -305,10 +305,15 @@ def reporters(state: State, number: int, request_id: str, first: int) -> list[st
     """The requests that can report the failed load of a batch, the one that loads first."""
     found = []
     for load in state.loads:
-        if load.batch == number and load.first <= first < load.end:
-            found += [request_id] if load.loader == request_id else []
-            found += [name for name, end in load.requests if end > first]
+        asked = load.reporters[0].request_id == request_id or request_id not in state.requests
+        if asked and load.batch == number and load.first <= first < load.end:
+            found += [each.request_id for each in load.reporters if each.most > first]
     return found
+
+
+def _reportable(unreported: Iterable[Unreported], state: State) -> tuple[Unreported, ...]:
+    """The failures that some request can still report: of the others, nothing may be left."""
+    return tuple(each for each in unreported if reporters(state, *each))
 
 
 def forgotten(batch: Pending, request_id: str) -> Pending:

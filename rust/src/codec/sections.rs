@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::state::batch_records::UnconfirmedLoad;
+use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::ExtraKeys;
@@ -50,15 +50,13 @@ fn write_loads(out: &mut Writer, state: &State) {
         out.u64(load.batch);
         out.u32(load.first);
         out.u32(load.end);
-        out.numbers(&load.loader.iter().map(|row| row.0).collect::<Vec<u32>>());
-        let resting = load.requests.iter().map(|&(row, end)| (row.0, end)).collect();
-        let blocks = keyed_only(state, load).map(|(block, end)| (block.0, end)).collect();
-        for pairs in [resting, blocks] as [Vec<(u32, u32)>; 2] {
-            out.count(pairs.len());
-            pairs.into_iter().for_each(|(id, end)| {
-                out.u32(id);
-                out.u32(end);
-            });
+        out.count(load.reporters.len());
+        for each in &load.reporters {
+            [each.row.0, each.counted, each.most].into_iter().for_each(|number| out.u32(number));
+        }
+        out.count(keyed_only(state, load).count());
+        for (block, end) in keyed_only(state, load) {
+            [block.0, end].into_iter().for_each(|number| out.u32(number));
         }
     }
 }
@@ -112,15 +110,16 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
 /// Read the unconfirmed loads of the next bytes, one at least. Fails with DamagedState.
 fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let pair = |source: &mut Reader<'_>| Ok((source.u32()?, source.u32()?));
+    let reporter = |source: &mut Reader<'_>| {
+        let row = Row(source.u32()?);
+        Ok(Reporter { row, counted: source.u32()?, most: source.u32()? })
+    };
     for _ in 0..source.u32()? {
         let (batch, first, end) = (source.u64()?, source.u32()?, source.u32()?);
-        let loaders = source.ids(state.requests.len() as u32)?;
-        let (requests, blocks) = (source.list(pair)?, source.list(pair)?);
-        let is_known = |row: u32| matches!(state.requests.get(row as usize), Some(Some(_)));
-        let rows = || requests.iter().map(|&(row, _)| row);
-        let is_distinct = rows().collect::<BTreeSet<u32>>().len() == requests.len();
-        if !rows().chain(loaders.iter().copied()).all(is_known) || loaders.len() > 1 || !is_distinct
-        {
+        let (reporters, blocks) = (source.list(reporter)?, source.list(pair)?);
+        let is_known = |row: &Row| matches!(state.requests.get(row.index()), Some(Some(_)));
+        let rows: BTreeSet<Row> = reporters.iter().map(|each| each.row).collect();
+        if rows.is_empty() || rows.len() < reporters.len() || !rows.iter().all(is_known) {
             return Err(source.damaged("a load is not of requests"));
         }
         let num_blocks = state.config.num_blocks;
@@ -129,15 +128,18 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
             return Err(source.damaged("a block without a key rests on a load"));
         }
         let held: BTreeSet<u32> = blocks.iter().map(|&(block, _)| block).collect();
-        if held.len() < blocks.len() || first >= end {
+        let inside = |each: &Reporter| {
+            let rests = first < each.counted && each.counted <= each.most;
+            first < each.most && each.most <= end && (each.counted == 0 || rests)
+        };
+        if held.len() < blocks.len() || !reporters.iter().all(inside) {
             return Err(source.damaged("a load is not in its canonical form"));
         }
         state.loads.push(UnconfirmedLoad {
             batch,
             first,
             end,
-            loader: loaders.first().copied().map(Row),
-            requests: requests.into_iter().map(|(row, end)| (Row(row), end)).collect(),
+            reporters,
             blocks: blocks.into_iter().map(|(block, end)| (BlockId(block), end)).collect(),
         });
     }

@@ -7,7 +7,7 @@
 use crate::codec::sections::keyed_only;
 use crate::invariants::requests::{Scratch, pools};
 use crate::pool::block_pool::BlockPool;
-use crate::state::batch_records::{Place, UnconfirmedLoad, in_order};
+use crate::state::batch_records::{Place, Reporter, UnconfirmedLoad, in_order};
 use crate::state::state::State;
 use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
@@ -86,9 +86,9 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     }
 }
 
-/// UNCONFIRMED: an unconfirmed load is of a batch that may still fail, the requests that it names
-/// count its tokens, its blocks have keys, and unless duplicates merge it names each request that
-/// holds such a block behind its start.
+/// UNCONFIRMED: an unconfirmed load is of a batch that may still fail, some known request can
+/// report it, those that rest on it count its tokens, its blocks have keys, and unless duplicates
+/// merge each request that holds such a block behind its start rests on it.
 pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
     let open = state.batch.number;
     let may_fail = |number: u64| match state.config.max_in_flight {
@@ -116,17 +116,25 @@ fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
         return Err(format!("a request has at most {limit} tokens"));
     }
     let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
-    if let Some(row) = load.loader.filter(|&row| request(row).is_none()) {
-        return Err(format!("row {}, which asked for it, is free", row.0));
+    if load.reporters.is_empty() {
+        return Err("no request can report it".to_owned());
     }
-    if load.batch == state.batch.number && load.requests.is_empty() {
+    let resting = load.reporters.iter().any(|each| each.counted > 0);
+    if load.batch == state.batch.number && !resting {
         return Err("no request counts it, and its batch is open".to_owned());
     }
-    for &(row, end) in &load.requests {
-        let counted = request(row).map_or(0, |request| request.num_accepted());
-        if end <= load.first || end > load.end.min(counted) {
-            let row = row.0;
-            return Err(format!("row {row} rests on it up to {end}, and counts {counted} tokens"));
+    for &Reporter { row, counted, most } in &load.reporters {
+        let Some(request) = request(row) else {
+            return Err(format!("row {}, which can report it, is free", row.0));
+        };
+        let (row, most_counted) = (row.0, request.num_accepted());
+        if most <= load.first || most > load.end {
+            return Err(format!("row {row} rested on it up to {most}"));
+        }
+        if counted > 0 && (counted <= load.first || counted > most.min(most_counted)) {
+            return Err(format!(
+                "row {row} rests on it up to {counted}, and counts {most_counted}"
+            ));
         }
     }
     Ok(())
@@ -145,14 +153,14 @@ fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
         return Ok(());
     }
     for (row, request) in (0..).map(Row).zip(&state.requests) {
-        let Some(request) = request.as_ref().filter(|_| load.counted_by(row) == 0) else {
+        let Some(request) = request.as_ref().filter(|_| load.reporter(row).counted == 0) else {
             continue;
         };
         for (group, table) in groups.iter().zip(&request.tables) {
             let mut behind = table.iter().skip(load.first.div_ceil(group.block_size) as usize);
             if let Some(held) = behind.find(|held| blocks.iter().any(|(block, _)| block == *held)) {
                 let (name, block) = (request.name(), held.0);
-                return Err(format!("{name} holds block {block} and is not named"));
+                return Err(format!("{name} holds block {block} and rests not on it"));
             }
         }
     }

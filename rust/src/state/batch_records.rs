@@ -2,10 +2,11 @@
 //! What the state remembers of batches that were taken, and of loads that may still fail.
 //!
 //! External tokens are believed when they are scheduled, so their blocks are findable at once
-//! (S000-30). Until a load is confirmed, the state remembers the requests that count its tokens,
-//! and the blocks with a key that were loaded or computed from them. `transitions/in_flight.rs` and
-//! `transitions/unconfirmed_loads.rs` keep these records true. A taken batch is shared by the
-//! copies of a state until one of them changes it. Twin: kvcore/state/batch_records.py.
+//! (S000-30). Until a load is confirmed, the state remembers the requests that count or counted its
+//! tokens, and the blocks with a key that were loaded or computed from them.
+//! `transitions/in_flight.rs` and `transitions/unconfirmed_loads.rs` keep these records true. A taken
+//! batch is shared by the copies of a state until one of them changes it. Twin:
+//! kvcore/state/batch_records.py.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -136,41 +137,57 @@ impl BatchInFlight {
     }
 }
 
+/// A request that can report that a load failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reporter {
+    pub(crate) row: Row,
+    /// The end of the loaded tokens that it counts, 0 if it does not rest on the load.
+    pub(crate) counted: u32,
+    /// The greatest end that it ever counted.
+    pub(crate) most: u32,
+}
+
 /// Tokens [first, end) that a batch gets from elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnconfirmedLoad {
     pub(crate) batch: u64,
     pub(crate) first: u32,
     pub(crate) end: u32,
-    /// The request that asked for them, None after its removal.
-    pub(crate) loader: Option<Row>,
-    /// Each request that rests on the load, with the end of the loaded tokens that it counts.
-    pub(crate) requests: Vec<(Row, u32)>,
+    /// The request that asked for them, and each other one that ever rested on the load, in the
+    /// order of first resting, until it is removed.
+    pub(crate) reporters: Vec<Reporter>,
     /// Each block with a key that rests on the load, with the position behind its last token.
     pub(crate) blocks: Vec<(BlockId, u32)>,
 }
 
 impl UnconfirmedLoad {
-    /// The end of the loaded tokens that a request counts, 0 if it does not rest on the load.
-    pub(crate) fn counted_by(&self, row: Row) -> u32 {
-        self.requests.iter().find(|&&(each, _)| each == row).map_or(0, |&(_, end)| end)
+    /// What a request counts and counted of the load.
+    pub(crate) fn reporter(&self, row: Row) -> Reporter {
+        let found = self.reporters.iter().copied().find(|each| each.row == row);
+        found.unwrap_or(Reporter { row, counted: 0, most: 0 })
     }
 
     /// Whether a rewind of these requests to num_tokens tokens reports that the load failed.
     pub(crate) fn is_reported(&self, rows: &[Row], num_tokens: u32) -> bool {
-        let slot_request = self.loader.is_some_and(|loader| rows.contains(&loader));
-        (slot_request && num_tokens < self.end)
-            || rows.iter().any(|&row| self.counted_by(row) > num_tokens)
+        rows.iter().any(|&row| self.reporter(row).most > num_tokens)
     }
 
     /// Let a request count the load's tokens up to an end, at least.
     pub(crate) fn count(&mut self, row: Row, end: u32) {
-        if end <= self.counted_by(row).max(self.first) {
+        if end <= self.reporter(row).counted.max(self.first) {
             return;
         }
-        match self.requests.iter_mut().find(|(each, _)| *each == row) {
-            Some((_, known)) => *known = end,
-            None => self.requests.push((row, end)),
+        match self.reporters.iter_mut().find(|each| each.row == row) {
+            Some(known) => (known.counted, known.most) = (end, end.max(known.most)),
+            None => self.reporters.push(Reporter { row, counted: end, most: end }),
+        }
+    }
+
+    /// Let no request count the load's tokens past an end, which becomes that of the load.
+    pub(crate) fn cut(&mut self, end: u32) {
+        self.end = end;
+        for each in &mut self.reporters {
+            (each.counted, each.most) = (each.counted.min(end), each.most.min(end));
         }
     }
 }

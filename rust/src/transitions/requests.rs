@@ -14,7 +14,7 @@ use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{Apart, RequestState, State};
 use crate::transitions::in_flight::forget;
-use crate::transitions::unconfirmed_loads::forget_loader;
+use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, repr};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
 use crate::types::ids::{Row, Table};
@@ -107,8 +107,10 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     Ok(())
 }
 
-/// Forget a request that holds no blocks; its row can be given again. Fails with UnknownRequest,
-/// StillHoldsBlocks.
+/// Forget a request that holds no blocks; its row can be given again.
+///
+/// If no other request can report that an unconfirmed load failed, what rests on it is withdrawn.
+/// Fails with UnknownRequest, StillHoldsBlocks.
 pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> {
     let row = state.request(request_id)?;
     let request = &state[row];
@@ -122,7 +124,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     }
     state.requests[row.index()] = None;
     forget(state, row);
-    forget_loader(state, row);
+    forget_reporter(state, row);
     state.free_rows.push(row);
     Ok(())
 }

@@ -2,16 +2,19 @@
 //! What transitions note about external loads that may still fail, and about what rests on them.
 //!
 //! Invariants: a request that becomes an owner of a block that rests on a load rests on the load,
-//! too. A request whose count falls to the start of the load does not rest on it any more. A load
-//! is confirmed when the batch after its own is taken (`max_in_flight=0`), or when its own batch
-//! completes. `rewind` reports a failed load. Orders are those of first resting, so that no outcome
-//! depends on a name. A block that lost its key stays in the list until it gets another one; it
-//! counts for nothing. Twin: kvcore/transitions/unconfirmed_loads.py.
+//! too. A request whose count falls to the start of the load does not rest on it any more, but can
+//! report it until it is removed. What no request can report any more is withdrawn with what rests
+//! on it. A load is confirmed when the batch after its own is taken (`max_in_flight=0`), or
+//! when its own batch completes. `rewind` reports a failed load. Orders are those of first resting,
+//! so that no outcome depends on a name. A block that lost its key stays in the list until it gets
+//! another one; it counts for nothing. Twin: kvcore/transitions/unconfirmed_loads.py.
 
 use hashbrown::HashSet;
 
-use crate::state::batch_records::UnconfirmedLoad;
+use crate::pool::block_pool::BlockPool;
+use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::State;
+use crate::types::effects::Effects;
 use crate::types::ids::{BlockId, Row};
 
 /// Note that the open batch gets tokens [first, end) of a request from elsewhere.
@@ -20,8 +23,7 @@ pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
         batch: state.batch.number,
         first,
         end,
-        loader: Some(row),
-        requests: vec![(row, end)],
+        reporters: vec![Reporter { row, counted: end, most: end }],
         blocks: Vec::new(),
     });
 }
@@ -45,7 +47,7 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
     let names: HashSet<BlockId> = keyed.iter().map(|&(block, _)| block).collect();
     for load in &mut state.loads {
         load.blocks.retain(|(block, _)| !names.contains(block));
-        if load.counted_by(row) > 0 {
+        if load.reporter(row).counted > 0 {
             let first = load.first;
             load.blocks.extend(keyed.iter().filter(|&&(_, end)| end > first));
         }
@@ -55,7 +57,7 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
 /// Note that a request writes a block again that keeps its key.
 pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u32) {
     for load in &mut state.loads {
-        let rests = load.counted_by(row) > 0 && end > load.first;
+        let rests = load.reporter(row).counted > 0 && end > load.first;
         if rests && !load.blocks.contains(&(block, end)) {
             load.blocks.push((block, end));
         }
@@ -65,7 +67,7 @@ pub(crate) fn note_rewritten(state: &mut State, row: Row, block: BlockId, end: u
 /// Let a forked child, which counts num_tokens tokens, rest on what its parent rests on.
 pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_tokens: u32) {
     for load in &mut state.loads {
-        load.count(child, load.counted_by(parent).min(num_tokens));
+        load.count(child, load.reporter(parent).counted.min(num_tokens));
     }
 }
 
@@ -75,18 +77,29 @@ pub(crate) fn inherit_rest(state: &mut State, parent: Row, child: Row, num_token
 pub(crate) fn fall_to(state: &mut State, row: Row, num_tokens: u32) {
     let open = state.batch.number;
     state.loads.retain_mut(|load| {
-        if let Some((_, end)) = load.requests.iter_mut().find(|(each, _)| *each == row) {
-            *end = num_tokens.min(*end);
+        if let Some(known) = load.reporters.iter_mut().find(|each| each.row == row) {
+            let counted = known.counted.min(num_tokens);
+            known.counted = if counted > load.first { counted } else { 0 };
         }
-        load.requests.retain(|&(_, end)| end > load.first);
-        !load.requests.is_empty() || load.batch != open
+        load.batch != open || load.reporters.iter().any(|each| each.counted > 0)
     });
 }
 
-/// Note that a request is removed: it can report its loads no more.
-pub(crate) fn forget_loader(state: &mut State, row: Row) {
-    let own = state.loads.iter_mut().filter(|load| load.loader == Some(row));
-    own.for_each(|load| load.loader = None);
+/// Note that a request is removed: it can report no load any more.
+///
+/// The load ends behind the last token whose failure another request can report. The keys of what
+/// rests on it past that are withdrawn.
+pub(crate) fn forget_reporter(state: &mut State, row: Row) {
+    let State { loads, device, effects, .. } = state;
+    loads.retain_mut(|load| {
+        load.reporters.retain(|each| each.row != row);
+        let end = load.reporters.iter().map(|each| each.most).max().unwrap_or(load.first);
+        if end < load.end {
+            load.end = end;
+            withdraw(load, device, effects);
+        }
+        !load.reporters.is_empty()
+    });
 }
 
 /// Forget the loads of batches up to this one.
@@ -99,12 +112,9 @@ pub(crate) fn is_unconfirmed(state: &State, block: BlockId) -> bool {
     state.loads.iter().flat_map(|load| &load.blocks).any(|&(each, _)| each == block)
 }
 
-/// The end of the last load that a request asked for or rests on, 0 without one.
+/// The end of the last load that a request asked for or ever rested on, 0 without one.
 pub(crate) fn most_loaded(state: &State, row: Row) -> u32 {
-    let end = |load: &UnconfirmedLoad| {
-        if load.loader == Some(row) { load.end } else { load.counted_by(row) }
-    };
-    state.loads.iter().map(end).max().unwrap_or(0)
+    state.loads.iter().map(|load| load.reporter(row).most).max().unwrap_or(0)
 }
 
 /// The start of the first load that a request's rewind to num_tokens tokens reports, or None.
@@ -119,7 +129,8 @@ pub(crate) fn spoilt_requests(state: &State, rows: &[Row], num_tokens: u32) -> V
     let mut kept: Vec<(Row, u32)> = Vec::new();
     for load in state.loads.iter().filter(|load| load.is_reported(rows, num_tokens)) {
         let end = num_tokens.max(load.first);
-        for &(row, _) in load.requests.iter().filter(|&&(_, counted)| counted > end) {
+        let spoilt = load.reporters.iter().filter(|each| each.counted > end);
+        for row in spoilt.map(|each| each.row) {
             match kept.iter_mut().find(|(each, _)| *each == row) {
                 Some((_, known)) => *known = end.min(*known),
                 None => kept.push((row, end)),
@@ -135,11 +146,16 @@ pub(crate) fn spoil(state: &mut State, rows: &[Row], num_tokens: u32) {
     let State { loads, device, effects, .. } = state;
     loads.retain_mut(|load| {
         if load.is_reported(rows, num_tokens) {
-            load.end = num_tokens.max(load.first);
-            for &(block, _) in load.blocks.iter().filter(|&&(_, end)| end > load.end) {
-                device.unpublish(block, effects);
-            }
+            load.cut(num_tokens.max(load.first));
+            withdraw(load, device, effects);
         }
         load.end > load.first
     });
+}
+
+/// Withdraw the keys of what rests on a load past its end.
+fn withdraw(load: &UnconfirmedLoad, device: &mut BlockPool, effects: &mut Effects) {
+    for &(block, _) in load.blocks.iter().filter(|&&(_, end)| end > load.end) {
+        device.unpublish(block, effects);
+    }
 }

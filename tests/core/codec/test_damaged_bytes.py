@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as evolve
@@ -23,6 +24,7 @@ from kvcore import (
 )
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import MAGIC, encode
+from kvcore.state.batch_records import Reporter
 from kvcore.types.commands import CutTable
 from kvcore.types.errors import DamagedState, InvalidConfig
 from kvcore.types.event_log import Events, write_event
@@ -86,7 +88,18 @@ def moving(backend: Backend) -> KVCacheManager:
     return manager
 
 
-WORLDS: list[Callable[[Backend], KVCacheManager]] = [busy, moving]
+def loading(backend: Backend) -> KVCacheManager:
+    """One whose bytes have an unconfirmed load, which two requests can report, one is freed."""
+    manager = make(backend, 8)
+    add(manager, "loads", range(7))
+    manager.allocate_slots("loads", 1, num_external_computed_tokens=4)
+    serve(manager, "hits", range(7))
+    step(manager)
+    manager.free("loads")
+    return manager
+
+
+WORLDS: list[Callable[[Backend], KVCacheManager]] = [busy, moving, loading]
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
@@ -212,6 +225,34 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
     with pytest.raises(DamagedState, match="bytes are missing at byte 0"):
         manager.restore(b"")
     assert manager.encode() == data
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reporters": ()}, "a load is not of requests"),
+        ({"reporters": (Reporter("hits", 4, 4),) * 2}, "a load is not of requests"),
+        ({"reporters": (Reporter("hits", 4, 2),)}, "a load is not in its canonical form"),
+        ({"reporters": (Reporter("hits", 0, 5),)}, "a load is not in its canonical form"),
+        ({"first": 2, "reporters": (Reporter("hits", 2, 4),)}, "a load is not in its canonical"),
+        ({"first": 4}, "a load is not in its canonical form"),
+        ({"blocks": ((1, 2), (1, 4))}, "a load is not in its canonical form"),
+        ({"blocks": ((3, 6),)}, "a block without a key rests on a load"),
+        ({"blocks": ((8, 6),)}, "a block without a key rests on a load"),
+        ({"reporters": (Reporter("hits", 4, 4),), "batch": 5}, "UNCONFIRMED"),
+        ({"reporters": (Reporter("loads", 2, 4),)}, "UNCONFIRMED"),
+    ],
+)
+def test_a_load_that_no_call_leaves_is_refused(
+    backend: Backend, changed: dict[str, Any], message: str
+) -> None:
+    manager = loading(backend)
+    state = manager.state()
+    load = evolve(state.loads[0], **changed)
+    damaged = encode(evolve(state, loads=(load,)))
+    with pytest.raises((DamagedState, InvariantViolation), match=message):
+        manager.restore(damaged)
+    assert manager.state() == state
 
 
 def test_a_count_of_owners_has_31_bits(backend: Backend) -> None:

@@ -36,15 +36,14 @@ impl CoreModel {
         Ok(std::iter::once(None).chain(found.into_iter().map(Some)).collect())
     }
 
-    /// Take the batch that the calls filled, judge it, and settle what it leaves; false if nobody
-    /// is left who can report what failed.
+    /// Take the batch that the calls filled, judge it, and settle what it leaves.
     pub(crate) fn close(
         &mut self,
         start: &State,
         state: &mut State,
         schedule: &mut Schedule,
         (failing, late): Ending<'_>,
-    ) -> Result<bool, Violation> {
+    ) -> Judged {
         self.assumed.clone()?;
         let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
         self.judge_batch(start, state, schedule, failing, loads)?;
@@ -54,25 +53,26 @@ impl CoreModel {
         match failing {
             Some(failing) if !loads => {
                 self.make_late(late, state, schedule)?;
-                if !self.report(state, schedule, failing)? {
-                    return Ok(false);
-                }
-                self.drain(state, schedule)?;
+                self.report(state, schedule, failing)?;
+                self.drain(state, schedule, true)
             }
             _ => {
                 self.complete(state, schedule, failing)?;
-                self.drain(state, schedule)?;
+                self.drain(state, schedule, false)
             }
         }
-        Ok(true)
     }
 
     /// Take batches until nothing is left to run and no load is unconfirmed.
-    fn drain(&mut self, state: &mut State, schedule: &mut Schedule) -> Judged {
-        while !state.effects.commands.is_empty()
+    ///
+    /// failed: a load failed, so what the state counts on is judged at least once.
+    fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Judged {
+        while failed
+            || !state.effects.commands.is_empty()
             || state.batch.records.keys().next().is_some()
             || !state.loads.is_empty()
         {
+            failed = false;
             self.ghost.execute(state.effects.commands.iter(), &mut self.prefixes)?;
             self.writes.clear();
             self.writes.extend_from_slice(schedule.writes());
@@ -170,18 +170,18 @@ impl CoreModel {
         Ok(())
     }
 
-    /// Report that a load failed; false if no request is left that can. Fails with LOAD-FAILED if
+    /// Report that a load failed, unless no request is left that can. Fails with LOAD-FAILED if
     /// the report is refused.
     fn report(
         &mut self,
         state: &mut State,
         schedule: &mut Schedule,
         (row, num_tokens): (Row, u32),
-    ) -> Result<bool, Violation> {
+    ) -> Judged {
         let asked = state.requests[row.index()].as_ref().map(|_| row);
-        let resting = state.loads.iter().flat_map(|load| &load.requests);
-        let mut resting = resting.filter(|&&(_, end)| end > num_tokens).map(|&(row, _)| row);
-        let Some(reporter) = asked.or_else(|| resting.next()) else { return Ok(false) };
+        let mut others = state.loads.iter().flat_map(|load| &load.reporters);
+        let other = others.find(|each| each.most > num_tokens).map(|each| each.row);
+        let Some(reporter) = asked.or(other) else { return Ok(()) };
         let call = Call::Rewind { names: vec![Name::of(&state[reporter])], num_tokens };
         match self.settle(state, schedule, &call)?.value {
             Value::Misuse(error) => {
@@ -189,7 +189,7 @@ impl CoreModel {
             }
             value => {
                 self.judge.notes.note_goal("reached", value.fell().len() > 1);
-                self.judge.judges.hear(schedule.check(state)).map(|()| true)
+                self.judge.judges.hear(schedule.check(state))
             }
         }
     }

@@ -8,7 +8,8 @@
 //! on. So the ghost adds no states; what it holds at first is found once for all edges of a state.
 //! If loads fail, an edge that loads ends in every way it can: the loader reports the failure at
 //! once, or after any one move, while the load is unconfirmed. If the loader is gone, a request
-//! that counts its tokens reports it (LOAD-FAILED). An edge ends with its loads confirmed. Twin:
+//! that counted its tokens reports it; if none is left, nothing may rest on the load any more
+//! (LOAD-FAILED). An edge ends with its loads confirmed. Twin:
 //! kvcore/check/search/core_model.py.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -241,9 +242,9 @@ impl CoreModel {
         self.calls.clone_from(&path.calls);
         let closed = match path.changed {
             true => self.close(start, &mut path.state, &mut path.schedule, ending),
-            false => Ok(true),
+            false => Ok(()),
         };
-        if self.heard(closed)? == Some(true) {
+        if self.heard(closed)?.is_some() {
             self.judge.notes.note_moves(&path.names);
             let edge = self.num_edges;
             self.num_edges += 1;
