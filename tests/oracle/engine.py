@@ -11,7 +11,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kvcore import Config, KvcoreError, Reason, Refused, Status
+from kvcore import Config, Hit, KvcoreError, Reason, Refused, Status
 from kvcore.types.errors import (
     BeyondComputed,
     HeldByOthers,
@@ -41,13 +41,26 @@ class Operation:
 class FailedLoad:
     """External tokens of which not all will come; batch: None while it is open.
 
-    cut: an earlier rewind may have reported it already, to as few tokens or fewer.
+    reporters: the requests of which it is known that they counted loaded tokens, each with the most
+    that it counted. holding: those of them that have not left since. perhaps: all that had the
+    prefix of the first loaded token since. cut: an earlier rewind may have reported it already, to
+    as few tokens or fewer.
     """
 
-    def __init__(self, name: str, kept: int) -> None:
+    def __init__(self, name: str, span: Span, kept: int) -> None:
         self.name, self.kept = name, kept
+        self.first, self.end = span.first, span.end
+        self.prefix = span.chain[span.first]
+        self.reporters, self.holding, self.perhaps = {name: span.end}, {name}, {name}
         self.batch: int | None = None
         self.cut = False
+
+    def note(self, name: str, counted: int) -> None:
+        """Note that a request counts loaded tokens up to here."""
+        if counted > self.first:
+            counted = min(counted, self.end)
+            self.reporters[name] = max(counted, self.reporters.get(name, 0))
+            self.holding.add(name)
 
 
 class Engine:
@@ -239,12 +252,41 @@ class Engine:
     def left(self, request: Known) -> None:
         """Note that a request is not in the open batch any more, nor has it drafts."""
         request.base, request.drafts = None, []
+        for load in self.failing.values():
+            load.holding.discard(request.name)
         self.spans = [span for span in self.spans if span.name != request.name]
         self.failing = {
             number: load
             for number, load in self.failing.items()
             if load.name != request.name or load.batch is not None
         }
+
+    def note_hit(self, request: Known, hit: Hit) -> None:
+        """Note who counts the tokens of failing loads now, by blocks that their requests hold."""
+        for load in self.failing.values():
+            if load.name not in load.holding or self.config.duplicates == "merge":
+                continue
+            tables = self.manager.ask("get_block_ids", load.name)
+            for group, table, ids in zip(
+                self.config.groups, tables, hit.blocks.blocks, strict=True
+            ):
+                for at, (one, other) in enumerate(zip(table, ids, strict=False)):
+                    held = one == other and not (self.config.null_block and one == 0)
+                    if held and at * group.block_size < load.end:
+                        load.note(request.name, (at + 1) * group.block_size)
+
+    def note_reporters(self) -> None:
+        """Note which requests may have counted the tokens of failing loads."""
+        for load in self.failing.values():
+            for each in self.known.values():
+                chain = each.chain(self.contents)
+                if len(chain) > load.first and chain[load.first] == load.prefix:
+                    load.perhaps.add(each.name)
+
+    def can_report(self, load: FailedLoad, but: str = "") -> list[str]:
+        """The requests that can report a failed load."""
+        able = (name for name, most in load.reporters.items() if most > load.kept)
+        return [name for name in able if name in self.known and name != but]
 
     def judge_counts(self) -> None:
         """Compare what the engine knows of each request with what the manager says."""

@@ -133,6 +133,8 @@ def cancel(e: Engine) -> None:
         each.base = None
     e.spans = []
     e.failing = {k: v for k, v in e.failing.items() if v.batch is not None and v.batch < number}
+    for failed in e.failing.values():
+        failed.holding.clear()
     for operation in e.operations.values():
         if operation.batch is None or operation.batch >= number:
             operation.cancelled = True
@@ -143,8 +145,9 @@ def report(e: Engine, batch: int | None) -> None:
     for number, load in list(e.failing.items()):
         if load.batch is None or (batch is not None and load.batch != batch):
             continue
-        while not e.take_back(e.known[load.name], load.kept, load.cut):
-            others = [each for each in e.known.values() if each.count and each.name != load.name]
+        name = e.rng.choice(e.can_report(load))
+        while not e.take_back(e.known[name], load.kept, load.cut):
+            others = [each for each in e.known.values() if each.count and each.name != name]
             demand(bool(others), f"the failed load of {load.name} cannot be reported")
             e.free(others[-1])
         del e.failing[number]

@@ -142,6 +142,8 @@ def note_scheduled(
     """Note what an allocation scheduled; late: the external tokens come in the background."""
     chain = request.chain(e.contents)
     request.base = request.count if request.base is None else request.base
+    if hit is not None:
+        e.note_hit(request, hit)
     first = request.count + (0 if hit is None else hit.num_tokens)
     end = first + external
     request.count = end + new
@@ -155,7 +157,7 @@ def note_scheduled(
             e.num_loads += 1
             kept = e.rng.randint(first, end - 1)
             span.fails = (e.num_loads, kept)
-            e.failing[e.num_loads] = FailedLoad(request.name, kept)
+            e.failing[e.num_loads] = FailedLoad(request.name, span, kept)
         e.spans.append(span)
     if not late:
         span = Span(name=request.name, row=request.row, first=end, end=end + new, chain=chain)
@@ -241,17 +243,25 @@ def fork(e: Engine) -> None:
     """A child shares a request's computed blocks."""
     requests = e.idle()
     if requests and len(e.known) < REQUESTS_MAX:
-        parent = e.rng.choice(requests)
-        e.num_named += 1
-        name = f"r{e.num_named}"
-        tables = e.manager.ask("get_block_ids", parent.name)
-        row = e.call("fork", parent.name, name)
-        count = parent.settled_count()
-        child = Known(name=name, row=row, stuff=list(parent.stuff), own=parent.own)
-        child.count = 0 if e.is_gone(count, tables) else count
-        child.embedded, child.marked, child.skips = parent.embedded, parent.marked, parent.skips
-        child.encoder, child.num_encoder_tokens = parent.encoder, parent.num_encoder_tokens
-        e.known[name] = child
+        fork_of(e, e.rng.choice(requests))
+
+
+def fork_of(e: Engine, parent: Known) -> Known:
+    """The child of a request."""
+    e.num_named += 1
+    name = f"r{e.num_named}"
+    tables = e.manager.ask("get_block_ids", parent.name)
+    row = e.call("fork", parent.name, name)
+    count = parent.settled_count()
+    child = Known(name=name, row=row, stuff=list(parent.stuff), own=parent.own)
+    child.count = 0 if e.is_gone(count, tables) else count
+    child.embedded, child.marked, child.skips = parent.embedded, parent.marked, parent.skips
+    child.encoder, child.num_encoder_tokens = parent.encoder, parent.num_encoder_tokens
+    e.known[name] = child
+    for load in e.failing.values():
+        if parent.name in load.holding:
+            load.note(name, min(load.reporters[parent.name], child.count))
+    return child
 
 
 def free(e: Engine) -> None:
@@ -262,16 +272,27 @@ def free(e: Engine) -> None:
 
 def remove(e: Engine) -> None:
     """A request without blocks is forgotten."""
-    unsure = {load.name for load in e.failing.values()}
-    requests = [
-        each
-        for each in e.known.values()
-        if not each.count and not each.swapped and each.name not in unsure
-    ]
+    requests = [each for each in e.known.values() if not each.count and not each.swapped]
     if requests:
-        request = e.rng.choice(requests)
-        e.call("remove_request", request.name)
-        del e.known[request.name]
+        remove_request(e, e.rng.choice(requests))
+
+
+def remove_request(e: Engine, request: Known) -> None:
+    """Forget a request, if it is certain of each failed load who can report it then.
+
+    If no request is left that may, nothing rests on the load any more.
+    """
+    e.note_reporters()
+    left = e.known.keys() - {request.name}
+    gone = [number for number, load in e.failing.items() if not load.perhaps & left]
+    for number, load in e.failing.items():
+        if number not in gone and not e.can_report(load, but=request.name):
+            return
+    e.call("remove_request", request.name)
+    del e.known[request.name]
+    for number in gone:
+        del e.failing[number]
+    e.reported |= set(gone)
 
 
 def truncate(e: Engine) -> None:

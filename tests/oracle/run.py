@@ -17,13 +17,15 @@ from random import Random
 import attrs
 
 from kvcore import Config
-from tests.oracle import misuse, moves_batches, moves_pool, moves_requests
+from tests.oracle import misuse, moves_batches, moves_loads, moves_pool, moves_requests
 from tests.oracle.backends import Language
 from tests.oracle.configs import draw_config
 from tests.oracle.engine import Engine
 from tests.oracle.finding import Finding, demand
 
 NUM_MOVES = (40, 120, 120, 400)
+EACH_LOADS, LOADS_WEIGHT = 6, 80
+"""One of so many runs spreads failed loads, with this weight among its moves."""
 LOCKSTEP_SHARE = 0.15
 """So many of the runs make each call in both languages; the others have one at a time."""
 MOVES: dict[Callable[[Engine], None], int] = {
@@ -60,6 +62,7 @@ MOVES: dict[Callable[[Engine], None], int] = {
     moves_pool.snapshot: 1,
     moves_pool.ask: 1,
     misuse.misuse: 3,
+    moves_loads.spread: 0,
 }
 
 
@@ -89,7 +92,8 @@ def run(
     if rng.random() < LOCKSTEP_SHARE:
         drawn = ("python", "rust")
     engine = Engine(config, languages or drawn, restores=languages is None)
-    kinds = rng.choices(list(MOVES), list(MOVES.values()), k=num_moves)
+    weights = MOVES | {moves_loads.spread: 0 if seed % EACH_LOADS else LOADS_WEIGHT}
+    kinds = rng.choices(list(MOVES), list(weights.values()), k=num_moves)
     chosen = range(num_moves) if chosen is None else chosen
     wrong, made = None, []
     try:
@@ -99,6 +103,7 @@ def run(
             made.append(number)
             kinds[number](engine)
             engine.judge_counts()
+            engine.note_reporters()
         engine.rng = Random(seed)
         leave_all(engine)
     except Finding as finding:

@@ -40,6 +40,8 @@ SEEDED = (
     *("m_free_forgets_a_block", "m_quarantine_never_ends", "m_eviction_not_told"),
     *("m_lookup_misses", "m_leaving_keeps_count", "m_no_table_delta", "m_no_zero_on_reuse"),
     *("m_touch_not_dequeued", "m_operation_holds_no_block", "m_removed_request_stays_marked"),
+    *("m_child_does_not_rest_on_a_load", "m_only_the_loaders_blocks_rest"),
+    "m_freed_request_cannot_report",
 )
 CALLS_SEEDED = 30_000
 
