@@ -50,6 +50,7 @@ test-core: setup-core ## the tests that need no torch
 
 conformance: setup ## the facts of the specification, which tests show each, and whether they pass
 	$(BIN)/python -m tools.conformance $(ARGS)
+	$(BIN)/python -m tools.facts_page
 
 check: setup ## format, lint, types and stub drift, in both languages
 	cargo fmt --check

@@ -26,6 +26,7 @@ from tools.conformance import (
     read_facts,
     table,
 )
+from tools.facts_page import PAGE, facts_page
 
 WORDS = dict.fromkeys(NUMBERS, "some words")
 DECIDED = dict.fromkeys(CONFLICTS, "some words")
@@ -177,3 +178,7 @@ def test_the_marks_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(marks(files_of_tests()))
     assert listed == sorted(listed)
+
+
+def test_the_page_of_facts_is_the_one_that_make_conformance_writes() -> None:
+    assert PAGE.read_text(encoding="utf-8") == facts_page(read_facts())
