@@ -14,7 +14,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants mutation mutation-slice mutation-tools counts bench bench-peers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -108,6 +108,11 @@ gpu-check: setup ## test and measure on a CUDA device; says so where there is no
 	$(BIN)/pytest -m gpu $(ARGS)
 	$(BIN)/python -m benches.gpu
 
+docs: setup ## build the documentation site into target/site and check its links
+	python3 -m venv target/docs-venv
+	target/docs-venv/bin/pip install --quiet --require-hashes --requirement locks/docs.txt
+	target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
+
 stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
 	cp $(STUBS)/kvcore/_rust.pyi kvcore/_rust.pyi
@@ -120,6 +125,8 @@ lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lo
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra plots \
 		--constraints locks/python.txt --output-file locks/core.txt $(ARGS) pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+		--annotation-style line --group docs --output-file locks/docs.txt $(ARGS)
 	cargo update --workspace
 
 hooks: setup ## check each commit before it is made (git hook that calls make)
