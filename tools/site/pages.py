@@ -17,8 +17,10 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
-CALLS = ("requests", "prefix_lookup", "allocate", "publish", "window", "free", "truncate", "rewind")
-CALLS += ("fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries")
+CALLS = (
+    *("requests", "prefix_lookup", "allocate", "publish", "window", "free", "truncate", "rewind"),
+    *("fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
+)
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
 MODULES = {
     "manager": ("The manager", ["kvcore.manager.KVCacheManager"]),
