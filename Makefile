@@ -65,12 +65,13 @@ check: setup ## format, lint, types and stub drift, in both languages
 	$(BIN)/stubtest kvcore._rust --mypy-config-file pyproject.toml
 	@echo "check: all passed"
 
-explore: setup ## explore small worlds exhaustively, both backends edge by edge (minutes)
+explore: setup ## explore small worlds exhaustively, both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
 	$(BIN)/python -m tools.explore
+	@echo "make fuzz takes about 75 minutes on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz
 
-fuzz: setup ## a million damaged inputs for every decoder, in both languages (minutes)
+fuzz: setup ## a million damaged inputs for every decoder, in both languages (75 minutes on 2 cores)
 	BOLERO_RANDOM_ITERATIONS=1000000 cargo test --locked --profile fuzz --lib -- --nocapture fuzz::doors
 	$(BIN)/python -m tests.bytes.run
 	$(BIN)/python -m tests.bytes.agree
