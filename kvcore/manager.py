@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, cast
 
 from kvcore import _twin
 from kvcore.backend import PythonBackend
@@ -18,7 +18,7 @@ from kvcore.codec import decode
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
-from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
+from kvcore.transitions.slot_request import check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
@@ -133,12 +133,27 @@ class KVCacheManager:
         request_id: str,
         num_new_tokens: int,
         hit: Hit | None = None,
-        **options: Unpack[SlotOptions],
+        *,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
     ) -> Verdict:
         """What `allocate_slots` would say to the same arguments. Changes nothing."""
         check_hit_kind(hit)
-        told: dict[str, Any] = {**DEFAULTS, **options}
-        return self._core.can_allocate(request_id, num_new_tokens, hit, **told)
+        return self._core.can_allocate(
+            request_id,
+            num_new_tokens,
+            hit,
+            num_lookahead_tokens=num_lookahead_tokens,
+            num_external_computed_tokens=num_external_computed_tokens,
+            delay_cache_blocks=delay_cache_blocks,
+            num_encoder_tokens=num_encoder_tokens,
+            full_sequence_must_fit=full_sequence_must_fit,
+            reserved_blocks=reserved_blocks,
+        )
 
     def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
         """One token and one slot more for each request, in order, in one call.

@@ -28,8 +28,8 @@ class BehindWindow(KvcoreError):
     """Computing again would read what a window gave back."""
 
     message = (
-        "request {request} would compute from token {asked} again, and group {group} keeps nothing "
-        "before token {first}: free it first"
+        "request {request} would compute from token {asked} again, and group {group_id} keeps "
+        "nothing before token {first}: free it first"
     )
 
 

@@ -38,19 +38,19 @@ class NoLayers(KvcoreError):
 class UnknownLayer(KvcoreError):
     """A group names a layer that the model does not have."""
 
-    message = "group {group} names layer {layer}, which the model does not have"
+    message = "group {group_id} names layer {layer}, which the model does not have"
 
 
 class EmptyGroup(KvcoreError):
     """A group has at least one layer."""
 
-    message = "group {group} has no layer"
+    message = "group {group_id} has no layer"
 
 
 class SpecsDiffer(KvcoreError):
     """Layers of one group keep their cache alike."""
 
-    message = "group {group}: layer {layer} is {spec}, its first layer {first_layer} {first}"
+    message = "group {group_id}: layer {layer} is {spec}, its first layer {first_layer} {first}"
 
 
 class MixedSpecs(KvcoreError):
@@ -83,13 +83,13 @@ class GroupCountDiffers(KvcoreError):
 class GroupKindDiffers(KvcoreError):
     """Workers under one manager keep their groups alike."""
 
-    message = "rank {rank}: group {group} is {spec}, on rank 0 it is {first}"
+    message = "rank {rank}: group {group_id} is {spec}, on rank 0 it is {first}"
 
 
 class GroupLayersDiffer(KvcoreError):
     """Workers that split one model's heads have the same layers in each group."""
 
-    message = "rank {rank}: group {group} lacks {missing} of rank 0 and has {extra} besides"
+    message = "rank {rank}: group {group_id} lacks {missing} of rank 0 and has {extra} besides"
 
 
 class UnreadableModel(KvcoreError):

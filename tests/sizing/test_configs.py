@@ -228,7 +228,7 @@ def test_workers_whose_layers_are_kept_otherwise_are_refused() -> None:
             unify_kv_cache_configs([worker(4, (full(), "a")), worker(4, (other, "a"))])
         assert caught.value.fields == {
             "rank": 1,
-            "group": 0,
+            "group_id": 0,
             "spec": str(other),
             "first": str(full()),
         }

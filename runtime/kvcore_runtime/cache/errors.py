@@ -51,7 +51,7 @@ class UnequalPages(CacheError):
     """Blocks of all groups come from one pool, so they take the same bytes."""
 
     message = (
-        "group {group} has {layers} layers with blocks of {block_size} tokens, group 0 has "
+        "group {group_id} has {layers} layers with blocks of {block_size} tokens, group 0 has "
         "{first_layers} with blocks of {first_block_size}: their pages differ in size"
     )
 
@@ -65,7 +65,7 @@ class LayerOutOfRange(CacheError):
 class GroupOutOfRange(CacheError):
     """The cache has no such group."""
 
-    message = "group {group} is not one of the {num_groups} groups 0 to {last}"
+    message = "group {group_id} is not one of the {num_groups} groups 0 to {last}"
 
 
 class BlockOutOfRange(CacheError):
@@ -128,7 +128,7 @@ class TableOutOfRange(CacheError):
 class TableGap(CacheError):
     """A row's table is set or cut past its end."""
 
-    message = "row {row}, group {group}: the table would reach {length} blocks with one missing"
+    message = "row {row}, group {group_id}: the table would reach {length} blocks with one missing"
 
 
 class SlotsOverflow(CacheError):
@@ -141,7 +141,7 @@ class BeyondTable(CacheError):
     """Slots are asked for positions that the row's table does not cover."""
 
     message = (
-        "row {row}, group {group}: position {position} needs {needed} blocks, "
+        "row {row}, group {group_id}: position {position} needs {needed} blocks, "
         "the table has {length}"
     )
 
@@ -156,7 +156,7 @@ class WrongContent(CacheError):
     """A read of what another request, or another position, wrote."""
 
     message = (
-        "step {step}, request {request}: group {group}, block {block} does not hold position "
+        "step {step}, request {request}: group {group_id}, block {block} does not hold position "
         "{position}"
     )
 
@@ -164,7 +164,7 @@ class WrongContent(CacheError):
 class TablesDiffer(CacheError):
     """A row's table is not what the manager's state says."""
 
-    message = "row {row}, group {group}: the table is {found}, expected {expected}"
+    message = "row {row}, group {group_id}: the table is {found}, expected {expected}"
 
 
 class NotSkipped(CacheError):
