@@ -11,7 +11,6 @@ is wrong is wrong in a real memory, too. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -143,15 +142,14 @@ def execute(view: View, commands: Sequence[Any]) -> View:
         store.copy(command)
     for name, (first, last) in view.writes.items():
         for index, table, nodes in _layers(view, name):
-            with _wrong_table(view, name):
-                store.put(table, index, first, run_of(nodes[first:last], index))
+            _check_length(view, name, index, table, first)
+            store.put(table, index, first, run_of(nodes[first:last], index))
     after = attrs.evolve(view, contents=store.contents, writes=Map())
     for name, (first, last) in view.writes.items():
         for index, table, nodes in _layers(view, name):
             seen = skipped_tokens(view.config.groups[index], first)
-            with _wrong_table(after, name):
-                for wrong in store.wrong(table, index, nodes, seen, last):
-                    raise _wrong_read(after, name, wrong)
+            for wrong in store.wrong(table, index, nodes, seen, last):
+                raise _wrong_read(after, name, wrong)
     return after
 
 
@@ -206,15 +204,13 @@ def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[
         yield index, [("device", block) for block in table], nodes
 
 
-@contextmanager
-def _wrong_table(view: View, name: str) -> Iterator[None]:
-    """Say of whom a table is that has no block for a token."""
-    try:
-        yield
-    except WrongRead:
-        raise
-    except InvariantViolation as error:
-        raise WrongRead(f"{name_of(name)}: {error.detail}", view) from error
+def _check_length(view: View, name: str, index: int, table: list[Place], first: int) -> None:
+    """Raise InvariantViolation (KV-READ) if a table has no block for a token, from the first on."""
+    size, last = view.config.groups[index].block_size, view.writes[name][1]
+    if len(table) * size < last:
+        token = max(first, len(table) * size)
+        detail = f"the table of {name_of(name)} has {len(table)} blocks, none for token {token}"
+        raise WrongRead(detail, view)
 
 
 def _wrong_read(view: View, name: str, wrong: Wrong) -> WrongRead:

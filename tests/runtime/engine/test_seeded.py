@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from kvcore_runtime.cache import copies, directory
-from kvcore_runtime.engine import connector, directory_exchange, scheduler
+from kvcore_runtime.engine import connector, directory_exchange
 
+from kvcore import scheduler
 from tests.conftest import Backend
 from tests.runtime.cache import plans, test_copies, test_directory_private, test_plans
 from tests.runtime.engine import desk, test_directory_exchange, test_hand_over
@@ -106,9 +107,16 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def seed(module: ModuleType, source: str, patched: pytest.MonkeyPatch) -> None:
-    """Let the importers of a module have what this source of it defines."""
+    """Let the importers of a module have what this source of it defines.
+
+    The engine's scheduler is derived from the one of the replay, which gets its spoilt methods.
+    """
     spoilt = ModuleType(module.__name__)
     exec(compile(source, "spoilt", "exec"), vars(spoilt))
+    if module is scheduler:
+        for name, method in vars(vars(spoilt)["Scheduler"]).items():
+            if inspect.isfunction(method):
+                patched.setattr(scheduler.Scheduler, name, method)
     for importer in IMPORTERS:
         for name, value in list(vars(importer).items()):
             if name in vars(spoilt) and value is vars(module).get(name):
