@@ -22,7 +22,7 @@ from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import copy_blocks, swap_in, swap_out, zero_blocks
 from kvcore_runtime.cache.tables import BlockTables
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from benches.copies import page_layout
 from kvcore.types.commands import (
@@ -139,10 +139,10 @@ def count_launches(device: torch.device) -> None:
         tables = BlockTables(64, 4, 64, 16, device=device)
         runtime = Runtime(Cache(page_layout(page_kib, "block_major"), 80, 8, device), tables)
         runtime.apply(busy_batch())  # compiles
-        runtime.apply(evolve(busy_batch(), number=1))
+        runtime.apply(replace(busy_batch(), number=1))
         kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=kinds) as profile:
-            runtime.apply(evolve(busy_batch(), number=2))
+            runtime.apply(replace(busy_batch(), number=2))
             runtime.cache.synchronize()
         queued = [each.name for each in profile.events() if each.device_type.name == "CUDA"]
         transfers = sum("emcpy" in name for name in queued)

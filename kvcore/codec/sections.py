@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.state import RequestState, State
@@ -115,7 +115,7 @@ def read_loads(source: Reader, state: State) -> State:
         loads.append(UnconfirmedLoad(batch, first, end, tuple(reporters), tuple(blocks)))
     if not loads:
         raise source.damaged("a section holds nothing")
-    return evolve(state, loads=tuple(loads))
+    return replace(state, loads=tuple(loads))
 
 
 def read_ends(source: Reader, state: State) -> State:
@@ -128,22 +128,24 @@ def read_ends(source: Reader, state: State) -> State:
             raise source.damaged("no request has extra keys that end so")
         last, request = row, requests[name]
         media_cut, rows_cut = bool(flags & MEDIA_CUT), bool(flags & ROWS_CUT)
-        keys = evolve(request.extra_keys, num_rows=num_rows, media_cut=media_cut, rows_cut=rows_cut)
+        keys = replace(
+            request.extra_keys, num_rows=num_rows, media_cut=media_cut, rows_cut=rows_cut
+        )
         fits = len(keys.embeds) == -(-num_rows // size) and flags <= MEDIA_CUT | ROWS_CUT
         fits = fits and not (rows_cut and num_rows % size == 0)
         if not fits or (media_cut and not (keys.media and keys.media[-1].end % size)):
             raise source.damaged("extra keys end elsewhere")
-        requests = requests.set(name, evolve(request, extra_keys=keys))
+        requests = requests.set(name, replace(request, extra_keys=keys))
     if last < 0:
         raise source.damaged("a section holds nothing")
-    return evolve(state, requests=requests)
+    return replace(state, requests=requests)
 
 
 def read_options(source: Reader, state: State) -> State:
     """The state with the options of the config of the next bytes. Raises DamagedState."""
     if source.u8() != HIDE_SALTS:
         raise source.damaged("no options are written so")
-    return evolve(state, config=attrs.evolve(state.config, hide_salts=True))
+    return replace(state, config=attrs.evolve(state.config, hide_salts=True))
 
 
 def _with_ends(state: State) -> Iterator[RequestState]:

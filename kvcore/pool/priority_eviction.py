@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.types.commands import Free
@@ -48,7 +48,7 @@ class PriorityPoolTransaction(PoolTransaction):
         old, new = self.pool, super().freeze()
         if new is old and self.ranks is old.ranks:
             return old
-        return evolve(new, ranks=self.ranks, last_placed=self.last_placed)
+        return replace(new, ranks=self.ranks, last_placed=self.last_placed)
 
     def place(self, block: int) -> tuple[float, int, int]:
         """What cached blocks are ordered by, the first to be evicted first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.batch_records import RequestEntry
 from kvcore.state.state import NULL_BLOCK, RequestState, Table
@@ -100,19 +100,19 @@ class TableEdit:
                 continue
             held = (*known.held[:group_id], length, *known.held[group_id + 1 :])
             replaced = frozenset(at for at in known.replaced if at[0] != group_id or at[1] < length)
-            self._mark(index, evolve(known, held=held, replaced=replaced))
+            self._mark(index, replace(known, held=held, replaced=replaced))
 
     def _note_replaced(self, group_id: int, position: int) -> None:
         """Note that a place of a table has another block by now."""
         for index, batch in enumerate(self.tx.in_flight):
             known = batch.entries.get(self.request_id)
             if known is not None and position < known.held[group_id]:
-                self._mark(index, evolve(known, replaced=known.replaced | {(group_id, position)}))
+                self._mark(index, replace(known, replaced=known.replaced | {(group_id, position)}))
 
     def _mark(self, index: int, made: RequestEntry) -> None:
         batch = self.tx.in_flight[index]
         entries = batch.entries.set(self.request_id, made)
-        self.tx.in_flight[index] = evolve(batch, entries=entries)
+        self.tx.in_flight[index] = replace(batch, entries=entries)
 
     def _note_new(self, group_id: int, block: int) -> None:
         """Zero a block that nothing fills if its group asks for it, and record it as new."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import PVector
 
 from kvcore.hashing.block_hash import root_hash
@@ -129,7 +129,7 @@ class Transaction:
         """Count one more look-up."""
         old = self.stats
         if preempted:
-            self.stats = evolve(
+            self.stats = replace(
                 old,
                 preempted_requests=old.preempted_requests + 1,
                 preempted_queries=old.preempted_queries + num_queries,
@@ -137,7 +137,7 @@ class Transaction:
             )
             return
         queries, hits = old.queries + num_queries, old.hits + num_hits
-        self.stats = evolve(old, requests=old.requests + 1, queries=queries, hits=hits)
+        self.stats = replace(old, requests=old.requests + 1, queries=queries, hits=hits)
 
     def put(self, request: RequestState) -> None:
         """Put a request's new form in the place of its old one."""
@@ -208,6 +208,6 @@ def _keyed_only(tx: Transaction) -> tuple[UnconfirmedLoad, ...]:
         return tx.loads
     keys = tx.device.keys
     return tuple(
-        evolve(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
+        replace(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
         for load in tx.loads
     )

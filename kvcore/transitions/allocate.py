@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Unpack
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.open_batch import BatchRecord
@@ -190,7 +190,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             blocks = list(islice(fresh, growth.grown))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
-    request = evolve(
+    request = replace(
         request,
         tables=tuple(edit.tables),
         num_computed=plan.num_scheduled,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.batch_records import BatchInFlight, RequestEntry, in_order
@@ -42,9 +42,9 @@ def take_batch(state: State) -> Outcome[State, Batch]:
             num_in_flight=len(state.in_flight), max_in_flight=config.max_in_flight
         )
     taken = close(batch.number, batch.commands)
-    opened = evolve(state, batch=OpenBatch(batch.number + 1))
+    opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
-        opened = evolve(opened, loads=confirm(state.loads, batch.number - 1))
+        opened = replace(opened, loads=confirm(state.loads, batch.number - 1))
     if not (config.tracks_batches or batch.merges):
         return Outcome(opened, (), taken)
 
@@ -112,13 +112,13 @@ def close_entries(state: State) -> BatchInFlight:
 def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
     """Make findable what a batch wrote that has just finished."""
     before = tx.batch.merges
-    tx.batch = evolve(tx.batch, merges=pvector())
+    tx.batch = replace(tx.batch, merges=pvector())
     for request_id, made in in_order(batch.entries):
         request = tx.requests[request_id]
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
             publish_blocks(tx, request, num_finished(tx, request), final=True)
     merges = tx.batch.merges
-    tx.batch = evolve(tx.batch, merges=before)
+    tx.batch = replace(tx.batch, merges=before)
     settle_merges(tx, merges)
 
 
@@ -158,4 +158,4 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         lower(tx, merge.request_id, merge.position * size)
     edit = TableEdit(tx, request)
     edit.replace(merge.group_id, merge.position, older)
-    tx.put(evolve(request, tables=tuple(edit.tables)))
+    tx.put(replace(request, tables=tuple(edit.tables)))

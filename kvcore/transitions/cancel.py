@@ -11,7 +11,7 @@ rust/src/transitions/cancel.rs.
 
 from __future__ import annotations
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.batch_records import BatchInFlight, in_order
 from kvcore.state.open_batch import OpenBatch
@@ -72,9 +72,9 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
     request = tx.request(request_id)
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:
-            left = evolve(found, request_id=None)
+            left = replace(found, request_id=None)
             tx.operations = tx.operations.set(operation, left)
-            request = evolve(request, num_loading=0, load_end=0)
+            request = replace(request, num_loading=0, load_end=0)
     if not request.host_tables:
         cut_tables(tx, request, num_tokens)
     elif num_tokens < request.num_computed:

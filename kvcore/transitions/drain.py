@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.state import State
@@ -21,13 +21,13 @@ from kvcore.types.values import Outcome, PrefixCacheStats
 
 def take_events(state: State) -> Outcome[State, Events]:
     """Hand out the events since the last call, in order; none where events are disabled."""
-    drained = evolve(state, events=pvector())
+    drained = replace(state, events=pvector())
     return Outcome(drained, (), Events.of(state.events))
 
 
 def take_stats(state: State) -> Outcome[State, PrefixCacheStats]:
     """Hand out the look-up statistics since the last call."""
-    drained = evolve(state, stats=PrefixCacheStats())
+    drained = replace(state, stats=PrefixCacheStats())
     return Outcome(drained, (), state.stats)
 
 
@@ -36,7 +36,7 @@ def take_new_block_ids(state: State) -> Outcome[State, list[int]]:
 
     A block that a command fills is not among them. Empty where `record_new_blocks` is off.
     """
-    drained = evolve(state, new_blocks=(pvector(),) * len(state.new_blocks))
+    drained = replace(state, new_blocks=(pvector(),) * len(state.new_blocks))
     return Outcome(drained, (), [block for blocks in state.new_blocks for block in blocks])
 
 

@@ -9,7 +9,7 @@ partial tail included, and gets no lookahead. Whoever writes a shared block firs
 
 from __future__ import annotations
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
@@ -39,7 +39,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
             edit.share(index, table[: tx.num_kept(index, table, computed)])
             num_cached.append(min(parent.num_cached[index], computed // group.block_size))
         tx.put(
-            evolve(
+            replace(
                 parent,
                 request_id=child.request_id,
                 row=child.row,

@@ -11,7 +11,7 @@ rust/src/transitions/free.rs.
 
 from __future__ import annotations
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.open_batch import BatchRecord, Merge
@@ -40,7 +40,7 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
             tx.put(abandon_loads(tx, request))
             leave_open_batch(tx, tx.request(request_id))
             cut_tables(tx, tx.request(request_id), 0)
-            tx.put(evolve(tx.request(request_id), preempted=True))
+            tx.put(replace(tx.request(request_id), preempted=True))
 
     return transition(state, change)
 
@@ -51,9 +51,9 @@ def abandon_loads(tx: Transaction, request: RequestState) -> RequestState:
         return request
     for number, operation in sorted(tx.operations.items()):
         if operation.request_id == request.request_id:
-            left = evolve(operation, request_id=None)
+            left = replace(operation, request_id=None)
             tx.operations = tx.operations.set(number, left)
-    return evolve(request, num_loading=0, load_end=0)
+    return replace(request, num_loading=0, load_end=0)
 
 
 def check_leaving(tx: Transaction, leaving: list[RequestState]) -> None:
@@ -95,7 +95,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     merges = pvector(
         each for each in tx.batch.merges if not is_unwritten(tx, each, record, request)
     )
-    tx.batch = evolve(tx.batch, merges=merges)
+    tx.batch = replace(tx.batch, merges=merges)
     cut_tables(tx, request, record.num_computed_before)
 
 
@@ -124,7 +124,7 @@ def cut_tables(tx: Transaction, request: RequestState, num_tokens: int) -> None:
             edit.cut(index, keep)
         num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
     tx.put(
-        evolve(
+        replace(
             request,
             drafts=pvector(),
             tables=tuple(edit.tables),
@@ -139,7 +139,7 @@ def release_host(tx: Transaction, request: RequestState) -> None:
     host = tx.host_tier()
     for table in request.host_tables:
         host.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
-    tx.put(evolve(request, host_tables=(), num_computed=0))
+    tx.put(replace(request, host_tables=(), num_computed=0))
 
 
 def drop_host(tx: Transaction, request: RequestState) -> None:
@@ -147,4 +147,4 @@ def drop_host(tx: Transaction, request: RequestState) -> None:
     release_host(tx, request)
     if tx.loads:
         fall_to(tx, request.request_id, 0)
-    tx.put(evolve(tx.request(request.request_id), preempted=True))
+    tx.put(replace(tx.request(request.request_id), preempted=True))

@@ -10,7 +10,7 @@ kept if batches finish as they are taken. Blocks in use are noted where tables c
 from __future__ import annotations
 
 from immutables import Map
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.batch_records import RequestEntry, in_order, next_order
 from kvcore.state.state import RequestState
@@ -30,7 +30,7 @@ def note_request(
     if known is None:
         made = RequestEntry(next_order(tx.entries), before, restore, bool(publishes))
     else:
-        made = evolve(
+        made = replace(
             known,
             before=min(known.before, before),
             restore=min(known.restore, restore),
@@ -49,23 +49,23 @@ def leave(tx: Transaction, request_id: str) -> None:
     """Note that a request left the open batch: what it remembers stays, but publishes nothing."""
     known = tx.entries.get(request_id)
     if known is not None:
-        tx.entries = tx.entries.set(request_id, evolve(known, publishes=False))
+        tx.entries = tx.entries.set(request_id, replace(known, publishes=False))
 
 
 def lower(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Note that a cancel of the batch that was just taken restores no more of a request."""
     if tx.in_flight and request_id in tx.in_flight[-1].entries:
         known = tx.in_flight[-1].entries[request_id]
-        made = evolve(known, restore=min(known.restore, num_tokens))
+        made = replace(known, restore=min(known.restore, num_tokens))
         entries = tx.in_flight[-1].entries.set(request_id, made)
-        tx.in_flight[-1] = evolve(tx.in_flight[-1], entries=entries)
+        tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 
 
 def inherit(tx: Transaction, parent_id: str, child_id: str) -> None:
     """Give a forked child its parent's entries; no batch schedules it."""
     for index, batch in enumerate(tx.in_flight):
         if parent_id in batch.entries:
-            tx.in_flight[index] = evolve(batch, entries=_with(batch.entries, parent_id, child_id))
+            tx.in_flight[index] = replace(batch, entries=_with(batch.entries, parent_id, child_id))
     if parent_id in tx.entries:
         tx.entries = _with(tx.entries, parent_id, child_id)
 
@@ -82,14 +82,14 @@ def forget(tx: Transaction, request_id: str) -> None:
     for index, batch in enumerate(tx.in_flight):
         if request_id in batch.entries:
             entries = _without(batch.entries, request_id)
-            tx.in_flight[index] = evolve(batch, entries=entries)
+            tx.in_flight[index] = replace(batch, entries=entries)
     if request_id in tx.entries:
         tx.entries = _without(tx.entries, request_id)
 
 
 def _without(entries: Map[str, RequestEntry], request_id: str) -> Map[str, RequestEntry]:
     left = [(name, each) for name, each in in_order(entries) if name != request_id]
-    return Map({name: evolve(each, order=at) for at, (name, each) in enumerate(left)})
+    return Map({name: replace(each, order=at) for at, (name, each) in enumerate(left)})
 
 
 def num_finished(tx: Transaction, request: RequestState) -> int:

@@ -15,7 +15,7 @@ rust/src/transitions/plan.rs.
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
@@ -312,5 +312,5 @@ def preallocate(
             room = -(-tx.config.length_limit // group.block_size) - held
             more = max(0, min(extra, spare, room))
             spare -= more
-        roomier.append(evolve(each, grown=each.grown + more))
+        roomier.append(replace(each, grown=each.grown + more))
     return tuple(roomier)

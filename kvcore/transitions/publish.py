@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.open_batch import BatchRecord, Merge, Published
 from kvcore.state.state import RequestState, State
@@ -70,7 +70,7 @@ def reset_prefix_cache(state: State) -> Outcome[State, bool]:
     def change(tx: Transaction) -> bool:
         tx.device.clear_index()
         tx.effects.announce(AllBlocksCleared())
-        tx.stats = evolve(tx.stats, reset=True)
+        tx.stats = replace(tx.stats, reset=True)
         return True
 
     return transition(state, change)
@@ -105,7 +105,7 @@ def publish_blocks(
             note_keyed(tx, request.request_id, keyed)
         num_cached[index] = num_full
     if num_cached != list(request.num_cached):
-        tx.put(evolve(request, num_cached=tuple(num_cached)))
+        tx.put(replace(request, num_cached=tuple(num_cached)))
 
 
 def _publish_block(
@@ -118,7 +118,7 @@ def _publish_block(
     key = request.key(tx.config, group_id, position)
     if tx.config.duplicates == "merge" and tx.device.index.first(key) is not None:
         merge = Merge(request.request_id, group_id, position, block, key)
-        tx.batch = evolve(tx.batch, merges=tx.batch.merges.append(merge))
+        tx.batch = replace(tx.batch, merges=tx.batch.merges.append(merge))
         return False
     tx.device.publish(block, key)
     if tx.config.max_in_flight and not final:

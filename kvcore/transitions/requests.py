@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.hashing.block_hash import hash_blocks
@@ -49,7 +49,7 @@ def add_request(state: State, request: Request) -> Outcome[State, int]:
         tokens = read_request_tokens(request.request_id, request.tokens)
         extra_keys = read_extra_keys(request, len(tokens), tx.config.hash_block_size)
         own_hashes = request.block_hashes is not None
-        known = evolve(
+        known = replace(
             empty_request(tx, request.request_id),
             own_hashes=own_hashes,
             skip_reading=bool(request.skip_reading_prefix_cache),
@@ -104,7 +104,7 @@ def add_drafts(state: State, request_id: str, tokens: Any) -> Outcome[State, Non
         request = tx.idle(request_id)
         values = read_tokens(tokens)
         check_drafts_settled(request)
-        tx.put(evolve(request, drafts=pvector(values)))
+        tx.put(replace(request, drafts=pvector(values)))
 
     return transition(state, change)
 
@@ -126,7 +126,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
             raise BeyondDrafts(request=repr(request_id), num_scheduled=scheduled, asked=count)
         longer = extend(tx, request, request.drafts[:count])
         tx.put(
-            evolve(
+            replace(
                 longer,
                 drafts=pvector(),
                 num_computed=min(request.num_computed, len(longer.tokens)),
@@ -202,12 +202,12 @@ def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> Req
     """The request with more tokens and the hashes of the blocks that they fill."""
     longer = request.tokens.extend(tokens)
     if not tx.config.enable_caching or request.own_hashes:
-        return evolve(request, tokens=longer)
+        return replace(request, tokens=longer)
     hashed = len(request.block_hashes)
     size = tx.config.hash_block_size
     start = hashed * size
     if len(longer) - start < size:
-        return evolve(request, tokens=longer)
+        return replace(request, tokens=longer)
     hashes = hash_blocks(
         tx.parent_hash(request, hashed),
         list(longer[start:]),
@@ -216,7 +216,7 @@ def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> Req
         extra_keys=request.extra_keys,
         hashing=tx.config.hashing,
     )
-    return evolve(request, tokens=longer, block_hashes=request.block_hashes.extend(hashes))
+    return replace(request, tokens=longer, block_hashes=request.block_hashes.extend(hashes))
 
 
 def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
@@ -233,4 +233,4 @@ def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes
     if reason is not None:
         name = repr(request.request_id)
         raise WrongBlockHashes(request=name, num_hashes=len(given), reason=reason)
-    return evolve(request, block_hashes=request.block_hashes.extend(given))
+    return replace(request, block_hashes=request.block_hashes.extend(given))

@@ -13,8 +13,7 @@ from operator import attrgetter
 from typing import Any, TypedDict
 
 from msgspec import Struct
-from msgspec.structs import fields
-from msgspec.structs import replace as evolve
+from msgspec.structs import fields, replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
@@ -92,10 +91,10 @@ def read_slot_request(slot_request: SlotRequest) -> SlotRequest:
         return (
             slot_request
             if slot_request.hit is None
-            else evolve(slot_request, hit=_read_hit(slot_request.hit))
+            else replace(slot_request, hit=_read_hit(slot_request.hit))
         )
     counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
-    return evolve(slot_request, hit=_read_hit(slot_request.hit), **counts)
+    return replace(slot_request, hit=_read_hit(slot_request.hit), **counts)
 
 
 def check_hit_kind(hit: Any) -> None:

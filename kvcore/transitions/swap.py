@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.pool.block_pool import PoolTransaction
@@ -125,9 +125,9 @@ def move_out(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -
         moved = tx.request(request_id)
         if num_computed:
             tx.loads = loads
-            moved = evolve(moved, num_computed=num_computed, host_tables=tuple(tables))
+            moved = replace(moved, num_computed=num_computed, host_tables=tuple(tables))
         else:
-            moved = evolve(moved, preempted=True)
+            moved = replace(moved, preempted=True)
         tx.put(moved)
 
 
@@ -176,7 +176,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
             num_cached.append(num_published(tx, request, group_id, ids))
         release_host(tx, request)
         note_request(tx, request.request_id, 0, 0)
-        back = evolve(
+        back = replace(
             tx.request(request.request_id),
             num_computed=request.num_computed,
             tables=tuple(edit.tables),

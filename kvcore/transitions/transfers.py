@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.state import MAX_OPERATION, Operation, RequestState, State
 from kvcore.state.transaction import Transaction, transition
@@ -111,7 +111,7 @@ def load(
         if started:
             loading = tx.request(request_id)
             end = plan.num_scheduled
-            tx.put(evolve(loading, num_loading=len(started), load_end=end))
+            tx.put(replace(loading, num_loading=len(started), load_end=end))
         return started
 
     return transition(state, change)
@@ -194,11 +194,11 @@ def complete_operation(state: State, operation: int, done: bool) -> Outcome[Stat
 def finish_load(tx: Transaction, request: RequestState, operation: Operation, done: bool) -> None:
     """Note that one operation of a request's load ended; with the last one the load is settled."""
     end = request.load_end if done else min(request.load_end, operation.first_token)
-    request = evolve(request, num_loading=request.num_loading - 1, load_end=end)
+    request = replace(request, num_loading=request.num_loading - 1, load_end=end)
     if request.num_loading:
         tx.put(request)
         return
-    cut_tables(tx, evolve(request, load_end=0), end)
+    cut_tables(tx, replace(request, load_end=0), end)
     settled = tx.request(request.request_id)
     count = settled.num_accepted
     if tx.config.publish == "completed":

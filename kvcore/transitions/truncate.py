@@ -8,7 +8,7 @@ catalogue, row 7. Twin: rust/src/transitions/truncate.rs.
 
 from __future__ import annotations
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction, transition
@@ -38,7 +38,7 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
         request = tx.request(request_id)
         num_hashed = keep // tx.config.hash_block_size
         tx.put(
-            evolve(
+            replace(
                 request,
                 tokens=request.tokens[:keep],
                 block_hashes=request.block_hashes[:num_hashed],

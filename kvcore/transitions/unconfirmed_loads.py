@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.transaction import Transaction
@@ -44,14 +44,14 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
         blocks = [pair for pair in load.blocks if pair[0] not in names]
         if load.reporter(request_id).counted:
             blocks += [pair for pair in keyed if pair[1] > load.first]
-        loads.append(evolve(load, blocks=tuple(blocks)))
+        loads.append(replace(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)
 
 
 def note_rewritten(tx: Transaction, request_id: str, block: int, end: int) -> None:
     """Note that a request writes a block again that keeps its key."""
     tx.loads = tuple(
-        evolve(load, blocks=(*load.blocks, (block, end)))
+        replace(load, blocks=(*load.blocks, (block, end)))
         if load.reporter(request_id).counted > 0
         and end > load.first
         and (block, end) not in load.blocks
@@ -93,10 +93,10 @@ def forget_reporter(tx: Transaction, request_id: str) -> None:
         left = tuple(each for each in load.reporters if each.request_id != request_id)
         end = max((each.most for each in left), default=load.first)
         if end < load.end:
-            load = evolve(load, end=end)
+            load = replace(load, end=end)
             _withdraw(tx, load)
         if left:
-            loads.append(evolve(load, reporters=left))
+            loads.append(replace(load, reporters=left))
     tx.loads = tuple(loads)
 
 
@@ -158,10 +158,10 @@ def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> None:
 def _cut(load: UnconfirmedLoad, end: int) -> UnconfirmedLoad:
     """The load with an earlier end, which no request counts past."""
     reporters = (
-        evolve(each, counted=min(each.counted, end), most=min(each.most, end))
+        replace(each, counted=min(each.counted, end), most=min(each.most, end))
         for each in load.reporters
     )
-    return evolve(load, end=end, reporters=tuple(reporters))
+    return replace(load, end=end, reporters=tuple(reporters))
 
 
 def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLoad:
@@ -170,16 +170,16 @@ def _counting(load: UnconfirmedLoad, request_id: str, end: int) -> UnconfirmedLo
     if end <= max(known.counted, load.first):
         return load
     if not known.most:
-        return evolve(load, reporters=(*load.reporters, Reporter(request_id, end, end)))
+        return replace(load, reporters=(*load.reporters, Reporter(request_id, end, end)))
     return _with(load, request_id, end)
 
 
 def _with(load: UnconfirmedLoad, request_id: str, counted: int) -> UnconfirmedLoad:
     """The load with another end of the tokens that a request counts."""
     reporters = (
-        evolve(each, counted=counted, most=max(each.most, counted))
+        replace(each, counted=counted, most=max(each.most, counted))
         if each.request_id == request_id
         else each
         for each in load.reporters
     )
-    return evolve(load, reporters=tuple(reporters))
+    return replace(load, reporters=tuple(reporters))

@@ -10,7 +10,7 @@ rust/src/transitions/window.rs.
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import TableEdit, users
@@ -96,4 +96,4 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
     edit = TableEdit(tx, request)
     for trim in trims:
         edit.blank(trim.group_id, trim.first, trim.end)
-    return evolve(request, tables=tuple(edit.tables))
+    return replace(request, tables=tuple(edit.tables))

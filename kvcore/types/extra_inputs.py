@@ -30,7 +30,7 @@ from typing import Any
 
 import attrs
 from msgspec import Struct
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.types.errors import InvalidExtraKey
 
@@ -181,7 +181,7 @@ class ExtraKeys(Struct, frozen=True, gc=False):
             left = MediaItem(last.identifier, last.offset, num_tokens - last.offset)
             media, media_cut = (*media[:-1], left), inside
         fewer = num_tokens < self.num_rows
-        return evolve(
+        return replace(
             self,
             media=media,
             embeds=self.embeds[: -(-num_tokens // block_size)],
@@ -199,7 +199,7 @@ class ExtraKeys(Struct, frozen=True, gc=False):
         if self.cache_salt is None:
             return self
         digest = hashlib.sha256(HIDDEN + root + self.cache_salt.encode())
-        return evolve(self, cache_salt=digest.hexdigest())
+        return replace(self, cache_salt=digest.hexdigest())
 
     def _rows_of(self, position: int, block_size: int) -> ExtraKey:
         """The key of the rows of a hash block."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Group, KvcoreError, Request, _twin
 from kvcore.check.search.actions import actions
@@ -169,16 +169,16 @@ def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[st
 def torn(state: State) -> Iterator[State]:
     """A state with one field of it that another state has."""
     queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
-    yield evolve(state, device=evolve(state.device, queue=queue))
+    yield replace(state, device=replace(state.device, queue=queue))
     if len(state.rows):
-        yield evolve(state, free_rows=state.free_rows.append(0))
+        yield replace(state, free_rows=state.free_rows.append(0))
     for name, request in state.requests.items():
         for changed in (
-            evolve(request, num_computed=0),
-            evolve(request, tables=request.tables[::-1]),
-            evolve(request, tokens=request.tokens[:1]),
+            replace(request, num_computed=0),
+            replace(request, tables=request.tables[::-1]),
+            replace(request, tokens=request.tokens[:1]),
         ):
-            yield evolve(state, requests=state.requests.set(name, changed))
+            yield replace(state, requests=state.requests.set(name, changed))
 
 
 def test_requests_share_a_block_by_equal_hashes_of_their_own_alone() -> None:
@@ -191,8 +191,8 @@ def test_requests_share_a_block_by_equal_hashes_of_their_own_alone() -> None:
     assert state.requests["one"].tables[0][0] == state.requests["other"].tables[0][0]
     assert judged_by_twin(encode(state)) == judged(encode(state)) == ()
     other = state.requests["other"]
-    other = evolve(other, block_hashes=other.block_hashes.set(0, b"x" * 32))
-    aliased = encode(evolve(state, requests=state.requests.set("other", other)))
+    other = replace(other, block_hashes=other.block_hashes.set(0, b"x" * 32))
+    aliased = encode(replace(state, requests=state.requests.set("other", other)))
     assert "NO-ALIAS" in judged(aliased)
     assert judged_by_twin(aliased) == judged(aliased)
 

@@ -14,7 +14,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Hit, KVCacheBlocks, Request
 from kvcore.check.names.canonical import canonical
@@ -91,7 +91,7 @@ class Renaming:
             for name in ("block", "source", "target")
             if hasattr(command, name)
         }
-        return without_key(evolve(command, **changes))
+        return without_key(replace(command, **changes))
 
 
 def without_key(command: Command) -> Command:
@@ -101,7 +101,7 @@ def without_key(command: Command) -> Command:
 
 def closed(state: State) -> State:
     """The state with an empty open batch."""
-    return evolve(state, batch=OpenBatch(0))
+    return replace(state, batch=OpenBatch(0))
 
 
 @given(
@@ -115,7 +115,7 @@ def test_renamed_run_is_the_image_of_the_run(
 ) -> None:
     renaming = Renaming(blocks, flips)
     state, image = make_state(where.config), make_state(where.config)
-    image = evolve(image, device=make_pool(3, order=blocks))
+    image = replace(image, device=make_pool(3, order=blocks))
     prefixes, image_prefixes = Prefixes(where.config), Prefixes(where.config)
     for choice in choices:
         possible = list(actions(where, state, prefixes))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from immutables import Map
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.names.digest import Digests
 from kvcore.check.names.packed import pack, unpack
@@ -43,24 +43,24 @@ def broken(state: State) -> Iterator[State]:
     """A state, and what no run makes of it: wrong owners, keys, counts and tokens."""
     pool = state.device
     yield state
-    yield evolve(state, device=evolve(pool, ref_counts=pool.ref_counts.set(1, 7)))
-    yield evolve(state, device=evolve(pool, keys=pool.keys.set(1, b"k" * 36)))
-    yield evolve(state, device=evolve(pool, queue=evolve(pool.queue, length=9)))
+    yield replace(state, device=replace(pool, ref_counts=pool.ref_counts.set(1, 7)))
+    yield replace(state, device=replace(pool, keys=pool.keys.set(1, b"k" * 36)))
+    yield replace(state, device=replace(pool, queue=replace(pool.queue, length=9)))
     for name, request in state.requests.items():
         for wrong in (
-            evolve(request, num_computed=9),
-            evolve(request, num_cached=tuple(each + 1 for each in request.num_cached)),
-            evolve(request, tokens=request.tokens[:1]),
-            evolve(request, tables=tuple(table[::-1] for table in request.tables)),
+            replace(request, num_computed=9),
+            replace(request, num_cached=tuple(each + 1 for each in request.num_cached)),
+            replace(request, tokens=request.tokens[:1]),
+            replace(request, tables=tuple(table[::-1] for table in request.tables)),
         ):
-            yield evolve(state, requests=state.requests.set(name, wrong))
+            yield replace(state, requests=state.requests.set(name, wrong))
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_properties_of_pools_read_no_request(name: str) -> None:
     said = 0
     for state in (each for known in states(name) for each in broken(known)):
-        alone = evolve(state, requests=Map())
+        alone = replace(state, requests=Map())
         for holds in OF_POOLS:
             said += bool(list(holds(state)))
             assert list(holds(state)) == list(holds(alone))
@@ -72,7 +72,7 @@ def test_properties_of_requests_read_each_by_itself(name: str) -> None:
     empty, said = make_state(PROFILES[name].world.config), 0
     for state in (each for known in states(name) for each in broken(known)):
         ones = [
-            evolve(empty, requests=Map({request.request_id: request}))
+            replace(empty, requests=Map({request.request_id: request}))
             for request in state.requests.values()
         ]
         for holds in OF_REQUESTS:

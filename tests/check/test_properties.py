@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Config
 from kvcore.check.properties.closure import evict_order, prefix_closed
@@ -118,7 +118,7 @@ def test_a_key_must_go_before_its_block_is_written() -> None:
 def changed(call: Call, *before: Call, **fields: Any) -> tuple[State, Call, Outcome[State, Any]]:
     """A call behind others, its outcome with other fields than it has."""
     state = run(*before)
-    return state, call, evolve(perform(state, call), **fields)
+    return state, call, replace(perform(state, call), **fields)
 
 
 def test_the_order_of_the_free_queue_is_followed() -> None:
@@ -153,14 +153,14 @@ def test_a_hit_keeps_its_blocks_and_leaves_a_token() -> None:
     for name in ("HIT-PRESERVE", "HIT-PINNED", "HIT-FRESH", "FULLHIT"):
         assert not list(TRANSITION_JUDGES[name](state, call, right))
     lost = perform(right.state, Call("evict_blocks", ([0],))).state
-    assert list(TRANSITION_JUDGES["HIT-PRESERVE"](state, call, evolve(right, state=lost)))
-    evicted = evolve(right, commands=(Evict(0, KEY),))
+    assert list(TRANSITION_JUDGES["HIT-PRESERVE"](state, call, replace(right, state=lost)))
+    evicted = replace(right, commands=(Evict(0, KEY),))
     assert list(TRANSITION_JUDGES["HIT-PINNED"](state, call, evicted))
     stale = perform(state, Call("evict_blocks", ([0],))).state
     assert list(TRANSITION_JUDGES["HIT-FRESH"](stale, call, right))
     b = right.state.requests["b"]
-    short = right.state.requests.set("b", evolve(b, tokens=b.tokens[:2]))
-    full = evolve(right, state=evolve(right.state, requests=short))
+    short = right.state.requests.set("b", replace(b, tokens=b.tokens[:2]))
+    full = replace(right, state=replace(right.state, requests=short))
     assert list(TRANSITION_JUDGES["FULLHIT"](state, call, full))
 
 
@@ -188,5 +188,5 @@ def test_properties_of_a_scope_are_judged_together() -> None:
     prefixes = Prefixes(state.config)
     prefixes.learn(state)
     assert not list(judge(PROPERTIES, "state", state, prefixes))
-    broken = evolve(state, rows=state.rows.append("b"))
+    broken = replace(state, rows=state.rows.append("b"))
     assert [name for name, _ in judge(PROPERTIES, "state", broken, prefixes)] == ["ROWS"]

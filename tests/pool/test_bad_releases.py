@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import pytest
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Outcome, _twin
 from kvcore.pool import transitions
@@ -49,7 +49,7 @@ class PythonPool:
         self.pool: BlockPool = transitions.make_pool(4)
 
     def call(self, name: str, *args: Any) -> Any:
-        before = evolve(self.pool)
+        before = replace(self.pool)
         try:
             outcome: Outcome[BlockPool, Any] = getattr(transitions, name)(self.pool, *args)
         except KvcoreError:

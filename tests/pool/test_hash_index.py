@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Config, InvariantViolation, KVCacheManager, Request, State, make_state
 from kvcore.codec.decode import decode
@@ -175,7 +175,7 @@ def copied(num_copies: int) -> State:
     for block in blocks:
         tx.publish(block, key)
     tx.release(blocks)
-    return evolve(state, device=tx.freeze())
+    return replace(state, device=tx.freeze())
 
 
 def hit_and_allocate(state: State) -> Outcome[State, Any]:
@@ -233,11 +233,11 @@ def test_links_that_disagree_are_no_sound_index(
         tx.publish(block, KEYS[0])
         tx.pin(block)
         tx.release([block])
-    state = evolve(state, device=tx.freeze())
+    state = replace(state, device=tx.freeze())
     check(state)
     index = HashIndex(state.device.index.firsts, Map(following), Map(preceding))
     with pytest.raises(InvariantViolation, match="IDX-SOUND"):
-        check(evolve(state, device=evolve(state.device, index=index)))
+        check(replace(state, device=replace(state.device, index=index)))
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 7, 8, 15, 28, 31])

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import Refused, Request
 from kvcore.codec.decode import decode
@@ -47,7 +47,7 @@ def apart_from_order(state: State) -> dict[str, Any]:
         "owners": list(state.device.ref_counts),
         "free": set(state.device.queue),
         "host": None if state.host is None else list(state.host.ref_counts),
-        "requests": {name: evolve(each, preempted=False) for name, each in state.requests.items()},
+        "requests": {name: replace(each, preempted=False) for name, each in state.requests.items()},
         "records": state.batch.records,
     }
 
@@ -202,9 +202,9 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
         run.call(name)
     state = run.state
     assert sorted(state.device.queue) == sorted(initial.device.queue)
-    same = evolve(
+    same = replace(
         state,
-        device=evolve(state.device, queue=initial.device.queue),
+        device=replace(state.device, queue=initial.device.queue),
         batch=initial.batch,
         rows=initial.rows,
         free_rows=initial.free_rows,
@@ -238,13 +238,13 @@ def roomier(state: State, count: int) -> State:
         return state
     old = state.device
     first, last = old.num_blocks, old.num_blocks + count
-    pool = evolve(
+    pool = replace(
         old,
         ref_counts=old.ref_counts.extend([0] * count),
         keys=old.keys.extend([None] * count),
         queue=make_free_queue(last, [*old.queue, *range(first, last)]),
     )
-    return evolve(state, device=pool)
+    return replace(state, device=pool)
 
 
 def run_before(run: Lockstep) -> State:

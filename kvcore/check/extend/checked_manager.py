@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties.registry import Property, judge, select
@@ -152,7 +152,7 @@ class CheckedManager:
             if isinstance(outcome.value, Batch):
                 segments = list(outcome.value.column("segment"))
                 self._hear("batch", self._start, list(before.batch.commands), segments)
-            self._start = evolve(before, batch=outcome.state.batch)
+            self._start = replace(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
             self._ask(check_events, (), list(outcome.state.events), outcome.state)
         self._follow(step)

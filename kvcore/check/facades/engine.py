@@ -13,8 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msgspec.structs import astuple
-from msgspec.structs import replace as evolve
+from msgspec.structs import astuple, replace
 from pyrsistent import pvector
 
 from kvcore.check.stories.scenes import Row, Scene
@@ -201,7 +200,7 @@ class FacadeEngine(ABC):
 
 def settled(tiers: Tiers) -> Tiers:
     """The state without the open batch."""
-    return evolve(tiers, number=0, commands=pvector())
+    return replace(tiers, number=0, commands=pvector())
 
 
 def _is_read(tiers: Tiers, place: Place) -> bool:

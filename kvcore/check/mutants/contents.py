@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, emitting, mutant, put, without
 from kvcore.pool.block_pool import PoolTransaction
@@ -76,7 +76,7 @@ def m_free_keeps_count(patcher: Patcher) -> None:
 
     def keep(before: Any, freed: Any, name: str) -> Any:
         count = before.requests[name].num_computed
-        return put(freed, evolve(freed.requests[name], num_computed=count))
+        return put(freed, replace(freed.requests[name], num_computed=count))
 
     after(patcher, "free", keep)
 
@@ -107,7 +107,7 @@ def m_cache_lookahead(patcher: Patcher) -> None:
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
         longer = extend(Transaction(drafted), request, list(request.drafts))
-        return put(drafted, evolve(request, block_hashes=longer.block_hashes))
+        return put(drafted, replace(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
     patcher.setattr(RequestState, "num_accepted", property(lambda self: self.num_computed))
@@ -175,7 +175,7 @@ def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     def measure_from_zero(
         tx: Transaction, request: RequestState, wanted: SlotRequest
     ) -> plan.Lengths:
-        return measure(tx, request, evolve(wanted, hit=None))
+        return measure(tx, request, replace(wanted, hit=None))
 
     patcher.setattr(plan, "measure", measure_from_zero)
 
@@ -202,7 +202,7 @@ def m_fork_fails_half_way(patcher: Patcher) -> None:
         try:
             return fork(before, parent_id, child_id)
         except KvcoreError as error:
-            half = evolve(before, rows=before.rows.append(None))
+            half = replace(before, rows=before.rows.append(None))
             return Outcome(half, (), Misuse(type(error).__name__, error.fields))
 
     patcher.setitem(TRANSITIONS, "fork", fork_half)
@@ -218,7 +218,7 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
         for each in rewrites(tx, request, lengths):
             block = request.tables[each.group_id][each.position]
             full = tx.device.keys[block] is not None
-            planned.append(evolve(each, shared=False, copied=False) if full else each)
+            planned.append(replace(each, shared=False, copied=False) if full else each)
         return tuple(planned)
 
     patcher.setattr(plan, "plan_rewrites", rewrite_in_place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import (
@@ -77,7 +77,7 @@ def m_cached_before_it_is_full(patcher: Patcher) -> None:
     def publish_more(tx: Transaction, request: RequestState, num_tokens: int) -> None:
         publish(tx, request, num_tokens)
         done = tx.request(request.request_id)
-        tx.put(evolve(done, num_cached=tuple(1 + n for n in done.num_cached)))
+        tx.put(replace(done, num_cached=tuple(1 + n for n in done.num_cached)))
 
     patcher.setattr(allocate, "publish_blocks", publish_more)
 
@@ -88,7 +88,7 @@ def m_truncate_keeps_hashes(patcher: Patcher) -> None:
 
     def keep(before: Any, cut: Any, name: str) -> Any:
         hashes = before.requests[name].block_hashes
-        return put(cut, evolve(cut.requests[name], block_hashes=hashes))
+        return put(cut, replace(cut.requests[name], block_hashes=hashes))
 
     after(patcher, "truncate", keep)
 

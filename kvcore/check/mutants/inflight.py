@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.mutants.worlds import (
@@ -111,7 +111,7 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     take_back = cancel.take_back
 
     def take_back_unpublished(tx: Transaction, cancelled: list[Any], number: int) -> None:
-        take_back(tx, [evolve(each, published_keys=()) for each in cancelled], number)
+        take_back(tx, [replace(each, published_keys=()) for each in cancelled], number)
 
     patcher.setattr(cancel, "take_back", take_back_unpublished)
 
@@ -231,6 +231,6 @@ def m_lost_places_stay(patcher: Patcher) -> None:
         for index, known in enumerate(marked):
             if known is not None:
                 made = self.tx.in_flight[index].entries[name]
-                self._mark(index, evolve(made, replaced=known.replaced))
+                self._mark(index, replace(made, replaced=known.replaced))
 
     patcher.setattr(TableEdit, "_shorten", shorten_held)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState
@@ -25,7 +25,7 @@ def nothing(*_: Any) -> None:
 def drop_reporter(tx: Transaction, name: str) -> None:
     """Forget a request as one that can report, and a load that nobody can; keys stay."""
     left = [
-        evolve(load, reporters=tuple(each for each in load.reporters if each.request_id != name))
+        replace(load, reporters=tuple(each for each in load.reporters if each.request_id != name))
         for load in tx.loads
     ]
     tx.loads = tuple(load for load in left if load.reporters)
@@ -77,7 +77,7 @@ def m_report_withdraws_what_is_held(patcher: Patcher) -> None:
             for block in table
         }
         tx.loads = tuple(
-            evolve(load, blocks=tuple(pair for pair in load.blocks if pair[0] in held))
+            replace(load, blocks=tuple(pair for pair in load.blocks if pair[0] in held))
             for load in tx.loads
         )
         spoil(tx, names, count)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.properties.liveness import RUN_JUDGES
 from kvcore.check.properties.outcomes import check_outcome
@@ -164,7 +164,7 @@ class ObservedModel:
             state = self._rewound(state, failing, closing)
         self._execute(state.batch.commands)
         drained = take_stats(take_events(state).state).state
-        settled = evolve(drained, batch=OpenBatch(0))
+        settled = replace(drained, batch=OpenBatch(0))
         contents = {place: ruined(held) for place, held in ghost.contents.items()}
         return Seen(
             settled,

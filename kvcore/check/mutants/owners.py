@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, without
@@ -127,7 +127,7 @@ def m_needs_one_block_less(patcher: Patcher) -> None:
 
     def refuse_more(tx: Transaction, needed: int, available: int, *rest: Any) -> Refused | None:
         refused = refuse(tx, needed + 1, available, *rest)
-        return None if refused is None else evolve(refused, needed=needed)
+        return None if refused is None else replace(refused, needed=needed)
 
     patcher.setattr(plan, "refuse", refuse_more)
 
@@ -270,7 +270,7 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
         edit = TableEdit(tx, planned.request)
         for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
             edit.share(group_id, pvector(blocks))
-        return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
+        return replace(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 
     patcher.setattr(allocate, "plan_allocation", plan_holding)
 
@@ -326,5 +326,5 @@ def m_calls_leave_traces(patcher: Patcher) -> None:
     after(
         patcher,
         "add_request",
-        lambda _before, added, _name: evolve(added, next_operation=next(numbers)),
+        lambda _before, added, _name: replace(added, next_operation=next(numbers)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, mutant
@@ -105,7 +105,7 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
 
     def refuse_for_now(*args: Any) -> Refused | None:
         refused = refuse(*args)
-        return None if refused is None else evolve(refused, reason=Reason.LATER)
+        return None if refused is None else replace(refused, reason=Reason.LATER)
 
     patcher.setattr(plan, "refuse", refuse_for_now)
 
@@ -139,7 +139,7 @@ def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
         edit = TableEdit(tx, planned.request)
         for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
             edit.share(group_id, pvector(blocks))
-        return evolve(planned, request=evolve(planned.request, tables=tuple(edit.tables)))
+        return replace(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 
     def free_computed(before: State, request_id: str) -> Any:
         request = before.requests.get(request_id)
@@ -158,7 +158,7 @@ def m_gate_forgets_what_is_held(patcher: Patcher) -> None:
 
     def need_all(tx: Transaction, request: RequestState, *args: Any) -> tuple[int, int]:
         tables = tuple(pvector([0] * len(table)) for table in request.tables)
-        return gate_need(tx, evolve(request, tables=tables), *args)
+        return gate_need(tx, replace(request, tables=tables), *args)
 
     patcher.setattr(plan, "gate_need", need_all)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
@@ -24,7 +24,7 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
     """The row of a request that has gone is not given back."""
 
     def keep(before: Any, removed: Any, _name: str) -> Any:
-        return evolve(removed, free_rows=before.free_rows)
+        return replace(removed, free_rows=before.free_rows)
 
     after(patcher, "remove_request", keep)
 
@@ -73,7 +73,7 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
         request = drafted.requests[name]
         longer = extend(Transaction(drafted), request, list(request.drafts))
-        return put(drafted, evolve(request, block_hashes=longer.block_hashes))
+        return put(drafted, replace(request, block_hashes=longer.block_hashes))
 
     after(patcher, "add_drafts", hash_drafts)
 
@@ -84,13 +84,13 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
 
     def keep(before: Any, accepted: Any, name: str) -> Any:
         count = before.requests[name].num_computed
-        return put(accepted, evolve(accepted.requests[name], num_computed=count))
+        return put(accepted, replace(accepted.requests[name], num_computed=count))
 
     accept = TRANSITIONS["accept"]
 
     def accept_all(where: Any, name: str, num_accepted: int) -> Any:
         outcome = accept(where, name, num_accepted)
-        return evolve(outcome, state=keep(where, outcome.state, name))
+        return replace(outcome, state=keep(where, outcome.state, name))
 
     patcher.setitem(TRANSITIONS, "accept", accept_all)
 
@@ -109,7 +109,7 @@ def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
         cut_tables(tx, request, num_tokens)
         kept = tx.request(request.request_id)
         if any(kept.tables):
-            tx.put(evolve(kept, num_computed=min(request.num_computed, num_tokens)))
+            tx.put(replace(kept, num_computed=min(request.num_computed, num_tokens)))
 
     patcher.setattr(rewind, "cut_tables", cut_to)
 
@@ -120,7 +120,7 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     drops = free.is_unwritten
 
     def drops_all(tx: Transaction, merge: Merge, record: Any, request: RequestState) -> bool:
-        return drops(tx, merge, evolve(record, num_computed_before=0), request)
+        return drops(tx, merge, replace(record, num_computed_before=0), request)
 
     patcher.setattr(free, "is_unwritten", drops_all)
 
@@ -132,6 +132,6 @@ def m_lookahead_counts_as_computed(patcher: Patcher) -> None:
 
     def measure_slots(*args: Any) -> plan.Lengths:
         lengths = measure(*args)
-        return evolve(lengths, scheduled=lengths.slots)
+        return replace(lengths, scheduled=lengths.slots)
 
     patcher.setattr(plan, "measure", measure_slots)

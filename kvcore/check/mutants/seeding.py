@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.world.world import World
@@ -152,11 +152,11 @@ def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -
     def changed(before: Any, *args: Any, **options: Any) -> Any:
         outcome = transition(before, *args, **options)
         first = args[0] if args else None
-        return evolve(outcome, state=change(before, outcome.state, first))
+        return replace(outcome, state=change(before, outcome.state, first))
 
     patcher.setitem(TRANSITIONS, name, changed)
 
 
 def put(where: Any, request: RequestState) -> Any:
     """A state with a request's form in the place of its old one."""
-    return evolve(where, requests=where.requests.set(request.request_id, request))
+    return replace(where, requests=where.requests.set(request.request_id, request))

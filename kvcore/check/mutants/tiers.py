@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
@@ -86,7 +86,7 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
     def release_to_device(tx: Transaction, request: RequestState) -> None:
         for table in request.host_tables:
             tx.device.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
-        tx.put(evolve(request, host_tables=(), num_computed=0))
+        tx.put(replace(request, host_tables=(), num_computed=0))
 
     patcher.setattr(swap, "release_host", release_to_device)
 
@@ -141,7 +141,7 @@ def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> No
     def freeze_sorted(self: Transaction) -> State:
         frozen = freeze(self)
         commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
-        return evolve(frozen, batch=evolve(frozen.batch, commands=pvector(commands)))
+        return replace(frozen, batch=replace(frozen.batch, commands=pvector(commands)))
 
     patcher.setattr(Transaction, "freeze", freeze_sorted)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
 from kvcore.check.mutants.worlds import ALONE
@@ -115,7 +115,7 @@ def m_trim_from_the_front(patcher: Patcher) -> None:
     plan_trims = window.plan_trims
 
     def plan_last(*args: Any) -> Any:
-        return tuple(evolve(trim, first=trim.end - 1) for trim in plan_trims(*args))
+        return tuple(replace(trim, first=trim.end - 1) for trim in plan_trims(*args))
 
     patcher.setattr(plan, "plan_trims", plan_last)
 
@@ -249,7 +249,7 @@ def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
         signed = []
         for group, each in zip(tx.config.groups, grow(tx, request, *rest), strict=True):
             skipped = skipped_blocks(group, rest[-1].seen_from)
-            signed.append(evolve(each, grown=each.grown - skipped))
+            signed.append(replace(each, grown=each.grown - skipped))
         return tuple(signed)
 
     patcher.setattr(plan, "plan_growth", grow_signed)

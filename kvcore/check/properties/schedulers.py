@@ -16,7 +16,7 @@ from inspect import signature
 from typing import Any
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.properties import liveness
 from kvcore.check.world.world import Move, Moves, Script, World
@@ -183,7 +183,7 @@ def _moved(move: Call | Move, state: State) -> State:
 
 def _rested(state: State) -> State:
     drained = take_stats(take_events(state).state).state
-    return evolve(drained, batch=OpenBatch(0))
+    return replace(drained, batch=OpenBatch(0))
 
 
 def _is_further(before: State, after: State) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.names import packed
@@ -338,4 +338,4 @@ def failed(write: Write, failing: Failing) -> Write:
     """The write with its load failing, where it is the one that fails."""
     if failing is None or write.request_id != failing[0]:
         return write
-    return evolve(write, failed=failing[1])
+    return replace(write, failed=failing[1])

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.names.canonical import canonical, fingerprint
@@ -118,7 +118,7 @@ class FlightModel(CoreModel):
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
             for place, slots in node.contents.items()
         }
-        return pickle.dumps((contents, evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((contents, replace(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
         """The node of these bytes."""
@@ -131,7 +131,7 @@ class FlightModel(CoreModel):
             )
             for place, slots in contents.items()
         }
-        return evolve(node, contents=numbered)
+        return replace(node, contents=numbered)
 
     def _heard(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """The edge that `make` gives; none where it breaks a property that does not count."""
@@ -152,7 +152,7 @@ class FlightModel(CoreModel):
         self.checker.ask(schedule.check_caps, opened)
         if steps:
             self.checker.check_batch(start, opened)
-        filled = evolve(
+        filled = replace(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -166,7 +166,7 @@ class FlightModel(CoreModel):
         batch = taken(opened, schedule)
         settled = self._call(opened, TAKE_BATCH, closing)
         self.notes["goal", "merge"] += len(settled.batch.commands) > 0
-        waiting = evolve(
+        waiting = replace(
             filled, pending=(*filled.pending, batch), before={}, writes=(), filled=False
         )
         return self._closed(waiting, settled, start)
@@ -189,7 +189,7 @@ class FlightModel(CoreModel):
         self.checker.ask(ghost.compute, batch.requests, writes, {})
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
-            evolve(each, executed=True, commands=(), writes=(), requests={})
+            replace(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
             else each
             for each in node.pending
@@ -197,8 +197,8 @@ class FlightModel(CoreModel):
         started = node.started | {
             command.operation for command in batch.commands if isinstance(command, Load | Store)
         }
-        after = evolve(in_memory(node, ghost), pending=pending, started=started)
-        after = evolve(after, unreported=_reportable(node.unreported + unreported, node.state))
+        after = replace(in_memory(node, ghost), pending=pending, started=started)
+        after = replace(after, unreported=_reportable(node.unreported + unreported, node.state))
         return self._closed(after, node.state)
 
     def _report_load(self, node: Node, failure: Unreported, name: str, closing: list[Step]) -> Node:
@@ -211,7 +211,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
         self.checker.ask(schedule.check, after)
-        told = evolve(
+        told = replace(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -226,7 +226,7 @@ class FlightModel(CoreModel):
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
         self.checker.ask(schedule.check, after)
-        return self._closed(evolve(node, pending=node.pending[1:]), after, start)
+        return self._closed(replace(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
         """Take back a batch and all later ones; what was not executed never is."""
@@ -240,7 +240,7 @@ class FlightModel(CoreModel):
                     detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
                     self.checker.ask(_raise, "COMPUTED-RULE", detail)
         self.notes["goal", "cancel"] += 1
-        kept = evolve(
+        kept = replace(
             node,
             pending=tuple(batch for batch in node.pending if batch.number < number),
             before={},
@@ -260,7 +260,7 @@ class FlightModel(CoreModel):
         self.checker.ask(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
-        settled = evolve(
+        settled = replace(
             in_memory(node, ghost), loading=dict(schedule.loading), failed=dict(schedule.failed)
         )
         return self._closed(settled, after, start)
@@ -277,7 +277,7 @@ class FlightModel(CoreModel):
         """The node with a state whose events are drained, without what nobody reads any more."""
         if start is not None and state.config.enable_events:
             self.checker.ask(check_events, start.device.index, state.events, state)
-        drained = evolve(
+        drained = replace(
             state,
             events=pvector(),
             stats=PrefixCacheStats(),
@@ -285,9 +285,9 @@ class FlightModel(CoreModel):
         )
         ghost = self._ghost
         ghost.loading = dict(node.loading)
-        reached = evolve(node, state=drained)
+        reached = replace(node, state=drained)
         counted = ghost.counted(drained, {})
-        return evolve(reached, contents=live(reached, counted.contents))
+        return replace(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: Step) -> Node:
         """The node behind a step: what is in flight forgets a request that goes."""
@@ -298,7 +298,7 @@ class FlightModel(CoreModel):
         self.notes["goal", "abort in flight"] += known
         if not known or step.call.name != "remove_request":
             return node
-        return evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
+        return replace(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
 
 
 def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
@@ -319,7 +319,7 @@ def _reportable(unreported: Iterable[Unreported], state: State) -> tuple[Unrepor
 def forgotten(batch: Pending, request_id: str) -> Pending:
     """A batch without what it knows of a request."""
     before = {name: count for name, count in batch.before.items() if name != request_id}
-    return evolve(batch, before=before)
+    return replace(batch, before=before)
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
@@ -330,7 +330,7 @@ def in_flight(commands: Iterable[Command]) -> list[Command]:
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
-    return evolve(
+    return replace(
         node,
         contents=dict(ghost.contents),
         tables=tables,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.names.in_flight import copied
 from kvcore.check.stories.calls import name_of
@@ -299,4 +299,4 @@ def _failing(following: Step | None) -> tuple[str, int] | None:
 def _failed(write: Write, failing: tuple[str, int] | None) -> Write:
     if failing is None or write.request_id != failing[0]:
         return write
-    return evolve(write, failed=failing[1])
+    return replace(write, failed=failing[1])

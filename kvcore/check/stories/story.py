@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.check.properties.registry import PROPERTIES, Property
 from kvcore.check.stories.calls import Raised, Teller, Told, config_words
@@ -108,8 +108,8 @@ def with_last_outcome(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     try:
         again = perform(last.before, last.call)
     except Exception as error:
-        again = evolve(outcome, value=Raised(repr(error)))
-    return (*steps[:-1], evolve(last, outcome=again))
+        again = replace(outcome, value=Raised(repr(error)))
+    return (*steps[:-1], replace(last, outcome=again))
 
 
 def _story(

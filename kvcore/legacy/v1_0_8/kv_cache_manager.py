@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8 import block_hashes, errors
@@ -200,7 +200,7 @@ class KVCacheManager:
         if not self.block_pool.reset_prefix_cache():
             return False
         if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats = evolve(self.prefix_cache_stats, reset=True)
+            self.prefix_cache_stats = replace(self.prefix_cache_stats, reset=True)
         return True
 
     def get_num_common_prefix_blocks(self, request: Any, num_running_requests: int) -> int:

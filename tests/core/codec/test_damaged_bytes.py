@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore import (
     BlockStored,
@@ -248,8 +248,8 @@ def test_a_load_that_no_call_leaves_is_refused(
 ) -> None:
     manager = loading(backend)
     state = manager.state()
-    load = evolve(state.loads[0], **changed)
-    damaged = encode(evolve(state, loads=(load,)))
+    load = replace(state.loads[0], **changed)
+    damaged = encode(replace(state, loads=(load,)))
     with pytest.raises((DamagedState, InvariantViolation), match=message):
         manager.restore(damaged)
     assert manager.state() == state
@@ -291,8 +291,8 @@ def test_no_request_is_in_a_host_tier_that_is_not_there(backend: Backend) -> Non
     manager.add_request(Request("a", [7]))
     state = manager.state()
     request = state.requests["a"]
-    hosted = evolve(request, host_tables=request.tables)
-    damaged = encode(evolve(state, requests=state.requests.set("a", hosted)))
+    hosted = replace(request, host_tables=request.tables)
+    damaged = encode(replace(state, requests=state.requests.set("a", hosted)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
         with pytest.raises(DamagedState, match="a host tier that is not there"):
             core()
@@ -307,7 +307,7 @@ def test_a_command_names_a_row_that_is_there(backend: Backend, row: int) -> None
     manager.allocate_slots("a", 3)
     state = manager.state()
     commands = state.batch.commands.append(CutTable(row, 0, 1))
-    damaged = encode(evolve(state, batch=evolve(state.batch, commands=commands)))
+    damaged = encode(replace(state, batch=replace(state.batch, commands=commands)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
         with pytest.raises(DamagedState, match="a command names a row that is not there"):
             core()
@@ -318,7 +318,7 @@ def test_the_next_batch_has_a_number_too(backend: Backend) -> None:
     # From the largest of 64 bits the twin went on with 0.
     manager = make(backend)
     state = manager.state()
-    damaged = encode(evolve(state, batch=evolve(state.batch, number=2**63)))
+    damaged = encode(replace(state, batch=replace(state.batch, number=2**63)))
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
         with pytest.raises(DamagedState, match="9223372036854775808 is the number of no batch"):
             core()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from immutables import Map
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore import KVCacheManager, State
@@ -51,11 +51,11 @@ def test_unfinished_batches_rise_and_so_do_their_rows(backend: Backend) -> None:
     assert (first.number, first.rows, second.number) == (0, (0, 1), 1)
     for batches in (
         (second, first),
-        (first, evolve(second, number=0)),
-        (evolve(first, rows=(1, 0)), second),
-        (evolve(first, rows=(0, 0)), second),
+        (first, replace(second, number=0)),
+        (replace(first, rows=(1, 0)), second),
+        (replace(first, rows=(0, 0)), second),
     ):
-        check_damaged(manager, evolve(state, in_flight=batches), RISE)
+        check_damaged(manager, replace(state, in_flight=batches), RISE)
 
 
 @pytest.mark.parametrize("block", [10, 11])
@@ -63,8 +63,8 @@ def test_a_key_was_given_to_a_block_that_there_is(backend: Backend, block: int) 
     manager = in_flight(backend)
     state = manager.state()
     first, second = state.in_flight
-    damaged = evolve(first, published_keys=pvector([(block, KEY)]))
-    check_damaged(manager, evolve(state, in_flight=(damaged, second)), "an id is not below 10")
+    damaged = replace(first, published_keys=pvector([(block, KEY)]))
+    check_damaged(manager, replace(state, in_flight=(damaged, second)), "an id is not below 10")
 
 
 @pytest.mark.parametrize("row", [0, 9])
@@ -72,16 +72,16 @@ def test_a_batch_marks_a_request_once_and_no_other(backend: Backend, row: int) -
     # The bytes name the row of "b", which is 0, as that of "a", or one that is not there.
     manager = in_flight(backend)
     state = manager.state()
-    damaged = state.requests.set("b", evolve(state.requests["b"], row=row))
-    check_damaged(manager, evolve(state, requests=damaged), NO_REQUEST)
+    damaged = state.requests.set("b", replace(state.requests["b"], row=row))
+    check_damaged(manager, replace(state, requests=damaged), NO_REQUEST)
 
 
 def test_nothing_is_marked_if_batches_end_as_they_are_taken(backend: Backend) -> None:
     manager = make(backend)
     serve(manager, "a", [10, 11])
     state = manager.state()
-    marked = evolve(state.batch, entries=Map({"a": RequestEntry(0, 0, 0)}))
-    check_damaged(manager, evolve(state, batch=marked), NO_REQUEST)
+    marked = replace(state.batch, entries=Map({"a": RequestEntry(0, 0, 0)}))
+    check_damaged(manager, replace(state, batch=marked), NO_REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_a_batch_uses_places_of_the_tables_that_there_are(
     state = manager.state()
     first, second = state.in_flight
     assert first.entries["a"].held == (1,)  # one group, one block
-    entries = first.entries.set("a", evolve(first.entries["a"], **change))
-    damaged = (evolve(first, entries=entries), second)
-    check_damaged(manager, evolve(state, in_flight=damaged), reason)
+    entries = first.entries.set("a", replace(first.entries["a"], **change))
+    damaged = (replace(first, entries=entries), second)
+    check_damaged(manager, replace(state, in_flight=damaged), reason)

@@ -31,7 +31,7 @@ from kvcore_runtime.cache.segments import (
     run_shuffled,
 )
 from kvcore_runtime.cache.tables import BlockTables
-from msgspec.structs import replace as evolve
+from msgspec.structs import replace
 
 from kvcore.types.commands import (
     Allocate,
@@ -249,7 +249,7 @@ def test_a_batch_with_one_bad_id_changes_nothing(
 def with_column(batch: Batch, column: int, values: list[int]) -> Batch:
     changed = batch_columns(batch).clone()
     changed[column] = torch.tensor(values, dtype=torch.int32)
-    return evolve(batch, buffer=bytearray(changed.numpy().tobytes()))
+    return replace(batch, buffer=bytearray(changed.numpy().tobytes()))
 
 
 def test_a_hazard_inside_a_segment_is_refused() -> None:
