@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -31,6 +31,14 @@ class Row:
 def bad(world: World, error: KvcoreError, name: str, *args: Any, **options: Any) -> Row:
     """A row; args and options are those of the call of this name."""
     return Row(world, Call(name, args, options), error)
+
+
+def rows_by_call(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each call, by its name, in their order."""
+    by_call: dict[str, list[Row]] = {}
+    for row in rows:
+        by_call.setdefault(row.call.name, []).append(row)
+    return by_call
 
 
 def check_error(raised: KvcoreError, expected: KvcoreError) -> None:

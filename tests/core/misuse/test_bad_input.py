@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input, as a table over all transitions: a typed error, and the state is as it was.
 
-The rows are in `bad_requests.py`, `bad_allocations.py` and `bad_blocks.py`. Each runs on both
-backends against one expected error, so type, fields and message are the same in both languages.
+The rows are in the `bad_*.py` beside this file. Each runs on both backends against one expected
+error, so type, fields and message are the same in both languages. One test per call runs its rows
+as subtests: a row that fails is reported by its error and its call.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,14 +27,14 @@ from tests.core.misuse import (
     bad_operations,
     bad_requests,
 )
-from tests.helpers.misuse import Row, check_error
+from tests.helpers.misuse import check_error, rows_by_call
 from tests.helpers.stories import unchanged
 
 ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
 ]
-ALLOCATIONS = [row for row in ROWS if row.call.name == "allocate_slots"]
+BY_CALL = rows_by_call(ROWS)
 # These take nothing that could be wrong.
 WITHOUT_ARGUMENTS = {
     *("reset_prefix_cache", "take_events", "take_stats"),
@@ -59,56 +59,59 @@ POOL_LAYER = {
 
 
 @pytest.mark.seed("X-14")
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(row: Row, backend: Backend) -> None:
-    manager = row.world(backend)
-    with unchanged(manager), pytest.raises(KvcoreError) as caught:
-        getattr(manager, row.call.name)(*row.call.args, **row.call.options)
-    check_error(caught.value, row.error)
-    manager.check()
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_wrong_call_of_a_pure_function_leaves_its_state_alone(row: Row) -> None:
-    state = row.world("python").state()
-    before = encode(state)
-    with pytest.raises(KvcoreError) as caught:
-        TRANSITIONS[row.call.name](state, *row.call.args, **row.call.options)
-    check_error(caught.value, row.error)
-    assert encode(state) == before
-
-
-@pytest.mark.parametrize("row", ALLOCATIONS, ids=str)
-def test_asking_whether_a_wrong_allocation_would_fit_is_as_wrong(
-    row: Row, backend: Backend
+@pytest.mark.parametrize("name", BY_CALL)
+def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(
+    name: str, backend: Backend, subtests: pytest.Subtests
 ) -> None:
-    manager = row.world(backend)
-    with unchanged(manager), pytest.raises(KvcoreError) as caught:
-        manager.can_allocate(*row.call.args, **row.call.options)
-    check_error(caught.value, row.error)
+    for row in BY_CALL[name]:
+        with subtests.test(str(row)):
+            manager = row.world(backend)
+            with unchanged(manager), pytest.raises(KvcoreError) as caught:
+                getattr(manager, name)(*row.call.args, **row.call.options)
+            check_error(caught.value, row.error)
+            manager.check()
+
+
+@pytest.mark.parametrize("name", BY_CALL)
+def test_a_wrong_call_of_a_pure_function_leaves_its_state_alone(
+    name: str, subtests: pytest.Subtests
+) -> None:
+    for row in BY_CALL[name]:
+        with subtests.test(str(row)):
+            state = row.world("python").state()
+            before = encode(state)
+            with pytest.raises(KvcoreError) as caught:
+                TRANSITIONS[name](state, *row.call.args, **row.call.options)
+            check_error(caught.value, row.error)
+            assert encode(state) == before
+
+
+def test_can_allocate_refuses_the_wrong_allocations_alike(
+    backend: Backend, subtests: pytest.Subtests
+) -> None:
+    for row in BY_CALL["allocate_slots"]:
+        with subtests.test(str(row)):
+            manager = row.world(backend)
+            with unchanged(manager), pytest.raises(KvcoreError) as caught:
+                manager.can_allocate(*row.call.args, **row.call.options)
+            check_error(caught.value, row.error)
 
 
 @pytest.mark.seed("S000-45", "S000-48")
 @pytest.mark.parametrize("request_id", ["nobody", "", 7, None])
-@pytest.mark.parametrize(
-    "query",
-    [
+def test_a_query_about_an_unknown_request_is_misuse(request_id: Any, backend: Backend) -> None:
+    # S000-45: the original answers and inserts an empty entry, which changes its later answers.
+    for query in (
         *(KVCacheManager.get_computed_blocks, KVCacheManager.get_blocks),
         *(KVCacheManager.get_block_ids, KVCacheManager.get_num_common_prefix_blocks),
         *(KVCacheManager.num_tokens, KVCacheManager.num_computed_tokens),
         *(KVCacheManager.get_row, KVCacheManager.status),
         *(KVCacheManager.num_draft_tokens, KVCacheManager.get_block_keys),
-    ],
-)
-def test_a_question_about_an_unknown_request_is_misuse(
-    query: Callable[[KVCacheManager, Any], object], request_id: Any, backend: Backend
-) -> None:
-    # The seed this follows (S000-45) answers and inserts an empty entry, which changes what other
-    # queries say.
-    manager = bad_requests.crowd(backend)
-    with unchanged(manager), pytest.raises(UnknownRequest) as caught:
-        query(manager, request_id)
-    check_error(caught.value, UnknownRequest(request=repr(request_id)))
+    ):
+        manager = bad_requests.crowd(backend)
+        with unchanged(manager), pytest.raises(UnknownRequest) as caught:
+            query(manager, request_id)
+        check_error(caught.value, UnknownRequest(request=repr(request_id)))
 
 
 def test_a_pure_query_about_an_unknown_request_is_misuse() -> None:

@@ -106,17 +106,17 @@ FLAGS: list[tuple[Misuse, str]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
-def test_a_wrong_kind_is_named_and_changes_nothing(number: int, backend: Any) -> None:
-    misuse, name, value = WRONG[number]
+def test_a_wrong_kind_is_named_and_changes_nothing(backend: Any, subtests: pytest.Subtests) -> None:
     manager = KVCacheManager(Config(8, 2, num_host_blocks=2), backend)
     manager.add_request(Request("r", [1, 2, 3]))
     before = manager.encode()
-    with pytest.raises(WrongArgument) as caught:
-        misuse(manager)
-    assert (caught.value.fields["name"], caught.value.fields["value"]) == (name, value)
-    assert f"{name} must be a " in str(caught.value)
-    assert manager.encode() == before
+    for number, (misuse, name, value) in enumerate(WRONG):
+        with subtests.test(f"row {number}: {name}={value}"):
+            with pytest.raises(WrongArgument) as caught:
+                misuse(manager)
+            assert (caught.value.fields["name"], caught.value.fields["value"]) == (name, value)
+            assert f"{name} must be a " in str(caught.value)
+            assert manager.encode() == before
 
 
 def test_the_errors_of_lists_say_what_they_must_hold(backend: Any) -> None:
@@ -132,15 +132,17 @@ def test_the_errors_of_lists_say_what_they_must_hold(backend: Any) -> None:
 @pytest.mark.parametrize(
     "flag", [NO_TRUTH, FAULTY, "yes", 1, 0, None, ONE_TRUTH, np.True_], ids=repr
 )
-@pytest.mark.parametrize("number", range(len(FLAGS)))
-def test_a_flag_that_is_no_bool_is_named_first(number: int, flag: Any, backend: Any) -> None:
-    misuse, name = FLAGS[number]
+def test_a_flag_that_is_no_bool_is_named_first(
+    flag: Any, backend: Any, subtests: pytest.Subtests
+) -> None:
     manager = KVCacheManager(Config(8, 2), backend)
     before = manager.encode()
-    with pytest.raises(WrongArgument) as caught:
-        misuse(manager, flag)
-    assert caught.value.fields == {"name": name, "expected": "a bool", "value": repr(flag)}
-    assert manager.encode() == before
+    for number, (misuse, name) in enumerate(FLAGS):
+        with subtests.test(f"row {number}: {name}"):
+            with pytest.raises(WrongArgument) as caught:
+                misuse(manager, flag)
+            assert caught.value.fields == {"name": name, "expected": "a bool", "value": repr(flag)}
+            assert manager.encode() == before
 
 
 def test_a_number_that_raises_is_no_number(backend: Any) -> None:

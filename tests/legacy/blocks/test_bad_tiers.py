@@ -12,7 +12,7 @@ from kvcore.types.errors import InvalidConfig, KvcoreError, NoHostTier
 from kvcore.types.values import Reason, Refused
 from tests.conftest import Backend
 from tests.helpers.misuse import check_error
-from tests.legacy.blocks.bad_tiers import KEY, REFUSALS, ROWS, UNRANKED, Row, world
+from tests.legacy.blocks.bad_tiers import KEY, REFUSALS, ROWS, UNRANKED, world
 
 ON_HOST: list[tuple[str, tuple[Any, ...]]] = [
     *(("take", (1, "host")), ("touch", ([0], "host")), ("release", ([9], "host"))),
@@ -26,36 +26,39 @@ ON_HOST: list[tuple[str, tuple[Any, ...]]] = [
 
 
 @pytest.mark.seed("X-14")
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{type(row[0]).__name__} {row[1]}{row[2]}")
-def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(row: Row, backend: Backend) -> None:
-    error, name, args = row
-    backing = world(backend)
-    before = backing.state()
-    with pytest.raises(KvcoreError) as caught:
-        getattr(backing, name)(*args)
-    check_error(caught.value, error)
-    assert backing.state() == before
-
-
-@pytest.mark.parametrize(("needed", "free", "name", "args"), REFUSALS)
-def test_more_than_any_tier_has_is_never_there(
-    needed: int, free: int, name: str, args: tuple[Any, ...], backend: Backend
+@pytest.mark.parametrize("name", sorted({name for _, name, _ in ROWS}))
+def test_a_wrong_call_raises_a_typed_error_and_changes_nothing(
+    name: str, backend: Backend, subtests: pytest.Subtests
 ) -> None:
     backing = world(backend)
     before = backing.state()
-    assert getattr(backing, name)(*args) == Refused(Reason.NEVER, needed, free)
-    assert backing.state() == before
+    for error, _, args in (row for row in ROWS if row[1] == name):
+        with subtests.test(f"{type(error).__name__} {args}"):
+            with pytest.raises(KvcoreError) as caught:
+                getattr(backing, name)(*args)
+            check_error(caught.value, error)
+            assert backing.state() == before
 
 
-@pytest.mark.parametrize(("name", "args"), ON_HOST)
-def test_without_a_host_tier_there_is_nothing_to_ask_it(
-    name: str, args: tuple[Any, ...], backend: Backend
+def test_more_than_any_tier_has_is_never_there(backend: Backend, subtests: pytest.Subtests) -> None:
+    backing = world(backend)
+    before = backing.state()
+    for needed, free, name, args in REFUSALS:
+        with subtests.test(f"{name} {args}"):
+            assert getattr(backing, name)(*args) == Refused(Reason.NEVER, needed, free)
+            assert backing.state() == before
+
+
+def test_calls_of_a_host_tier_that_is_not_there_are_refused(
+    backend: Backend, subtests: pytest.Subtests
 ) -> None:
     backing = Backing(2, eviction="ranked", backend=backend)
     before = backing.state()
-    with pytest.raises(NoHostTier):
-        getattr(backing, name)(*args)
-    assert backing.state() == before
+    for name, args in ON_HOST:
+        with subtests.test(f"{name} {args}"):
+            with pytest.raises(NoHostTier):
+                getattr(backing, name)(*args)
+            assert backing.state() == before
 
 
 def test_only_ranked_blocks_have_ranks(backend: Backend) -> None:
