@@ -6,7 +6,8 @@ decision; their words are in `tests/conformance/facts.toml`. A fact is shown if 
 and in both backends unless `facts.toml` says that its code exists once. `python -m
 tools.conformance` runs the marked tests and prints the table; it fails on a number without test or
 verdict, on a failing or unknown one, on too many that do not apply, and on a decision without its
-line in `docs/decisions.md`. `--list` prints the tests instead, by reading the files alone.
+line in `docs/decisions.md` or `docs/differences.md`. `--list` prints the tests instead, by reading
+the files alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT / "tests" / "conformance" / "facts.toml"
-DECISIONS = ROOT / "docs" / "decisions.md"
+DECISIONS = [ROOT / "docs" / name for name in ("decisions.md", "differences.md")]
 
 NUMBERS = tuple(
     f"{seed}-{number:02d}"
@@ -92,6 +93,11 @@ def read_facts(path: Path = FACTS) -> Facts:
     return Facts(once=once, quirks=quirks, **tables)
 
 
+def decisions() -> str:
+    """The pages that settle conflicts and quirks."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in DECISIONS)
+
+
 def complaints(facts: Facts, decisions: str) -> list[str]:
     """What is wrong with the facts themselves, and with the text that settles their conflicts."""
     worded = {**facts.words, **facts.conflicts}
@@ -116,7 +122,7 @@ def complaints(facts: Facts, decisions: str) -> list[str]:
         found.append(f"{count} facts are said not to apply, at most {MAX_NOT_APPLYING} may")
     settled = set(REFERENCE.findall(decisions))
     found += [
-        f"{each} has no line in docs/decisions.md"
+        f"{each} has no line in docs/decisions.md or docs/differences.md"
         for each in (*CONFLICTS, *facts.quirks)
         if each not in settled
     ]
@@ -256,10 +262,10 @@ def main(arguments: Sequence[str]) -> int:
     code = pytest.main(["--quiet", "-r", "fE", *arguments, *files], plugins=[recorder])
     facts = read_facts()
     lines = judge(facts, recorder.results)
-    wrong = complaints(facts, DECISIONS.read_text(encoding="utf-8"))
+    wrong = complaints(facts, decisions())
     print(table(lines))
     settled = len(CONFLICTS) + len(facts.quirks)
-    print("\n".join(wrong) or f"docs/decisions.md settles all {settled} conflicts and quirks")
+    print("\n".join(wrong) or f"the documents settle all {settled} conflicts and quirks")
     if code != pytest.ExitCode.OK:
         print(f"pytest ended with {code!r}")
     return int(bool(wrong) or any(line.bad for line in lines) or code != pytest.ExitCode.OK)

@@ -13,12 +13,12 @@ import pytest
 
 from tools.conformance import (
     CONFLICTS,
-    DECISIONS,
     MAX_NOT_APPLYING,
     NUMBERS,
     Facts,
     Result,
     complaints,
+    decisions,
     files_of_tests,
     judge,
     main,
@@ -48,7 +48,7 @@ def without(*numbers: str) -> list[Result]:
 
 
 def test_every_fact_has_its_words_and_every_conflict_its_line() -> None:
-    assert complaints(read_facts(), DECISIONS.read_text(encoding="utf-8")) == []
+    assert complaints(read_facts(), decisions()) == []
 
 
 def test_every_fact_has_a_marked_test_and_every_mark_a_fact() -> None:
@@ -143,10 +143,12 @@ def test_few_facts_do_not_apply() -> None:
 
 def test_conflicts_and_quirks_need_their_line() -> None:
     facts = Facts(WORDS, DECIDED, quirks=["S000-45"])
-    assert complaints(facts, SETTLED) == ["S000-45 has no line in docs/decisions.md"]
+    assert complaints(facts, SETTLED) == [
+        "S000-45 has no line in docs/decisions.md or docs/differences.md"
+    ]
     assert complaints(facts, f"{SETTLED} S000-45") == []
     assert complaints(Facts(WORDS, DECIDED), SETTLED.replace("X-09", "")) == [
-        "X-09 has no line in docs/decisions.md"
+        "X-09 has no line in docs/decisions.md or docs/differences.md"
     ]
 
 

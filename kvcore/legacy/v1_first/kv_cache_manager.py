@@ -6,7 +6,7 @@ empty blocks ahead, for which nobody is refused. There is no null block and no w
 grow, so two blocks may hold the same, and the older answers. A full block is findable at once; a
 look-up changes nothing and may find a prompt whole, which the engine then shortens. A call that
 raises or gives None has changed nothing. It stands on the pool and not on the core's requests,
-since these leave a token to compute, keep rows, and show no owners (docs/decisions.md). Source:
+since these leave a token to compute, keep rows, and show no owners (docs/differences.md). Source:
 S004-03 to S004-19; X-04, 12, 14. Twin: none.
 """
 
