@@ -62,7 +62,7 @@ def test_the_pages_have_the_score_of_the_seeded_bugs() -> None:
         f"puts {len(MUTANTS)} bugs into the core",
         f"they stand for {expressed} of the {len(SENTENCES)} rows",
         f"hunts {own.count(' Seeded(Mutant::')} more",
-        f"{len(MUTANTS) - unseen} are seen so; of the {unseen} others",
+        f"Users would notice {len(MUTANTS) - unseen}; for the {unseen} others",
     ):
         assert said in FLOWING, said
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
