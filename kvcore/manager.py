@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """KVCacheManager: the transitions as methods of one object, over either backend.
 
-Rules: the manager holds the newest state and forgets the older ones; the pure functions do the
-work, in Python (`backend="python"`) or in the compiled twin (`backend="rust"`). Both give the same
-values, errors, commands, events and canonical bytes. A call that raises has changed nothing.
+The manager holds the newest state. The pure functions do the work, in Python or in the compiled
+twin, with the same values, errors, commands, events and canonical bytes.
 """
 
 from __future__ import annotations
@@ -44,8 +43,15 @@ HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(
 class KVCacheManager:
     """Decides which block holds which tokens; touches no tensor.
 
-    backend: "rust", "python", or None for the twin where it is compiled, else Python with a
-    warning. Raises BackendMissing.
+    backend: "rust", "python", or None: the twin if it is compiled, otherwise Python with a warning.
+    Raises BackendMissing.
+
+    A method changes the state unless its description ends with "Changes nothing."; one that raises
+    has changed nothing. Tokens are ints in [0, 2**32), in a list or a buffer of integers; they may
+    raise EmptyTokens, InvalidToken, UnsupportedBuffer. Any argument may raise WrongArgument, a
+    request id UnknownRequest, a block id UnknownBlock, a count InvalidCount; a request whose blocks
+    are in the host tier SwappedOut, or are being loaded LoadUnfinished. Other errors are listed
+    with the method, and `kvcore.transitions` has all errors of each.
     """
 
     def __init__(self, config: Config, backend: Literal["rust", "python"] | None = None) -> None:
@@ -57,10 +63,7 @@ class KVCacheManager:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        """Put the twin's own methods in front of those here that only call them.
-
-        A Python frame is a third of a call. What a subclass overrides stays its own.
-        """
+        """Spare calls a Python frame, a third of each; what a subclass overrides stays its own."""
         for name in HANDED_ON:
             if getattr(type(self), name) is getattr(KVCacheManager, name):
                 self.__dict__[name] = getattr(self._core, name)
@@ -70,28 +73,31 @@ class KVCacheManager:
         return f"<KVCacheManager {self.backend}: {free} of {usable} blocks free>"
 
     def add_request(self, request: Request) -> int:
-        """Make a request known; returns its row, which stays until `remove_request`."""
+        """Make a request known; returns its row, an int that it keeps until `remove_request`.
+
+        Raises EmptyRequestId, RepeatedRequest, and the errors of extra keys and own hashes.
+        """
         check_request(request)
         return self._core.add_request(request)
 
     def add_tokens(self, request_id: str, tokens: Any) -> None:
-        """Add tokens behind those that a request has."""
+        """Add tokens after those that a request has. Raises DraftsPending."""
         self._core.add_tokens(request_id, tokens)
 
     def add_block_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Add the engine's hashes of the next full blocks of a request that brought its own."""
+        """Add own hashes, of 32 bytes, of the next full blocks. Raises WrongBlockHashes."""
         self._core.add_block_hashes(request_id, read_list("hashes", hashes, "a list of hashes"))
 
     def add_drafts(self, request_id: str, tokens: Any) -> None:
-        """Put guessed tokens behind those of a request, in place of the guesses before."""
+        """Put drafts after the tokens, in place of unscheduled ones. Raises DraftsPending."""
         self._core.add_drafts(request_id, tokens)
 
     def accept(self, request_id: str, num_accepted: int) -> None:
-        """Make the first scheduled drafts tokens of the request and drop the others."""
+        """Make the first drafts tokens, drop the rest. Raises InOpenBatch, BeyondDrafts."""
         self._core.accept(request_id, num_accepted)
 
     def remove_request(self, request_id: str) -> None:
-        """Forget a request that holds no blocks."""
+        """Forget a request that holds no blocks. Raises StillHoldsBlocks."""
         self._core.remove_request(request_id)
 
     def get_computed_blocks(self, request_id: str) -> Hit:
@@ -111,9 +117,15 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> KVCacheBlocks | Refused:
-        """Schedule the next tokens of a request; returns the blocks that its tables grew by.
+        """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
-        See `kvcore.transitions.allocate.allocate_slots` for the arguments and errors.
+        hit: from `get_computed_blocks`, for a request that holds nothing. num_lookahead_tokens:
+        slots after the new tokens. num_external_computed_tokens: of a connector, whose blocks are
+        not returned. delay_cache_blocks: publish later, by `cache_blocks`. num_encoder_tokens: for
+        cross-attention groups. full_sequence_must_fit: refuse unless the whole request fits.
+        reserved_blocks: device blocks to leave free. A refusal keeps the trim of windows. Raises
+        TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
+        HitsOnRunningRequest, CachingDisabled.
         """
         check_hit_kind(hit)
         return self._core.allocate_slots(
@@ -141,7 +153,7 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> Verdict:
-        """What `allocate_slots` would say to the same arguments. Changes nothing."""
+        """Whether `allocate_slots` would do the same; raises the same. Changes nothing."""
         check_hit_kind(hit)
         return self._core.can_allocate(
             request_id,
@@ -156,73 +168,77 @@ class KVCacheManager:
         )
 
     def append(self, requests: Sequence[str] | Any, tokens: Any) -> Appended:
-        """One token and one slot more for each request, in order, in one call.
+        """Add one token and one slot to each request, in order, up to the first refused one.
 
-        requests: a list of ids, or rows as a buffer of integers; one that is named twice gets two
-        tokens. tokens: as many ids. Misuse anywhere in the list is raised before anything is done.
+        requests: a list of ids, or rows as a buffer of integers; one named twice gets two tokens.
+        tokens: one per request. Misuse anywhere in the list is raised before anything is done.
+        Raises LengthMismatch, DraftsPending, BeyondModelLength.
         """
         return self._core.append(requests, tokens)
 
     def cache_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Publish a request's full blocks up to so many tokens, whose caching was delayed."""
+        """Publish full blocks of a request's first tokens, if delayed. Raises BeyondComputed."""
         self._core.cache_blocks(request_id, num_computed_tokens)
 
     def free(self, request_id: str) -> None:
-        """Give back a request's blocks, tail first; its tokens stay.
-
-        A request that holds nothing is left as it is.
-        """
+        """Give back a request's blocks, if any, tail first; tokens stay. Raises HitInOpenBatch."""
         self._core.free(request_id)
 
     def fork(self, parent_id: str, child_id: str) -> int:
-        """Add a child that shares its parent's computed blocks; returns its row."""
+        """Add a child that shares its parent's computed blocks; returns the child's row.
+
+        Raises EmptyRequestId, RepeatedRequest, DraftsPending.
+        """
         return self._core.fork(parent_id, child_id)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
-        """Keep the first num_tokens of a request's tokens."""
+        """Keep the first num_tokens of a request's tokens. Raises BeyondRequest, HitInOpenBatch."""
         self._core.truncate(request_id, num_tokens)
 
     def rewind(self, request_ids: Iterable[str], num_computed_tokens: int) -> tuple[str, ...]:
-        """Let requests count no more than num_computed_tokens: a load failed, or came in part.
+        """Let requests count at most num_computed_tokens: a load failed, or came in part.
 
-        Returns the ids of the requests whose count fell. If the load is still unconfirmed, these
-        are all requests that rest on it, named or not.
+        Returns the ids of the requests whose count fell; if the load is still unconfirmed, of all
+        that depend on it. Raises RepeatedRequest, BeyondComputed, HitInOpenBatch, HeldByOthers.
         """
         return self._core.rewind(read_list("request_ids", request_ids), num_computed_tokens)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Give back the blocks that no query at so many tokens or later sees."""
+        """Give back blocks that no query at this count or later sees. Raises BeyondComputed."""
         self._core.remove_skipped_blocks(request_id, total_computed_tokens)
 
     def swap_out(self, request_ids: Iterable[str]) -> Refused | None:
-        """Move the requests' blocks to the host tier, each distinct block once.
+        """Move requests' blocks to the host tier, each once; check `is None` for success.
 
-        Returns None where it was done; a `Refused` is false in a condition, too: ask `is None`.
+        Raises NoHostTier, RepeatedRequest, NotRunning, HitInOpenBatch.
         """
         return self._core.swap_out(read_list("request_ids", request_ids))
 
     def swap_in(self, request_ids: Iterable[str]) -> Refused | None:
-        """Move swapped requests back to the device; returns as `swap_out` does."""
+        """Undo `swap_out`; returns the same. Raises NoHostTier, RepeatedRequest, NotSwapped."""
         return self._core.swap_in(read_list("request_ids", request_ids))
 
     def pin(self, block_ids: Iterable[int]) -> None:
-        """Hold blocks so that their content stays."""
+        """Hold device blocks, once per naming, so that their content stays. Raises UnusedBlock."""
         self._core.pin(read_list("block_ids", block_ids))
 
     def unpin(self, block_ids: Iterable[int]) -> None:
-        """Undo `pin`."""
+        """Undo `pin`, once per naming. Raises NotPinned."""
         self._core.unpin(read_list("block_ids", block_ids))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Forget the keys of blocks; their owners keep them."""
+        """Withdraw the keys of device blocks; their owners keep them."""
         self._core.evict_blocks(read_list("block_ids", block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every key; False, and nothing happens, while any block of any tier is used."""
+        """Withdraw every key; False, and nothing changes, while any block of any tier is used."""
         return self._core.reset_prefix_cache()
 
     def store(self, block_ids: Iterable[int]) -> tuple[int, ...]:
-        """Copy blocks to the external store under their keys; returns one operation a block."""
+        """Copy device blocks to the external store by their keys; returns one operation per block.
+
+        Raises NotPublished, InOpenBatch, LoadUnconfirmed.
+        """
         return self._core.store(read_list("block_ids", block_ids))
 
     def load(
@@ -234,10 +250,10 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
     ) -> tuple[int, ...] | Refused:
-        """Fill slots for the next tokens of a request from the external store.
+        """Fill slots for the next num_tokens of a request from the external store.
 
-        Returns one operation a block; see `kvcore.transitions.transfers.load` for the arguments and
-        errors.
+        num_tokens: whole blocks of every group; a token is left to compute. Returns one operation
+        per block, group by group. The rest is as in `allocate_slots`. Raises WrongLoad, too.
         """
         check_hit_kind(hit)
         return self._core.load(
@@ -249,60 +265,60 @@ class KVCacheManager:
         )
 
     def complete_operation(self, operation: int, done: bool) -> None:
-        """Finish a store or load, done or failed."""
+        """Finish a store or load, done or failed. Raises UnknownOperation, InOpenBatch."""
         check_kind("done", done, bool)
         self._core.complete_operation(operation, done)
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch; with `max_in_flight` it stays unfinished."""
+        """Close and number the open batch: it is in flight, or done. Raises TooManyInFlight."""
         return self._core.take_batch()
 
     def complete(self, batch: int) -> None:
-        """Finish the oldest batch in flight, by its number: its forward pass has run."""
+        """Finish the oldest batch in flight, by number. Raises NotInFlight, BatchOutOfOrder."""
         self._core.complete(batch)
 
     def cancel(self, batch: int) -> None:
-        """Take back a batch in flight, all later ones and the open one, executed or not."""
+        """Take back a batch in flight, all later ones and the open one. Raises NotInFlight."""
         self._core.cancel(batch)
 
     def take_events(self) -> Events:
-        """Hand out the events since the last call; their objects are made when they are read."""
+        """Return and drop the events so far, in order; their objects are made when read."""
         return self._core.take_events()
 
     def take_stats(self) -> PrefixCacheStats:
-        """Hand out the look-up statistics since the last call."""
+        """Return and drop the statistics of look-ups so far, in tokens."""
         return self._core.take_stats()
 
     def take_new_block_ids(self) -> list[int]:
-        """Hand out the blocks that full-attention groups got since the last call, for zeroing."""
+        """Return and drop the device blocks that full-attention groups got so far, for zeroing."""
         return self._core.take_new_block_ids()
 
     def new_step_starts(self) -> None:
-        """Say that a scheduling step begins."""
+        """Announce that a scheduling step begins; this has no effect yet."""
         self._core.new_step_starts()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The device blocks of a request. Changes nothing."""
+        """The device blocks of a request, one tuple per group. Changes nothing."""
         return self._core.get_blocks(request_id)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The device blocks of a request as one list a group. Changes nothing."""
+        """The device blocks of a request, one list per group. Changes nothing."""
         return tuple(list(ids) for ids in self._core.get_blocks(request_id).blocks)
 
     def get_block_keys(self, request_id: str) -> tuple[tuple[bytes, ...], ...]:
-        """The keys of a request's full blocks, one tuple a group. Changes nothing."""
+        """The keys of a request's full blocks, of 36 bytes, a tuple per group. Changes nothing."""
         return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:
-        """Whether a block is findable; the null block counts as such. Changes nothing."""
+        """Whether a device block can be found; the null block counts as such. Changes nothing."""
         return self._core.has_key(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
-        """Leading blocks that all requests with device blocks hold, a group. Changes nothing."""
+        """Leading blocks that all running requests share, a count per group. Changes nothing."""
         return self._core.get_num_common_prefix_blocks(request_id)
 
     def num_tokens(self, request_id: str) -> int:
-        """Tokens of a request. Changes nothing."""
+        """Tokens of a request, without drafts. Changes nothing."""
         return self._core.num_tokens(request_id)
 
     def num_draft_tokens(self, request_id: str) -> int:
@@ -310,11 +326,11 @@ class KVCacheManager:
         return self._core.num_draft_tokens(request_id)
 
     def num_computed_tokens(self, request_id: str) -> int:
-        """Tokens of a request that are computed or scheduled. Changes nothing."""
+        """Tokens and drafts of a request that are computed or scheduled. Changes nothing."""
         return self._core.num_computed_tokens(request_id)
 
     def get_row(self, request_id: str) -> int:
-        """The row of a request. Changes nothing."""
+        """The row of a request, as `add_request` returned it. Changes nothing."""
         return self._core.get_row(request_id)
 
     def status(self, request_id: str) -> Status:
@@ -323,33 +339,30 @@ class KVCacheManager:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """The numbers of the batches in flight, oldest first."""
+        """The numbers of the batches in flight, oldest first. Changes nothing."""
         return self._core.in_flight
 
     @property
     def num_free_blocks(self) -> int:
-        """Device blocks in the free queue."""
+        """Device blocks in the free queue. Changes nothing."""
         return self._core.num_free_blocks
 
     @property
     def num_free_host_blocks(self) -> int:
-        """Host blocks without owner; 0 without a host tier."""
+        """Host blocks without owner; 0 without a host tier. Changes nothing."""
         return self._core.num_free_host_blocks
 
     @property
     def usage(self) -> float:
-        """Share of the usable device blocks that have an owner, 0.0 to 1.0."""
+        """Share of the usable device blocks that have an owner, 0.0 to 1.0. Changes nothing."""
         return 1.0 - self.num_free_blocks / self.config.num_usable_blocks
 
     def encode(self) -> bytes:
-        """The canonical bytes of the state. O(pool)."""
+        """The canonical bytes of the state. O(pool). Changes nothing."""
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
-        """Put the state of canonical bytes in place of this manager's.
-
-        Raises DamagedState, InvalidConfig, and InvariantViolation for bytes that no run gives.
-        """
+        """Take over canonical bytes, O(pool). Raises DamagedState, InvariantViolation."""
         check_kind("data", data, bytes)
         state = decode.decode(data)
         pool_and_state.check(state)
@@ -357,12 +370,12 @@ class KVCacheManager:
         self.config = state.config
 
     def state(self) -> State:
-        """The state as an immutable value. O(pool) on the rust backend."""
+        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
         core: Any = self._core
         return core.state() if isinstance(core, PythonBackend) else decode.decode(core.encode())
 
     def check(self) -> None:
-        """Assert every structural invariant. O(pool); raises InvariantViolation."""
+        """Raise InvariantViolation unless every invariant holds. O(pool). Changes nothing."""
         pool_and_state.check(self.state())
 
 
