@@ -7,6 +7,7 @@ commands. A link to a file outside docs/ becomes the file's name: the site has n
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -22,8 +23,23 @@ CALLS = (
     *("fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
 )
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
+METHODS = {
+    "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
+    "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
+    "Release and eviction": "free remove_skipped_blocks evict_blocks reset_prefix_cache pin unpin",
+    "Swap between tiers": "swap_out swap_in",
+    "External tokens, store and load": "cache_blocks rewind store load complete_operation",
+    "Batches": "take_batch complete cancel in_flight new_step_starts",
+    "Events and statistics": "take_events take_stats take_new_block_ids",
+    "Queries": "get_blocks get_block_ids get_block_keys has_key get_num_common_prefix_blocks"
+    " num_tokens num_draft_tokens num_computed_tokens get_row status"
+    " num_free_blocks num_free_host_blocks usage",
+    "The state": "state check encode restore",
+}
+"""The sections of the manager's page; together they have every public method."""
+ALSO = {"load": "allocate_slots", "can_allocate": "allocate_slots"}
+"""Methods that raise what another one raises, too."""
 MODULES = {
-    "manager": ("The manager", ["kvcore.manager.KVCacheManager"]),
     "transitions": (
         "The transitions: arguments, order and errors of each call",
         [f"kvcore.transitions.{name}" for name in CALLS],
@@ -35,6 +51,21 @@ MODULES = {
     "errors": ("Errors", ["kvcore.types.errors"]),
 }
 COMMANDS = ("check", "simulate", "replay", "size", "trace")
+STYLE = """.doc-signature code { white-space: pre-wrap; }
+.md-typeset td code { white-space: nowrap; }
+.md-grid { max-width: 72rem; }
+"""
+BATCHES = """# What a runtime does for each command
+
+A batch is a list of commands whose order is their meaning. `Batch.buffer` has six int32 columns:
+`kind`, `segment`, and up to four fields in `a` to `d`, in the order of this table. A `key` in a
+column is an index into `Batch.keys`, which has 36 bytes per key. Inside one segment the copies
+(`Zero` to `Load`) may run in parallel. A runtime without a guard may skip `Allocate`, `Touch`,
+`Evict`, `EvictAll` and `Free`: they report owners and keys and move no content. A `Store` or a
+`Load` ends with one call of `complete_operation`.
+
+| kind | command | fields | the runtime's part |
+|---:|---|---|---|"""
 NARROW = {**os.environ, "COLUMNS": "96"}
 
 
@@ -42,10 +73,16 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the start page and the reference."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "index.md", content=_inside(readme)))
+    files.append(File.generated(config, "site.css", content=STYLE))
     for name, (title, modules) in MODULES.items():
         text = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules)
         files.append(File.generated(config, f"reference/{name}.md", content=text))
-    files.append(File.generated(config, "reference/commands.md", content=_commands()))
+    for name, content in (
+        ("manager", _manager()),
+        ("batches", _batches()),
+        ("commands", _commands()),
+    ):
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
 
 
@@ -56,8 +93,61 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _inside(readme: str) -> str:
     """README's links, as they are from within docs/."""
-    here = re.sub(r"(\]\(|src=\"|srcset=\")docs/", r"\1", readme)
+    here = re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", readme)
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#|[\w.]+\.(?:md|svg))([^)]+)\)", r"\1 (`\2`)", here)
+
+
+def _manager() -> str:
+    """The manager's methods by subject, each with every error that its transition raises."""
+    (manager,) = _classes("manager").values()
+    public = {each.name for each in manager.body if isinstance(each, ast.FunctionDef)}
+    listed = [name for names in METHODS.values() for name in names.split()]
+    if sorted(listed) != sorted(name for name in public if not name.startswith("_")):
+        raise ValueError(f"METHODS and the manager differ: {public ^ set(listed)}")
+    raised = _raised()
+    parts = ["# The manager\n\n::: kvcore.manager.KVCacheManager\n    options: {members: false}"]
+    for title, names in METHODS.items():
+        parts.append(f"## {title}")
+        for name in names.split():
+            errors = [*raised.get(ALSO.get(name, ""), ()), *raised.get(name, ())]
+            links = ", ".join(f"[{each}][kvcore.types.errors.{each}]" for each in errors)
+            parts.append(
+                f"::: kvcore.manager.KVCacheManager.{name}\n    options: {{heading_level: 3}}"
+            )
+            parts += [f"All errors: WrongArgument, {links}."] * bool(links)
+    return "\n\n".join(parts)
+
+
+def _raised() -> dict[str, list[str]]:
+    """The errors that the docstring of each transition and query names."""
+    found = {}
+    for path in (ROOT / "kvcore" / "transitions").glob("*.py"):
+        for each in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(each, ast.FunctionDef):
+                _, _, errors = (ast.get_docstring(each) or "").partition("Raises ")
+                names = re.findall(r"\b[A-Z]\w+", errors)
+                found[each.name] = [name for name in names if name != "WrongArgument"]
+    return found
+
+
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module of kvcore."""
+    tree = ast.parse((ROOT / "kvcore" / f"{module}.py").read_text(encoding="utf-8"))
+    return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+
+
+def _batches() -> str:
+    """What a runtime does for each command, with the fields in the order of the columns."""
+    rows = []
+    for name, each in _classes("types/commands").items():
+        set_once = [node for node in each.body if isinstance(node, ast.Assign)]
+        kinds = [ast.unparse(node.value) for node in set_once if "kind" in ast.unparse(node)]
+        fields = [ast.unparse(node.target) for node in each.body if isinstance(node, ast.AnnAssign)]
+        if kinds:
+            does = " ".join((ast.get_docstring(each) or "").split())
+            names = ", ".join(f"`{field}`" for field in fields)
+            rows.append(f"| {kinds[0]} | `{name}` | {names} | {does} |")
+    return "\n".join([BATCHES, *rows, ""])
 
 
 def _commands() -> str:
