@@ -284,10 +284,10 @@ class CachingEngine(FacadeEngine):
             return None
         blocks = self.manager.block_tables[old.seq_id].physical_block_ids
         first, end = (len(seq.get_token_ids()) for seq in (old, new))
-        size, owners = self.world.block_size, self.manager.block_allocator.backing.ref_count
+        size, owners = self.world.block_size, self.manager.block_allocator.backing.blocks.ref_count
         written = blocks[first // size : -(-end // size)]
         added = max(0, -(-(end + lookahead) // size) - len(blocks))
-        return added + sum(owners(block) > 1 for block in written)
+        return added + sum(owners(block, "device") > 1 for block in written)
 
     def _table(self, number: int) -> list[Place]:
         num_blocks = self.world.num_blocks

@@ -8,6 +8,7 @@ S004-12, 16.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -42,7 +43,7 @@ class BlockView:
     @property
     def ref_cnt(self) -> int:
         """Number of owners."""
-        return self._pool.ref_count(self._place)
+        return self._pool.blocks.ref_count(self._place, "device")
 
     @property
     def prev_free_block(self) -> Any:
@@ -61,8 +62,34 @@ class BlockView:
         return self._queue and self._queue.neighbours(self)[1]
 
 
-class PoolQueue(Generic[T]):
-    """The free queue of a pool, to be read.
+class BlockQueue(ABC, Generic[T]):
+    """A free queue as a ring of blocks that None closes."""
+
+    def __repr__(self) -> str:
+        ids = [block.block_id for block in self.get_all_free_blocks()]
+        return f"{type(self).__name__}({ids})"
+
+    @property
+    def free_list_head(self) -> T | None:
+        """The block that leaves next; None if the queue is empty."""
+        return self.neighbours(None)[1]
+
+    @property
+    def free_list_tail(self) -> T | None:
+        """The block that leaves last; None if the queue is empty."""
+        return self.neighbours(None)[0]
+
+    @abstractmethod
+    def get_all_free_blocks(self) -> list[T]:
+        """The blocks from head to tail."""
+
+    @abstractmethod
+    def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
+        """The blocks before and behind one in the ring."""
+
+
+class PoolQueue(BlockQueue[T]):
+    """The free queue of a pool, to be read. A question costs O(free blocks).
 
     blocks: the view of each block of the pool. calls: names of the calls that move the queue.
     """
@@ -72,33 +99,20 @@ class PoolQueue(Generic[T]):
         self._blocks = blocks
         self._calls = calls
 
-    def __repr__(self) -> str:
-        return f"PoolQueue({[block.block_id for block in self.get_all_free_blocks()]})"
-
     @property
     def num_free_blocks(self) -> int:
         """Number of blocks in the queue."""
-        return self._pool.num_free()
-
-    @property
-    def free_list_head(self) -> T | None:
-        """The block that leaves next; None if the queue is empty. Cost: O(free blocks)."""
-        return next(iter(self.get_all_free_blocks()), None)
-
-    @property
-    def free_list_tail(self) -> T | None:
-        """The block that leaves last; None if the queue is empty. Cost: O(free blocks)."""
-        return next(reversed(self.get_all_free_blocks()), None)
+        return self._pool.blocks.num_free("device")
 
     def get_all_free_blocks(self) -> list[T]:
-        """The blocks from head to tail. Cost: O(free blocks)."""
-        return [self._blocks[number] for number in self._pool.free_blocks()]
+        """The blocks from head to tail."""
+        return [self._blocks[number] for number in self._pool.blocks.free_blocks("device")]
 
-    def neighbours(self, block: BlockView) -> tuple[T | None, T | None]:
+    def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
         """The blocks before and behind one; None for none, and if it is not in the queue."""
-        order: list[T | None] = [None, *self.get_all_free_blocks(), None]
-        place = next((at for at, each in enumerate(order) if each is block), 0)
-        return (order[place - 1], order[place + 1]) if place else (None, None)
+        ring: list[T | None] = [*self.get_all_free_blocks(), None]
+        place = next((at for at, each in enumerate(ring) if each is block), None)
+        return (None, None) if place is None else (ring[place - 1], ring[place + 1 - len(ring)])
 
     def remove(self, block: BlockView | None = None) -> NoReturn:
         """Raises NotByHand, as `append` and `popleft` do."""

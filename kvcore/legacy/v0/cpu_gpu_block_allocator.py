@@ -198,9 +198,9 @@ class CpuGpuBlockAllocator:
         of, to = source.blocks.places(copies.values()), target.blocks.places(copies)
         for pair in zip(of, to, strict=True):
             if target is self.on_gpu:
-                self.backing.copy_in(*pair)
+                self.backing.blocks.copy_in(*pair)
             else:
-                self.backing.copy_out(*pair)
+                self.backing.blocks.copy_out(*pair)
         if target is not self.on_gpu:
             target.note_written(copies)
         source.give_back(old)

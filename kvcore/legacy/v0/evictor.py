@@ -140,7 +140,7 @@ class LRUEvictor(Evictor):
     def _all_owned(self, ids: frozenset[BlockId]) -> TierBlocks:
         """A pool of these blocks, each with one owner."""
         backing = Backing(len(ids), eviction="ranked", backend=self._backend)
-        backing.take(len(ids))
+        backing.blocks.take(len(ids), "device")
         return TierBlocks(backing, "device", sorted(ids))
 
     def _forget_commands(self) -> None:

@@ -79,8 +79,8 @@ class TierBlocks:
         self._names = tuple(sorted(self.ids))
         self._places = {name: place for place, name in enumerate(self._names)}
         if self.order != self._names:
-            backing.take(len(self.order), tier)
-            backing.release(self.places(self.order[::-1]), tier)
+            backing.blocks.take(len(self.order), tier)
+            backing.blocks.release(self.places(self.order[::-1]), tier)
 
     def __len__(self) -> int:
         return len(self._names)

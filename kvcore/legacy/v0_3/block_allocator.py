@@ -225,7 +225,7 @@ class BlockAllocator:
 
     def ref_count(self, number: int) -> int:
         """Owners of a block."""
-        return self.backing.ref_count(number, self.tier)
+        return self.backing.blocks.ref_count(number, self.tier)
 
     def get_num_free_blocks(self) -> int:
         """Blocks without owner."""
@@ -234,7 +234,7 @@ class BlockAllocator:
     @property
     def free_blocks(self) -> list[PhysicalTokenBlock]:
         """The blocks without owner, the next to be taken last. Cost: O(free blocks)."""
-        numbers = self.backing.free_blocks(self.tier) if self.num_blocks else ()
+        numbers = self.backing.blocks.free_blocks(self.tier) if self.num_blocks else ()
         return [self._blocks[number] for number in reversed(numbers)]
 
     def take_batch(self) -> Batch:

@@ -85,11 +85,9 @@ def _gen_mm_extra_hash_keys(
     positions, hashes = request.mm_positions or [], request.mm_hashes or []
     count = len(positions)
     if count and len(hashes) != count:
+        name, expected = repr(getattr(request, "request_id", None)), f"{count}, one per position"
         raise CountMismatch(
-            request=repr(getattr(request, "request_id", None)),
-            given=len(hashes),
-            name="multi-modal hashes",
-            expected=f"{count}, one for each position (is their cache switched off?)",
+            request=name, given=len(hashes), name="multi-modal hashes", expected=expected
         )
     if not count or _span(positions[-1])[1] < start_token_idx:
         return [], start_mm_idx
@@ -214,9 +212,8 @@ def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.h
     if extra is None:
         try:
             number = operator.index(number)
-            if number < 0:
-                return hash_block((~number).to_bytes(HASH_SIZE, "big"), tokens) + _BELOW
-            return hash_block(number.to_bytes(HASH_SIZE, "big"), tokens) + _ABOVE
+            parent, end = (~number, _BELOW) if number < 0 else (number, _ABOVE)
+            return hash_block(parent.to_bytes(HASH_SIZE, "big"), tokens) + end
         except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
             if hash_block is not block_hash.hash_block:
                 return content_key(record)  # which takes more kinds of ints

@@ -3,12 +3,15 @@
 
 Block 0 is the null block: it stands for what a window skips, has no owners that count, and is never
 in the queue. The block that was published first answers for a hash, after its eviction the next.
-Source: S001-82 to 84.
+
+The map from hashes to blocks is the core's index, and keeps nothing of its own. It can be written
+by hand: a block that is written stands under its own id, whatever key was used; a free one keeps
+its place in the queue. A block is found by one hash at most. Source: S001-82 to 84.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any
@@ -18,10 +21,9 @@ from kvcore.legacy.blocks.views import PoolQueue
 from kvcore.legacy.v1_0_8 import block_hashes as hashes
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
-from kvcore.legacy.v1_0_8.cached_blocks import CachedBlocks
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock, NullBlock
 from kvcore.types.arguments import read_count
-from kvcore.types.errors import AlreadyPublished, InvalidConfig, UnknownBlock, UnusedBlock
+from kvcore.types.errors import AlreadyPublished, UnknownBlock, UnusedBlock
 from kvcore.types.values import Refused
 
 
@@ -32,10 +34,8 @@ class BlockPool:
         self, num_gpu_blocks: int, enable_caching: bool, *, backend: BackendName = "python"
     ) -> None:
         """Raises WrongPoolSize, BackendMissing."""
-        try:
+        with errors.of_original_kind():
             self.backing = Backing(num_gpu_blocks, null_block=True, backend=backend)
-        except InvalidConfig as error:
-            raise errors.WrongPoolSize(**error.fields) from None
         self.backend: BackendName = backend
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
@@ -51,7 +51,7 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
         """The block that answers for a hash. Raises WrongArgument."""
-        place = self.backing.lookup(hashes.read_record(block_hash).core_key)
+        place = self.backing.blocks.lookup(hashes.read_record(block_hash).core_key, "device")
         return None if place is None else self.blocks[place]
 
     def cache_full_blocks(
@@ -72,14 +72,14 @@ class BlockPool:
         if num_cached_blocks == num_full_blocks:
             return
         full = blocks[num_cached_blocks:num_full_blocks]
-        for place in self.places(full):
-            if self.blocks[place].block_hash is not None:
-                raise errors.AlreadyHashed(block=place)
-            if self.backing.ref_count(place) == 0:
-                raise UnusedBlock(block=place)
+        for block in map(self.blocks.__getitem__, self.places(full)):
+            if block.block_hash is not None:
+                raise errors.AlreadyHashed(block=block.block_id)
+            if block.ref_cnt == 0:
+                raise UnusedBlock(block=block.block_id)
         made = hashes.hash_more_tokens(hash_fn, block_size, request, block_hashes, num_full_blocks)
         records = [*block_hashes, *made][num_cached_blocks:num_full_blocks]
-        self.publish(full, records, hashes.keys_of(records, self.backend))
+        self.publish(full, records)
         block_hashes += made
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
@@ -88,23 +88,19 @@ class BlockPool:
         block.reset_hash()
         return had
 
-    def publish(
-        self,
-        blocks: Sequence[KVCacheBlock],
-        records: Sequence[BlockHashType],
-        keys: Sequence[bytes],
-    ) -> None:
-        """Make blocks with owners findable by one record each. keys: of the records.
+    def publish(self, blocks: Sequence[KVCacheBlock], records: Sequence[BlockHashType]) -> None:
+        """Make blocks with owners findable by one record each.
 
         Those that have a hash keep it, and the null block gets none.
         """
+        core, keys = self.backing.blocks, hashes.keys_of(records, self.backend)
         places = [block.block_id for block in blocks]
         try:
-            self.backing.blocks.publish_all(places, keys, "device")
+            core.publish_all(places, keys, "device")
         except (AlreadyPublished, UnknownBlock):
-            bare = [place != 0 and self.backing.key_of(place) is None for place in places]
+            bare = [place != 0 and core.key_of(place, "device") is None for place in places]
             blocks, records = list(compress(blocks, bare)), list(compress(records, bare))
-            self.backing.publish_all(list(compress(places, bare)), list(compress(keys, bare)))
+            core.publish_all(list(compress(places, bare)), list(compress(keys, bare)), "device")
         for block, record in zip(blocks, records, strict=False):  # a third faster than strict
             block.content = record
 
@@ -113,12 +109,10 @@ class BlockPool:
 
         Raises InvalidCount, TooFewFreeBlocks.
         """
-        taken = self.backing.take(read_count("num_blocks", num_blocks))
+        taken = self.backing.blocks.take(read_count("num_blocks", num_blocks), "device")
         if isinstance(taken, Refused):
-            asked, available = taken.needed, taken.available
-            raise errors.TooFewFreeBlocks(
-                asked=asked, available=available, num_blocks=self.num_gpu_blocks
-            )
+            counts = {"needed": taken.needed, "available": taken.available}
+            raise errors.TooFewFreeBlocks(**counts, num_blocks=self.num_gpu_blocks)
         return [self.blocks[place] for place in taken]
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -126,25 +120,25 @@ class BlockPool:
 
         Raises ForeignBlock, and UnusedBlock if one has neither owner nor hash.
         """
-        self.backing.touch(self.places(blocks))
+        self.backing.blocks.touch(self.places(blocks), "device")
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Take an owner from each; those left without join the queue in this order.
 
         Raises ForeignBlock, DoubleFree.
         """
-        self.backing.release(self.places(ordered_blocks))
+        self.backing.blocks.release(self.places(ordered_blocks), "device")
 
     def reset_prefix_cache(self) -> bool:
         """Forget every hash; False, and nothing happens, while any block is used."""
         if self.get_num_free_blocks() < self.num_gpu_blocks - 1:
             return False
-        self.backing.clear_index()
+        self.backing.blocks.clear_index("device")
         return True
 
     def get_num_free_blocks(self) -> int:
         """Blocks in the queue."""
-        return self.backing.num_free()
+        return self.backing.blocks.num_free("device")
 
     def get_usage(self) -> float:
         """Share of all blocks that are not in the queue: the null block counts as used."""
@@ -165,3 +159,94 @@ class BlockPool:
         known = set(map(id, own))
         stranger = next(block for block in blocks if id(block) not in known)
         raise errors.ForeignBlock(block=repr(stranger), num_blocks=len(own))
+
+
+class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
+    """The blocks that one hash is found by, by id. Cost: O(pool) a question with the twin."""
+
+    def __init__(self, pool: BlockPool, block_hash: Any) -> None:
+        """Raises WrongArgument."""
+        self._pool = pool
+        self._record = hashes.read_record(block_hash)
+
+    def __repr__(self) -> str:
+        return repr(self._found())
+
+    def __getitem__(self, block_id: int) -> KVCacheBlock:
+        return self._found()[block_id]
+
+    def __setitem__(self, block_id: int, block: KVCacheBlock) -> None:
+        """Raises ForeignBlock, AlreadyHashed, and UnusedBlock for the null block."""
+        self.check([block])
+        if block.block_id not in self:
+            block.block_hash = self._record
+
+    def __delitem__(self, block_id: int) -> None:
+        self[block_id].reset_hash()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def check(self, blocks: Sequence[Any]) -> None:
+        """Raise unless these blocks can be found by this hash."""
+        for block_id in self._pool.check_own(blocks):
+            if block_id == 0:
+                raise UnusedBlock(block=block_id)
+            if self._pool.blocks[block_id].block_hash not in (None, self._record):
+                raise errors.AlreadyHashed(block=block_id)
+
+    def _found(self) -> dict[int, KVCacheBlock]:
+        index = self._pool.backing.state().device.index
+        return {at: self._pool.blocks[at] for at in index.get(self._record.core_key, ())}
+
+
+class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBlock]]):
+    """Which blocks each hash is found by. Cost: O(pool) a question with the twin.
+
+    Asked for a hash that nobody has, it gives no blocks, into which some can be written.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __getitem__(self, block_hash: BlockHashType) -> MutableMapping[int, KVCacheBlock]:
+        return BlocksOfHash(self._pool, block_hash)
+
+    def __setitem__(self, block_hash: BlockHashType, blocks: Mapping[int, KVCacheBlock]) -> None:
+        """Have a hash found by these blocks alone. Raises as `BlocksOfHash` does."""
+        found, given = BlocksOfHash(self._pool, block_hash), list(blocks.values())
+        found.check(given)
+        wanted = {block.block_id: block for block in given}
+        for block_id in set(found) - set(wanted):
+            del found[block_id]
+        found.update(wanted)
+
+    def __delitem__(self, block_hash: BlockHashType) -> None:
+        if block_hash not in self:
+            raise KeyError(block_hash)
+        self[block_hash].clear()
+
+    def __contains__(self, block_hash: object) -> bool:
+        return bool(BlocksOfHash(self._pool, block_hash))
+
+    def __iter__(self) -> Iterator[BlockHashType]:
+        firsts = self._pool.backing.state().device.index.firsts
+        records = (self._pool.blocks[place].block_hash for place in firsts.values())
+        return (record for record in records if record is not None)
+
+    def __len__(self) -> int:
+        return len(self._pool.backing.state().device.index)
+
+    def get(self, block_hash: BlockHashType, default: Any = None) -> Any:
+        """The blocks of a hash, or the default if it has none."""
+        return self[block_hash] or default
+
+    def clear(self) -> None:
+        """Forget every hash."""
+        self._pool.backing.blocks.clear_index("device")

@@ -25,7 +25,7 @@ class NoFreeBlocks(KvcoreError):
 class TooFewFreeBlocks(KvcoreError):
     """Fewer blocks are free than are asked for."""
 
-    message = "Cannot get {asked} free blocks from the pool: {available} of {num_blocks} are free"
+    message = "Cannot get {needed} free blocks from the pool: {available} of {num_blocks} are free"
 
 
 class WrongPoolSize(errors.InvalidConfig, AssertionError):
@@ -89,8 +89,7 @@ class NothingToCache(sizing.NoLayers, NotImplementedError, AssertionError):
 class NoSuchLayer(sizing.UnknownLayer, KeyError):
     """A group names a layer that the model does not have."""
 
-    def __str__(self) -> str:
-        return ValueError.__str__(self)
+    __str__ = ValueError.__str__
 
 
 class MixedLayers(sizing.MixedSpecs, NotImplementedError):
@@ -113,7 +112,7 @@ class TooLong(KvcoreError, AssertionError):
     """A request that has all the blocks that the model's length allows asks for more."""
 
     message = (
-        "request {request} holds {held} blocks and brings {num_hits}, asks for {asked} more: "
+        "request {request} has {held} blocks with its hits and needs {needed} more: "
         "max_model_len={max_model_len} allows {most}"
     )
 
@@ -146,19 +145,11 @@ class NotOneGroup(KvcoreError, AssertionError):
     message = "the configuration has {num_groups} groups, this manager serves one"
 
 
-_ORIGINALS: dict[type, type[KvcoreError]] = {
-    each.__bases__[0]: each
-    for each in (
-        *(WindowWithMla, LayersDiffer, NoGroupLayer, NothingToCache, NoSuchLayer, MixedLayers),
-        *(RanksDiffer, RankGroupsDiffer, RankLayersDiffer),
-    )
-}
-
-
 @contextmanager
 def of_original_kind() -> Iterator[None]:
-    """Raise what `kvcore.sizing` raises as the error above that stands for it."""
+    """Raise an error of the core as the class above that stands for it, if there is one."""
     try:
         yield
     except KvcoreError as error:
-        raise _ORIGINALS.get(type(error), type(error))(**error.fields) from None
+        kinds = (each for each in type(error).__subclasses__() if each.__module__ == __name__)
+        raise next(kinds, type(error))(**error.fields) from None

@@ -20,6 +20,17 @@ from kvcore.legacy.v1_0_8.errors import of_original_kind
 from kvcore.sizing import LayerSpec, Limits
 from kvcore.types.errors import WrongArgument
 
+SHAPE = ("block_size", "num_kv_heads", "head_size", "dtype")
+
+
+def read_fields(name: str, value: Any, *fields: str) -> list[Any]:
+    """These attributes of an engine's object. Raises WrongArgument if it lacks one."""
+    try:
+        return [getattr(value, field) for field in fields]
+    except AttributeError:
+        expected = f"an object with {', '.join(fields)}"
+        raise WrongArgument(name=name, expected=expected, value=repr(value)) from None
+
 
 @dataclass
 class KVCacheSpec:
@@ -109,15 +120,8 @@ def read_spec(spec: Any) -> LayerSpec:
     """
     if isinstance(spec, LayerSpec):
         return spec
-    try:
-        shape: dict[str, Any] = {
-            name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size")
-        }
-        shape["dtype"] = str(spec.dtype).removeprefix("torch.")
-    except AttributeError as error:
-        expected = "an object with block_size, num_kv_heads, head_size and dtype"
-        value = f"{spec!r} ({error})"
-        raise WrongArgument(name="a spec", expected=expected, value=value) from None
+    shape = dict(zip(SHAPE, read_fields("a spec", spec, *SHAPE), strict=True))
+    shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")
     shape["use_mla"] = bool(getattr(spec, "use_mla", False))
     window = getattr(spec, "sliding_window", None)
     if window is None:
@@ -132,11 +136,8 @@ def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
 
 def read_limits(vllm_config: Any) -> Limits:
     """What a configuration bounds a request by. Raises WrongArgument, InvalidCount."""
-    try:
-        longest = vllm_config.model_config.max_model_len
-    except AttributeError:
-        name, expected = "vllm_config", "an object with model_config.max_model_len"
-        raise WrongArgument(name=name, expected=expected, value=repr(vllm_config)) from None
+    model = getattr(vllm_config, "model_config", None)
+    (longest,) = read_fields("vllm_config.model_config", model, "max_model_len")
     scheduler = getattr(vllm_config, "scheduler_config", None)
     cache = getattr(vllm_config, "cache_config", None)
     return Limits(

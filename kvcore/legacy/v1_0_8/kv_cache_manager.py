@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.8.5's V1 `KVCacheManager`, over the core's pool.
 
-What can raise is asked first; the rest are the pool's own transitions: to release, admit or take,
-publish. If a request does not fit, the call returns None before any other check; the trim of its
+All that can raise is checked first; the rest are transitions of the pool: release, admit, publish.
+If a request does not fit, the call returns None before any other check; the trim of its
 window is kept. A call that raises has changed nothing. Tables and lists of hashes are handed out
 and keep growing; hashes stay through a preemption. Blocks are freed tail first, with caching and
 without. Source: S001-71 to 85, X-04.
@@ -11,26 +11,26 @@ without. Source: S001-71 to 85, X-04.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8 import block_hashes, errors
-from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction
+from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, HashFunction, sha256
 from kvcore.legacy.v1_0_8.block_pool import BlockPool
 from kvcore.legacy.v1_0_8.live_blocks import KVCacheBlock
 from kvcore.legacy.v1_0_8.specialized_manager import get_specialized_manager
 from kvcore.types.arguments import check_kind, read_count
 from kvcore.types.commands import Batch
-from kvcore.types.errors import KvcoreError, UnknownBlock, WrongKey
+from kvcore.types.errors import UnknownBlock, WrongKey
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import PrefixCacheStats, Refused
 
 __all__ = ["BlockPool", "KVCacheManager"]
 
 T = TypeVar("T")
-NOTHING: Sequence[bytes] = ()
 Found: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
 """The ids of hits behind the null blocks in front, and the keys that they must have."""
 NO_HITS: Found = ((), ())
@@ -70,15 +70,13 @@ class KVCacheManager:
         self.max_model_len = read_count("max_model_len", max_model_len, 1)
         self.num_gpu_blocks = kv_cache_config.num_blocks
         self.enable_caching = enable_caching
-        self.caching_hash_fn: HashFunction = (
-            block_hashes.sha256 if caching_hash_algo == "sha256" else hash
-        )
+        self.caching_hash_fn: HashFunction = sha256 if caching_hash_algo == "sha256" else hash
         self.use_eagle = use_eagle
         self.log_stats = log_stats
         self.block_pool = BlockPool(self.num_gpu_blocks, enable_caching, backend=backend)
         spec = groups[0].kv_cache_spec
         self.specialized_manager = get_specialized_manager(spec, self.block_pool)
-        self._has_window = self.specialized_manager.group_id.is_windowed
+        self._has_window = self.specialized_manager.group.is_windowed
         self.block_size = self.specialized_manager.block_size
         self.max_num_blocks_per_req = -(-self.max_model_len // self.block_size)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
@@ -98,8 +96,7 @@ class KVCacheManager:
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """The look-ups since the last call, counted in blocks; None where they are not logged."""
         stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = PrefixCacheStats()
+        self.prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
         return stats
 
     def get_computed_blocks(self, request: Any) -> tuple[list[KVCacheBlock], int]:
@@ -120,13 +117,12 @@ class KVCacheManager:
             self._count(0, 0)
             return [], 0
         hashes = self.req_to_block_hashes[request_id]
-        asked = len(hashes)
-        if asked and asked * self.block_size == request.num_tokens:
-            asked -= 1
-        blocks = self.specialized_manager.find_longest_cache_hit(
-            hashes[:asked], num_dropped=int(self.use_eagle)
-        )
-        self._count(asked, len(blocks))
+        num_queried = len(hashes)
+        if num_queried and num_queried * self.block_size == request.num_tokens:
+            num_queried -= 1
+        find = self.specialized_manager.find_longest_cache_hit
+        blocks = find(hashes[:num_queried], num_dropped=int(self.use_eagle))
+        self._count(num_queried, len(blocks))
         return blocks, len(blocks) * self.block_size
 
     def allocate_slots(
@@ -153,39 +149,40 @@ class KVCacheManager:
         request_id, size, hits = request.request_id, self.block_size, new_computed_blocks or ()
         found = self._check_hits(request, hits) if hits else NO_HITS
         table = self.req_to_blocks[request_id]
-        num_hits = len(hits)
-        held = len(table) + num_hits
-        end = counted + num_hits * size + num_tokens
+        held, first = len(table) + len(hits), self.num_cached_block.get(request_id, len(hits))
+        end = counted + len(hits) * size + num_tokens
         num_new = (end + ahead - 1) // size + 1 - held
-        too_long = num_new > 0 and held + num_new > self.max_num_blocks_per_req
-        if too_long and self._fits(table, counted, num_new, found[0]):
-            num_new = self._limit(request, held, num_hits, num_new)
-        first, keys = self.num_cached_block.get(request_id, num_hits), NOTHING
-        if self.enable_caching and end // size > first:
-            try:
-                made, records, keys = self._hash_full(request, first, end, held + max(num_new, 0))
-            except KvcoreError:
-                if self._fits(table, counted, num_new, found[0]):
-                    raise
-        if self._has_window:
-            self._trim(table, counted)
+        passed = self.specialized_manager.skipped_places(table, counted) if self._has_window else ()
+        records: Sequence[BlockHashType] = ()
+        fits = num_new <= 0 or self._fits(num_new, found[0], [table[place] for place in passed])
+        if fits:
+            if num_new > 0 and held + num_new > self.max_num_blocks_per_req:
+                num_new = self._limit(request, held, num_new)
+            if self.enable_caching and end // size > first:
+                num_drafts = len(getattr(request, "spec_token_ids", None) or ())
+                num_full = min((end - num_drafts) // size, held + max(num_new, 0))
+                made, records = self._hash(request, first, num_full)
+                block_hashes.keys_of(
+                    records, self.block_pool.backend
+                )  # or an error, before changes
+        if passed:
+            self.block_pool.free_blocks([table[place] for place in passed])
+            self.specialized_manager.remove_skipped_blocks(table, counted)
+        if not fits:
+            return None
         new_blocks: list[KVCacheBlock] = []
         if num_new > 0:
-            taken = self._take(request, num_new, hits, found)
-            if type(taken) is Refused:
-                return None
-            own = self.block_pool.blocks
-            new_blocks = [own[place] for place in taken]
+            new_blocks = self._take(request, num_new, len(hits), found)
             if not table:
                 self.req_to_blocks[request_id] = table
                 if self.enable_caching:
                     self.num_cached_block[request_id] = first
             table += hits
             table += new_blocks
-        if keys:
+        if records:
             self.req_to_block_hashes.setdefault(request_id, []).extend(made)
-            self.num_cached_block[request_id] = behind = first + len(keys)
-            self.block_pool.publish(table[first:behind], records, keys)
+            self.num_cached_block[request_id] = behind = first + len(records)
+            self.block_pool.publish(table[first:behind], records)
         return new_blocks
 
     def free(self, request: Any) -> None:
@@ -208,12 +205,8 @@ class KVCacheManager:
         status = getattr(request, "status", None)
         if getattr(status, "name", status) != "RUNNING":
             raise errors.NotRunningRequest(request=repr(request.request_id), status=status)
-        count = 0
-        for block in self.req_to_blocks[request.request_id]:
-            if block.ref_cnt != num_running_requests:
-                break
-            count += 1
-        return count
+        table = self.req_to_blocks[request.request_id]
+        return len([*takewhile(lambda block: block.ref_cnt == num_running_requests, table)])
 
     def free_block_hashes(self, request: Any) -> None:
         """Forget the hashes of a finished request; a preempted one keeps them."""
@@ -233,100 +226,68 @@ class KVCacheManager:
 
         Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit, TokensMissing.
         """
-        request_id, count = request.request_id, len(hits)
+        name, count, size = repr(request.request_id), len(hits), self.block_size
         if not self.enable_caching:
-            raise errors.HitsWithoutCaching(request=repr(request_id), num_blocks=count)
+            raise errors.HitsWithoutCaching(request=name, num_blocks=count)
         places = self.block_pool.check_own(hits)
-        if self.req_to_blocks.get(request_id):
-            raise errors.HitsWhileRunning(request=repr(request_id), num_blocks=count)
-        hashes = self.req_to_block_hashes[request_id][:count]
-        if len(hashes) < count:
-            made = self._make_hashes(request, min(count, request.num_tokens // self.block_size))
-            hashes += made[: count - len(hashes)]
+        if self.req_to_blocks.get(request.request_id):
+            raise errors.HitsWhileRunning(request=name, num_blocks=count)
+        num_known = len(self.req_to_block_hashes[request.request_id])
+        num_hashes = min(count, max(num_known, request.num_tokens // size))
+        _, hashes = self._hash(request, 0, num_hashes)
         num_null = next((at for at, place in enumerate(places) if place), count)
-        most_null = skipped_blocks(self.specialized_manager.group_id, count * self.block_size)
-        sound = min(most_null if num_null > most_null else count, len(hashes))
+        most_null = skipped_blocks(self.specialized_manager.group, count * size)
+        sound = min(most_null if num_null > most_null else count, num_hashes)
         if sound < count:
-            raise errors.StaleHit(request=repr(request_id), block=places[sound], position=sound)
+            raise errors.StaleHit(request=name, block=places[sound], position=sound)
         return places[num_null:], block_hashes.keys_of(hashes[num_null:], self.block_pool.backend)
 
-    def _fits(
-        self, table: list[KVCacheBlock], counted: int, num_new: int, places: Sequence[int]
-    ) -> bool:
-        """Whether so many can be taken once the window is trimmed and hits are touched."""
-        backing, skipped = self.block_pool.backing, self.specialized_manager.skipped_places
-        coming = sum(table[place].ref_cnt == 1 for place in skipped(table, counted))
-        going = sum(backing.ref_count(place) == 0 for place in places)
-        return num_new + going <= backing.num_free() + coming
+    def _fits(self, num_new: int, hits: Sequence[int], passed: Sequence[KVCacheBlock]) -> bool:
+        """Whether so many can be taken once hits are touched and what a window passed is freed."""
+        core, own = self.block_pool.backing.blocks, [place for place in hits if place]
+        coming = sum(block.ref_cnt == 1 for block in passed)
+        going = core.ref_counts(own, "device").count(0) if own else 0
+        return num_new + going <= core.num_free("device") + coming
 
-    def _limit(self, request: Any, held: int, num_hits: int, num_new: int) -> int:
-        """How many of so many new blocks the model's length leaves. Raises TooLong for none.
-
-        held: with the hits.
-        """
-        most = self.max_num_blocks_per_req
+    def _limit(self, request: Any, held: int, num_new: int) -> int:
+        """How many of so many new blocks the model's length leaves. Raises TooLong for none."""
+        most, longest = self.max_num_blocks_per_req, self.max_model_len
         if held >= most:
-            raise errors.TooLong(
-                request=repr(request.request_id),
-                held=held - num_hits,
-                num_hits=num_hits,
-                asked=num_new,
-                max_model_len=self.max_model_len,
-                most=most,
-            )
-        return min(num_new, most - held)
+            fields = {"held": held, "needed": num_new, "max_model_len": longest, "most": most}
+            raise errors.TooLong(request=repr(request.request_id), **fields)
+        return most - held
 
-    def _hash_full(
-        self, request: Any, first: int, end: int, num_blocks: int
-    ) -> tuple[list[BlockHashType], list[BlockHashType], Sequence[bytes]]:
-        """The hashes that a request lacks of its full blocks; hashes and keys from a place on.
+    def _hash(
+        self, request: Any, first: int, num_full: int
+    ) -> tuple[list[BlockHashType], list[BlockHashType]]:
+        """The hashes that a request lacks of its first blocks, and all of them from a place on.
 
-        end: its tokens with the drafts. num_blocks: of its table. Raises TokensMissing,
-        WrongArgument.
-        """
-        num_drafts = len(getattr(request, "spec_token_ids", None) or ())
-        num_full = min((end - num_drafts) // self.block_size, num_blocks)
-        if num_full <= first:
-            return [], [], NOTHING
-        known = self.req_to_block_hashes[request.request_id]
-        made = self._make_hashes(request, num_full)
-        unknown = max(0, first - len(known))
-        records = (known[first:num_full] + made[unknown:])[: num_full - first]
-        return made, records, block_hashes.keys_of(records, self.block_pool.backend)
-
-    def _make_hashes(self, request: Any, num_full: int) -> list[BlockHashType]:
-        """The hashes of a request's first blocks behind those that it has. Raises TokensMissing.
-
-        One that has media and no hashes is hashed as a look-up hashes it: all of its full blocks.
+        A request that has media and no hashes is hashed as a look-up hashes it: all of its full
+        blocks. Raises TokensMissing.
         """
         known, size = self.req_to_block_hashes[request.request_id], self.block_size
-        if not known and request.mm_positions:
-            num_full = max(num_full, len(request.all_token_ids) // size)
-        elif len(known) >= num_full:
-            return []
-        return block_hashes.hash_more_tokens(self.caching_hash_fn, size, request, known, num_full)
+        wanted, made = num_full if num_full > first else 0, []
+        if wanted and not known and request.mm_positions:
+            wanted = max(num_full, len(request.all_token_ids) // size)
+        if len(known) < wanted:
+            hash_more = block_hashes.hash_more_tokens
+            made = hash_more(self.caching_hash_fn, size, request, known, wanted)
+        records = known[first:num_full] + made[max(0, first - len(known)) :]
+        return made, records[: max(0, num_full - first)]
 
-    def _trim(self, table: list[KVCacheBlock], counted: int) -> None:
-        """Give back what no query of a request sees any more."""
-        places = self.specialized_manager.skipped_places(table, counted)
-        if places:
-            self.block_pool.free_blocks([table[place] for place in places])
-            self.specialized_manager.remove_skipped_blocks(table, counted)
-
-    def _take(
-        self, request: Any, num_new: int, hits: Sequence[KVCacheBlock], found: Found
-    ) -> tuple[int, ...] | Refused:
+    def _take(self, request: Any, num_new: int, num_hits: int, found: Found) -> list[KVCacheBlock]:
         """Take so many new blocks, and touch hits that have these keys. Raises StaleHit."""
-        ask = self.block_pool.backing.blocks
-        if not hits:
-            return ask.take(num_new, "device")
+        core, (places, keys) = self.block_pool.backing.blocks, found
         try:
-            return ask.admit(found[0], num_new, found[1], "device")
+            taken = core.admit(places, num_new, keys, "device")
         except (WrongKey, UnknownBlock) as error:
             block: Any = error.fields["block"]
-            position = [hit.block_id for hit in hits].index(block)
+            position = num_hits - len(places) + list(places).index(block)
             name = repr(request.request_id)
             raise errors.StaleHit(request=name, block=block, position=position) from None
+        assert not isinstance(taken, Refused)
+        own = self.block_pool.blocks
+        return [own[place] for place in taken]
 
     def _count(self, queries: int, hits: int) -> None:
         """Count a look-up, and the blocks that it asked for and found."""

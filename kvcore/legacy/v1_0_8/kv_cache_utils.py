@@ -18,16 +18,17 @@ from kvcore import metrics, sizing
 from kvcore.legacy.v1_0_8 import block_hashes, live_blocks
 from kvcore.legacy.v1_0_8.errors import of_original_kind
 from kvcore.legacy.v1_0_8.kv_cache_interface import (
+    SHAPE,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    read_fields,
     read_limits,
     read_spec,
     read_specs,
 )
 from kvcore.sizing.memory import check_need, max_request_bytes
-from kvcore.types.errors import WrongArgument
 from kvcore.types.values import PrefixCacheStats
 
 NONE_HASH = block_hashes.NONE_HASH
@@ -55,12 +56,9 @@ class PrefixCachingMetrics(metrics.PrefixCachingMetrics):
 
     def observe(self, stats: Any) -> None:
         """Add an update, an object with requests, queries, hits and reset. Raises WrongArgument."""
-        try:
-            counts = (stats.requests, stats.queries, stats.hits)
-        except AttributeError:
-            expected = "an object with requests, queries, hits and reset"
-            raise WrongArgument(name="stats", expected=expected, value=repr(stats)) from None
-        super().observe(PrefixCacheStats(*counts, reset=bool(getattr(stats, "reset", False))))
+        requests, queries, hits = read_fields("stats", stats, "requests", "queries", "hits")
+        reset = bool(getattr(stats, "reset", False))
+        super().observe(PrefixCacheStats(requests, queries, hits, reset=reset))
 
 
 def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
@@ -105,8 +103,8 @@ def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None
     read = read_specs(kv_cache_spec)
     for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
         if kept is not read[name]:
-            shape = {key: getattr(kept, key) for key in ("block_size", "num_kv_heads", "head_size")}
-            kv_cache_spec[name] = FullAttentionSpec(**shape, dtype=kv_cache_spec[name].dtype)
+            shape = read_fields("a spec", kv_cache_spec[name], *SHAPE)
+            kv_cache_spec[name] = FullAttentionSpec(*shape)
 
 
 @of_original_kind()

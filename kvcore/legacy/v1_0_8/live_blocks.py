@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.legacy.blocks.blocks import BackendName, Backing
-from kvcore.legacy.blocks.views import BlockView, PoolQueue
+from kvcore.legacy.blocks.views import BlockQueue, BlockView, PoolQueue
 from kvcore.legacy.v1_0_8 import errors
 from kvcore.legacy.v1_0_8.block_hashes import BlockHashType, read_record
 from kvcore.types.arguments import check_kind, read_count
@@ -77,7 +77,10 @@ class KVCacheBlock(BlockView):
     def block_hash(self) -> BlockHashType | None:
         """The record by which the block is found; None if it is not found."""
         record = self.content
-        if record is None or self._pool.key_of(self._place) != read_record(record).core_key:
+        if (
+            record is None
+            or self._pool.blocks.key_of(self._place, "device") != read_record(record).core_key
+        ):
             return None
         return record
 
@@ -91,12 +94,13 @@ class KVCacheBlock(BlockView):
         """
         if self.block_hash is not None:
             raise errors.AlreadyHashed(block=self.block_id)
-        key, order = read_record(block_hash).core_key, self._pool.free_blocks()
+        core, key = self._pool.blocks, read_record(block_hash).core_key
+        order = core.free_blocks("device")
         if self._place in order:
-            kept = [place for place in order if self._pool.key_of(place) is not None]
-            self._pool.touch(kept)
-            self._pool.take(len(order) - len(kept))
-            self._pool.publish(self._place, key)
+            kept = [place for place in order if core.key_of(place, "device") is not None]
+            core.touch(kept, "device")
+            core.take(len(order) - len(kept), "device")
+            self._change("publish", self._place, key)
             self._change("release", order)
         elif not self.ref_cnt:
             raise UnusedBlock(block=self.block_id)
@@ -104,10 +108,7 @@ class KVCacheBlock(BlockView):
             self._change("publish", self._place, key)
         self.content = block_hash
 
-    @property
-    def _block_hash(self) -> BlockHashType | None:
-        """The same, by the name that the original keeps it under."""
-        return self.block_hash
+    _block_hash = block_hash
 
     def reset_hash(self) -> None:
         """Forget the hash, if there is one."""
@@ -122,18 +123,20 @@ class KVCacheBlock(BlockView):
     __hash__ = None  # type: ignore[assignment] # as the original, it compares by what changes
 
     def __repr__(self) -> str:
-        return f"KVCacheBlock({', '.join(f'{name}={value}' for name, value in self._shown())})"
+        names = ("block_id", "ref_cnt", "_block_hash", "prev_free_block", "next_free_block")
+        shown = zip(names, self._shown(), strict=True)
+        return f"KVCacheBlock({', '.join(f'{name}={value}' for name, value in shown)})"
 
-    def _shown(self) -> list[tuple[str, Any]]:
-        around = {name: getattr(self, name) for name in ("prev_free_block", "next_free_block")}
-        ids = {name: block and block.block_id for name, block in around.items()}
-        own = {"block_id": self.block_id, "ref_cnt": self.ref_cnt, "_block_hash": self.block_hash}
-        return [*own.items(), *ids.items()]
+    def _shown(self) -> tuple[Any, ...]:
+        around = [
+            block and block.block_id for block in (self.prev_free_block, self.next_free_block)
+        ]
+        return self.block_id, self.ref_cnt, self.block_hash, *around
 
     def _change(self, call: str, *arguments: Any) -> None:
         """Make a change in its pool. Errors name the block; a pool of its own keeps no commands."""
         try:
-            getattr(self._pool, call)(*arguments)
+            getattr(self._pool.blocks, call)(*arguments, "device")
         except KvcoreError as error:
             raise type(error)(**{**error.fields, "block": self.block_id}) from None
         finally:
@@ -162,7 +165,7 @@ class NullBlock(KVCacheBlock):
         """Nothing."""
 
 
-class FreeKVCacheBlockQueue:
+class FreeKVCacheBlockQueue(BlockQueue[KVCacheBlock]):
     """Blocks of no pool in the order in which they leave, linked to each other in a ring.
 
     blocks: at the beginning, in this order; none is allowed. They may join again, and others too.
@@ -180,20 +183,6 @@ class FreeKVCacheBlockQueue:
             for member in self.get_all_free_blocks():
                 self.remove(member)
             raise
-
-    def __repr__(self) -> str:
-        ids = [block.block_id for block in self.get_all_free_blocks()]
-        return f"FreeKVCacheBlockQueue({ids})"
-
-    @property
-    def free_list_head(self) -> KVCacheBlock | None:
-        """The block that leaves next; None if the queue is empty."""
-        return self.neighbours(self._end)[1]
-
-    @property
-    def free_list_tail(self) -> KVCacheBlock | None:
-        """The block that leaves last; None if the queue is empty."""
-        return self.neighbours(self._end)[0]
 
     def popleft(self) -> KVCacheBlock:
         """Take out the block at the head. Raises NoFreeBlocks."""
@@ -230,7 +219,10 @@ class FreeKVCacheBlockQueue:
             block = block._after
         return found
 
-    def neighbours(self, block: KVCacheBlock) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
+    def neighbours(
+        self, block: KVCacheBlock | None
+    ) -> tuple[KVCacheBlock | None, KVCacheBlock | None]:
         """The blocks before and behind one of this queue."""
-        before, after = block._before, block._after
-        return None if before is self._end else before, None if after is self._end else after
+        end = self._end
+        before, after = (block or end)._before, (block or end)._after
+        return None if before is end else before, None if after is end else after

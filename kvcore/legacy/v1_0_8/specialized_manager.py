@@ -29,7 +29,7 @@ class SpecializedManager:
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         spec = read_spec(kv_cache_spec)
-        self.group_id = Group(spec.block_size, kind=spec.kind, window=spec.window)
+        self.group = Group(spec.block_size, kind=spec.kind, window=spec.window)
         self.block_size = spec.block_size
         self.kv_cache_spec = kv_cache_spec
         self.block_pool = block_pool
@@ -42,16 +42,14 @@ class SpecializedManager:
         From the left up to the first miss, less what is dropped.
         """
         pool = self.block_pool
-        ask, backend = pool.backing.blocks, pool.backend
-        first = keys_of(block_hashes[:1], backend)
-        if not first or ask.lookup(first[0], "device") is None:
+        if not block_hashes or pool.get_cached_block(block_hashes[0]) is None:
             return []  # before the other keys are read
-        found = ask.lookup_prefix(keys_of(block_hashes, backend), "device")
+        found = pool.backing.blocks.lookup_prefix(keys_of(block_hashes, pool.backend), "device")
         return [pool.blocks[place] for place in found[: max(0, len(found) - num_dropped)]]
 
     def skipped_places(self, blocks: Sequence[KVCacheBlock], num_computed_tokens: int) -> list[int]:
         """Places whose blocks no later query sees, highest first, down to the first null."""
-        end = min(skipped_blocks(self.group_id, num_computed_tokens), len(blocks))
+        end = min(skipped_blocks(self.group, num_computed_tokens), len(blocks))
         null = self.block_pool.null_block
         return list(takewhile(lambda place: blocks[place] is not null, range(end - 1, -1, -1)))
 
@@ -78,7 +76,7 @@ class SlidingWindowManager(SpecializedManager):
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         super().__init__(kv_cache_spec, block_pool)
-        self.sliding_window = self.group_id.window or 1
+        self.sliding_window = self.group.window or 1
         self.sliding_window_contiguous_blocks = -(-(self.sliding_window - 1) // self.block_size)
 
     def find_longest_cache_hit(
@@ -87,17 +85,13 @@ class SlidingWindowManager(SpecializedManager):
         """The last run of enough blocks, less what is dropped behind it; null before it."""
         needed = self.sliding_window_contiguous_blocks + num_dropped
         run: list[KVCacheBlock] = []
-        pool, place = self.block_pool, 0
-        keys = keys_of(block_hashes, pool.backend)
-        for place in range(len(keys) - 1, -1, -1):
-            found = pool.backing.lookup(keys[place])
-            if found is None:
-                run.clear()
-                continue
-            run.append(pool.blocks[found])
-            if len(run) >= needed:
+        place = 0
+        for place in range(len(block_hashes) - 1, -1, -1):
+            found = self.block_pool.get_cached_block(block_hashes[place])
+            run = [found, *run] if found else []
+            if found and len(run) >= needed:
                 break
-        hit = [pool.null_block] * place + run[::-1]
+        hit = [self.block_pool.null_block] * place + run
         return hit[: max(0, len(hit) - num_dropped)]
 
 

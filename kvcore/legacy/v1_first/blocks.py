@@ -103,7 +103,7 @@ class KVCacheBlock(BlockView):
 
         Of the original's kind, or the core's key if the manager was told how to hash.
         """
-        key = self._pool.key_of(self.block_id)
+        key = self._pool.blocks.key_of(self.block_id, "device")
         if key is None or self.content is None:
             return key
         text, start = self.content
@@ -112,7 +112,7 @@ class KVCacheBlock(BlockView):
     @property
     def num_hashed_tokens(self) -> int:
         """Tokens of its request up to its end, 0 unless it is cached."""
-        if self.content is None or self._pool.key_of(self.block_id) is None:
+        if self.content is None or self._pool.blocks.key_of(self.block_id, "device") is None:
             return 0
         text, start = self.content
         return text.first + start + text.block_size
@@ -121,7 +121,7 @@ class KVCacheBlock(BlockView):
         """Forget tokens and hash. Raises BlockInUse if it has an owner."""
         if self.ref_cnt:
             raise BlockInUse(block=self.block_id, num_owners=self.ref_cnt)
-        self._pool.unpublish(self.block_id)
+        self._pool.blocks.unpublish(self.block_id, "device")
         self.content = None
 
     def __repr__(self) -> str:

@@ -118,7 +118,7 @@ def test_no_block_is_taken_past_the_model_s_length(backend: Backend) -> None:
     assert ids(manager.allocate_slots(request, 11, num_lookahead_tokens=20)) == [1, 2, 3]
     request.num_computed_tokens = 11
     before = all_of(manager)
-    text = r"request '0' holds 3 blocks and brings 0, asks for 1 more: max_model_len=11 allows 3"
+    text = r"request '0' has 3 blocks with its hits and needs 1 more: max_model_len=11 allows 3"
     with pytest.raises(TooLong, match=text) as caught:
         manager.allocate_slots(request, 2)
     assert isinstance(caught.value, AssertionError)
