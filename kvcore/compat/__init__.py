@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For those who port: a manager with the calls of vLLM's V1 `KVCacheManager`.
+"""A manager with the calls of vLLM's V1 `KVCacheManager`, for engines written for that.
 
 Every call takes the engine's own request object (`EngineRequest`), what does not fit is None, and
 batches close by themselves. `docs/from_vllm.md` goes through it name by name.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where along a request an allocation begins and ends, when engine and core count differently.
 
-Rules: the engine's count decides what is computed, the core's what has slots. The engine counts
-more where its tokens were placeholders when they were scheduled: those get slots anew. It counts
-less where a load failed: what it computes again it computes in place, in the blocks that the
-request holds, since an engine's own table only grows. No key of such a block is findable from then
-on; what is complete again is published when the step is over. External tokens that fill a request
-leave it one to compute (X-06), though its slot is there for the load. Twin: none.
+The engine's count decides what is computed, the core's what has slots. The engine counts more if
+its tokens were placeholders when they were scheduled: those get slots anew. It counts less if a
+load failed: it computes those tokens again in the blocks that the request holds, since an engine's
+own table only grows. The keys of such blocks are no longer findable; blocks that are complete again
+are published when the step is over. If external tokens fill a request, its last token is computed
+here (X-06), though its slot is there for the load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TokenCounts:
 
 @attrs.frozen(kw_only=True)
 class AllocationSpan:
-    """The tokens that the core is asked for.
+    """The tokens that are requested of the core.
 
     start: first position that the engine computes. end: behind the last. again: it has slots
     already and is computed again. whole: external tokens fill the request.
@@ -55,7 +55,7 @@ def find_span(
 ) -> AllocationSpan:
     """The span of an allocation; withdraws the keys of what is computed again.
 
-    Raises InvalidCount where nothing is asked, BeyondComputed where the engine counts what was
+    Raises InvalidCount if nothing is requested, BeyondComputed if the engine counts what was
     never scheduled, BehindWindow.
     """
     if counts.num_new == 0 and counts.num_external == 0:

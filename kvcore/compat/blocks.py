@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCacheBlocks as vLLM's engines use them: block ids a group, and which of them have no hash.
+"""KVCacheBlocks as vLLM's engines use them: block ids per group, and which have no hash.
 
-Rules: a block is its id; what else an engine asks of a block, it asks of the manager. The null
-block is id 0; it is no content, so it never counts as unhashed. Twin: none.
+A block is its id; all else about a block is a query of the manager. The null block is id 0; it has
+no content, so it never counts as unhashed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KVCacheBlocks:
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """The ids as one list a group; None where that is allowed and no group has any."""
+        """The ids as one list per group; None if that is allowed and no group has any."""
         if allow_none and not any(self.blocks):
             return None
         return tuple(list(ids) for ids in self.blocks)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of an engine's own request object.
 
-Rules: an object with the attributes of vLLM's `Request` is one; nothing is written to it. Three
-attributes and the tokens are needed, the rest is read where it is there: block_hashes,
-spec_token_ids, skip_reading_prefix_cache, lora_request, mm_features, cache_salt, prompt_embeds, and
-`is_finished()` or status. Twin: none.
+Any object with the attributes of vLLM's `Request` is one; nothing is written to it. Three
+attributes and the tokens are needed. The rest is read if it is there: block_hashes, spec_token_ids,
+skip_reading_prefix_cache, lora_request, mm_features, cache_salt, prompt_embeds, and `is_finished()`
+or status.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def see(request: EngineRequest) -> Seen:
 def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
     """The tokens at positions [first, end), as the engine's own kind of sequence.
 
-    Raises WrongArgument where the object has none, CountMismatch where it has fewer.
+    Raises WrongArgument if the object has none, CountMismatch if it has fewer.
     """
     every = getattr(request, "all_token_ids", None)
     if every is not None:
@@ -91,14 +91,14 @@ def read_tokens(request: EngineRequest, first: int, end: int) -> Any:
 
 
 def read_drafts(request: EngineRequest, count: int) -> list[int]:
-    """So many draft tokens; placeholders where the engine does not have them (yet)."""
+    """The draft tokens; placeholders if the engine does not have them (yet)."""
     given = [read_int(token) for token in (getattr(request, "spec_token_ids", None) or ())[:count]]
     known = [token if 0 <= token <= MAX_TOKEN else PLACEHOLDER for token in given]
     return known + [PLACEHOLDER] * (count - len(known))
 
 
 def read_hashes(request: EngineRequest) -> Sequence[bytes] | None:
-    """The engine's own hashes of full blocks; None where it leaves hashing to kvcore."""
+    """The engine's own hashes of full blocks; None if it leaves hashing to kvcore."""
     hashes: Sequence[bytes] | None = getattr(request, "block_hashes", None)
     return hashes
 
@@ -120,7 +120,7 @@ def is_finished(request: EngineRequest) -> bool:
 
 
 def uncached_request(request: EngineRequest) -> tuple[Request, int]:
-    """The request as kvcore takes it where nothing is cached, and its tokens in it."""
+    """The request as kvcore takes it if nothing is cached, and its tokens in it."""
     seen = see(request)
     return Request(seen.name, read_tokens(request, 0, seen.num_tokens)), seen.num_tokens
 

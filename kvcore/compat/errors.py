@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse that only an engine's own request objects and self-closing batches make possible.
 
-Rules: as in `kvcore.types.errors`, whose types the other calls raise. Twin: none.
+All other misuse raises the types of `kvcore.types.errors`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BehindWindow(KvcoreError):
 
 
 class CommandsNotKept(KvcoreError):
-    """Batches are kept only where that was asked for."""
+    """Batches are kept only with `keep_commands=True`."""
 
     message = "commands are dropped with each step: make the manager with keep_commands=True"
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KVCacheManager by name, order of parameters and meaning, over the core's.
 
-Rules: what does not fit is None, misuse is a `KvcoreError`. Before a call does its work it brings
+If a request does not fit, the call returns None; misuse is a `KvcoreError`. First each call brings
 the core in step with the request object (`request_registry.py`) and closes a batch that is over
-(`steps.py`); a call that raises or refuses has done no more than that. Where nothing is held, found
-or new, the result is one and the same empty object. Source: seed 000; X-06, X-14. Twin: none.
+(`steps.py`); a call that raises or refuses has done no more than that. If nothing is held, found or
+new, the result is one and the same empty object. Source: seed 000; X-06, X-14.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kvcore.types.values import KVCacheBlocks as CoreBlocks
 class KVCacheManager:
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
 
-    log_stats: whether `make_prefix_cache_stats` says anything. own_hashes: whether a request's
-    block_hashes are used where it has them; they are 32 bytes, one for each `hash_block_size`
+    log_stats: whether look-ups are counted. own_hashes: whether a request's
+    block_hashes are used if it has them; they are 32 bytes, one for each `hash_block_size`
     tokens of the config. keep_commands: whether `take_commands` hands out the batches. core: the
     manager underneath. last_refusal: why the last `allocate_slots` gave None. Raises InvalidConfig
     where duplicates are merged, which replaces blocks, and nobody hears of it from the commands.
@@ -75,13 +75,13 @@ class KVCacheManager:
         return self.core.usage
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """The look-up statistics since the last call; None where they are not logged."""
+        """The look-up statistics since the last call; None if they are not logged."""
         return self.core.take_stats() if self.log_stats else None
 
     def get_computed_blocks(self, request: EngineRequest) -> tuple[KVCacheBlocks, int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
 
-        Nothing where caching is off or the request declines. Nobody owns the blocks yet.
+        Nothing if caching is off or the request declines. Nobody owns the blocks yet.
         """
         if not self.enable_caching or skips_reading(request):
             return self.empty_kv_cache_blocks, 0
@@ -162,7 +162,7 @@ class KVCacheManager:
         self._registry.leave(request, seen.name)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Give back the blocks that no query at so many tokens or later sees.
+        """Give back the blocks that no query at num_computed_tokens or later sees.
 
         A count above what was scheduled is read as that.
         """

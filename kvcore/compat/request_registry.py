@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests that the core knows, kept in step with the engine's objects.
 
-Rules: a request is added when it is first seen, and of its tokens and hashes only new ones cross
-over afterwards. One that finished is removed when it is freed. One that holds no blocks otherwise,
-preempted or never admitted, rests: its tokens and keys stay, so that it comes back without hashing,
+A request is added when it is first seen; afterwards only new tokens and hashes are passed on. A
+finished request is removed when it is freed. A request that holds no blocks for another reason
+(preempted, never admitted) rests: its tokens and keys stay, so that it comes back without hashing,
 until MAX_RESTING others rest after it; then it is added anew when it is seen again. A resting id
 that comes with another object is another request. Drafts are settled when their request is seen
-after its batch: those that the engine's new tokens repeat are accepted, the others dropped. Twin:
-none.
+after its batch: those that the engine's new tokens repeat are accepted, the others dropped.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ MAX_RESTING = 1024
 
 @attrs.define
 class Known:
-    """What was said to the core of a request.
+    """What the core knows of a request.
 
-    last_token: the last of its tokens. num_hashes: of its own, None where the core hashes. drafts:
-    behind its tokens. said: the engine's count when it was scheduled last, at least. end: the most
-    tokens that it was scheduled to since it holds blocks.
+    last_token: the last of its tokens. num_hashes: of its own, None if the core hashes. drafts:
+    behind its tokens. counted: the engine's count when it was scheduled last, at least. end: the
+    most tokens that it was scheduled to since it holds blocks.
     """
 
     request: EngineRequest
     last_token: int
     num_hashes: int | None
     drafts: list[int] = attrs.field(factory=list)
-    said: int = 0
+    counted: int = 0
     end: int = 0
 
 
 class RequestRegistry:
     """Adds, extends and forgets requests of the core.
 
-    own_hashes: whether a request's block_hashes are used where it has them.
+    own_hashes: whether a request's block_hashes are used if it has them.
     """
 
     def __init__(self, core: Core, steps: Steps, *, own_hashes: bool) -> None:
@@ -86,15 +85,15 @@ class RequestRegistry:
             return known
         return self._extend(known, seen)
 
-    def hold(self, seen: Seen, said: int, end: int) -> None:
+    def hold(self, seen: Seen, counted: int, end: int) -> None:
         """Note that a request holds blocks, and that it is scheduled up to end."""
         self._resting.pop(seen.name, None)
         known = self._known[seen.name]
-        known.said, known.end = said, max(known.end, end)
+        known.counted, known.end = counted, max(known.end, end)
 
     def was_lowered(self, seen: Seen) -> bool:
         """Whether the engine counts less of a known request than when it was scheduled last."""
-        return seen.num_computed < self._known[seen.name].said
+        return seen.num_computed < self._known[seen.name].counted
 
     def put_drafts(self, known: Known, seen: Seen, count: int) -> None:
         """Have so many drafts behind a request's tokens, up to one more than the pool has slots."""
@@ -105,12 +104,12 @@ class RequestRegistry:
             known.drafts = drafts
 
     def leave(self, request: EngineRequest, name: str) -> None:
-        """Let a request that gave back its blocks rest, or forget it where it is finished."""
+        """Let a request that gave back its blocks rest, or forget it if it is finished."""
         if is_finished(request):
             self._forget(name)
             return
         known = self._known[name]
-        known.request, known.drafts, known.said, known.end = request, [], 0, 0
+        known.request, known.drafts, known.counted, known.end = request, [], 0, 0
         self._rest(name)
 
     def _add(self, request: EngineRequest, seen: Seen) -> Known:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's steps: when the open batch of the core is over, and what becomes of its commands.
 
-Rules: a batch ends when the engine says that a step starts, when a runtime takes the commands, or
-when a request that the batch schedules shows that its schedule is made: its computed count went
-past where the batch began for it, or it has more tokens. A request that is freed without any of
-these leaves the batch, so that nothing it published stays findable. Each call looks at one such
-request besides its own, so no call grows with the batch. Twin: none.
+A batch ends when the engine starts a step, when a runtime takes the commands, or when a request of
+the batch shows that its schedule is made: its computed count went past the start of the batch for
+it, or it has more tokens. A request that is freed before that leaves the batch, so that nothing it
+published stays findable. Each call looks at one such request besides its own, so the cost of a call
+does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Steps:
         return self._scheduled[name].seen.num_computed
 
     def publish_later(self, name: str, num_tokens: int) -> None:
-        """Publish a request's blocks up to so many tokens when the open batch is closed."""
+        """Publish a request's blocks up to a number of tokens when the open batch is closed."""
         self._late[name] = num_tokens
 
     def leave(self, name: str) -> None:
@@ -73,7 +73,7 @@ class Steps:
         self._late.pop(name, None)
 
     def notice(self, seen: Seen) -> None:
-        """Close the open batch if this request, or the first one of the batch, says it is over."""
+        """Close the open batch if this request, or the batch's first, shows that it is over."""
         own = self._scheduled.get(seen.name)
         over = own is not None and _is_over(own, seen.num_tokens, seen.num_computed)
         if not over and self._scheduled:

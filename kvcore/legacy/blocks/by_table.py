@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers by tables: what a sequence that owns blocks in order asks of them, in one call each.
+"""Transitions of tiers for a whole table: append, write, move to the other tier.
 
-Rules: as those of `tiers.py`, which these functions go on. A block that others own, or that can be
-found by its key, is never written. Source: S003-17, 19 to 21, 26, 28. Twin:
-rust/src/legacy/blocks/by_table.rs.
+Invariants: those of `tiers.py`. A block that has other owners, or a key, is never written. Source:
+S003-17, 19 to 21, 26, 28. Twin: rust/src/legacy/blocks/by_table.rs.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from kvcore.types.values import Outcome, Refused
 def append(
     tiers: Tiers, blocks: Sequence[int], num_blocks: int
 ) -> Outcome[Tiers, int | Refused | None]:
-    """Let the owner of device blocks write behind what is in them, in so many blocks.
+    """Make room for an owner of device blocks to write behind their content.
 
-    Value: None where that is the last block, as it is. Else another block: a new one, to stand
-    behind the last where the blocks were fewer, or else to stand in its place, as `own` gives it.
-    Raises InvalidCount, UnknownBlock, NoOwner.
+    num_blocks: of the table after the write. Value: None if the last block is written as it is;
+    else a new block, which stands behind the last one if the table is shorter than num_blocks, or a
+    copy that replaces it, as in `own`. Raises InvalidCount, UnknownBlock, NoOwner.
     """
     if len(blocks) < read_count("num_blocks", num_blocks):
         taken = take(tiers, 1)
@@ -40,8 +39,9 @@ def append(
 
 
 def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
-    """Let one of a device block's owners write; value: where: there if it is the only one and
-    nobody can find the block, else to a copy, to which it moves.
+    """Let one of a device block's owners write; value: the block to write to.
+
+    That is the block itself if it has one owner and no key, else a copy, to which the owner moves.
 
     Raises UnknownBlock, NoOwner.
     """

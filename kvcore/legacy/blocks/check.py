@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named properties of a facade's blocks: those of `kvcore.invariants` that pools have.
 
-Rules: as there, and RANKED. Owners are compared with what the facade says it holds, so that LEAK is
-REF where it holds nothing.
+RANKED is this file's own. Owners are compared with the blocks that the facade reports as held; if
+it reports none, REF is called LEAK.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_tiers(
 ) -> None:
     """Raise InvariantViolation with the first property that does not hold.
 
-    held, held_on_host: each block as often as somebody holds it; None: not compared.
+    held, held_on_host: each block once per holder; None: not compared.
     """
     for name, holds in PROPERTIES.items():
         for detail in holds(tiers):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The twin's blocks as the value that Python's backend has.
 
-Rules: the twin gives its columns (`rust/src/bindings/tiers.rs`); how the index links blocks of one
-key follows from their places.
+The twin gives its columns (`rust/src/bindings/tiers.rs`); the order of blocks of one key in the
+index follows from their places.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enumerations that an engine may have a second time, under the same names.
 
-Rules: a member equals the member of that name of any enumeration of its class's name, and hashes as
-it does, whichever stands on the left. So an engine that keeps its own classes, and imports the
-manager alone from here, goes on comparing. `is` compares nothing of the sort. Source: S003-04, 30,
-S002-61. Twin: none.
+A member equals the member of the same name of any enumeration with the same class name, on either
+side of `==`, and has the same hash. So an engine can keep its own classes and import the manager
+alone. `is` does not compare by name. Source: S003-04, 30, S002-61.
 """
 
 from __future__ import annotations

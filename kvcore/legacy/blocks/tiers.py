@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One or two tiers of blocks and an open batch: what a manager of sequences needs and no more.
 
-Rules: transitions are those of the pool layer, of the tier that is named, and copies of a block
-inside the device and between the tiers. What they emit gathers in the open batch; of the host tier
-only the copies are said, as in the request layer. Ids count from 0 in each tier. What is asked is
-checked first, so that a call which raises or is refused leaves all as it was; what is misused in
-the host tier is named so. Source: S002-33, 34, 50, 65, S003-20, 21, 26, 28. Twin:
-rust/src/legacy/blocks/tiers.rs.
+Transitions are those of `kvcore.pool.transitions` for one tier, and copies of a block inside the
+device and between the tiers. Their commands gather in the open batch; of the host tier it has only
+the copies. Ids count from 0 in each tier. Errors name the host tier if a host block is misused.
+
+Invariants: a call that raises or is refused has changed nothing. Source: S002-33, 34, 50, 65,
+S003-20, 21, 26, 28. Twin: rust/src/legacy/blocks/tiers.rs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def check_options(
 def take(
     tiers: Tiers, count: int, tier: Tier = "device"
 ) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Give so many free blocks one owner each; refused as a whole. Raises InvalidCount."""
+    """Give `count` free blocks one owner each; refused as a whole. Raises InvalidCount."""
     return tiers.run(tier, lambda pool: transitions.take(pool, count))
 
 
@@ -145,9 +145,9 @@ def admit(
     keys: Sequence[bytes] | None = None,
     tier: Tier = "device",
 ) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Touch blocks and take so many others; refused as a whole; value: those that were taken.
+    """Touch blocks and take `count` others; refused as a whole; value: those that were taken.
 
-    keys: which the blocks are to have, one each; None: any. Raises WrongArgument, InvalidCount,
+    keys: one per block, which it must have; None: any. Raises WrongArgument, InvalidCount,
     InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     """
     return tiers.run(tier, lambda pool: transitions.admit(pool, blocks, count, keys))
@@ -193,7 +193,7 @@ def rank(
     length: int | None = None,
     tier: Tier = "device",
 ) -> Outcome[Tiers, None]:
-    """Say when blocks were used, and how many tokens their chain has; None leaves it as it was.
+    """Set when blocks were used, and how many tokens their chain has; None leaves it as it was.
 
     Raises WrongArgument, UnknownBlock, and InvalidConfig unless the tiers are ranked.
     """
@@ -291,7 +291,7 @@ def _emit(tiers: Tiers, commands: Sequence[Command], value: T) -> Outcome[Tiers,
 
 
 def _in_tier(error: KvcoreError, tier: Tier) -> KvcoreError:
-    """The error as one of a tier, where it names a block."""
+    """The error with its tier, if it names a block."""
     if tier == "device" or "block" not in error.fields:
         return error
     return type(error)(**error.fields, tier=tier)

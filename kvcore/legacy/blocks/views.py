@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of a pool as the objects that V1's managers hand out, and the pool's free queue.
 
-A view keeps no state: it asks the blocks of a facade at the time of the question. The queue moves
-with the owners of the blocks, so it can be read and not be changed. Source: S001-06, 09, 83;
+A view keeps no state: it reads the blocks of a facade at each access. The queue moves with the
+owners of the blocks, so it can be read but not changed. Source: S001-06, 09, 83;
 S004-12, 16.
 """
 

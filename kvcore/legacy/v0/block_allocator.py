@@ -301,7 +301,7 @@ class BlockAllocator:
                 require(False, reason, block=block_id, count=count, asked=times)
 
     def shortage(self, needed: int, who: str) -> errors.NoFreeBlocksError:
-        """The error that says how many blocks were needed."""
+        """The error that names how many blocks are needed."""
         free, total = self.blocks.num_free(), len(self.blocks)
         return errors.NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manager for sequences of V0 over both tiers: admission, growth, fork, swap, windows.
 
-Rules: a first allocation leaves `watermark_blocks` free, growth does not heed them. With a window a
-sequence counts for its last blocks alone when it is admitted, though its prompt takes all of them.
-Each call does all or nothing, and an error names the sequence. Source: S002-38 to 41, 63, 66 to 72.
+A first allocation leaves `watermark_blocks` free; growth ignores them. With a window, admission
+counts only the last blocks of a sequence, though its prompt takes all of them. Each call does all
+or nothing, and an error names the sequence. Source: S002-38 to 41, 63, 66 to 72.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         """Give a waiting group's sequences the blocks of their prompt, which they share, and its
         encoder blocks of its own.
 
-        Raises NoneWaits, WrongCall where one has blocks, NotSupported, NoFreeBlocksError.
+        Raises NoneWaits, WrongCall if one has blocks, NotSupported, NoFreeBlocksError.
         """
         waiting = _waiting(seq_group)
         check_no_caching_or_swa_for_blockmgr_encdec(self, seq_group)
@@ -155,9 +155,9 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         return self.block_allocator.on_gpu.clear_copy_on_writes()
 
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
-        """Let a new sequence share all blocks; nothing where the parent has none.
+        """Let a new sequence share all blocks; nothing if the parent has none.
 
-        Raises WrongCall where the child has blocks.
+        Raises WrongCall if the child has blocks.
         """
         table = self.block_tables.get(parent_seq.seq_id)
         if table is None:
@@ -166,7 +166,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         self._add(child_seq.seq_id, table.fork())
 
     def free(self, seq: SequenceLike) -> None:
-        """Give a sequence's blocks back; nothing where it has none."""
+        """Give a sequence's blocks back; nothing if it has none."""
         seq_id = seq.seq_id
         table = self.block_tables.get(seq_id)
         if table is None:
@@ -179,14 +179,14 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         del self.block_tables[seq_id]
 
     def free_cross(self, seq_group: GroupLike) -> None:
-        """Give the blocks of a group's encoder back; nothing where it has none."""
+        """Give the blocks of a group's encoder back; nothing if it has none."""
         table = self.cross_block_tables.get(seq_group.request_id)
         if table is not None:
             table.free()
             del self.cross_block_tables[seq_group.request_id]
 
     def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
-        """Forget what was said of a sequence's cached tokens, if anything was."""
+        """Forget the number of a sequence's cached tokens, if it is known."""
         if self._computed_blocks_tracker.tracks(seq.seq_id):
             self._computed_blocks_tracker.remove_seq(seq.seq_id)
 
@@ -285,7 +285,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
             require(False, reason, sequence=seq_id, num=len(table.physical_block_ids))
 
     def _check_cross(self, name: str, needed: int) -> None:
-        """Raise unless a request has no cross table, and so many blocks are free."""
+        """Raise unless a request has no cross table, and the needed blocks are free."""
         reason = "block table already exists: the encoder of request {name!r} has one"
         require(name not in self.cross_block_tables, reason, name=name)
         free, total = self.get_num_free_gpu_blocks(), self.num_total_gpu_blocks
@@ -351,7 +351,7 @@ BlockSpaceManager = SelfAttnBlockSpaceManager
 
 
 def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:
-    """A group's waiting sequences. Raises NoneWaits where there are none."""
+    """A group's waiting sequences. Raises NoneWaits if there are none."""
     waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
     if not waiting:
         request = seq_group.request_id

@@ -116,7 +116,7 @@ class BlockTable:
         if self._max_block_sliding_window is not None:
             self._drop_passed(num_computed_slots, num, num_new)
         elif min(num_old, -(-end // size)) - first + (num_new > 0) > 1:
-            self._check_room(num, num_new)  # else the one call that needs room asks itself
+            self._check_room(num, num_new)  # else the one call that needs room checks
         if num_new:
             self._add(num_new, extra_hash)
         if num:
@@ -124,7 +124,7 @@ class BlockTable:
         self._home.num_by_hand += self._num_by_hand < 0
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
-        """Add empty blocks until there is room for so many tokens, all or none.
+        """Add empty blocks until there are num_empty_slots free slots, all or none.
 
         Raises WrongCall, NoFreeBlocksError.
         """
@@ -167,12 +167,12 @@ class BlockTable:
         return self.count_touched(self._num_full_slots + len(token_ids), num_lookahead_slots)
 
     def count_touched(self, num_tokens: int, num_lookahead_slots: int) -> int:
-        """The same for a sequence that has so many tokens by then."""
+        """The same for a sequence that will have num_tokens tokens."""
         size, full = self._block_size, self._num_full_slots
         return -(-(max(num_tokens, full) + num_lookahead_slots) // size) - full // size
 
     def count_needed(self, num_tokens: int, num_lookahead_slots: int) -> int:
-        """New blocks and copies that appending takes if a sequence has so many tokens by then,
+        """New blocks and copies that appending takes if a sequence will have num_tokens,
         without the null block and what a window gives back.
         """
         num = max(0, num_tokens - self._num_full_slots)
@@ -232,7 +232,7 @@ class BlockTable:
         return home
 
     def _num_missing(self, num_slots: int) -> int:
-        """Blocks that are missing for so many more tokens."""
+        """Blocks that are missing for num_slots more tokens."""
         num = -(-(self._num_full_slots + num_slots) // self._block_size)
         return max(0, num - len(self.blocks))
 
@@ -266,7 +266,7 @@ class BlockTable:
         self._num_full_slots = end
 
     def _window_start(self, num_computed_slots: int) -> int:
-        """The first place that a window over so many slots has not passed."""
+        """The first place that a window which ends at num_computed_slots has not passed."""
         assert self._max_block_sliding_window is not None
         end = num_computed_slots // self._block_size - self._max_block_sliding_window
         return max(end, self.num_null_blocks)
@@ -304,7 +304,7 @@ class BlockTable:
             raise gpu.shortage(needed - min(extra, 0), f"a table of {len(self.blocks)} blocks")
 
     def _count_copies(self, num_tokens: int) -> int:
-        """Blocks that others hold too, of those that so many tokens are written to."""
+        """Shared blocks among those that num_tokens new tokens are written to."""
         if not num_tokens:
             return 0
         full, size = self._num_full_slots, self._block_size

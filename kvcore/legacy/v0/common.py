@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What V0's allocators have in common: owners as a view, copies, hits, pools and lists of blocks.
 
-Owners are counted by the core alone; `RefCounter` asks it. A pool keeps spare Python objects, not
-blocks: which object is spare says nothing about which block is free. An object goes back to the
+Owners are counted by the core alone; `RefCounter` reads them. A pool keeps spare Python objects,
+not blocks: a spare object is no sign of a free block. An object goes back to the
 pool that made it, whichever allocator has it then. A list of ids that was handed out is live until
 the list of blocks is updated or reset. Source: S002-05, 34, 49, 66, 73.
 """
@@ -104,7 +104,7 @@ RefCounterProtocol = RefCounter | ReadOnlyRefCounter
 
 
 class CopyOnWriteTracker:
-    """Copies that were made, until they are asked for."""
+    """Copies that were made since they were last read."""
 
     def __init__(self, refcounter: RefCounterProtocol) -> None:
         self._refcounter = refcounter

@@ -4,7 +4,7 @@
 Ids of the GPU come first. The id of a block says which allocator frees it. Both work on one
 backing: the blocks of the GPU are its device tier, those of the CPU its host tier. Swapped blocks
 are copied before they are given back; a block whose content is there already is not copied. The
-null block is a GPU block that is taken when it is first asked for, and never given back.
+null block is a GPU block that is taken when it is first needed, and never given back.
 Source: S002-50, 65, 69 to 71.
 """
 

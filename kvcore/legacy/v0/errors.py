@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a call, in the kinds of errors that the V0 block manager has.
+"""Misuse of the V0 block manager, each error also of the kind that the original raises.
 
-Rules: each is a `KvcoreError`, so a ValueError with `fields`, and the kind that the original raises
-as well. The message names block, sequence and counts; nothing has changed. Source: S002-07, 12, 15,
+Messages name block, sequence and counts; the call has changed nothing. Source: S002-07, 12, 15,
 21, 25, 32, 38, 43, 52, 56, 62, 64, 71, 73, X-14.
 """
 
@@ -48,7 +47,7 @@ class UnknownDevice(WrongValue, KeyError, AssertionError):
 
 
 class NoneWaits(WrongCall, IndexError):
-    """A group without waiting sequence where one is asked for."""
+    """A group without waiting sequence is to be admitted."""
 
 
 class NoFreeBlocksError(KvcoreError):
@@ -64,6 +63,6 @@ def require(holds: bool, reason: str, **fields: Any) -> None:
 
 
 def for_sequence(error: NoFreeBlocksError, sequence: object) -> NoFreeBlocksError:
-    """The same shortage, told of the sequence that it hit."""
+    """The same shortage with the name of the sequence."""
     who = f"sequence {sequence}"
     return NoFreeBlocksError(**{**error.fields, "who": who, "sequence": sequence})

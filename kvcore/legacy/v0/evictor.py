@@ -2,7 +2,7 @@
 """The LRU evictor of the V0 block manager: a view on what the core's ranked queue would evict.
 
 In it are blocks with content and without owner. The order is smallest time, then longest chain,
-then lowest id, by what was said last; the core keeps it, so nothing stale stays behind. Taking a
+then lowest id, as set last; the core keeps it, so nothing stale stays behind. Taking a
 block out makes the caller its owner. An evictor without allocator has a small pool of its own, owns
 there whatever is not in it, and grows with the ids it is given. Source: S002-19 to 23, X-03.
 """
@@ -86,7 +86,7 @@ class LRUEvictor(Evictor):
     ) -> None:
         """Give up the only owner of a block that has this content.
 
-        By itself: take any block in, in place of what was said of it. Raises WrongCall.
+        By itself: take any block in, in place of what is known of it. Raises WrongCall.
         """
         if self._is_alone:
             self._own(block_id, BlockMetaData(content_hash, num_hashed_tokens, last_accessed))
@@ -100,7 +100,7 @@ class LRUEvictor(Evictor):
         self._forget_commands()
 
     def update(self, block_id: BlockId, last_accessed: float) -> None:
-        """Say when a block was used. Raises UnknownName if it is not in the evictor."""
+        """Set when a block was used. Raises UnknownName if it is not in the evictor."""
         if block_id not in self:
             known = f"{self.num_blocks} blocks are in the evictor"
             raise UnknownName(name="block", value=repr(block_id), known=known, block=block_id)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes that V0's manager is made with, read and turned into blocks.
 
-Rules: what is no size is told by name. Source: S002-69, 72.
+Source: S002-69, 72.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V0's manager for models without attention caches: it says yes, and does nothing.
+"""V0's manager for models without attention caches: it accepts every call, and does nothing.
 
 Answers are the original's, None if it has none. Source: S002-72.
 """
@@ -13,12 +13,12 @@ from kvcore.legacy.v0.sequences import AllocStatus
 
 
 def _says(make: Any) -> Any:
-    """A method that answers the same whatever it is asked. make: a new answer."""
+    """A method that ignores its arguments. make: makes the answer."""
     return lambda _self, *_args, **_fields: make()
 
 
 class PlaceholderBlockSpaceManager(BlockSpaceManager, version="placeholder"):
-    """Blocks for those who need none."""
+    """A manager without blocks."""
 
     def __init__(self, **kwargs: object) -> None:
         """Takes the settings of any manager."""

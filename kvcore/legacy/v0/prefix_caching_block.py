@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of V0's prefix caching, as engines import them.
 
-Rules: this file defines nothing. Source: S002-01 to 64.
+This file defines nothing. Source: S002-01 to 64.
 """
 
 from __future__ import annotations

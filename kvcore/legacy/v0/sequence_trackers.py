@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What V0 remembers of sequences for prefix caching: their hashes, their last access.
 
-Rules: hashes are an allocator's, and grow with a sequence; a list that was handed out grows too.
+The list of a sequence's hashes is live: it grows with the sequence.
 Source: S002-59 to 64.
 """
 
@@ -23,10 +23,10 @@ class Finding(Protocol):
 
 
 class Accessing(Protocol):
-    """An allocator that is told of accesses."""
+    """An allocator that records when blocks were used."""
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Say when blocks were used."""
+        """Set when blocks were used."""
 
 
 class ComputedBlocksTracker:
@@ -42,22 +42,22 @@ class ComputedBlocksTracker:
         self._seq_id_to_num_tokens_computed: dict[int, int] = {}
 
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Tokens in the leading blocks that are cached; in prefill what was said first.
+        """Tokens in the leading blocks that are cached; in prefill the first answer stays.
 
-        Raises WrongCall where the sequence lost tokens.
+        Raises WrongCall if the sequence lost tokens.
         """
         if not self._enable_caching:
             return 0
         hashes = self._update_seq_hashes(seq)
-        said = self._seq_id_to_num_tokens_computed.get(seq.seq_id)
-        if said is not None and seq.is_prefill():
-            return said
+        known = self._seq_id_to_num_tokens_computed.get(seq.seq_id)
+        if known is not None and seq.is_prefill():
+            return known
         num_cached = len(self._allocator.find_cached_blocks_prefix(hashes)) * self._block_size
         self._seq_id_to_num_tokens_computed[seq.seq_id] = num_cached
         return num_cached
 
     def remove_seq(self, seq_id: int) -> None:
-        """Stop to track a sequence. Raises WrongCall unless it was asked for before."""
+        """Stop tracking a sequence. Raises WrongCall unless it is tracked."""
         if not self._enable_caching:
             return
         reason = "sequence {sequence} is not tracked, {num} are"
@@ -67,7 +67,7 @@ class ComputedBlocksTracker:
         del self._seq_id_to_num_tokens_computed[seq_id]
 
     def tracks(self, seq_id: int) -> bool:
-        """Whether a sequence was asked for."""
+        """Whether a sequence is tracked."""
         hashes, computed = self._seq_id_to_blocks_hashes, self._seq_id_to_num_tokens_computed
         return seq_id in hashes and seq_id in computed
 
@@ -90,26 +90,26 @@ class ComputedBlocksTracker:
 
 
 class LastAccessBlocksTracker:
-    """When each sequence was last used, for its blocks to be told so once."""
+    """When each sequence was last used; its blocks get that time when it is freed."""
 
     def __init__(self, allocator: Accessing) -> None:
         self._allocator = allocator
         self._seq_last_access: dict[int, float | None] = {}
 
     def add_seq(self, seq_id: int) -> None:
-        """Track a sequence. Raises WrongCall where it is tracked."""
+        """Track a sequence. Raises WrongCall if it is tracked."""
         reason = "sequence {sequence} is tracked already, as {num} are"
         num = len(self._seq_last_access)
         require(seq_id not in self._seq_last_access, reason, sequence=seq_id, num=num)
         self._seq_last_access[seq_id] = None
 
     def remove_seq(self, seq_id: int) -> None:
-        """Stop to track a sequence. Raises WrongCall where it is not tracked."""
+        """Stop tracking a sequence. Raises WrongCall if it is not tracked."""
         self._check_tracked(seq_id)
         del self._seq_last_access[seq_id]
 
     def update_last_access(self, seq_id: int, time: float) -> None:
-        """Note when a sequence was used. Raises WrongCall where it is not tracked."""
+        """Note when a sequence was used. Raises WrongCall if it is not tracked."""
         self._check_tracked(seq_id)
         self._seq_last_access[seq_id] = time
 

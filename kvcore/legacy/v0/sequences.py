@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences as the V0 block manager asks for them, and plain ones for who has no engine.
+"""Sequences as the V0 block manager reads them, and plain ones for use without an engine.
 
-Rules: a manager takes whatever has these methods. A sequence's statuses are ints with the
-original's numbers, answers compare by name, so an engine's own enumerations compare equal. Source:
-S002-59, 61, 69, 72.
+A manager takes any object with these methods. The statuses of a sequence are ints with the
+original's numbers, and answers compare by name, so an engine's own enumerations compare equal.
+Source: S002-59, 61, 69, 72.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class GroupLike(Protocol):
         """Its name."""
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[SequenceLike]:
-        """Its sequences that stand so."""
+        """Its sequences of this status; None: all."""
 
 
 class SequenceData:
@@ -135,7 +135,7 @@ class SequenceGroup:
         self.encoder_seq = encoder_seq
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[Sequence]:
-        """Its sequences that stand so, all if not said."""
+        """Its sequences of this status; None: all."""
         return [each for each in self.seqs if status is None or each.status == status]
 
     def is_encoder_decoder(self) -> bool:

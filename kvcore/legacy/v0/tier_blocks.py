@@ -53,7 +53,7 @@ def hash_of_key(key: bytes) -> int:
 
 
 class KeyedHash(int):
-    """A content hash that keeps its key, for a caller that asks for it again and again."""
+    """A content hash that keeps its key, for a caller that needs it repeatedly."""
 
     key: bytes
 
@@ -177,7 +177,7 @@ class TierBlocks:
         return [None if block is None else core.ref_count(block, tier) for block in found]
 
     def rank_of(self, block: int) -> tuple[float, int]:
-        """When a block was used, and how many tokens its chain has, as was said."""
+        """When a block was used, and how many tokens its chain has, as set last."""
         return self.backing.state().pool(self.tier).ranks.get(self.place(block), NO_RANK)
 
     def is_evictable(self, block: int) -> bool:
@@ -209,7 +209,7 @@ class TierBlocks:
         return self.names(self.backing.blocks.lookup_prefix(keys, self.tier)) if keys else []
 
     def publish(self, block: int, key: bytes, length: int) -> None:
-        """Make a block findable, at the end of a chain of so many tokens."""
+        """Make a block findable. length: tokens of the chain that it ends."""
         place = self.place(block)
         self.backing.blocks.publish(place, key, self.tier)
         self.backing.blocks.rank([place], None, length, self.tier)
@@ -217,7 +217,7 @@ class TierBlocks:
     def rank(
         self, blocks: Sequence[int], time: float | None = None, length: int | None = None
     ) -> None:
-        """Say when blocks were used, and how many tokens their chain has."""
+        """Set when blocks were used, and how many tokens their chain has."""
         self.backing.blocks.rank(self.places(blocks), time, length, self.tier)
 
     def evictable(self) -> list[int]:

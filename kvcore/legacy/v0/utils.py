@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of encoder-decoder models, as V0's managers see them.
 
-Rules: a group without `is_encoder_decoder` is a decoder's alone. Neither a sliding window nor
-prefix caching goes with an encoder. Source: S002-72.
+A group without `is_encoder_decoder` has no encoder. Neither a sliding window nor prefix caching
+works with an encoder. Source: S002-72.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvcore.legacy.v0.sequences import GroupLike, SequenceLike
 
 
 def encoder_of(seq_group: GroupLike) -> SequenceLike | None:
-    """A group's encoder sequence; None where it has no encoder. Raises WrongCall."""
+    """A group's encoder sequence; None if it has no encoder. Raises WrongCall."""
     group: Any = seq_group
     asked = getattr(group, "is_encoder_decoder", None)
     if asked is None or not asked():
@@ -26,7 +26,7 @@ def encoder_of(seq_group: GroupLike) -> SequenceLike | None:
 
 
 def check_no_caching_or_swa_for_blockmgr_encdec(block_mgr: Any, seq_group: GroupLike) -> None:
-    """Raise NotSupported where a manager has a window or caching, and a group an encoder."""
+    """Raise NotSupported if a manager has a window or caching, and a group an encoder."""
     if block_mgr.max_block_sliding_window is None and not block_mgr.enable_caching:
         return
     group: Any = seq_group

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The early manager's blocks: an allocator for one device, and live views of its blocks.
 
-Rules: free blocks are a stack: the highest number is taken first, and what was freed last is taken
-next. A block's owners and the stack are the core's pool's; a `PhysicalTokenBlock` asks for them.
-Source: S003-01 to S003-03. Twin: none.
+Free blocks are a stack: the highest number is taken first, and the block that was freed last is
+taken next. Owners and stack are those of the core's pool, which a `PhysicalTokenBlock` reads.
+Source: S003-01 to S003-03.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class BlockAllocator:
         return self._blocks[self.take(1, "the call", None)[0]]
 
     def take(self, count: int, kind: str, name: object) -> tuple[int, ...]:
-        """The numbers of so many blocks with one owner each. kind, name: who asks.
+        """Take blocks with one owner each; their numbers. kind, name: of what needs them.
 
         Raises OutOfMemory, with none taken.
         """
@@ -184,7 +184,7 @@ class BlockAllocator:
         return moved
 
     def out_of_memory(self, count: int, kind: str, name: object) -> OutOfMemory:
-        """The error of who needs so many blocks."""
+        """The error that names what needs how many blocks."""
         return OutOfMemory(
             who=kind if name is None else f"{kind} {name!r}",
             needed=count,

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first block manager: tables of sequences over two stacks of blocks, as seed 003 has it.
 
-Rules: a group's sequences share the blocks of their prompt; a write to a shared last block copies
-it. A window is a ring: a block is used again in place of the one that left the window. Each
-sequence owns each block of its table once, however often the ring repeats it, and a copy on write
-replaces all its places; so forks of windows lose nothing, and swaps move each block once. A shared
-prefix owns its blocks itself and stands before the ring. A call that raises has changed nothing.
-Blocks are given back tail first, so that freeing what was just allocated restores the stack.
-Source: S003-01 to S003-37; X-01, 05, 10, 11, 14. Twin: none.
+A group's sequences share the blocks of their prompt; a write to a shared last block copies it. A
+window is a ring: a block that left the window is used again. A shared prefix owns its blocks itself
+and stands before the ring. Blocks are given back tail first, so that freeing what was just
+allocated restores the stack.
+
+Invariants: a sequence owns each block of its table once, however often the ring repeats it, and a
+copy on write replaces the block at all its places; so forks of windows lose no block, and a swap
+moves each block once. A call that raises has changed nothing. Source: S003-01 to S003-37; X-01, 05,
+10, 11, 14.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ __all__ = [
 
 
 class AllocStatus(NamedEnum):
-    """What `can_allocate` says of a group."""
+    """The answer of `can_allocate` for a group."""
 
     OK = enum.auto()
     """It can be admitted now."""
@@ -294,7 +296,7 @@ class BlockSpaceManager:
         return self._backing.state()
 
     def check(self) -> None:
-        """Raise InvariantViolation unless each block is owned by those who hold it, no more."""
+        """Raise InvariantViolation unless the owners of each block are exactly its holders."""
         self._tables.check()
 
     def _num_fresh(self, seq_group: SequenceGroup, num_logical: int) -> int:

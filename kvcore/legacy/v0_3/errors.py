@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse of the early block managers, each error also of the kind that their original raised.
 
-Rules: as in `kvcore.types.errors`: messages name block, sequence and counts, and nothing has
-changed. What the originals let pass, and what lost blocks then, is refused as well. Source:
-S003-02, 03, 05, 07, 20, 21, 26; X-14. Twin: none.
+Messages name block, sequence and counts; the call has changed nothing. Calls that the originals
+accepted, and that lost blocks, are refused as well. Source: S003-02, 03, 05, 07, 20, 21, 26; X-14.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from kvcore.types.errors import DoubleFree, KvcoreError
 
 
 class OutOfMemory(KvcoreError):
-    """A call needs more blocks than are free; ask first (`can_allocate`, `can_append_slot`)."""
+    """A call needs more blocks than are free; check first (`can_allocate`, `can_append_slot`)."""
 
     message = (
         "Out of memory! No free blocks are available. {who} needs {needed}, {available} of "
@@ -42,7 +41,7 @@ class UnknownSequence(KvcoreError, KeyError):
 
 
 class NoWaitingSequence(KvcoreError, IndexError):
-    """A group is judged and admitted by its first waiting sequence."""
+    """A group is admitted by its first waiting sequence."""
 
     message = "group {group} has no waiting sequence: {num_seqs} have another status"
 
@@ -105,7 +104,7 @@ class AlreadyAllocated(KvcoreError):
 
 
 class StrangeSequence(KvcoreError, KeyError):
-    """A group is asked for a sequence that it has not."""
+    """A group does not have a sequence of this id."""
 
     message = "sequence {sequence} is none of the {num_seqs} of group {group}"
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefixes that prompts share because an engine said so, as the first block manager has them.
+"""Prefixes that an engine declares for prompts to share, as the first block manager has them.
 
-Rules: a prefix is whole blocks; it knows its blocks once a manager gave it some, and an engine sets
-`computed`. A pool has one prefix of the same tokens and adapter. Source: S003-12, 13, 26, 33.
-Twin: none.
+A prefix is whole blocks. It has block ids once a manager has given it blocks, and an engine sets
+`computed`. A pool has one prefix per tokens and adapter. Source: S003-12, 13, 26, 33.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the early block managers are asked about: sequences and groups of them.
+"""Sequences and groups of them, as the early block managers read them.
 
-Rules: a manager reads the number of a sequence's logical blocks, its id and its status, and never
-changes a status. Whoever has classes with these members may use those: a status of another
-enumeration counts by its name. Source: S003-06, 07, 30, 36. Twin: none.
+A manager reads the number of a sequence's logical blocks, its id and its status, and never changes
+a status. Other classes with these members may be used: a status of another enumeration counts by
+its name. Source: S003-06, 07, 30, 36.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SequenceStatus(NamedEnum):
 
     @staticmethod
     def get_finished_reason(status: SequenceStatus) -> str | None:
-        """Why a sequence of this status has ended, as clients are told; None where it has not."""
+        """Why a sequence of this status has ended, as clients see it; None if it has not."""
         return _REASONS.get(status.name.removeprefix("FINISHED_"))
 
 
@@ -119,7 +119,7 @@ class Sequence:
     def append_token_id(self, token_id: int, logprobs: Any = None) -> None:
         """Add a token of the answer.
 
-        logprobs: by token, this one among them; None where nobody asks. Raises NoLogprob.
+        logprobs: by token, this one among them; None if they are not requested. Raises NoLogprob.
         """
         if logprobs is not None and token_id not in logprobs:
             raise NoLogprob(sequence=self.seq_id, token=token_id, num_logprobs=len(logprobs))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which blocks of the first block manager: sequences by their tables, and prefixes.
+"""The owners of the first block manager's blocks: sequences by their tables, and prefixes.
 
-Rules: a sequence owns each block of its table once. What a group's sequences own that did not wait
-when it was admitted is noted beside the tables; a prefix owns its blocks as a sequence would. So
-each owner that the pool counts has a name here, which `check` compares. Blocks are given back tail
-first. Source: S003-06, 10, 13, 24, 31 to 33. Twin: none.
+A sequence owns each block of its table once. Blocks owned by sequences of a group that did not wait
+when it was admitted are noted beside the tables. A prefix owns its blocks as a sequence does.
+Blocks are given back tail first.
+
+Invariants: each owner that the pool counts has a name here; `check` compares them. Source: S003-06,
+10, 13, 24, 31 to 33.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class SequenceTables:
             self.give_back(seq_id)
 
     def add_prefix(self, prefix: Prefix, table: BlockTable) -> None:
-        """Note that a prefix holds the first blocks of a table, besides those who use them."""
+        """Note that a prefix holds the first blocks of a table, as the sequences do."""
         prefix.set_block_table(table[: table.num_prefix])
         self.prefixes[prefix] = None
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokens of a sequence of the first block manager, by count and by block.
 
-Rules: a logical block has a slot for each of its tokens, and no more. Source: S003-06. Twin: none.
+A logical block has a slot for each of its tokens, and no more. Source: S003-06.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 A record is hash number, tokens and extra keys, and all three are the key; the chain goes by the
 number. A hash function takes one tuple (parent, tokens, extra keys). Media count by their hash
-alone, and one that ends where a block starts counts still: so engines of that release that share a
+alone, and one that ends where a block starts still counts: so engines of that release that share a
 hash seed share their keys. The core knows a record by `content_key`, in which equal records of
 ints, strings and bytes, and no others, are the same bytes; if equal values of other kinds differ in
 it, as 1.0 and 1 do, a block is not found. Source: S001-01 to 05, 27 to 44.

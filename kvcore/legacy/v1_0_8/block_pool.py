@@ -105,7 +105,7 @@ class BlockPool:
             block.content = record
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Give so many free blocks one owner each; they lose their hashes.
+        """Give num_blocks free blocks one owner each; they lose their hashes.
 
         Raises InvalidCount, TooFewFreeBlocks.
         """
@@ -206,7 +206,7 @@ class BlocksOfHash(MutableMapping[int, KVCacheBlock]):
 class CachedBlocks(MutableMapping[BlockHashType, MutableMapping[int, KVCacheBlock]]):
     """Which blocks each hash is found by. Cost: O(pool) a question with the twin.
 
-    Asked for a hash that nobody has, it gives no blocks, into which some can be written.
+    An unknown hash has an empty map, into which blocks can be written.
     """
 
     def __init__(self, pool: BlockPool) -> None:

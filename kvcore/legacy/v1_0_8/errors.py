@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse of vLLM 0.8.5's V1 calls and manager, each error also of the kind that these raised.
 
-As in `kvcore.types.errors`, messages name block, request and counts, and nothing has changed. What
-the originals let pass, and what damaged their counts then, is refused as well. Source: S001-07, 08,
+Messages name block, request and counts; the call has changed nothing. Calls that the originals
+accepted, and that damaged their counts, are refused as well. Source: S001-07, 08,
 13, 15, 34, 38, 47, 57, 63, 66, 68, 70 to 73, 85; X-14.
 """
 
@@ -23,7 +23,7 @@ class NoFreeBlocks(KvcoreError):
 
 
 class TooFewFreeBlocks(KvcoreError):
-    """Fewer blocks are free than are asked for."""
+    """Fewer blocks are free than are needed."""
 
     message = "Cannot get {needed} free blocks from the pool: {available} of {num_blocks} are free"
 
@@ -109,7 +109,7 @@ class RankLayersDiffer(sizing.GroupLayersDiffer, AssertionError):
 
 
 class TooLong(KvcoreError, AssertionError):
-    """A request that has all the blocks that the model's length allows asks for more."""
+    """A request needs more blocks than the model's length allows."""
 
     message = (
         "request {request} has {held} blocks with its hits and needs {needed} more: "
@@ -134,7 +134,7 @@ class StaleHit(errors.StaleHits, AssertionError):
 
 
 class NotRunningRequest(errors.NotRunning, AssertionError):
-    """The common prefix is asked for a request that does not run."""
+    """Only a running request has a common prefix."""
 
     message = "request {request} is {status}, must be RUNNING"
 

@@ -70,7 +70,7 @@ class FullAttentionSpec(AttentionSpec):
 
 @dataclass
 class SlidingWindowSpec(AttentionSpec):
-    """A query sees so many tokens, itself included. Raises WindowWithMla, InvalidCount."""
+    """A query sees sliding_window tokens, itself included. Raises WindowWithMla, InvalidCount."""
 
     sliding_window: int = 0
 

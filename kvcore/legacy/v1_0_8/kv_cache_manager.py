@@ -37,7 +37,7 @@ NO_HITS: Found = ((), ())
 
 
 class ListsByRequest(dict[str, list[T]]):
-    """Lists by request; one that is not known has an empty one, and asking changes nothing."""
+    """Lists by request; one that is not known has an empty one, and reading it changes nothing."""
 
     def __missing__(self, request_id: str) -> list[T]:
         return []
@@ -48,7 +48,7 @@ class KVCacheManager:
 
     kv_cache_config: of one group; its num_blocks are the pool's, the null block included.
     caching_hash_algo: "sha256"; whatever else it is, Python's `hash`. use_eagle: a hit leaves its
-    last block to be computed. log_stats: whether `make_prefix_cache_stats` says anything.
+    last block to be computed. log_stats: whether look-ups are counted.
     Raises NotOneGroup, InvalidCount, InvalidConfig, WrongArgument.
     """
 
@@ -94,7 +94,7 @@ class KVCacheManager:
         return self.block_pool.get_usage()
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """The look-ups since the last call, counted in blocks; None where they are not logged."""
+        """The look-ups since the last call, counted in blocks; None if they are not logged."""
         stats = self.prefix_cache_stats
         self.prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
         return stats
@@ -102,7 +102,7 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Any) -> tuple[list[KVCacheBlock], int]:
         """The longest cached prefix that leaves a token to compute, and its tokens.
 
-        Nobody owns the blocks yet. Nothing where caching is off, or where the request wants
+        Nobody owns the blocks yet. Nothing if caching is off, or if the request wants
         log-probabilities of its prompt.
         """
         if not self.enable_caching:
@@ -201,7 +201,7 @@ class KVCacheManager:
         return True
 
     def get_num_common_prefix_blocks(self, request: Any, num_running_requests: int) -> int:
-        """Leading blocks of a running request that so many own. Raises NotRunningRequest."""
+        """Leading blocks that all running requests own. Raises NotRunningRequest."""
         status = getattr(request, "status", None)
         if getattr(status, "name", status) != "RUNNING":
             raise errors.NotRunningRequest(request=repr(request.request_id), status=status)
@@ -243,14 +243,14 @@ class KVCacheManager:
         return places[num_null:], block_hashes.keys_of(hashes[num_null:], self.block_pool.backend)
 
     def _fits(self, num_new: int, hits: Sequence[int], passed: Sequence[KVCacheBlock]) -> bool:
-        """Whether so many can be taken once hits are touched and what a window passed is freed."""
+        """Whether num_new blocks are free once hits are touched and passed blocks are freed."""
         core, own = self.block_pool.backing.blocks, [place for place in hits if place]
         coming = sum(block.ref_cnt == 1 for block in passed)
         going = core.ref_counts(own, "device").count(0) if own else 0
         return num_new + going <= core.num_free("device") + coming
 
     def _limit(self, request: Any, held: int, num_new: int) -> int:
-        """How many of so many new blocks the model's length leaves. Raises TooLong for none."""
+        """How many of num_new blocks the model's length leaves. Raises TooLong for none."""
         most, longest = self.max_num_blocks_per_req, self.max_model_len
         if held >= most:
             fields = {"held": held, "needed": num_new, "max_model_len": longest, "most": most}
@@ -276,7 +276,7 @@ class KVCacheManager:
         return made, records[: max(0, num_full - first)]
 
     def _take(self, request: Any, num_new: int, num_hits: int, found: Found) -> list[KVCacheBlock]:
-        """Take so many new blocks, and touch hits that have these keys. Raises StaleHit."""
+        """Take num_new blocks, and touch hits that have these keys. Raises StaleHit."""
         core, (places, keys) = self.block_pool.backing.blocks, found
         try:
             taken = core.admit(places, num_new, keys, "device")
@@ -290,7 +290,7 @@ class KVCacheManager:
         return [own[place] for place in taken]
 
     def _count(self, queries: int, hits: int) -> None:
-        """Count a look-up, and the blocks that it asked for and found."""
+        """Count a look-up, and the blocks that it looked for and found."""
         old = self.prefix_cache_stats
         if old is not None:
             requests, queries, hits = old.requests + 1, old.queries + queries, old.hits + hits

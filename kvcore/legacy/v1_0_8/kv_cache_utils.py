@@ -99,7 +99,7 @@ def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
 
 
 def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None:
-    """Make windows full attention where the model has full attention too; in place."""
+    """Make windows full attention if the model has full attention too; in place."""
     read = read_specs(kv_cache_spec)
     for name, kept in sizing.unify_hybrid_kv_cache_specs(read).items():
         if kept is not read[name]:
@@ -127,7 +127,7 @@ def get_kv_cache_config(
 def _get_kv_cache_config_uniform_type(
     vllm_config: Any, kv_cache_spec: Layers, available_memory: int
 ) -> KVCacheConfig:
-    """One group and one tensor for each layer, as many blocks as fit or as the config says.
+    """One group and one tensor for each layer, as many blocks as fit or as the config sets.
 
     Raises NothingToCache, LayersDiffer, WrongArgument, InvalidMemory.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block objects of the first manager with prefix caching, its free queue and its map of hashes.
 
-Rules: owners, the queue and who is found are the pool's, asked at the time of the question. What a
-block has of its own is the text in which its tokens lie, one text for all blocks that a request was
-given; so tokens and hashes are made when somebody looks. A block keeps its tokens until it is given
-out again. Source: S004-01, 03, 09, 12, 15, 16. Twin: none.
+Owners, the queue and the index are the pool's, and are read at each access. A block itself only
+has the text in which its tokens lie, one text for all blocks that a request was given; tokens and
+hashes are made when they are read. A block keeps its tokens until it is allocated again. Source:
+S004-01, 03, 09, 12, 15, 16.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Text:
             self.end = end
 
     def hold(self, blocks: Sequence[KVCacheBlock], at: int | None = None) -> None:
-        """Be the text of these blocks. at: place of the first of them; None: where it begins."""
+        """Be the text of these blocks. at: place of the first of them; None: its beginning."""
         start = 0 if at is None else at * self.block_size - self.first
         for block in blocks:
             block.content = (self, start)
@@ -101,7 +101,7 @@ class KVCacheBlock(BlockView):
     def block_hash(self) -> ShownHash | None:
         """What it is found by; None unless it is full and cached.
 
-        Of the original's kind, or the core's key if the manager was told how to hash.
+        Of the original's kind, or the core's key if the manager was given a hashing.
         """
         key = self._pool.blocks.key_of(self.block_id, "device")
         if key is None or self.content is None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse of the first manager with prefix caching, each error also of the original's kind.
 
-Rules: as in `kvcore.types.errors`: messages name request, block and counts, and nothing has
-changed.
-Source: S004-05, 10, 16; X-14. Twin: none.
+Messages name request, block and counts; the call has changed nothing. Source: S004-05, 10, 16;
+X-14.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class BlockInUse(KvcoreError):
 
 
 class NoTokensLeft(KvcoreError, RuntimeError):
-    """Slots are asked for tokens that the request does not have."""
+    """Slots are requested for tokens that the request does not have."""
 
     message = "request {request} has {num_tokens} tokens, none behind the {num_computed} computed"
 
@@ -45,6 +44,6 @@ class TooFewTokens(KvcoreError, AssertionError):
 
 
 class HitsWithoutCaching(KvcoreError, AssertionError):
-    """Computed blocks where nothing is cached."""
+    """Computed blocks are given although caching is off."""
 
     message = "request {request} brings {num_blocks} computed blocks, caching is off"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Content hashes as the first manager with prefix caching makes them.
 
-Rules: a hash is a number and the block's tokens, and both are the key; the chain goes by the hash
-before as a whole, None before the first block. The number is Python's `hash`, so it holds within a
-process. Blocks are found by the core's hashes, which take token ids from 0 on and below 2**32; of
-others, such as the -1 that stands for an image, one is made here. Source: S004-09, 13; X-12. Twin:
-none.
+A hash is a number and the block's tokens, and both are the key. It covers the whole hash of the
+block before, None before the first block. The number is Python's `hash`, so it holds within one
+process. Blocks are found by the core's hashes, which take token ids from 0 to 2**32 - 1; for
+others, such as the -1 that stands for an image, a hash is made here. Source: S004-09, 13; X-12.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BlockHashType: TypeAlias = tuple[int, tuple[int, ...]]
 def hash_block_tokens(
     parent_block_hash: BlockHashType | None, curr_block_token_ids: Sequence[int]
 ) -> BlockHashType:
-    """The hash of one full block. parent_block_hash: None where it is the first."""
+    """The hash of one full block. parent_block_hash: None for the first block."""
     tokens = tuple(curr_block_token_ids)
     return hash((parent_block_hash, *tokens)), tokens
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first manager with prefix caching over one queue, as PR 9972 brought it (seed 004).
 
+<<<<<<< HEAD
 Rules: a request gets blocks with `allocate_slots`, once, and more with `append_slots`. Both may add
 empty blocks ahead, for which nobody is refused. There is no null block and no window; tables only
 grow, so two blocks may hold the same, and the older answers. A full block is findable at once; a
@@ -8,6 +9,18 @@ look-up changes nothing and may find a prompt whole, which the engine then short
 raises or gives None has changed nothing. It stands on the pool and not on the core's requests,
 since these leave a token to compute, keep rows, and show no owners (docs/differences.md). Source:
 S004-03 to S004-19; X-04, 12, 14. Twin: none.
+=======
+A request gets its first blocks from `allocate_slots`, once, and more from `append_slots`. Both may
+add empty blocks ahead, for which no request is refused. There is no null block and no window.
+Tables only grow, so two blocks may have the same content; the older one is found. A full block is
+findable at once. A look-up changes nothing and may find a whole prompt; the engine then shortens
+the hit.
+
+Invariants: a call that raises or returns None has changed nothing.
+
+Why: it stands on the pool and not on the core's requests, since these leave a token to compute,
+keep rows, and show no owners (docs/decisions.md). Source: S004-03 to S004-19; X-04, 12, 14.
+>>>>>>> c8daf18 (Say in plain words what the older managers and compat do)
 """
 
 from __future__ import annotations
@@ -80,12 +93,12 @@ class Request:
 class KVCacheManager:
     """Which block holds which tokens of a request; touches no tensor.
 
-    sliding_window: read by nobody, as in the original: what leaves a window stays. enable_caching:
+    sliding_window: not used, as in the original: what leaves a window stays. enable_caching:
     whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
     far as blocks are free. max_model_len: where that room ends, as a later release has it.
-    hashing, hash_seed: how keys are made, and of which root, random per process unless given. Who
-    says one of them sees the core's keys as hashes of blocks; who says neither sees hashes as the
-    original makes them, of any ints. Blocks are found by keys in either case. Raises InvalidCount,
+    hashing, hash_seed: how keys are made, and from which root, random per process unless given. If
+    one of them is given, the hashes of blocks are the core's keys; else they are made as in the
+    original, of any ints. Blocks are found by keys in either case. Raises InvalidCount,
     InvalidConfig, BackendMissing.
     """
 
@@ -155,10 +168,10 @@ class KVCacheManager:
     def allocate_slots(
         self, request: Any, num_tokens: int, computed_blocks: Sequence[KVCacheBlock | int]
     ) -> list[KVCacheBlock] | None:
-        """Give a request its first blocks: the computed ones, and new ones for so many tokens.
+        """Give a request its first blocks: the computed ones, and new ones for num_tokens tokens.
 
         computed_blocks: of `get_computed_blocks`, or their ids. Returns the new blocks, room ahead
-        included, or None where they do not fit. Raises InvalidCount, AlreadyAllocated,
+        included, or None if they do not fit. Raises InvalidCount, AlreadyAllocated,
         HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens, 1)
@@ -186,7 +199,7 @@ class KVCacheManager:
         """Give a request slots for more tokens, behind those that it counts as computed.
 
         Blocks that these fill are cached, unless a token before them got no slot. Returns the new
-        blocks, room ahead included; none where the present ones have room, and None where they do
+        blocks, room ahead included; none if the present ones have room, and None if they do
         not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens, InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens)
@@ -258,7 +271,7 @@ class KVCacheManager:
         return [make_key(each, 0) for each in hashes]
 
     def _keys_of_prompt(self, request: Any, num_hits: int, num_tokens: int) -> list[bytes]:
-        """The keys of the blocks that so many tokens behind the hits fill, behind the hits' own."""
+        """The keys of the hits, then of the blocks that num_tokens tokens behind them fill."""
         name = repr(request.request_id)
         if not self.enable_caching:
             if num_hits:
@@ -272,7 +285,7 @@ class KVCacheManager:
     def _admit(
         self, request: Any, hits: Sequence[Any], numbers: list[int], keys: list[bytes], needed: int
     ) -> tuple[int, ...] | None:
-        """Own the hits, which must have these keys, and take so many blocks and room ahead."""
+        """Own the hits, which must have these keys, and take the needed blocks and room ahead."""
         backing = self._backing.blocks
         num_free = backing.num_free("device")
         if hits and min(numbers) >= 0:
@@ -291,7 +304,7 @@ class KVCacheManager:
     def _keys_of_filled(
         self, tokens: Sequence[int], blocks: list[KVCacheBlock], full: int
     ) -> tuple[int, list[bytes]]:
-        """The first block without key, and the keys from there on of so many full blocks."""
+        """The first block without key, and the keys of the full blocks from there on."""
         first, key = min(full, len(blocks)), None
         key_of = self._backing.blocks.key_of
         while first and (key := key_of(blocks[first - 1].block_id, "device")) is None:
