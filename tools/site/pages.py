@@ -39,6 +39,8 @@ METHODS = {
 """The sections of the manager's page; together they have every public method."""
 ALSO = {"load": "allocate_slots", "can_allocate": "allocate_slots"}
 """Methods that raise what another one raises, too."""
+PARAMETER = re.compile(r"(<p>|\.\s)([a-z]\w*):\s")
+"""A sentence of a docstring that is about one parameter."""
 MODULES = {
     "transitions": (
         "The transitions: arguments, order and errors of each call",
@@ -89,6 +91,13 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name files outside docs/ instead of linking to them."""
     return OUTSIDE.sub(lambda match: f"{match[1]} (`{match[2]}`)", markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Begin a line with each parameter of a docstring."""
+    if not page.url.startswith("reference/"):
+        return html
+    return PARAMETER.sub(r"\1<br><code>\2</code>: ", html).replace("<p><br>", "<p>")
 
 
 def _inside(readme: str) -> str:
