@@ -23,6 +23,7 @@ CALLS = (
     *("fork", "swap", "pins", "transfers", "batches", "cancel", "drain", "queries"),
 )
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs")
+RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
     "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
@@ -51,8 +52,13 @@ MODULES = {
         [f"kvcore.types.{name}" for name in VALUES],
     ),
     "errors": ("Errors", ["kvcore.types.errors"]),
+    "around": (
+        "vLLM's interface, metrics and the scheduler",
+        ["kvcore.compat.manager", "kvcore.metrics", "kvcore.scheduler"],
+    ),
+    "runtime": ("The runtime", [f"kvcore_runtime.{name}" for name in RUNTIME]),
 }
-COMMANDS = ("check", "simulate", "replay", "size", "trace")
+COMMANDS = ("check", "simulate", "replay", "size", "trace", "generate")
 STYLE = """.doc-signature code { white-space: pre-wrap; }
 .md-typeset td code { white-space: nowrap; }
 .md-grid { max-width: 72rem; }
