@@ -32,7 +32,7 @@ class NeverEnds(Exception):
 def seeded(mutant: Mutant) -> Iterator[None]:
     """A bug in the transitions of the Python core, as a manager calls them."""
     with Patcher() as patcher:
-        patcher.setattr(FreeQueue, "__iter__", walk)
+        patcher.replace(FreeQueue, "__iter__", walk)
         mutant.patch(patcher)
         yield
 

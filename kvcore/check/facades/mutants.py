@@ -15,7 +15,7 @@ import attrs
 
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.profiles import FACADES, make_engine
-from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.mutants.seeding import Patch, Patcher
 from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
 from kvcore.legacy.blocks.blocks import Backing
@@ -33,20 +33,18 @@ LONGEST_RUN = 8
 """Calls of a run to a bug, at most."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class FacadeMutant:
     """A seeded bug of a facade, the world in which it shows, and the property that finds it."""
 
-    name: str
-    sentence: str
-    patch: Callable[[Patcher], None]
+    patch: Patch
     facade: str
     world: str
     broken: str
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
-        return self.name
+        return self.patch.__name__
 
 
 MUTANTS: list[FacadeMutant] = []
@@ -54,22 +52,11 @@ MUTANTS: list[FacadeMutant] = []
 
 def facade_mutant(
     facade: str, world: str, broken: str, *, rows: tuple[int, ...] = ()
-) -> Callable[[Callable[[Patcher], None]], Callable[[Patcher], None]]:
+) -> Callable[[Patch], Patch]:
     """Add a patch to the mutants."""
 
-    def add(patch: Callable[[Patcher], None]) -> Callable[[Patcher], None]:
-        assert patch.__doc__ is not None, patch.__name__
-        MUTANTS.append(
-            FacadeMutant(
-                name=patch.__name__,
-                sentence=patch.__doc__,
-                patch=patch,
-                facade=facade,
-                world=world,
-                broken=broken,
-                rows=rows,
-            )
-        )
+    def add(patch: Patch) -> Patch:
+        MUTANTS.append(FacadeMutant(patch, facade, world, broken, rows))
         return patch
 
     return add
@@ -87,7 +74,7 @@ def hunt(mutant: FacadeMutant, *, max_states: int = 3000) -> Report:
 @facade_mutant("v0.3", "window", "REF", rows=(22,))
 def m_ring_given_back_twice(patcher: Patcher) -> None:
     """A ring's blocks are given back once for each place that names them."""
-    patcher.setattr(BlockTable, "distinct", lambda self: list(self.numbers))
+    patcher.replace(BlockTable, "distinct", lambda self: list(self.numbers))
 
 
 @facade_mutant("v0.3", "window", "REF", rows=(24,))
@@ -99,24 +86,22 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
         table.allocator.hold(table.numbers)
         self.block_tables[child_seq.seq_id] = table.copy()
 
-    patcher.setattr(SpaceManager, "fork", fork)
+    patcher.replace(SpaceManager, "fork", fork)
 
 
 @facade_mutant("v0.3", "prefix", "ATOMIC-FAIL")
 def m_prompt_stops_half_way(patcher: Patcher) -> None:
     """A prompt's blocks are taken one by one, and those taken stay where there is no next one."""
-    take = BlockAllocator.take
 
-    def one_by_one(self: BlockAllocator, count: int, kind: str, name: object) -> tuple[int, ...]:
-        return tuple(take(self, 1, kind, name)[0] for _ in range(count))
-
-    patcher.setattr(BlockAllocator, "take", one_by_one)
+    @patcher.around(BlockAllocator, "take")
+    def one_by_one(take: Any, self: BlockAllocator, count: int, *of: object) -> tuple[int, ...]:
+        return tuple(take(self, 1, *of)[0] for _ in range(count))
 
 
 @facade_mutant("v0.3", "watermark", "ADMIT-NEVER", rows=(66,))
 def m_never_is_later(patcher: Patcher) -> None:
     """A group that can never fit is told to wait."""
-    patcher.setattr(SpaceManager, "can_allocate", later_for_never(SpaceManager.can_allocate))
+    patcher.replace(SpaceManager, "can_allocate", later_for_never(SpaceManager.can_allocate))
 
 
 @facade_mutant("v0.3", "plain", "REF", rows=(41,))
@@ -126,7 +111,7 @@ def m_fork_owns_nothing(patcher: Patcher) -> None:
     def fork(self: Any, parent_seq: Any, child_seq: Any) -> None:
         self.block_tables[child_seq.seq_id] = self.block_tables[parent_seq.seq_id].copy()
 
-    patcher.setattr(SpaceManager, "fork", fork)
+    patcher.replace(SpaceManager, "fork", fork)
 
 
 @facade_mutant("v0.3", "swap", "KV-READ", rows=(63,))
@@ -144,7 +129,7 @@ def m_swaps_out_late(patcher: Patcher) -> None:
 @facade_mutant("v0", "watermark", "ADMIT-NEVER", rows=(66,))
 def m_never_waits(patcher: Patcher) -> None:
     """A group whose prompt can never fit is told to wait."""
-    patcher.setattr(CachingManager, "can_allocate", later_for_never(CachingManager.can_allocate))
+    patcher.replace(CachingManager, "can_allocate", later_for_never(CachingManager.can_allocate))
 
 
 @facade_mutant("v0", "lookahead", "ATOMIC-FAIL")
@@ -156,14 +141,14 @@ def m_append_stops_half_way(patcher: Patcher) -> None:
         for _ in range(num_blocks):
             add(self, 1, extra_hash)
 
-    patcher.setattr(CachingTable, "_check_room", lambda *_: None)
-    patcher.setattr(CachingTable, "_add", one_by_one)
+    patcher.replace(CachingTable, "_check_room", lambda *_: None)
+    patcher.replace(CachingTable, "_add", one_by_one)
 
 
 @facade_mutant("v0", "caching", "IDX-SOUND", rows=(1,))
 def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
     """An evicted block is still found under its old key."""
-    patcher.setattr(HashIndexTransaction, "remove", lambda *_: False)
+    patcher.replace(HashIndexTransaction, "remove", lambda *_: False)
 
 
 @facade_mutant("v0", "swap", "ADMIT-EXACT", rows=(17,))
@@ -173,7 +158,7 @@ def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
     def count_absent(self: Any, keys: list[bytes]) -> int:
         return sum(owners is None for owners in self.blocks.owners_of(keys))
 
-    patcher.setattr(PrefixCachingBlockAllocator, "count_idle", count_absent)
+    patcher.replace(PrefixCachingBlockAllocator, "count_idle", count_absent)
 
 
 @facade_mutant("v0", "caching", "RANKED")
@@ -184,29 +169,26 @@ def m_newest_leaves_first(patcher: Patcher) -> None:
         time, length = self.ranks.get(block, (-1.0, 0))
         return (-time, length, block)
 
-    patcher.setattr(PriorityPoolTransaction, "place", place)
+    patcher.replace(PriorityPoolTransaction, "place", place)
 
 
 @facade_mutant("v0", "naive", "KV-READ", rows=(41,))
 def m_shared_block_written_in_place(patcher: Patcher) -> None:
     """A block that a fork shares is written without a copy."""
-    patcher.setattr(CachingAllocator, "own", lambda _, block_id: block_id)
+    patcher.replace(CachingAllocator, "own", lambda _, block_id: block_id)
 
 
 @facade_mutant("v0", "window", "REF", rows=(22,))
 def m_passed_block_given_back_twice(patcher: Patcher) -> None:
     """A block that the window passed is given back and stays in the table."""
 
-    drop = CachingTable._drop_passed
-
-    def drop_and_keep(self: Any, *counts: Any) -> None:
+    @patcher.around(CachingTable, "_drop_passed")
+    def drop_and_keep(drop: Any, self: Any, *counts: Any) -> None:
         known, ids = self.blocks[:], self.physical_block_ids[:]
         drop(self, *counts)
         for block, block_id in zip(known, ids, strict=True):
             block.block_id = block_id
         self.blocks[:], self.physical_block_ids[:], self.num_null_blocks = known, ids, 0
-
-    patcher.setattr(CachingTable, "_drop_passed", drop_and_keep)
 
 
 def later_for_never(can_allocate: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,20 +203,18 @@ def later_for_never(can_allocate: Callable[..., Any]) -> Callable[..., Any]:
 
 def swap_out_last(patcher: Patcher) -> None:
     """Reorder each batch."""
-    take_batch = Backing.take_batch
 
-    def reordered(self: Backing) -> Batch:
+    @patcher.around(Backing, "take_batch")
+    def reordered(take_batch: Any, self: Backing) -> Batch:
         batch = take_batch(self)
         return close(batch.number, sorted(batch, key=lambda each: isinstance(each, SwapOut)))
-
-    patcher.setattr(Backing, "take_batch", reordered)
 
 
 def tell(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
     """A line on a hunt, and whether the bug is killed by its property in a short run."""
     found = report.violation
     rows = ", ".join(map(str, mutant.rows))
-    head = f"{mutant.name}" + (f" (row {rows})" if rows else "")
+    head = f"{mutant}" + (f" (row {rows})" if rows else "")
     if found is None:
         return f"{head} lives: {report.verdict}", False
     killed = found.name == mutant.broken and len(found.calls) <= LONGEST_RUN

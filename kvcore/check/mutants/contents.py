@@ -22,12 +22,11 @@ from kvcore.transitions import (
     free,
     plan,
     prefix_lookup,
+    publish,
     queries,
     slot_request,
     transfers,
 )
-from kvcore.transitions import publish as caching
-from kvcore.transitions.requests import extend
 from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Command, CopyOnWrite, Free
 from kvcore.types.errors import KvcoreError
@@ -37,20 +36,14 @@ from kvcore.types.values import Hit, KVCacheBlocks, Outcome
 @mutant("calls", "REF", "KV-READ", rows=(41,))
 def m_fork_no_ref(patcher: Patcher) -> None:
     """A fork shares its parent's blocks without being counted as an owner."""
-    fork = TRANSITIONS["fork"]
 
-    def fork_untouched(*args: Any) -> Any:
-        with Patcher() as inner:
-            inner.setattr(PoolTransaction, "touch", lambda *_: None)
-            return fork(*args)
-
-    patcher.setitem(TRANSITIONS, "fork", fork_untouched)
+    patcher.during(TRANSITIONS, "fork", PoolTransaction, "touch", lambda *_: None)
 
 
 @mutant("calls", "KV-READ", "WRITE-EXCL", rows=(41,))
 def m_no_cow(patcher: Patcher) -> None:
     """A shared block is written in place."""
-    patcher.setattr(plan, "plan_rewrites", lambda *_: ())
+    patcher.replace(plan, "plan_rewrites", lambda *_: ())
 
 
 @mutant("calls", "KV-READ", rows=(41,))
@@ -62,12 +55,10 @@ def m_cow_no_copy(patcher: Patcher) -> None:
 @mutant("calls", "CACHE-KV", "WRITE-EXCL")
 def m_keyed_block_written_in_place(patcher: Patcher) -> None:
     """A block that is written again keeps the key of its old content."""
-    rewrites = plan.plan_rewrites
 
-    def only_shared(*args: Any) -> Any:
+    @patcher.around(plan, "plan_rewrites")
+    def only_shared(rewrites: Any, *args: Any) -> Any:
         return tuple(rewrite for rewrite in rewrites(*args) if rewrite.shared)
-
-    patcher.setattr(plan, "plan_rewrites", only_shared)
 
 
 @mutant("calls", "WAIT-EMPTY", rows=(44,))
@@ -91,34 +82,21 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
             tx.records = tx.records.delete(request.request_id)
             free.cut_tables(tx, request, record.num_computed_before)
 
-    patcher.setattr(free, "leave_open_batch", leave_keys)
+    patcher.replace(free, "leave_open_batch", leave_keys)
 
 
 @mutant("three", "KV-READ")
 def m_hit_in_open_batch_pulled_away(patcher: Patcher) -> None:
     """A request leaves the open batch though another one counts tokens that it was to write."""
-    patcher.setattr(free, "check_leaving", lambda *_: None)
-
-
-@mutant("drafts", "DRAFT", rows=(45,))
-def m_cache_lookahead(patcher: Patcher) -> None:
-    """Drafts are hashed and published before they are accepted."""
-
-    def hash_drafts(_before: Any, drafted: Any, name: str) -> Any:
-        request = drafted.requests[name]
-        longer = extend(Transaction(drafted), request, list(request.drafts))
-        return put(drafted, replace(request, block_hashes=longer.block_hashes))
-
-    after(patcher, "add_drafts", hash_drafts)
-    patcher.setattr(RequestState, "num_accepted", property(lambda self: self.num_computed))
+    patcher.replace(free, "check_leaving", lambda *_: None)
 
 
 @mutant("calls", "CACHE-KV", rows=(35,))
 def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
     """Giving back its blocks, a request publishes those that no step has filled yet, too."""
-    free = TRANSITIONS["free"]
 
-    def free_published(before: State, request_id: str) -> Any:
+    @patcher.around(TRANSITIONS, "free")
+    def free_published(free: Any, before: State, request_id: str) -> Any:
         def change(tx: Transaction) -> None:
             request = tx.request(request_id)
             for group_id, table in enumerate(request.tables):
@@ -129,19 +107,15 @@ def m_abort_publishes_what_it_holds(patcher: Patcher) -> None:
 
         return free(transition(before, change).state, request_id)
 
-    patcher.setitem(TRANSITIONS, "free", free_published)
-
 
 @mutant("calls", "CACHED-COUNT", "CACHE-KV", rows=(37,))
 def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
     """A chunk publishes every block that it has, as if all of the prompt were computed."""
-    publish = caching.publish_blocks
 
-    def publish_all(tx: Transaction, request: RequestState, _num_tokens: int) -> None:
+    @patcher.around(allocate, "publish_blocks")
+    def publish_all(publish: Any, tx: Transaction, request: RequestState, _num_tokens: int) -> None:
         size = tx.config.groups[0].block_size
         publish(tx, request, len(request.tables[0]) * size)
-
-    patcher.setattr(allocate, "publish_blocks", publish_all)
 
 
 @mutant("calls", "CACHE-KV", rows=(38,))
@@ -164,56 +138,44 @@ def m_full_hit_leaves_nothing(patcher: Patcher) -> None:
         length = prefix_lookup.common_length(where, request, length, most)
         return Hit(KVCacheBlocks(prefix_lookup.hit_blocks(where, request, length)), length)
 
-    patcher.setattr(queries, "longest_hit", longest_of_all)
+    patcher.replace(queries, "longest_hit", longest_of_all)
 
 
 @mutant("calls", "COMPUTED-RULE", "KV-READ", rows=(40,))
 def m_prefill_starts_at_zero(patcher: Patcher) -> None:
     """Slots are counted from the first token on, on top of the blocks of a hit."""
-    measure = plan.measure
 
-    def measure_from_zero(
-        tx: Transaction, request: RequestState, wanted: SlotRequest
-    ) -> plan.Lengths:
+    @patcher.around(plan, "measure")
+    def measure_from_zero(measure: Any, tx: Any, request: Any, wanted: SlotRequest) -> Any:
         return measure(tx, request, replace(wanted, hit=None))
-
-    patcher.setattr(plan, "measure", measure_from_zero)
 
 
 @mutant("calls", "REF", rows=(41,))
 def m_cow_keeps_its_source(patcher: Patcher) -> None:
     """A request that got a copy of a shared block still counts as an owner of the block."""
-    rewrite = allocate.apply_rewrite
 
-    def rewrite_and_keep(*args: Any) -> Any:
-        with Patcher() as inner:
-            inner.setattr(PoolTransaction, "release", lambda *_: None)
-            return rewrite(*args)
-
-    patcher.setattr(allocate, "apply_rewrite", rewrite_and_keep)
+    patcher.during(allocate, "apply_rewrite", PoolTransaction, "release", lambda *_: None)
 
 
 @mutant("drafts", "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
 def m_fork_fails_half_way(patcher: Patcher) -> None:
     """A fork that fails has taken the child's row already."""
-    fork = TRANSITIONS["fork"]
 
-    def fork_half(before: State, parent_id: str, child_id: str) -> Any:
+    @patcher.around(TRANSITIONS, "fork")
+    def fork_half(fork: Any, before: State, parent_id: str, child_id: str) -> Any:
         try:
             return fork(before, parent_id, child_id)
         except KvcoreError as error:
             half = replace(before, rows=before.rows.append(None))
             return Outcome(half, (), Misuse(type(error).__name__, error.fields))
 
-    patcher.setitem(TRANSITIONS, "fork", fork_half)
-
 
 @mutant("calls", "WRITE-EXCL", "KV-READ", rows=(43,))
 def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     """A shared block that has a key is taken for the request's own, and written in place."""
-    rewrites = plan.plan_rewrites
 
-    def rewrite_in_place(tx: Transaction, request: RequestState, lengths: plan.Lengths) -> Any:
+    @patcher.around(plan, "plan_rewrites")
+    def rewrite_in_place(rewrites: Any, tx: Transaction, request: Any, lengths: Any) -> Any:
         planned = []
         for each in rewrites(tx, request, lengths):
             block = request.tables[each.group_id][each.position]
@@ -221,15 +183,13 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
             planned.append(replace(each, shared=False, copied=False) if full else each)
         return tuple(planned)
 
-    patcher.setattr(plan, "plan_rewrites", rewrite_in_place)
-
 
 @mutant("calls", "FULLHIT", "WRITE-EXCL", rows=(39,), costs="the same content is written again")
 def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
     """A full hit gives all blocks and one token less: that one is computed into a hit block."""
-    longest = prefix_lookup.longest_hit
 
-    def longest_of_all(where: State, request: RequestState) -> Hit:
+    @patcher.around(queries, "longest_hit")
+    def longest_of_all(longest: Any, where: State, request: RequestState) -> Any:
         hit, size = longest(where, request), where.config.groups[0].block_size
         num_full = len(request.tokens) // size
         if num_full * size < len(request.tokens) or hit.num_tokens != (num_full - 1) * size:
@@ -239,19 +199,14 @@ def m_full_hit_recomputed_in_place(patcher: Patcher) -> None:
         blocks = prefix_lookup.hit_blocks(where, request, num_full * size)
         return Hit(KVCacheBlocks(blocks), num_full * size - 1)
 
-    patcher.setattr(queries, "longest_hit", longest_of_all)
-    patcher.setattr(slot_request, "check_hit", lambda *_: None)
+    patcher.replace(slot_request, "check_hit", lambda *_: None)
 
 
 @mutant("calls", "PUBLISHED", "REFINE", costs="what would have been a hit is computed again")
 def m_full_block_published_late(patcher: Patcher) -> None:
     """A full block becomes findable when a token behind it is computed; the twin is right."""
-    publish = caching.publish_blocks
+    for module in (allocate, batches, publish, transfers):
 
-    def publish_late(
-        tx: Transaction, request: RequestState, num_tokens: int, **options: Any
-    ) -> None:
-        publish(tx, request, max(0, num_tokens - 1), **options)
-
-    for module in (allocate, batches, caching, transfers):
-        patcher.setattr(module, "publish_blocks", publish_late)
+        @patcher.around(module, "publish_blocks")
+        def publish_late(blocks: Any, tx: Any, request: Any, count: int, **options: Any) -> None:
+            blocks(tx, request, max(0, count - 1), **options)

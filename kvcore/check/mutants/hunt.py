@@ -69,7 +69,7 @@ def observe(mutant: Mutant) -> Hunt:
 def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> Hunt:
     began = time.process_time()
     with Patcher() as patcher:
-        patcher.setattr(FreeQueue, "__iter__", walk)
+        patcher.replace(FreeQueue, "__iter__", walk)
         mutant.patch(patcher)
         report = check(what, **options)
     found = report.violation

@@ -6,7 +6,7 @@ Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -34,12 +34,12 @@ from kvcore.transitions import (
     allocate,
     plan,
     prefix_lookup,
+    publish,
     queries,
     requests,
     slot_request,
     transfers,
 )
-from kvcore.transitions import publish as caching
 from kvcore.transitions.plan import Plan
 from kvcore.types.config import Config
 from kvcore.types.effects import Effects
@@ -54,7 +54,7 @@ def m_evict_keeps_index(patcher: Patcher) -> None:
     def remove(self: HashIndexTransaction, key: bytes, block: int) -> bool:
         return self.first(key) == block
 
-    patcher.setattr(HashIndexTransaction, "remove", remove)
+    patcher.replace(HashIndexTransaction, "remove", remove)
 
 
 @mutant("calls", "IDX-COMPLETE", rows=(3,), shows=ONE)
@@ -66,20 +66,18 @@ def m_evict_keeps_key(patcher: Patcher) -> None:
         if key is not None and self.index.first(key) == block:
             self.index.remove(key, block)
 
-    patcher.setattr(PoolTransaction, "unpublish", unpublish)
+    patcher.replace(PoolTransaction, "unpublish", unpublish)
 
 
 @mutant("calls", "CACHED-COUNT", costs="a block that is full later is not published")
 def m_cached_before_it_is_full(patcher: Patcher) -> None:
     """One block more counts as published than is full."""
-    publish = caching.publish_blocks
 
-    def publish_more(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+    @patcher.around(allocate, "publish_blocks")
+    def publish_more(publish: Any, tx: Transaction, request: RequestState, num_tokens: int) -> None:
         publish(tx, request, num_tokens)
         done = tx.request(request.request_id)
         tx.put(replace(done, num_cached=tuple(1 + n for n in done.num_cached)))
-
-    patcher.setattr(allocate, "publish_blocks", publish_more)
 
 
 @mutant("calls", "REQ-HASH", rows=(7,), shows=CUT)
@@ -96,24 +94,18 @@ def m_truncate_keeps_hashes(patcher: Patcher) -> None:
 @mutant("calls", "CACHE-KEY", "CACHE-KV", shows=KEYS_EVICTED)
 def m_publishes_the_key_before(patcher: Patcher) -> None:
     """A block is published under the key of the block before it."""
-    publish, key = caching._publish_block, RequestState.key
+    key = RequestState.key
 
-    def publish_before(*args: Any) -> bool:
-        with Patcher() as inner:
-            inner.setattr(
-                RequestState,
-                "key",
-                lambda self, config, group_id, at: key(self, config, group_id, max(0, at - 1)),
-            )
-            return publish(*args)
+    def key_before(self: RequestState, config: Config, group_id: int, position: int) -> bytes:
+        return key(self, config, group_id, max(0, position - 1))
 
-    patcher.setattr(caching, "_publish_block", publish_before)
+    patcher.during(publish, "_publish_block", RequestState, "key", key_before)
 
 
 @mutant("calls", "EVT-COPY", costs="who mirrors the index counts on hits that are gone")
 def m_eviction_not_announced(patcher: Patcher) -> None:
     """No event says that the last block of a content is gone."""
-    patcher.setattr(Effects, "announce_removed", lambda *_: None)
+    patcher.replace(Effects, "announce_removed", lambda *_: None)
 
 
 @mutant("calls", "HASH-INJ")
@@ -125,51 +117,47 @@ def m_hash_without_parent(patcher: Patcher) -> None:
         starts = range(0, len(tokens) - size + 1, size)
         return [hash_block(root, tokens[at : at + size]) for at in starts]
 
-    patcher.setattr(requests, "hash_blocks", hash_unchained)
+    patcher.replace(requests, "hash_blocks", hash_unchained)
 
 
 @mutant("sizes", "KEY-GRAN", rows=(13,), shows=SIZES_TWICE)
 def m_hash_granularity(patcher: Patcher) -> None:
     """The coarse group takes hashes at the fine group's positions."""
     ones = property(lambda config: (1,) * len(config.groups), lambda *_: None)
-    patcher.setattr(Config, "scales", ones)
+    patcher.replace(Config, "scales", ones)
 
 
 @mutant("calls", "IDX-COMPLETE", rows=(4,), shows=COPIES_EVICTED)
 def m_evict_drops_dups(patcher: Patcher) -> None:
     """Evicting one copy of a content drops its siblings from the index."""
-    remove = HashIndexTransaction.remove
 
-    def remove_all(self: HashIndexTransaction, key: bytes, _block: int) -> bool:
+    @patcher.around(HashIndexTransaction, "remove")
+    def remove_all(remove: Any, self: HashIndexTransaction, key: bytes, _block: int) -> bool:
         while not remove(self, key, self.firsts[key]):
             pass
         return True
-
-    patcher.setattr(HashIndexTransaction, "remove", remove_all)
 
 
 @mutant("calls", "EVT-COPY", rows=(5,), costs="who mirrors the index does not know of the copy")
 def m_event_per_copy(patcher: Patcher) -> None:
     """An event says that a content is gone although a copy of it is left."""
-    remove = HashIndexTransaction.remove
 
-    def remove_loudly(self: HashIndexTransaction, key: bytes, block: int) -> bool:
+    @patcher.around(HashIndexTransaction, "remove")
+    def remove_loudly(remove: Any, self: HashIndexTransaction, key: bytes, block: int) -> bool:
         remove(self, key, block)
         return True
-
-    patcher.setattr(HashIndexTransaction, "remove", remove_loudly)
 
 
 @mutant("calls", "EVT-COPY", costs="who mirrors the index does not know of the hit")
 def m_stored_event_lost(patcher: Patcher) -> None:
     """No event says that blocks became findable."""
-    patcher.setattr(Effects, "announce", lambda *_: None)
+    patcher.replace(Effects, "announce", lambda *_: None)
 
 
 @mutant("salts", "KEY-SEP", rows=(11,), shows=SALTED_HITS)
 def m_extra_ignored(patcher: Patcher) -> None:
     """A key is made of tokens only: adapter, media and salt are left out."""
-    patcher.setattr(ExtraKeys, "of_block", lambda *_: ())
+    patcher.replace(ExtraKeys, "of_block", lambda *_: ())
 
 
 @mutant("salts", "KEY-SEP", rows=(10,), shows=SALTED_HITS)
@@ -181,7 +169,7 @@ def m_extra_untagged(patcher: Patcher) -> None:
         names += [] if self.cache_salt is None or start else [self.cache_salt]
         return tuple((0, name.encode()) for name in names)
 
-    patcher.setattr(ExtraKeys, "of_block", untagged)
+    patcher.replace(ExtraKeys, "of_block", untagged)
 
 
 @mutant(
@@ -195,7 +183,7 @@ def m_extra_untagged(patcher: Patcher) -> None:
 def m_free_head_first(patcher: Patcher) -> None:
     """Blocks are released head first, so that a parent is evicted before its child."""
     release = PoolTransaction.release
-    patcher.setattr(PoolTransaction, "release", lambda self, blocks: release(self, blocks[::-1]))
+    patcher.replace(PoolTransaction, "release", lambda self, blocks: release(self, blocks[::-1]))
 
 
 @mutant(
@@ -208,13 +196,13 @@ def m_free_head_first(patcher: Patcher) -> None:
 def m_same_key_withdrawn(patcher: Patcher) -> None:
     """A block that its owner writes again loses its key, though the write puts back its content."""
 
-    patcher.setattr(plan, "writes_same", lambda *_: False)
+    patcher.replace(plan, "writes_same", lambda *_: False)
 
 
 @mutant("calls", "LRU", costs="only the order of eviction changes", trace="queue_order")
 def m_freed_block_leaves_first(patcher: Patcher) -> None:
     """A released block is the next one to be taken."""
-    patcher.setattr(FreeQueueTransaction, "append", FreeQueueTransaction.prepend)
+    patcher.replace(FreeQueueTransaction, "append", FreeQueueTransaction.prepend)
 
 
 @mutant(
@@ -226,39 +214,44 @@ def m_freed_block_leaves_first(patcher: Patcher) -> None:
 )
 def m_num_cached_counts_null(patcher: Patcher) -> None:
     """Behind a null block everything counts as published, so nothing is."""
-    publish = caching.publish_blocks
 
-    def publish_before_nulls(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+    @patcher.around(allocate, "publish_blocks")
+    def publish_before_nulls(publish: Any, tx: Transaction, request: Any, count: int) -> None:
         if not any(tx.is_null(table[0]) for table in request.tables if table):
-            publish(tx, request, num_tokens)
-
-    patcher.setattr(allocate, "publish_blocks", publish_before_nulls)
+            publish(tx, request, count)
 
 
 @mutant("calls", "IDX-SOUND", rows=(2,), costs="the comparison hides it: what is found is right")
 def m_stale_entries_compared(patcher: Patcher) -> None:
     """A block that is taken stays in the index; look-ups compare what it holds by now."""
     m_evict_keeps_index(patcher)
-    missing = prefix_lookup.first_missing
+    miss_also(patcher, lambda state, key, *_: state.device.keys[key_owner(state, key)] != key)
 
-    def compared(state: State, request: RequestState, group_id: int, positions: Any) -> int | None:
+
+def key_owner(state: State, key: bytes) -> int:
+    """The block that the index gives first under a key."""
+    return state.device.index.firsts[key]
+
+
+def miss_also(patcher: Patcher, wrong: Callable[[State, bytes, RequestState, int], bool]) -> None:
+    """Let look-ups miss a block under a key, too, if something is wrong with it."""
+
+    @patcher.around(prefix_lookup, "first_missing")
+    def first(missing: Any, state: Any, request: Any, group_id: int, positions: Any) -> Any:
         for position in positions:
             if missing(state, request, group_id, (position,)) is not None:
                 return int(position)
-            key = request.key(state.config, group_id, position)
-            if state.device.keys[state.device.index.firsts[key]] != key:
+            if wrong(state, request.key(state.config, group_id, position), request, group_id):
                 return int(position)
         return None
-
-    patcher.setattr(prefix_lookup, "first_missing", compared)
 
 
 @mutant("cuts", "CACHE-KV", rows=(6,))
 def m_superseded_key_comes_back(patcher: Patcher) -> None:
     """A block that is written again gets back the key of what it held before."""
-    commit = allocate.commit
 
-    def commit_and_restore(tx: Transaction, planned: Plan) -> Any:
+    @patcher.around(allocate, "commit")
+    def commit_and_restore(commit: Any, tx: Transaction, planned: Plan) -> Any:
         tables = planned.request.tables
         places = [(each.group_id, each.position) for each in planned.rewrites if not each.shared]
         blocks = [tables[group_id][position] for group_id, position in places]
@@ -269,25 +262,22 @@ def m_superseded_key_comes_back(patcher: Patcher) -> None:
                 tx.device.publish(block, key)
         return grown
 
-    patcher.setattr(allocate, "commit", commit_and_restore)
-
 
 @mutant("calls", "KV-READ", "HIT-LONGEST", "HIT-FRESH", rows=(8,))
 def m_evicted_block_counts_as_computed(patcher: Patcher) -> None:
     """A request that misses takes the next block of the free queue for a computed one of its own,
     since it was one for somebody.
     """
-    longest = prefix_lookup.longest_hit
 
-    def longest_or_front(state: State, request: RequestState) -> Hit:
+    @patcher.around(queries, "longest_hit")
+    def longest_or_front(longest: Any, state: State, request: RequestState) -> Any:
         hit, size = longest(state, request), state.config.groups[0].block_size
         front = next(iter(state.device.queue), None)
         if hit.num_tokens or front is None or len(request.tokens) <= size:
             return hit
         return hit if state.device.keys[front] is None else Hit(KVCacheBlocks(((front,),)), size)
 
-    patcher.setattr(queries, "longest_hit", longest_or_front)
-    patcher.setattr(slot_request, "check_hit", lambda *_: None)
+    patcher.replace(slot_request, "check_hit", lambda *_: None)
 
 
 @mutant("calls", "HASH-INJ", rows=(9,), shows=BASIC)
@@ -301,15 +291,16 @@ def m_hashes_collide(patcher: Patcher) -> None:
             hashes.append(parent)
         return hashes
 
-    patcher.setattr(requests, "hash_blocks", hash_weakly)
+    patcher.replace(requests, "hash_blocks", hash_weakly)
 
 
 @mutant("salts", "OPERATIONS", rows=(12,), shows=ADAPTERS)
 def m_external_key_of_tokens_only(patcher: Patcher) -> None:
     """The external store is asked by tokens alone: another adapter's content comes back."""
-    start, own = transfers.start_loads, RequestState.key
+    own = RequestState.key
 
-    def start_blind(tx: Transaction, request: RequestState, first: int) -> tuple[int, ...]:
+    @patcher.around(transfers, "start_loads")
+    def start_blind(start: Any, tx: Transaction, *args: Any) -> Any:
         def key(self: RequestState, config: Config, group_id: int, position: int) -> bytes:
             for other in tx.state.requests.values():
                 plain = other.extra_keys == NO_EXTRA_KEYS and other.tokens[: len(self.tokens)]
@@ -318,22 +309,18 @@ def m_external_key_of_tokens_only(patcher: Patcher) -> None:
             return own(self, config, group_id, position)
 
         with Patcher() as inner:
-            inner.setattr(RequestState, "key", key)
-            return start(tx, request, first)
-
-    patcher.setattr(transfers, "start_loads", start_blind)
+            inner.replace(RequestState, "key", key)
+            return start(tx, *args)
 
 
 @mutant(PICTURED, "KEY-SEP", unnamed="no named world has media")
 def m_cut_is_a_name(patcher: Patcher) -> None:
     """What a cut leaves of a media item is known by a name that another item can have."""
-    of_block = ExtraKeys.of_block
 
-    def of_block_by_name(self: ExtraKeys, *args: int) -> tuple[ExtraKey, ...]:
+    @patcher.around(ExtraKeys, "of_block")
+    def of_block_by_name(of_block: Any, self: ExtraKeys, *args: int) -> tuple[ExtraKey, ...]:
         mark = f" cut at {self.media[-1].end}".encode() if self.media else b""
         return tuple(
             (MEDIA, value[:4] + value[8:] + mark) if tag == CUT_MEDIA else (tag, value)
             for tag, value in of_block(self, *args)
         )
-
-    patcher.setattr(ExtraKeys, "of_block", of_block_by_name)

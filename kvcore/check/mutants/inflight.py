@@ -33,26 +33,19 @@ IN_ORDER = "batches that run one after the other hide it"
 @mutant("flight", "CMD-INFLIGHT", rows=(56,), costs=IN_ORDER)
 def m_freed_under_a_batch(patcher: Patcher) -> None:
     """A block that leaves a table can be taken at once, though a batch in flight still uses it."""
-    patcher.setattr(TableEdit, "_keep_in_use", lambda *_: None)
+    patcher.replace(TableEdit, "_keep_in_use", lambda *_: None)
 
 
 @mutant("flight-fork", "CMD-INFLIGHT", rows=(58,), costs=IN_ORDER)
 def m_copy_in_flight_holds_nothing(patcher: Patcher) -> None:
     """The source of a copy that has not run yet can be taken and written."""
-    rewrite = allocate.apply_rewrite
 
-    def rewrite_unheld(*args: Any) -> Any:
-        with Patcher() as inner:
-            inner.setattr(PoolTransaction, "use", lambda *_: None)
-            return rewrite(*args)
-
-    patcher.setattr(allocate, "apply_rewrite", rewrite_unheld)
+    patcher.during(allocate, "apply_rewrite", PoolTransaction, "use", lambda *_: None)
 
 
 @mutant("flight-swap", "CMD-INFLIGHT", rows=(59,), costs=IN_ORDER)
 def m_host_block_reused_in_flight(patcher: Patcher) -> None:
     """A host block that a batch in flight copies from or to can be taken at once."""
-    host_tier = Transaction.host_tier
 
     class Forgetful(PoolTransaction):
         __slots__ = ()
@@ -60,12 +53,11 @@ def m_host_block_reused_in_flight(patcher: Patcher) -> None:
         def use(self, block: int, number: int) -> None:
             pass
 
-    def forgetful_host(self: Transaction) -> PoolTransaction:
+    @patcher.around(Transaction, "host_tier")
+    def forgetful_host(host_tier: Any, self: Transaction) -> Any:
         pool = host_tier(self)
         pool.__class__ = Forgetful
         return pool
-
-    patcher.setattr(Transaction, "host_tier", forgetful_host)
 
 
 @mutant("flight-two", "CMD-INFLIGHT", costs=IN_ORDER)
@@ -77,7 +69,7 @@ def m_first_batch_ends_all_uses(patcher: Patcher) -> None:
             if any(map(ended, numbers)):
                 self.busy = self.busy.delete(block)
 
-    patcher.setattr(QuarantineTransaction, "end_use", end_all)
+    patcher.replace(QuarantineTransaction, "end_use", end_all)
 
 
 @mutant("flight", "QUARANTINE", "DRAIN")
@@ -87,120 +79,104 @@ def m_quarantine_never_ends(patcher: Patcher) -> None:
     def end_nothing(_: QuarantineTransaction) -> Iterator[int]:
         return iter(())
 
-    patcher.setattr(QuarantineTransaction, "end", end_nothing)
+    patcher.replace(QuarantineTransaction, "end", end_nothing)
 
 
 @mutant("flight", "PARTITION", "PREEMPT-GAIN", rows=(68,))
 def m_deferred_block_is_nowhere(patcher: Patcher) -> None:
     """A block that is released while a batch uses it is in no queue: preempting gains nothing."""
-    release_all = PoolTransaction.release
 
-    def release_idle(self: PoolTransaction, blocks: Iterable[int]) -> None:
+    @patcher.around(PoolTransaction, "release")
+    def release_idle(release_all: Any, self: PoolTransaction, blocks: Iterable[int]) -> None:
         for block in blocks:
             if self.is_busy(block):
                 self.ref_counts[block] -= 1
             else:
                 release_all(self, [block])
 
-    patcher.setattr(PoolTransaction, "release", release_idle)
-
 
 @mutant("flight-hits", "CACHE-KV", "KV-READ", rows=(34,))
 def m_cancel_keeps_keys(patcher: Patcher) -> None:
     """What a batch published before it ran stays findable when the batch is cancelled."""
-    take_back = cancel.take_back
 
-    def take_back_unpublished(tx: Transaction, cancelled: list[Any], number: int) -> None:
+    @patcher.around(cancel, "take_back")
+    def unpublished(take_back: Any, tx: Any, cancelled: list[Any], number: int) -> None:
         take_back(tx, [replace(each, published_keys=()) for each in cancelled], number)
-
-    patcher.setattr(cancel, "take_back", take_back_unpublished)
 
 
 @mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_completion_publishes_what_is_in_flight(patcher: Patcher) -> None:
     """A batch's completion publishes what later batches have yet to write, too."""
-    patcher.setattr(batches, "num_finished", lambda _, request: request.num_accepted)
+    patcher.replace(batches, "num_finished", lambda _, request: request.num_accepted)
 
 
 @mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_published_for_good_when_scheduled(patcher: Patcher) -> None:
     """Blocks are published when they are scheduled, as if their batch had run."""
-    commit = allocate.commit
 
-    def commit_published(tx: Transaction, planned: Plan) -> Any:
+    @patcher.around(allocate, "commit")
+    def commit_published(commit: Any, tx: Transaction, planned: Plan) -> Any:
         grown = commit(tx, planned)
         request = tx.request(planned.request.request_id)
         publish_blocks(tx, request, request.num_accepted, final=True)
         return grown
 
-    patcher.setattr(allocate, "commit", commit_published)
-
 
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_forks(patcher: Patcher) -> None:
     """A fork keeps what its parent was scheduled in a batch that is cancelled."""
-    patcher.setattr(fork, "inherit", lambda *_: None)
+    patcher.replace(fork, "inherit", lambda *_: None)
 
 
 @mutant("flight-fork", "KV-READ")
 def m_cancel_forgets_copies(patcher: Patcher) -> None:
     """A request still counts what stands in a copy that was cancelled."""
-    note = in_flight.note_request
 
-    def note_counts(tx: Transaction, name: str, before: int, _restore: int, **options: Any) -> None:
+    @patcher.around(allocate, "note_request")
+    def note_counts(note: Any, tx: Any, name: str, before: int, _: int, **options: Any) -> None:
         note(tx, name, before, before, **options)
-
-    patcher.setattr(allocate, "note_request", note_counts)
 
 
 @mutant("flight-swap", "KV-READ")
 def m_cancel_forgets_swaps(patcher: Patcher) -> None:
     """A request stays in the tier to which a cancelled batch was to copy it."""
-    patcher.setattr(swap, "note_request", lambda *_: None)
+    patcher.replace(swap, "note_request", lambda *_: None)
 
 
 @mutant("flight", "COMPUTED-RULE", "KV-READ", rows=(72,))
 def m_cancel_keeps_counts(patcher: Patcher) -> None:
     """Requests still count what a cancelled batch was to compute."""
-    patcher.setattr(cancel, "fall", lambda *_: None)
+    patcher.replace(cancel, "fall", lambda *_: None)
 
 
 @mutant("flight", "TABLE-MIRROR", shows=FLYING)
 def m_cancel_leaves_tables(patcher: Patcher) -> None:
     """The worker's tables stay as a batch left them that may have run or not."""
-    patcher.setattr(cancel, "rebuild", lambda *_: None)
+    patcher.replace(cancel, "rebuild", lambda *_: None)
 
 
 @mutant("flight", "QUARANTINE")
 def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
     """Blocks of a cancelled batch wait for its end."""
-    cancel_batch = cancel.take_back
 
-    def take_back_used(*args: Any) -> None:
-        with Patcher() as inner:
-            inner.setattr(PoolTransaction, "end_use", lambda *_: None)
-            cancel_batch(*args)
-
-    patcher.setattr(cancel, "take_back", take_back_used)
+    patcher.during(cancel, "take_back", PoolTransaction, "end_use", lambda *_: None)
 
 
 @mutant("flight", "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
-    patcher.setattr(requests, "forget", lambda *_: None)
+    patcher.replace(requests, "forget", lambda *_: None)
 
 
 @mutant(FLYING_SWAPPED, "KV-READ", unnamed="no named world has swaps with two batches in flight")
 def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
     """A fork counts what the open batch copies for its parent, also if that batch is cancelled."""
-    inherit = in_flight.inherit
 
-    def inherit_taken(tx: Transaction, parent_id: str, child_id: str) -> None:
+    @patcher.around(fork, "inherit")
+    def inherit_taken(inherit: Any, tx: Transaction, parent_id: str, child_id: str) -> None:
         opened = tx.entries
         inherit(tx, parent_id, child_id)
         tx.entries = opened
-
-    patcher.setattr(fork, "inherit", inherit_taken)
 
 
 @mutant(
@@ -211,7 +187,7 @@ def m_fork_forgets_the_open_batch(patcher: Patcher) -> None:
 )
 def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
     """The marks behind that of a removed request keep their places, which later ones get again."""
-    patcher.setattr(in_flight, "_without", lambda entries, name: entries.delete(name))
+    patcher.replace(in_flight, "_without", lambda entries, name: entries.delete(name))
 
 
 @mutant(
@@ -222,9 +198,9 @@ def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
 )
 def m_lost_places_stay(patcher: Patcher) -> None:
     """A batch in flight remembers places that were lost in a table which was cut since."""
-    shorten = TableEdit._shorten
 
-    def shorten_held(self: TableEdit, group_id: int, length: int) -> None:
+    @patcher.around(TableEdit, "_shorten")
+    def shorten_held(shorten: Any, self: TableEdit, group_id: int, length: int) -> None:
         name = self.request_id
         marked = [batch.entries.get(name) for batch in self.tx.in_flight]
         shorten(self, group_id, length)
@@ -232,5 +208,3 @@ def m_lost_places_stay(patcher: Patcher) -> None:
             if known is not None:
                 made = self.tx.in_flight[index].entries[name]
                 self._mark(index, replace(made, replaced=known.replaced))
-
-    patcher.setattr(TableEdit, "_shorten", shorten_held)

@@ -34,55 +34,56 @@ def m_touch_not_dequeued(patcher: Patcher) -> None:
             self.effects.commands.append(Touch(block))
         self.ref_counts[block] += 1
 
-    patcher.setattr(PoolTransaction, "touch", touch)
+    patcher.replace(PoolTransaction, "touch", touch)
 
 
 @mutant("calls", "FQ-UNIQ", rows=(27,))
 def m_queue_counter_drifts(patcher: Patcher) -> None:
     """The length of the free queue is kept beside it, and taking a block out does not change it."""
-    remove = FreeQueueTransaction.remove
 
-    def remove_uncounted(self: FreeQueueTransaction, block: int) -> None:
+    @patcher.around(FreeQueueTransaction, "remove")
+    def remove_uncounted(remove: Any, self: FreeQueueTransaction, block: int) -> None:
         remove(self, block)
         self.length += 1
-
-    patcher.setattr(FreeQueueTransaction, "remove", remove_uncounted)
 
 
 @mutant("calls", "REF", rows=(23,))
 def m_alloc_ref0(patcher: Patcher) -> None:
     """A block that is handed out counts no owner."""
-    take = PoolTransaction.take
 
-    def take_unowned(self: PoolTransaction, count: int) -> list[int]:
+    @patcher.around(PoolTransaction, "take")
+    def take_unowned(take: Any, self: PoolTransaction, count: int) -> Any:
         blocks = take(self, count)
         for block in blocks:
             self.ref_counts[block] = 0
         return blocks
 
-    patcher.setattr(PoolTransaction, "take", take_unowned)
-
 
 @mutant("calls", "NO-ALIAS", "KV-READ", "HIT-PINNED", rows=(18,))
 def m_touch_after_alloc(patcher: Patcher) -> None:
     """New blocks are taken before the hits get their owner, so a hit can be taken away."""
-    commit, touch, take = allocate.commit, PoolTransaction.touch, PoolTransaction.take
 
-    def commit_late(*args: Any) -> Any:
-        late: list[int] = []
-
-        def take_first(self: PoolTransaction, count: int) -> list[int]:
-            blocks = take(self, count)
-            for block in late:
-                touch(self, block)
-            return blocks
-
+    @patcher.around(allocate, "commit")
+    def commit_late(commit: Any, *args: Any) -> Any:
         with Patcher() as inner:
-            inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
-            inner.setattr(PoolTransaction, "take", take_first)
+            late = touch_after_taking(inner)
+            inner.replace(PoolTransaction, "touch", lambda _, block: late.append(block))
             return commit(*args)
 
-    patcher.setattr(allocate, "commit", commit_late)
+
+def touch_after_taking(patcher: Patcher) -> list[int]:
+    """A list of blocks that get their owner only when new ones were taken."""
+    late: list[int] = []
+    touch = PoolTransaction.touch
+
+    @patcher.around(PoolTransaction, "take")
+    def take_first(take: Any, self: PoolTransaction, count: int) -> Any:
+        blocks = take(self, count)
+        for block in late:
+            touch(self, block)
+        return blocks
+
+    return late
 
 
 @mutant("calls", "NOCRASH", rows=(16,))
@@ -99,19 +100,17 @@ def m_hits_cost_no_capacity(patcher: Patcher) -> None:
         queued = sum(tx.device.ref_counts[block] == 0 for ids in found for block in ids)
         return refuse(tx, needed - queued, *rest)
 
-    patcher.setattr(plan, "needed_hits", note_found)
-    patcher.setattr(plan, "refuse", refuse_fewer)
+    patcher.replace(plan, "needed_hits", note_found)
+    patcher.replace(plan, "refuse", refuse_fewer)
 
 
 @mutant("calls", "LEAK", "PREEMPT-GAIN", "DRAIN")
 def m_free_forgets_a_block(patcher: Patcher) -> None:
     """The first block of a release is not given back."""
-    give_back = PoolTransaction.release
 
-    def give_back_some(self: PoolTransaction, blocks: Sequence[int]) -> None:
+    @patcher.around(PoolTransaction, "release")
+    def give_back_some(give_back: Any, self: PoolTransaction, blocks: Sequence[int]) -> None:
         give_back(self, blocks[1:])
-
-    patcher.setattr(PoolTransaction, "release", give_back_some)
 
 
 @mutant("calls", "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
@@ -123,26 +122,22 @@ def m_free_not_told(patcher: Patcher) -> None:
 @mutant("calls", "ADMIT-EXACT", "L-ADMIT", "DEADLOCK-FREE")
 def m_needs_one_block_less(patcher: Patcher) -> None:
     """A call that fits exactly is refused."""
-    refuse = plan.refuse
 
-    def refuse_more(tx: Transaction, needed: int, available: int, *rest: Any) -> Refused | None:
-        refused = refuse(tx, needed + 1, available, *rest)
+    @patcher.around(plan, "refuse")
+    def refuse_more(refuse: Any, tx: Transaction, needed: int, *rest: Any) -> Refused | None:
+        refused = refuse(tx, needed + 1, *rest)
         return None if refused is None else replace(refused, needed=needed)
-
-    patcher.setattr(plan, "refuse", refuse_more)
 
 
 @mutant("calls", "REF", rows=(24,))
 def m_fork_counts_occurrences(patcher: Patcher) -> None:
     """A fork counts another number of holdings than a release gives back."""
-    touch = PoolTransaction.touch
 
-    def touch_twice(self: PoolTransaction, block: int) -> None:
+    @patcher.around(PoolTransaction, "touch")
+    def touch_twice(touch: Any, self: PoolTransaction, block: int) -> None:
         touch(self, block)
         if self.ref_counts[block] > 1:
             self.ref_counts[block] += 1
-
-    patcher.setattr(PoolTransaction, "touch", touch_twice)
 
 
 @mutant("calls", "ATOMIC-FAIL", "REF", rows=(15,), shows=BASIC)
@@ -156,34 +151,40 @@ def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
                 tx.device.touch(block)
         return planned
 
-    patcher.setattr(allocate, "plan_allocation", plan_touched)
+    patcher.replace(allocate, "plan_allocation", plan_touched)
 
 
 @mutant("host", "NOCRASH", rows=(17,))
 def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
     """Coming back from the host tier, hits in the free queue count as room for copies, too."""
+    patcher.replace(TRANSITIONS, "swap_in", swap_in_leaving(0, hits_need_room=False))
+
+
+def swap_in_leaving(watermarks: int, *, hits_need_room: bool = True) -> Any:
+    """A `swap_in` that leaves the watermark this many times, also if it needs no block."""
 
     def swap_in(before: Any, request_ids: Any) -> Any:
         def change(tx: Transaction) -> Refused | None:
             requests = tx.distinct(list(request_ids))
-            hits = swap.find_hits(tx, requests)
-            num_copied = sum(block is None for block in hits.values())
-            if num_copied > tx.device.num_free:
-                return swap.refuse(tx.device, num_copied)
+            hits, counts = swap.find_hits(tx, requests), tx.device.ref_counts
+            queued = sum(block is not None and not counts[block] for block in hits.values())
+            needed = sum(block is None for block in hits.values()) + queued * hits_need_room
+            if needed + watermarks * tx.config.watermark_blocks > tx.device.num_free:
+                return swap.refuse(tx.device, needed, tx.config.watermark_blocks)
             swap.move_in(tx, requests, hits)
             return None
 
         return transition(before, change)
 
-    patcher.setitem(TRANSITIONS, "swap_in", swap_in)
+    return swap_in
 
 
 @mutant("calls", "KV-READ", "HIT-PRESERVE", rows=(20,))
 def m_hit_resets_its_block(patcher: Patcher) -> None:
     """A hit in the free queue is handed out as any block, and loses its key and content."""
-    touch = PoolTransaction.touch
 
-    def touch_anew(self: PoolTransaction, block: int) -> None:
+    @patcher.around(PoolTransaction, "touch")
+    def touch_anew(touch: Any, self: PoolTransaction, block: int) -> None:
         if self.ref_counts[block]:
             touch(self, block)
             return
@@ -192,19 +193,17 @@ def m_hit_resets_its_block(patcher: Patcher) -> None:
         self.ref_counts[block] = 1
         self.effects.commands.append(Allocate(block))
 
-    patcher.setattr(PoolTransaction, "touch", touch_anew)
-
 
 @mutant("host", "FQ-UNIQ", rows=(22,))
 def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
     """A set's blocks are released in one list, and each naming of a shared one frees it."""
-    move_out = swap.move_out
 
-    def move_out_at_once(tx: Transaction, request_ids: list[str], targets: dict[int, int]) -> None:
+    @patcher.around(swap, "move_out")
+    def move_out_at_once(move_out: Any, tx: Transaction, *args: Any) -> None:
         named: list[int] = []
         with Patcher() as inner:
-            inner.setattr(PoolTransaction, "release", lambda _, blocks: named.extend(blocks))
-            move_out(tx, request_ids, targets)
+            inner.replace(PoolTransaction, "release", lambda _, blocks: named.extend(blocks))
+            move_out(tx, *args)
         for block in named:
             tx.device.ref_counts[block] -= 1
         for block in named:
@@ -212,13 +211,11 @@ def m_block_released_twice_in_one_list(patcher: Patcher) -> None:
                 tx.device.queue.append(block)
                 tx.effects.commands.append(Free(block, tx.device.keys[block] is not None))
 
-    patcher.setattr(swap, "move_out", move_out_at_once)
-
 
 @mutant("evict", "REF", rows=(25,))
 def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
     """A block whose key is evicted goes to the free queue though a request holds it."""
-    evict, unpublish = TRANSITIONS["evict_blocks"], PoolTransaction.unpublish
+    unpublish = PoolTransaction.unpublish
 
     def unpublish_and_free(self: PoolTransaction, block: int) -> None:
         unpublish(self, block)
@@ -226,24 +223,18 @@ def m_evicting_frees_a_used_block(patcher: Patcher) -> None:
             self.ref_counts[block] = 0
             self.queue.append(block)
 
-    def evict_hard(*args: Any) -> Any:
-        with Patcher() as inner:
-            inner.setattr(PoolTransaction, "unpublish", unpublish_and_free)
-            return evict(*args)
-
-    patcher.setitem(TRANSITIONS, "evict_blocks", evict_hard)
+    pool = PoolTransaction
+    patcher.during(TRANSITIONS, "evict_blocks", pool, "unpublish", unpublish_and_free)
 
 
 @mutant("calls", "LEAK", "REF", rows=(26,))
 def m_cache_keeps_an_owner(patcher: Patcher) -> None:
     """The index counts as an owner of what it holds, and eviction does not give that back."""
-    publish = PoolTransaction.publish
 
-    def publish_owned(self: PoolTransaction, block: int, key: bytes) -> None:
+    @patcher.around(PoolTransaction, "publish")
+    def publish_owned(publish: Any, self: PoolTransaction, block: int, key: bytes) -> None:
         publish(self, block, key)
         self.ref_counts[block] += 1
-
-    patcher.setattr(PoolTransaction, "publish", publish_owned)
 
 
 @mutant("groups", "ATOMIC-FAIL", "LEAK", rows=(28,))
@@ -256,15 +247,21 @@ def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
             tx.device.take(1)
         return planned
 
-    patcher.setattr(allocate, "plan_allocation", plan_first_group)
+    patcher.replace(allocate, "plan_allocation", plan_first_group)
 
 
 @mutant("calls", "ATOMIC-FAIL", rows=(29,), costs="others wait for blocks that it holds")
 def m_refused_keeps_its_hits(patcher: Patcher) -> None:
     """A waiting request that was refused keeps the blocks of its hit in its table."""
+    keep_refused_hits(patcher)
 
-    def plan_holding(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
-        planned = plan.plan_allocation(tx, slot_request)
+
+def keep_refused_hits(patcher: Patcher) -> None:
+    """Let a request that is refused keep the blocks of its hit."""
+
+    @patcher.around(allocate, "plan_allocation")
+    def plan_holding(plan_allocation: Any, tx: Transaction, slot_request: SlotRequest) -> Any:
+        planned = plan_allocation(tx, slot_request)
         if not isinstance(planned, plan.Refusal) or slot_request.hit is None:
             return planned
         edit = TableEdit(tx, planned.request)
@@ -272,45 +269,37 @@ def m_refused_keeps_its_hits(patcher: Patcher) -> None:
             edit.share(group_id, pvector(blocks))
         return replace(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 
-    patcher.setattr(allocate, "plan_allocation", plan_holding)
-
 
 @mutant("calls", "REF", rows=(30,))
 def m_finish_frees_twice(patcher: Patcher) -> None:
     """Two ways lead to the release of a finished request's last block, and both are taken."""
-    free, release = TRANSITIONS["free"], PoolTransaction.release
+    release = PoolTransaction.release
 
-    def free_twice(*args: Any) -> Any:
-        with Patcher() as inner:
-            inner.setattr(
-                PoolTransaction, "release", lambda self, ids: release(self, [*ids, *ids[:1]])
-            )
-            return free(*args)
+    def release_more(self: PoolTransaction, blocks: Sequence[int]) -> None:
+        release(self, [*blocks, *blocks[:1]])
 
-    patcher.setitem(TRANSITIONS, "free", free_twice)
+    patcher.during(TRANSITIONS, "free", PoolTransaction, "release", release_more)
 
 
 @mutant("merge", "REF", "KV-READ", rows=(32,))
 def m_merge_leaves_the_table(patcher: Patcher) -> None:
     """A duplicate is given back, and its request's table still points to it."""
-    merge = batches._merge
 
-    def merge_unmapped(tx: Transaction, *args: Any) -> None:
+    @patcher.around(batches, "_merge")
+    def merge_unmapped(merge: Any, tx: Transaction, *args: Any) -> None:
         commands = tx.effects.commands
         before = len(commands)
         with Patcher() as inner:
-            inner.setattr(Transaction, "put", lambda *_: None)
+            inner.replace(Transaction, "put", lambda *_: None)
             merge(tx, *args)
         commands[before:] = [each for each in commands[before:] if not isinstance(each, SetTable)]
-
-    patcher.setattr(batches, "_merge", merge_unmapped)
 
 
 @mutant("groups", "EVICT-ORDER", rows=(52,), costs="only the order of eviction changes")
 def m_releases_are_sorted(patcher: Patcher) -> None:
     """Blocks are released in the order of their ids, not of their places."""
     release = PoolTransaction.release
-    patcher.setattr(PoolTransaction, "release", lambda self, blocks: release(self, sorted(blocks)))
+    patcher.replace(PoolTransaction, "release", lambda self, blocks: release(self, sorted(blocks)))
 
 
 @mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
-from kvcore.state.open_batch import Merge
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS, allocate, free, plan, rewind, truncate
@@ -32,14 +31,12 @@ def m_remove_keeps_row(patcher: Patcher) -> None:
 @mutant("three", "OPEN-BATCH", shows=LEAVING)
 def m_record_survives_leaving(patcher: Patcher) -> None:
     """The open batch remembers a request that has left it."""
-    leave = free.leave_open_batch
 
-    def leave_record(tx: Transaction, request: RequestState) -> None:
+    @patcher.around(free, "leave_open_batch")
+    def leave_record(leave: Any, tx: Transaction, request: RequestState) -> None:
         records = tx.records
         leave(tx, request)
         tx.records = records
-
-    patcher.setattr(free, "leave_open_batch", leave_record)
 
 
 @mutant("three", "COMPUTED-RULE")
@@ -50,7 +47,7 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
         if request.request_id in tx.records:
             tx.records = tx.records.delete(request.request_id)
 
-    patcher.setattr(truncate, "leave_open_batch", leave_counted)
+    patcher.replace(truncate, "leave_open_batch", leave_counted)
 
 
 @mutant("calls", "ATOMIC-FAIL", costs="only statistics are wrong")
@@ -63,7 +60,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
             tx.note_lookup(1, 0, preempted=False)
         return planned
 
-    patcher.setattr(allocate, "plan_allocation", refuse_counted)
+    patcher.replace(allocate, "plan_allocation", refuse_counted)
 
 
 @mutant("drafts", "REQ-HASH", shows=DRAFTS_TOLD)
@@ -78,21 +75,22 @@ def m_drafts_are_hashed(patcher: Patcher) -> None:
     after(patcher, "add_drafts", hash_drafts)
 
 
+@mutant("drafts", "DRAFT", rows=(45,))
+def m_cache_lookahead(patcher: Patcher) -> None:
+    """Drafts are hashed and published before they are accepted."""
+    m_drafts_are_hashed(patcher)
+    patcher.replace(RequestState, "num_accepted", property(lambda self: self.num_computed))
+
+
 @mutant("drafts", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
     """Rejected drafts still count as computed."""
 
-    def keep(before: Any, accepted: Any, name: str) -> Any:
-        count = before.requests[name].num_computed
-        return put(accepted, replace(accepted.requests[name], num_computed=count))
-
-    accept = TRANSITIONS["accept"]
-
-    def accept_all(where: Any, name: str, num_accepted: int) -> Any:
+    @patcher.around(TRANSITIONS, "accept")
+    def accept_all(accept: Any, where: Any, name: str, num_accepted: int) -> Any:
         outcome = accept(where, name, num_accepted)
-        return replace(outcome, state=keep(where, outcome.state, name))
-
-    patcher.setitem(TRANSITIONS, "accept", accept_all)
+        kept = replace(outcome.state.requests[name], num_computed=where.requests[name].num_computed)
+        return replace(outcome, state=put(outcome.state, kept))
 
 
 @mutant(
@@ -103,35 +101,29 @@ def m_rejected_drafts_stay_computed(patcher: Patcher) -> None:
 )
 def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
     """A request that is rewound to a count among its scheduled drafts still counts some of them."""
-    cut_tables = free.cut_tables
 
-    def cut_to(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+    @patcher.around(rewind, "cut_tables")
+    def cut_to(cut_tables: Any, tx: Transaction, request: RequestState, num_tokens: int) -> None:
         cut_tables(tx, request, num_tokens)
         kept = tx.request(request.request_id)
         if any(kept.tables):
             tx.put(replace(kept, num_computed=min(request.num_computed, num_tokens)))
 
-    patcher.setattr(rewind, "cut_tables", cut_to)
-
 
 @mutant("merge", costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
 def m_leaving_drops_older_merges(patcher: Patcher) -> None:
     """Who leaves the open batch keeps duplicates that it had written before."""
-    drops = free.is_unwritten
 
-    def drops_all(tx: Transaction, merge: Merge, record: Any, request: RequestState) -> bool:
+    @patcher.around(free, "is_unwritten")
+    def drops_all(drops: Any, tx: Any, merge: Any, record: Any, request: Any) -> Any:
         return drops(tx, merge, replace(record, num_computed_before=0), request)
-
-    patcher.setattr(free, "is_unwritten", drops_all)
 
 
 @mutant("lookahead", "COMPUTED", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_lookahead_counts_as_computed(patcher: Patcher) -> None:
     """The lookahead slots of a call count as computed tokens."""
-    measure = plan.measure
 
-    def measure_slots(*args: Any) -> plan.Lengths:
+    @patcher.around(plan, "measure")
+    def measure_slots(measure: Any, *args: Any) -> Any:
         lengths = measure(*args)
         return replace(lengths, scheduled=lengths.slots)
-
-    patcher.setattr(plan, "measure", measure_slots)

@@ -10,53 +10,49 @@ tries calls in an order that is no run's. The twin's own are in rust/src/mutants
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from contextlib import ExitStack
+from typing import Any
 
 import attrs
 from msgspec.structs import replace
 
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.world.world import World
-from kvcore.state.state import RequestState, State
+from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS
 from kvcore.types.commands import Command
 
 
-class Patcher:
+class Patcher(ExitStack):
     """Puts things in the places of others; the old ones come back at its end."""
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Put an attribute, or an item of a dictionary, in the place of one that is there."""
+        if isinstance(owner, dict):
+            self.callback(owner.__setitem__, name, owner[name])
+            owner[name] = value
+        else:
+            self.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, value)
 
-    def setattr(self, owner: Any, name: str, value: Any) -> None:
-        """Put an attribute in the place of one that is there."""
-        old = vars(owner)[name]
-        self._undo.append(lambda: setattr(owner, name, old))
-        setattr(owner, name, value)
+    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """A decorator that puts a function in the place of another, which it gets first."""
+        old = owner[name] if isinstance(owner, dict) else vars(owner)[name]
 
-    def setitem(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
-        """Put an item in the place of one that is there."""
-        old = mapping[key]
-        self._undo.append(lambda: mapping.update({key: old}))
-        mapping[key] = value
+        def put(function: Callable[..., Any]) -> None:
+            self.replace(owner, name, lambda *args, **options: function(old, *args, **options))
 
-    def undo(self) -> None:
-        """Put all old things back, the last one first."""
-        while self._undo:
-            self._undo.pop()()
+        return put
 
-    def __enter__(self) -> Self:
-        return self
+    def during(self, owner: Any, name: str, inner: Any, inner_name: str, value: Any) -> None:
+        """Replace something else, but only while a function runs."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.undo()
+        @self.around(owner, name)
+        def call(function: Any, *args: Any) -> Any:
+            with Patcher() as patcher:
+                patcher.replace(inner, inner_name, value)
+                return function(*args)
 
 
 Patch = Callable[[Patcher], None]
@@ -72,8 +68,6 @@ class Mutant:
     the number of hits changes.
     """
 
-    name: str
-    sentence: str
     patch: Patch
     world: World
     broken: tuple[str, ...]
@@ -86,6 +80,16 @@ class Mutant:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return self.patch.__name__
+
+    @property
+    def sentence(self) -> str:
+        """What goes wrong: the docstring of its function."""
+        return " ".join((self.patch.__doc__ or "").split())
 
 
 MUTANTS: list[Mutant] = []
@@ -107,11 +111,8 @@ def mutant(
     world = PROFILES[where].world if isinstance(where, str) else where
 
     def add(patch: Patch) -> Patch:
-        assert patch.__doc__ is not None, patch.__name__
         MUTANTS.append(
             Mutant(
-                name=patch.__name__,
-                sentence=" ".join(patch.__doc__.split()),
                 patch=patch,
                 world=world,
                 broken=broken,
@@ -130,14 +131,12 @@ def mutant(
 
 def emitting(patcher: Patcher, change: Callable[[Command], Command | None]) -> None:
     """Change commands on their way into the batch; None leaves one out."""
-    freeze = Transaction.freeze
 
-    def freeze_changed(self: Transaction) -> State:
+    @patcher.around(Transaction, "freeze")
+    def freeze_changed(freeze: Any, self: Transaction) -> Any:
         changed = map(change, self.effects.commands)
         self.effects.commands[:] = [command for command in changed if command is not None]
         return freeze(self)
-
-    patcher.setattr(Transaction, "freeze", freeze_changed)
 
 
 def without(patcher: Patcher, *kinds: type[Command]) -> None:
@@ -147,14 +146,12 @@ def without(patcher: Patcher, *kinds: type[Command]) -> None:
 
 def after(patcher: Patcher, name: str, change: Callable[[Any, Any, Any], Any]) -> None:
     """Change the state that a transition gives: change(before, after, its first argument)."""
-    transition = TRANSITIONS[name]
 
-    def changed(before: Any, *args: Any, **options: Any) -> Any:
+    @patcher.around(TRANSITIONS, name)
+    def changed(transition: Any, before: Any, *args: Any, **options: Any) -> Any:
         outcome = transition(before, *args, **options)
         first = args[0] if args else None
         return replace(outcome, state=change(before, outcome.state, first))
-
-    patcher.setitem(TRANSITIONS, name, changed)
 
 
 def put(where: Any, request: RequestState) -> Any:

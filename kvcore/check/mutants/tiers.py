@@ -6,6 +6,7 @@ Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
 from kvcore.check.mutants.worlds import FLYING_LOADS, LOADS_LEFT, SWAP_CHAIN, SWAP_PAIRS
 from kvcore.check.properties import checker
 from kvcore.pool.block_pool import PoolTransaction
-from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
+from kvcore.state.state import NO_HOST_BLOCK, RequestState
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, free, swap, transfers
 from kvcore.types import commands
@@ -37,46 +38,49 @@ def m_swap_in_no_copy(patcher: Patcher) -> None:
 @mutant("three", "KV-READ")
 def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
     """A request that comes back hits blocks that the open batch has yet to write."""
-    find = swap.find_hits
 
-    def find_all(tx: Transaction, found: list[RequestState]) -> Any:
+    @patcher.around(swap, "find_hits")
+    def find_all(find: Any, tx: Transaction, found: list[RequestState]) -> Any:
         records, tx.records = tx.records, tx.records.__class__()
         hits = find(tx, found)
         tx.records = records
         return hits
 
-    patcher.setattr(swap, "find_hits", find_all)
-
 
 @mutant("calls", "RESET", rows=(54,))
 def m_reset_in_use(patcher: Patcher) -> None:
     """A reset forgets the keys while blocks are used."""
+    reset_if(patcher, lambda _: True)
+
+
+def reset_if(patcher: Patcher, unused: Callable[[PoolTransaction], bool]) -> None:
+    """Let a reset happen on a condition of the device's pool alone."""
 
     def reset(before: Any) -> Any:
         def change(tx: Transaction) -> bool:
+            if not unused(tx.device):
+                return False
             tx.device.clear_index()
             return True
 
         return transition(before, change)
 
-    patcher.setitem(TRANSITIONS, "reset_prefix_cache", reset)
+    patcher.replace(TRANSITIONS, "reset_prefix_cache", reset)
 
 
 @mutant("loads", "OPERATIONS", rows=(57,))
 def m_operation_holds_no_block(patcher: Patcher) -> None:
     """A block can be reused while it is still stored or loaded."""
-    patcher.setattr(PoolTransaction, "pin", lambda *_: None)
+    patcher.replace(PoolTransaction, "pin", lambda *_: None)
 
 
 @mutant("loads", "COMPUTED-RULE")
 def m_failed_operation_counts(patcher: Patcher) -> None:
     """A load that failed counts as done."""
-    finish = transfers.finish_load
 
-    def finish_done(tx: Transaction, request: RequestState, operation: Any, _done: bool) -> None:
-        finish(tx, request, operation, True)
-
-    patcher.setattr(transfers, "finish_load", finish_done)
+    @patcher.around(transfers, "finish_load")
+    def finish_done(finish: Any, *args: Any) -> None:
+        finish(*args[:-1], True)
 
 
 @mutant("host", "REF", rows=(31,))
@@ -88,38 +92,26 @@ def m_tier_read_after_the_move(patcher: Patcher) -> None:
             tx.device.release([block for block in table[::-1] if block != NO_HOST_BLOCK])
         tx.put(replace(request, host_tables=(), num_computed=0))
 
-    patcher.setattr(swap, "release_host", release_to_device)
+    patcher.replace(swap, "release_host", release_to_device)
 
 
 @mutant("flight-loads", "CACHE-KV", rows=(36,), shows=FLYING_LOADS)
 def m_removed_request_publishes_late(patcher: Patcher) -> None:
     """A request that leaves publishes what its unfinished loads have yet to bring."""
-    abandon = free.abandon_loads
 
-    def abandon_published(tx: Transaction, request: RequestState) -> RequestState:
+    @patcher.around(free, "abandon_loads")
+    def abandon_published(abandon: Any, tx: Transaction, request: RequestState) -> Any:
         left, table = abandon(tx, request), request.tables[0]
         for position in range(min(len(table), request.num_hashed(tx.config, 0))):
             if request.num_loading and tx.device.keys[table[position]] is None:
                 tx.device.publish(table[position], request.key(tx.config, 0, position))
         return left
 
-    patcher.setattr(free, "abandon_loads", abandon_published)
-
 
 @mutant("host", "RESET", rows=(54,))
 def m_reset_asks_one_tier(patcher: Patcher) -> None:
     """A reset asks the device alone whether blocks are used."""
-
-    def reset(before: Any) -> Any:
-        def change(tx: Transaction) -> bool:
-            if tx.device.num_free < tx.device.num_usable:
-                return False
-            tx.device.clear_index()
-            return True
-
-        return transition(before, change)
-
-    patcher.setitem(TRANSITIONS, "reset_prefix_cache", reset)
+    reset_if(patcher, lambda device: device.num_free == device.num_usable)
 
 
 @mutant("three", "KV-READ", rows=(63,))
@@ -136,14 +128,12 @@ def m_swaps_out_run_first(patcher: Patcher) -> None:
 
 def in_order(patcher: Patcher, kind: type[Command], *, last: bool = False) -> None:
     """Put the commands of one kind in front of the others of a batch, or behind them."""
-    freeze = Transaction.freeze
 
-    def freeze_sorted(self: Transaction) -> State:
+    @patcher.around(Transaction, "freeze")
+    def freeze_sorted(freeze: Any, self: Transaction) -> Any:
         frozen = freeze(self)
         commands = sorted(frozen.batch.commands, key=lambda each: isinstance(each, kind) is last)
         return replace(frozen, batch=replace(frozen.batch, commands=pvector(commands)))
-
-    patcher.setattr(Transaction, "freeze", freeze_sorted)
 
 
 @mutant("host", "KV-READ", rows=(60,))
@@ -159,7 +149,7 @@ def m_id_taken_for_an_index(patcher: Patcher) -> None:
 @mutant("flight-loads", "OPERATIONS", rows=(65,), shows=LOADS_LEFT)
 def m_preempted_still_waits_for_loads(patcher: Patcher) -> None:
     """A request that leaves still counts its unfinished loads, and they it."""
-    patcher.setattr(free, "abandon_loads", lambda _, request: request)
+    patcher.replace(free, "abandon_loads", lambda _, request: request)
 
 
 @mutant("three", "CMD-COW-SRC", "KV-READ", rows=(63,))
@@ -172,7 +162,7 @@ def m_swaps_out_run_last(patcher: Patcher) -> None:
 def m_transfers_in_one_segment(patcher: Patcher) -> None:
     """A batch says of no two transfers that one must wait for the other."""
     for module in (commands, checker):
-        patcher.setattr(module, "segments", lambda batch: [0] * len(batch))
+        patcher.replace(module, "segments", lambda batch: [0] * len(batch))
 
 
 @mutant("three", "CMD-COPYSET", "CMD-ORDER", rows=(62,), shows=SWAP_CHAIN)
@@ -190,11 +180,11 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
         return numbers
 
     for module in (commands, checker):
-        patcher.setattr(module, "segments", segments)
+        patcher.replace(module, "segments", segments)
 
 
 @mutant("host", costs="no command zeroes what is named: an engine does", trace="new_blocks")
 def m_names_what_is_filled(patcher: Patcher) -> None:
     """A block is named as new, and so zeroed by its engine, though a command fills it since."""
     for module in (allocate, transfers, swap):
-        patcher.setattr(module, "forget_new", lambda *_: None)
+        patcher.replace(module, "forget_new", lambda *_: None)

@@ -7,14 +7,14 @@ Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from kvcore.check.mutants.owners import touch_after_taking
 from kvcore.check.mutants.seeding import Patcher, emitting, mutant, without
 from kvcore.check.mutants.worlds import ALONE
-from kvcore.pool import block_pool
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state import state
 from kvcore.state.state import RequestState, Table
@@ -29,28 +29,22 @@ from kvcore.types.groups import Group, skipped_blocks
 @mutant("groups", "NULL", rows=(48,))
 def m_null_block_handed_out(patcher: Patcher) -> None:
     """Nothing keeps the null block out of the free queue, so a request gets it."""
-    make_pool = block_pool.make_pool
 
-    def with_null(num_blocks: int, **options: Any) -> Any:
+    @patcher.around(state, "make_pool")
+    def with_null(make_pool: Any, num_blocks: int, **options: Any) -> Any:
         return make_pool(num_blocks, **options, order=range(num_blocks))
-
-    patcher.setattr(state, "make_pool", with_null)
 
 
 @mutant("calls", "TABLEN", "TABLE-MIRROR")
 def m_table_misses_a_block(patcher: Patcher) -> None:
     """The last new block does not reach the table."""
-    extend = TableEdit.extend
 
-    def extend_less(
-        self: TableEdit, group_id: int, blocks: Iterable[int], *, fresh: bool = False
-    ) -> None:
+    @patcher.around(TableEdit, "extend")
+    def extend_less(extend: Any, self: TableEdit, group_id: int, *args: Any, **fresh: Any) -> None:
         before = len(self.tables[group_id])
-        extend(self, group_id, blocks, fresh=fresh)
+        extend(self, group_id, *args, **fresh)
         table = self.tables[group_id]
         self.tables[group_id] = table[: max(before, len(table) - 1)]
-
-    patcher.setattr(TableEdit, "extend", extend_less)
 
 
 @mutant("calls", "TABLE-MIRROR", costs="entries stay that no query reads")
@@ -62,7 +56,7 @@ def m_cut_table_not_told(patcher: Patcher) -> None:
 @mutant("groups", "NULL", rows=(47,))
 def m_free_null(patcher: Patcher) -> None:
     """The null block goes through the free path."""
-    patcher.setattr(Transaction, "is_null", lambda *_: False)
+    patcher.replace(Transaction, "is_null", lambda *_: False)
 
 
 @mutant("groups", "TABLE-MIRROR", rows=(49,), shows=ALONE)
@@ -78,19 +72,17 @@ def m_no_table_delta(patcher: Patcher) -> None:
 @mutant("groups", "REF", rows=(51,))
 def m_stale_window_map(patcher: Patcher) -> None:
     """A block behind the window is given back and stays in the table."""
-    trim = window.apply_trims
 
-    def trim_unmapped(tx: Transaction, request: RequestState, trims: Any) -> RequestState:
+    @patcher.around(allocate, "apply_trims")
+    def trim_unmapped(trim: Any, tx: Any, request: RequestState, trims: Any) -> RequestState:
         trim(tx, request, trims)
         return request
-
-    patcher.setattr(allocate, "apply_trims", trim_unmapped)
 
 
 @mutant("groups", "GROUP-AGREE", "NULL-PREFIX", "KV-READ")
 def m_window_one_block_short(patcher: Patcher) -> None:
     """The window gives back one block that the next query still sees."""
-    patcher.setattr(window, "skipped_blocks", lambda *args: skipped_blocks(*args) + 1)
+    patcher.replace(window, "skipped_blocks", lambda *args: skipped_blocks(*args) + 1)
 
 
 @mutant("chunks", "KV-READ")
@@ -100,30 +92,28 @@ def m_chunk_ends_one_token_early(patcher: Patcher) -> None:
     def skipped_early(group: Group, num_computed: int) -> int:
         return skipped_blocks(group, num_computed + (group.kind == "chunked_local"))
 
-    patcher.setattr(window, "skipped_blocks", skipped_early)
+    patcher.replace(window, "skipped_blocks", skipped_early)
 
 
 @mutant("window", "KV-READ")
 def m_open_batch_loses_its_window(patcher: Patcher) -> None:
     """A call that gives back skipped blocks forgets which ones the open batch still reads."""
-    patcher.setattr(window, "visible_from", lambda _draft, _request, num_computed: num_computed)
+    patcher.replace(window, "visible_from", lambda _draft, _request, num_computed: num_computed)
 
 
 @mutant("chunks", "NULL-PREFIX", costs="blocks behind the window are held longer")
 def m_trim_from_the_front(patcher: Patcher) -> None:
     """Only the last skipped block is given back, so that null blocks are no prefix."""
-    plan_trims = window.plan_trims
 
-    def plan_last(*args: Any) -> Any:
+    @patcher.around(plan, "plan_trims")
+    def plan_last(plan_trims: Any, *args: Any) -> Any:
         return tuple(replace(trim, first=trim.end - 1) for trim in plan_trims(*args))
-
-    patcher.setattr(plan, "plan_trims", plan_last)
 
 
 @mutant("caps", "CAP", costs="blocks behind the window are held longer")
 def m_window_never_trimmed(patcher: Patcher) -> None:
     """Nothing behind a window is given back."""
-    patcher.setattr(plan, "plan_trims", lambda *_: ())
+    patcher.replace(plan, "plan_trims", lambda *_: ())
 
 
 @mutant("loads-fail-window", "ATOMIC-FAIL", "NULL-PREFIX")
@@ -137,66 +127,53 @@ def m_refusal_trims_for_tokens_that_never_came(patcher: Patcher) -> None:
             trimmed.update(tx=tx, trims=trims)
         return trimmed["trims"]
 
-    patcher.setattr(plan, "plan_trims", plan_as_first)
+    patcher.replace(plan, "plan_trims", plan_as_first)
 
 
 @mutant("groups", "NO-ALIAS", "HIT-PINNED", rows=(19,))
 def m_per_group_alloc(patcher: Patcher) -> None:
     """The first group's new blocks are taken before the hits of the second get their owner."""
-    commit, share, take = allocate.commit, TableEdit.share, PoolTransaction.take
 
-    def commit_by_group(*args: Any) -> Any:
-        late: list[int] = []
+    @patcher.around(allocate, "commit")
+    def commit_by_group(commit: Any, *args: Any) -> Any:
+        with Patcher() as outer:
+            late = touch_after_taking(outer)
 
-        def share_later(self: TableEdit, group_id: int, found: Table) -> None:
-            with Patcher() as inner:
-                if group_id:
-                    inner.setattr(PoolTransaction, "touch", lambda _, block: late.append(block))
-                share(self, group_id, found)
+            @outer.around(TableEdit, "share")
+            def share_later(share: Any, self: TableEdit, group_id: int, found: Table) -> None:
+                with Patcher() as inner:
+                    if group_id:
+                        inner.replace(PoolTransaction, "touch", lambda _, block: late.append(block))
+                    share(self, group_id, found)
 
-        def take_first(self: PoolTransaction, count: int) -> list[int]:
-            blocks = take(self, count)
-            for block in late:
-                self.touch(block)
-            return blocks
-
-        with Patcher() as inner:
-            inner.setattr(TableEdit, "share", share_later)
-            inner.setattr(PoolTransaction, "take", take_first)
             return commit(*args)
-
-    patcher.setattr(allocate, "commit", commit_by_group)
 
 
 @mutant("groups", "HIT-LONGEST", rows=(46,))
 def m_group_hit_mismatch(patcher: Patcher) -> None:
     """One group reports fewer hit blocks than the other."""
-    found = prefix_lookup.hit_blocks
 
-    def found_less(*args: Any) -> Any:
+    @patcher.around(prefix_lookup, "hit_blocks")
+    def found_less(found: Any, *args: Any) -> Any:
         first, second = found(*args)
         return first, second[:-1]
-
-    patcher.setattr(prefix_lookup, "hit_blocks", found_less)
 
 
 @mutant("groups", "NOCRASH")
 def m_one_group_decides(patcher: Patcher) -> None:
     """The windowed group's misses do not shorten the hit of all."""
-    length = prefix_lookup.group_length
 
-    def length_of_full(state: Any, request: Any, group_id: int, longest: int, most: int) -> int:
+    @patcher.around(prefix_lookup, "group_length")
+    def of_full(length: Any, state: Any, request: Any, group_id: int, *lengths: int) -> Any:
         if state.config.groups[group_id].is_windowed:
-            return longest
-        return length(state, request, group_id, longest, most)
-
-    patcher.setattr(prefix_lookup, "group_length", length_of_full)
+            return lengths[0]
+        return length(state, request, group_id, *lengths)
 
 
 @mutant("eagle", "HIT-LONGEST", costs="the draft model guesses worse")
 def m_eagle_keeps_its_last_hit(patcher: Patcher) -> None:
     """A look-up keeps the hit block that a draft model has to compute."""
-    patcher.setattr(Config, "drops_last_hit", keeps_in_search(Config.drops_last_hit))
+    patcher.replace(Config, "drops_last_hit", keeps_in_search(Config.drops_last_hit))
 
 
 def keeps_in_search(drops: Any) -> Any:
@@ -212,14 +189,12 @@ def keeps_in_search(drops: Any) -> Any:
 @mutant("encoder", "CROSS")
 def m_encoder_blocks_stay(patcher: Patcher) -> None:
     """The encoder's blocks stay with a request that computed nothing."""
-    kept = Transaction.num_kept
 
-    def keep_encoder(self: Transaction, group_id: int, table: Any, num_tokens: int) -> int:
+    @patcher.around(Transaction, "num_kept")
+    def keep_encoder(kept: Any, self: Transaction, group_id: int, table: Any, count: int) -> Any:
         if self.config.groups[group_id].is_cross:
             return len(table)
-        return kept(self, group_id, table, num_tokens)
-
-    patcher.setattr(Transaction, "num_kept", keep_encoder)
+        return kept(self, group_id, table, count)
 
 
 @mutant("encoder", "KV-READ")
@@ -229,7 +204,7 @@ def m_encoder_blocks_cut_with_tokens(patcher: Patcher) -> None:
     def keep_few(self: Transaction, group_id: int, table: Sequence[int], num_tokens: int) -> int:
         return min(len(table), -(-num_tokens // self.config.groups[group_id].block_size))
 
-    patcher.setattr(Transaction, "num_kept", keep_few)
+    patcher.replace(Transaction, "num_kept", keep_few)
 
 
 @mutant("zeroing", "ZEROED", rows=(50,))
@@ -243,13 +218,11 @@ def m_needs_fewer_than_it_holds(patcher: Patcher) -> None:
     """A windowed group counts what it needs without the blocks behind the window, and what it
     holds with their places.
     """
-    grow = plan.plan_growth
 
-    def grow_signed(tx: Transaction, request: RequestState, *rest: Any) -> Any:
+    @patcher.around(plan, "plan_growth")
+    def grow_signed(grow: Any, tx: Transaction, request: RequestState, *rest: Any) -> Any:
         signed = []
         for group, each in zip(tx.config.groups, grow(tx, request, *rest), strict=True):
             skipped = skipped_blocks(group, rest[-1].seen_from)
             signed.append(replace(each, grown=each.grown - skipped))
         return tuple(signed)
-
-    patcher.setattr(plan, "plan_growth", grow_signed)

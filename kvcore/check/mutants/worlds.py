@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcore.check.profiles import profile
-from kvcore.check.profiles.profile import FULL, SLOT, WINDOW
+from kvcore.check.profiles.features import KINDS
+from kvcore.check.profiles.profile import FLYING_SLOTS, FULL, SHARING, SLOT, STAYING, SWAPS, WINDOW
 from kvcore.check.world.world import World
 from kvcore.types.extra_inputs import LoRA, MediaItem
 
@@ -34,69 +35,29 @@ SIBLINGS = world(
 
 DRAFTS_CUT = world(2, 1, 3, "rewind", num_drafts=2)
 ALONE = world(3, 1, 4, groups=(WINDOW,))
-SWAP_PAIRS = world(
-    *(2, 2, 2, "swap_out", "swap_in"),
-    num_host_blocks=2,
-    calls_per_batch=2,
-    without=("append", "fork", "reset_prefix_cache"),
-)
-LOADS_LEFT = world(
-    *(2, 1, 2, "load"),
-    groups=(SLOT,),
-    max_in_flight=1,
-    num_letters=1,
-    moves="engine",
-    without=("fork", "append", "reset_prefix_cache"),
-)
+SWAP_PAIRS = world(2, 2, 2, *SWAPS, num_host_blocks=2, calls_per_batch=2, without=SHARING)
+LOADS_LEFT = world(2, 1, 2, "load", moves="engine", without=SHARING, **FLYING_SLOTS)
 ADAPTERS = world(
-    *(3, 2, 2, "load"),
-    groups=(SLOT,),
-    kinds_of_requests=({}, {"lora": LoRA("one")}),
-    num_letters=1,
+    3, 2, 2, "load", groups=(SLOT,), kinds_of_requests=({}, {"lora": LoRA("one")}), num_letters=1
 )
 
 FLYING = world(2, 2, 3, max_in_flight=1)
-COMPLETED = world(
-    *(3, 1, 3),
-    groups=(SLOT,),
-    max_in_flight=2,
-    publish="completed",
-    without=("fork", "append", "reset_prefix_cache"),
-)
+COMPLETED = world(3, 1, 3, groups=(SLOT,), max_in_flight=2, publish="completed", without=SHARING)
 KEYS_EVICTED = world(2, 1, 4, "evict_blocks", without=("fork", "reset_prefix_cache"))
-SIZES_TWICE = world(
-    *(7, 1, 3),
-    groups=(FULL, SLOT),
-    moves="engine",
-    without=("fork", "append", "reset_prefix_cache"),
-)
-SALTED_HITS = world(
-    *(2, 2, 3),
-    kinds_of_requests=({}, {"cache_salt": "one"}, {"lora": LoRA("one")}),
-    num_letters=1,
-    moves="engine",
-)
-LEAVING = world(
-    *(2, 1, 3, "truncate"),
-    num_letters=1,
-    calls_per_batch=4,
-    without=("fork", "append", "remove_request", "reset_prefix_cache"),
-)
+SIZES_TWICE = world(7, 1, 3, groups=(FULL, SLOT), moves="engine", without=SHARING)
+SALTED_HITS = world(2, 2, 3, kinds_of_requests=KINDS, num_letters=1, moves="engine")
+LEAVING = world(2, 1, 3, "truncate", num_letters=1, calls_per_batch=4, without=STAYING)
 DRAFTS_TOLD = world(2, 1, 4, num_drafts=1, moves="engine")
 FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=2, loads_fail=True)
-COPIES_EVICTED = world(
-    *(2, 2, 3, "evict_blocks"),
-    moves="engine",
-    without=("fork", "append", "reset_prefix_cache"),
-)
+COPIES_EVICTED = world(2, 2, 3, "evict_blocks", moves="engine", without=SHARING)
 SWAP_CHAIN = world(
-    *(1, 2, 2, "swap_out", "swap_in"),
+    *(1, 2, 2, *SWAPS),
     num_host_blocks=2,
     calls_per_batch=2,
     without=("append", "fork", "free", "remove_request", "reset_prefix_cache"),
 )
 FLYING_SWAPPED = world(
-    *(2, 2, 1, "swap_out", "swap_in"),
+    *(2, 2, 1, *SWAPS),
     groups=(SLOT,),
     enable_caching=False,
     num_letters=1,
@@ -113,7 +74,7 @@ FLYING_FAMILY = world(
     without=("append", "reset_prefix_cache"),
 )
 FLYING_WINDOW = world(
-    *(3, 1, 3), groups=(WINDOW,), num_letters=1, max_in_flight=2, without=("fork", "append")
+    3, 1, 3, groups=(WINDOW,), num_letters=1, max_in_flight=2, without=("fork", "append")
 )
 PICTURED = world(
     *(2, 2, 3, "truncate"),

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.check.profiles.profile import (
+    FLYING_SLOTS,
+    SHARING,
+    SLOT,
+    STAYING,
+    SWAPS,
+    WINDOW,
+    Profile,
+    world,
+)
 
 FAILING: dict[str, Any] = {"num_external": 1, "loads_fail": True, "moves": "calls"}
-IN_FLIGHT: dict[str, Any] = {
-    **FAILING,
-    "groups": (SLOT,),
-    "max_in_flight": 1,
-    "num_letters": 1,
-}
+IN_FLIGHT: dict[str, Any] = {**FAILING, **FLYING_SLOTS}
 SHOWS = ("call rewind: done", "goal reached")
 
 LOADS_FAIL: dict[str, Profile] = {
@@ -50,7 +54,7 @@ LOADS_FAIL: dict[str, Profile] = {
             groups=(SLOT,),
             calls_per_batch=2,
             duplicates="merge",
-            without=("fork", "append", "reset_prefix_cache"),
+            without=SHARING,
             **FAILING,
         ),
         139,
@@ -91,11 +95,7 @@ LOADS_FAIL: dict[str, Profile] = {
     ),
     "flight-loads-fail": Profile(
         "external loads in flight that fail",
-        world(
-            *(2, 2, 2, 2),
-            without=("fork", "append", "remove_request", "reset_prefix_cache"),
-            **IN_FLIGHT,
-        ),
+        world(2, 2, 2, 2, without=STAYING, **IN_FLIGHT),
         20306,
         79962,
         slow=True,
@@ -113,12 +113,7 @@ LOADS_FAIL: dict[str, Profile] = {
     ),
     "flight-loads-swap": Profile(
         "external loads in flight that fail; a request is cut and swapped meanwhile",
-        world(
-            *(2, 1, 2, 2, "truncate", *SWAPS),
-            num_host_blocks=2,
-            without=("fork", "append", "reset_prefix_cache"),
-            **IN_FLIGHT,
-        ),
+        world(2, 1, 2, 2, "truncate", *SWAPS, num_host_blocks=2, without=SHARING, **IN_FLIGHT),
         2220,
         7194,
         backend="both",
@@ -129,12 +124,7 @@ LOADS_FAIL: dict[str, Profile] = {
     ),
     "flight-loads-remove": Profile(
         "external loads in flight that fail; two calls in a batch, requests are removed",
-        world(
-            *(2, 1, 2, 2),
-            calls_per_batch=2,
-            without=("fork", "append", "reset_prefix_cache"),
-            **IN_FLIGHT,
-        ),
+        world(2, 1, 2, 2, calls_per_batch=2, without=SHARING, **IN_FLIGHT),
         4052,
         17388,
         backend="both",

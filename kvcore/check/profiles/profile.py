@@ -22,6 +22,13 @@ SLOT = Group(1)
 WINDOW = Group(1, kind="sliding_window", window=2)
 OF_WORLD = frozenset(attrs.fields_dict(World)) - {"config", "calls"}
 SWAPS = ("swap_out", "swap_in")
+SHARING = ("fork", "append", "reset_prefix_cache")
+STAYING = (*SHARING, "remove_request")
+"""Calls that many worlds leave out to stay small."""
+FLYING: dict[str, Any] = {"max_in_flight": 1, "num_letters": 1}
+FLYING_SLOTS: dict[str, Any] = {"groups": (SLOT,), **FLYING}
+TWO_FLYING: dict[str, Any] = {**FLYING_SLOTS, "max_in_flight": 2}
+"""Options of worlds with batches in flight."""
 
 
 @attrs.frozen

@@ -8,32 +8,38 @@ other states, or that another world is explored. What a world must show is told 
 
 from __future__ import annotations
 
-from kvcore.check.profiles.features import FEATURES
+from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
-from kvcore.check.profiles.profile import FULL, SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.check.profiles.profile import (
+    FLYING,
+    FLYING_SLOTS,
+    FULL,
+    SHARING,
+    SLOT,
+    STAYING,
+    SWAPS,
+    TWO_FLYING,
+    WINDOW,
+    Profile,
+    world,
+)
 from kvcore.types.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
 
-NEVER_REFUSED = {
-    "call allocate_slots: refused later": "the pool holds all that the requests can grow to",
-    "call append: refused later": "the pool holds all that the requests can grow to",
-}
 NEVER_HIT = {"command Touch": "no prompt is longer than a block, so there is no hit"}
 
 PROFILES: dict[str, Profile] = {
     "3x2x4": Profile(
         "3 blocks, 2 requests, 4 tokens, two moves in a batch",
         world(3, 2, 4, 4, calls_per_batch=2),
-        2987,
-        264381,
+        *(2987, 264381),
         backend="both",
     ),
     "4x2x4": Profile(
         "4 blocks, 2 requests, 4 tokens, two moves in a batch",
         world(4, 2, 4, 4, calls_per_batch=2),
-        21676,
-        2014497,
+        *(21676, 2014497),
         backend="rust",
         not_shown=NEVER_REFUSED,
     ),
@@ -42,8 +48,7 @@ PROFILES: dict[str, Profile] = {
     "4x3x4-two": Profile(
         "3 requests, prompts of 3, two moves in a batch",
         world(4, 3, 4, 3, calls_per_batch=2),
-        261572,
-        33159997,
+        *(261572, 33159997),
         slow=True,
         backend="rust",
     ),
@@ -104,133 +109,77 @@ PROFILES: dict[str, Profile] = {
     ),
     "flight": Profile(
         "a batch in flight",
-        world(2, 2, 2, 2, max_in_flight=1, num_letters=1, without=("fork", "reset_prefix_cache")),
-        5966,
-        18844,
+        world(2, 2, 2, 2, without=("fork", "reset_prefix_cache"), **FLYING),
+        *(5966, 18844),
         not_shown=NEVER_REFUSED | NEVER_HIT | {"goal sharing": "nobody forks, and there is no hit"},
     ),
     "flight-hits": Profile(
         "a batch in flight, blocks of one token that are hit",
-        world(
-            *(2, 2, 2, 2),
-            groups=(SLOT,),
-            max_in_flight=1,
-            num_letters=1,
-            without=("fork", "append", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, without=SHARING, **FLYING_SLOTS),
         7532,
         24434,
     ),
     "flight-fork": Profile(
         "a batch in flight, forks",
-        world(
-            *(2, 2, 3, 2),
-            max_in_flight=1,
-            num_letters=1,
-            without=("remove_request", "reset_prefix_cache"),
-        ),
+        world(2, 2, 3, 2, without=("remove_request", "reset_prefix_cache"), **FLYING),
         9912,
         27690,
     ),
     "flight-two": Profile(
         "two batches in flight",
-        world(
-            *(2, 2, 2, 2),
-            groups=(SLOT,),
-            max_in_flight=2,
-            num_letters=1,
-            without=("fork", "append", "remove_request", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, without=STAYING, **TWO_FLYING),
         20616,
         81184,
     ),
     "flight-completed": Profile(
         "a batch in flight, blocks published at its end",
         world(
-            *(2, 2, 2, 2),
-            groups=(SLOT,),
-            max_in_flight=1,
-            num_letters=1,
-            publish="completed",
-            without=("fork", "reset_prefix_cache"),
+            2, 2, 2, 2, publish="completed", without=("fork", "reset_prefix_cache"), **FLYING_SLOTS
         ),
         9528,
         31308,
     ),
     "flight-two-completed": Profile(
         "two batches in flight, blocks published at their end",
-        world(
-            *(2, 2, 2, 2),
-            groups=(SLOT,),
-            max_in_flight=2,
-            num_letters=1,
-            publish="completed",
-            without=("fork", "append", "remove_request", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, publish="completed", without=STAYING, **TWO_FLYING),
         15494,
         61669,
     ),
     "flight-loads": Profile(
         "loads and stores in flight, that fail",
-        world(
-            *(2, 2, 2, 2, "load", "store"),
-            groups=(SLOT,),
-            max_in_flight=1,
-            num_letters=1,
-            without=("fork", "append", "remove_request", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, "load", "store", without=STAYING, **FLYING_SLOTS),
         24229,
         89590,
     ),
     "flight-swap": Profile(
         "a batch in flight with a host tier",
-        world(
-            *(2, 2, 2, 2, *SWAPS),
-            groups=(SLOT,),
-            num_host_blocks=2,
-            max_in_flight=1,
-            num_letters=1,
-            without=("fork", "append", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, *SWAPS, num_host_blocks=2, without=SHARING, **FLYING_SLOTS),
         19968,
         65509,
     ),
     "flight-window": Profile(
         "a batch in flight behind a window",
         world(
-            *(2, 2, 3, 2),
+            2,
+            2,
+            3,
+            2,
             groups=(WINDOW,),
-            max_in_flight=1,
-            num_letters=1,
             without=("fork", "remove_request", "reset_prefix_cache"),
+            **FLYING,
         ),
         7573,
         21219,
     ),
     "flight-drafts": Profile(
         "drafts and cuts in flight",
-        world(
-            *(2, 2, 3, 2, "truncate"),
-            groups=(SLOT,),
-            max_in_flight=1,
-            num_letters=1,
-            num_drafts=1,
-            without=("fork", "append", "remove_request", "reset_prefix_cache"),
-        ),
+        world(2, 2, 3, 2, "truncate", num_drafts=1, without=STAYING, **FLYING_SLOTS),
         14244,
         49598,
     ),
     "flight-merge": Profile(
         "duplicates that merge when their batch is completed",
-        world(
-            *(2, 2, 2, 2),
-            groups=(SLOT,),
-            duplicates="merge",
-            publish="completed",
-            max_in_flight=1,
-            num_letters=1,
-            without=("fork", "append", "reset_prefix_cache"),
-        ),
+        world(2, 2, 2, 2, duplicates="merge", publish="completed", without=SHARING, **FLYING_SLOTS),
         7896,
         25852,
     ),
