@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.cli.options import BadOptions, given_of_world, option
+from kvcore.check.cli.options import BadOptions, check_hunt, given_of_world, option
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.mutants import run_mutants
 from kvcore.check.facades.profiles import FACADES, Facade, FacadeWorld, make_engine
@@ -83,10 +83,7 @@ def run_facade(
 
 def _hunt(options: argparse.Namespace, facade: Facade) -> int:
     """Hunt the seeded bugs of a facade; 1 where one lives. Raises BadOptions."""
-    given = given_of_world(options)
-    if given or options.json or options.backend not in (None, "python"):
-        name = option(given[0]) if given else "--json" if options.json else "--backend"
-        raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
+    check_hunt(options, "json")
     killed = []
     for line, is_killed in run_mutants([facade.name]):
         killed.append(is_killed)

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvcore import _twin
-from kvcore.check.profiles.profile import Profile
+from kvcore.check.profiles.profile import SWAPS, Profile, world
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.scope import BACKENDS
 from kvcore.check.world.world import BASIC_CALLS, Symmetry, World
-from kvcore.types.config import Config
 from kvcore.types.groups import Group
 
-SEED = b"explored"
 MOST = 2**31 - 1
 KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
 MORE_CALLS = (
@@ -83,9 +81,7 @@ def _add_world(group: Any) -> None:
 def _add_options(group: Any) -> None:
     add = group.add_argument
     add("--block-size", type=count, metavar="TOKENS", help="tokens a block (2)")
-    add(
-        "--groups", type=groups, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size"
-    )
+    add("--groups", type=names, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size")
     add("--host-blocks", type=count, metavar="N", help="blocks of the host tier (0)")
     add("--max-in-flight", type=count, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
@@ -183,12 +179,13 @@ def symmetry_of(options: argparse.Namespace) -> Symmetry:
     return Symmetry(**{name: name not in left_out for name in SYMMETRIES})
 
 
-def check_hunt(options: argparse.Namespace) -> None:
-    """Raise BadOptions where a hunt of the seeded bugs is given a world."""
-    given = given_of_world(options)
-    if given or options.backend not in (None, "python"):
-        name = option(given[0]) if given else "--backend"
-        raise BadOptions(f"--mutants brings a world for each seeded bug: leave {name} out")
+def check_hunt(options: argparse.Namespace, *others: str) -> None:
+    """Raise BadOptions if a hunt of the seeded bugs is given a world, or one of other options."""
+    given = [*given_of_world(options), *(name for name in others if getattr(options, name))]
+    given += [] if options.backend in (None, "python") else ["backend"]
+    if given:
+        words = f"leave {option(given[0])} out"
+        raise BadOptions(f"--mutants brings a world for each seeded bug: {words}")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -208,38 +205,11 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _made(options: argparse.Namespace) -> World:
-    size = options.block_size or 2
-    kinds = tuple(_group(word, size) for word in options.groups or ("full",))
-    null_block = any(group.is_windowed for group in kinds)
-    swaps = {"swap_out", "swap_in"} if options.host_blocks else set()
-    config = Config(
-        options.blocks + null_block,
-        groups=kinds,
-        null_block=null_block,
-        num_host_blocks=options.host_blocks or 0,
-        max_in_flight=options.max_in_flight or 0,
-        publish=options.publish or "scheduled",
-        duplicates=options.duplicates or "keep",
-        eviction=options.eviction or "lru",
-        watermark_blocks=options.watermark or 0,
-        enable_events=bool(options.events),
-        hash_seed=SEED,
-    )
-    return World(
-        config=config,
-        num_requests=options.requests,
-        num_tokens=options.tokens,
-        num_prompt=options.prompt or options.tokens,
-        num_letters=options.letters or 2,
-        num_drafts=options.drafts or 0,
-        num_lookahead=options.lookahead or 0,
-        num_external=options.external or 0,
-        num_pins=options.pins or 1,
-        loads_fail=bool(options.loads_fail),
-        calls_per_batch=options.moves_per_batch or 1,
-        moves=options.moves or "engine",
-        calls=BASIC_CALLS.union(options.calls or (), swaps).difference(options.without or ()),
-    )
+    kinds = tuple(_group(word, options.block_size or 2) for word in options.groups or ("full",))
+    given = {field: value for name, field in FIELDS.items() if (value := getattr(options, name))}
+    sizes = (options.blocks, options.requests, options.tokens, options.prompt or options.tokens)
+    more = (*(options.calls or ()), *(SWAPS if options.host_blocks else ()))
+    return world(*sizes, *more, without=options.without or (), groups=kinds, **given)
 
 
 def _check_world(options: argparse.Namespace, world: World) -> None:
@@ -306,11 +276,12 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def count(text: str) -> int:
-    """A number of something."""
+def count(text: str, least: int = 0) -> int:
+    """A number of something, from the least on."""
     value = int(text) if text.isascii() and text.isdigit() else -1
-    if not 0 <= value <= MOST:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {MOST}, not {text!r}")
+    if not least <= value <= MOST:
+        reason = f"must be an integer from {least} to {MOST}, not {text!r}"
+        raise argparse.ArgumentTypeError(reason)
     return value
 
 
@@ -321,7 +292,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < MOST:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
     return value
 
 
@@ -330,10 +301,15 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
-groups = names
-
-WORLD_OPTIONS = (
-    *("blocks", "requests", "tokens", "prompt", "letters", "drafts", "lookahead", "external"),
-    *("pins", "loads_fail", "moves", "moves_per_batch", "calls", "without", "block_size", "groups"),
-    *("host_blocks", "max_in_flight", "publish", "duplicates", "eviction", "watermark", "events"),
-)
+FIELDS = {
+    **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
+    **{name: name for name in ("loads_fail", "moves")},
+    "moves_per_batch": "calls_per_batch",
+    "host_blocks": "num_host_blocks",
+    **{name: name for name in ("max_in_flight", "publish", "duplicates", "eviction")},
+    "watermark": "watermark_blocks",
+    "events": "enable_events",
+}
+"""The field of a world or its config that an option gives."""
+SIZES_AND_CALLS = ("blocks", "requests", "tokens", "prompt", "calls", "without")
+WORLD_OPTIONS = (*SIZES_AND_CALLS, "block_size", "groups", *FIELDS)

@@ -13,29 +13,25 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from kvcore import _twin
-from kvcore.check.cli.options import Parser
+from kvcore.check.cli.options import BadOptions, Parser, count, seconds
 from kvcore.check.simulate.as_trace import trace_text
-from kvcore.check.simulate.runs import BackendName, Failure, Run, again, simulate
+from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, Run, again, simulate
 from kvcore.check.simulate.setting import Asked
 from kvcore.check.simulate.shrink import shrink
 from kvcore.cli.pipes import quiet
-from kvcore.oracle.device import Device, Plan, find_device
+from kvcore.oracle.device import find_device
 from kvcore.types.errors import KvcoreError
 
 FINE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
-MAX_COUNT = 2**31 - 1
 SHRINKING_SECONDS = 60.0
-
-
-class BadOptions(ValueError):
-    """Options that do not go together, in one sentence."""
 
 
 @attrs.define
@@ -85,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return INTERRUPTED if tally.interrupted else FINE
 
 
-def _run_all(options: argparse.Namespace, devices: list[Callable[[Plan], Device]]) -> Tally:
+def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
     """Runs of one seed after the other, until enough are made, time is up or one fails."""
     tally, start = Tally(), time.monotonic()
     progress = Progress(options, tally, start)
@@ -148,9 +144,7 @@ class Progress:
         return limit is not None and time.monotonic() - self._start > limit
 
 
-def _shrunk(
-    options: argparse.Namespace, devices: list[Callable[[Plan], Device]], tally: Tally
-) -> str | None:
+def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> str | None:
     """The trace of a failing run made small; as it was where it cannot be made small."""
     if tally.failed is None or tally.failed.failure is None:
         return None
@@ -165,9 +159,7 @@ def _shrunk(
     return trace_text(found, found.config, play.calls, _command(options, tally.failed.seed))
 
 
-def _where(
-    failure: Failure, backend: BackendName, devices: list[Callable[[Plan], Device]]
-) -> BackendName:
+def _where(failure: Failure, backend: BackendName, devices: MakeDevices) -> BackendName:
     """One backend that fails alone, the quicker one first; else what was asked for."""
     order: list[BackendName] = ["rust", "python"]
     for one in order if backend == "both" else []:
@@ -225,7 +217,7 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
     return "\n".join(lines)
 
 
-def _check(options: argparse.Namespace) -> list[Callable[[Plan], Device]]:
+def _check(options: argparse.Namespace) -> MakeDevices:
     """The devices that are asked for. Raises BadOptions."""
     if options.backend in ("rust", "both") and not _twin.available():
         raise BadOptions("the compiled twin is missing: say --backend python")
@@ -247,42 +239,18 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Random engines at real sizes over the core: scheduler, late device, failures.",
         epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
     )
-    add = parser.add_argument
-    add("--seed", type=_natural, default=0, metavar="N", help="of the first run (0)")
-    add("--steps", type=_count, default=1000, metavar="N", help="steps of each run (1000)")
-    add("--runs", type=_count, metavar="N", help="runs, each with the next seed (1)")
-    add("--time", type=_seconds, metavar="SECONDS", help="make runs until so much time is up")
-    add("--blocks", type=_count, metavar="N", help="usable device blocks (drawn from the seed)")
-    add("--requests", type=_count, metavar="N", help="most requests at a time (drawn)")
+    add, positive = parser.add_argument, partial(count, least=1)
+    add("--seed", type=count, default=0, metavar="N", help="of the first run (0)")
+    add("--steps", type=positive, default=1000, metavar="N", help="steps of each run (1000)")
+    add("--runs", type=positive, metavar="N", help="runs, each with the next seed (1)")
+    add("--time", type=seconds, metavar="SECONDS", help="make runs until so much time is up")
+    add("--blocks", type=positive, metavar="N", help="usable device blocks (drawn from the seed)")
+    add("--requests", type=positive, metavar="N", help="most requests at a time (drawn)")
     add("--backend", choices=("both", "python", "rust"), default="both", help="the cores (both)")
     add("--torch", action="store_true", help="run kvcore-runtime's tensors beside, in guard mode")
     add("--json", action="store_true", help="plain data instead of text")
     add("--trace", metavar="FILE", help="where to write the trace of a failure")
     return parser
-
-
-def _natural(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
-    if not 0 <= value <= MAX_COUNT:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {MAX_COUNT}, not {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value <= MAX_COUNT:
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {MAX_COUNT}, not {text!r}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < MAX_COUNT:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return value
 
 
 if __name__ == "__main__":
