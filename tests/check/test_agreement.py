@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvcore import Group, KvcoreError, Request, _twin
-from kvcore.check.search.actions import actions
+from kvcore.check.search.moves import moves
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
 from kvcore.codec.decode import decode
@@ -75,7 +75,8 @@ def walked(where: World, seed: int) -> dict[bytes, None]:
     found = {encode(state): None}
     while len(found) < NUM_STATES:
         prefixes.learn(state)
-        possible = list(actions(where, state, prefixes))
+        found_moves = moves(where, state, prefixes)
+        possible = [each for each in found_moves if isinstance(each, Call)]
         call = choose.choice([*possible[:1], *time_calls(state), choose.choice(possible)])
         outcome = perform(state, call)
         if not isinstance(outcome.value, Misuse):

@@ -14,10 +14,11 @@ import pytest
 
 from kvcore import Config, Group
 from kvcore.check.properties.checker import note, note_state
-from kvcore.check.search.actions import BASIC_CALLS, World, actions
+from kvcore.check.search.moves import moves
 from kvcore.check.search.report import Report
+from kvcore.check.world.world import BASIC_CALLS, World
 from kvcore.oracle.prefixes import Prefixes
-from kvcore.trace.calls import perform
+from kvcore.trace.calls import Call, perform
 from kvcore.types.commands import CopyOnWrite, SwapIn, SwapOut, Touch
 from tests.helpers.lockstep import Lockstep, story
 
@@ -72,7 +73,8 @@ def step(
         run.call("take_batch")
         run.call("take_events")
         return
-    possible = list(actions(world, run.state, prefixes))
+    found = moves(world, run.state, prefixes)
+    possible = [each for each in found if isinstance(each, Call)]
     name = dice.choice(sorted({call.name for call in possible}))
     call = dice.choice([each for each in possible if each.name == name])
     note(report.notes, call, perform(run.state, call))

@@ -174,16 +174,22 @@ def settle(state: State) -> State:
     raise Unexpected(f"{most} rounds of completing leave something unfinished")
 
 
-def schedule_all(state: State, request: RequestState) -> Call:
-    """The call that schedules all tokens that a request has left, behind its longest hit."""
-    hit: Hit | None = None
+def schedule_all(state: State, request: RequestState, world: World | None = None) -> Call:
+    """The call that schedules all tokens and drafts that a request has left, behind its longest
+    hit; with a world also all its lookahead slots and encoder tokens.
+    """
+    hits: tuple[Hit, ...] = ()
     first = request.num_computed
     if not any(request.tables):
         found = get_computed_blocks(state, request.request_id)
-        hit, first = (found, found.num_tokens) if found.num_tokens else (None, 0)
+        hits, first = ((found,), found.num_tokens) if found.num_tokens else ((), 0)
     left = len(request.tokens) + len(request.drafts) - first
-    args = (request.request_id, left)
-    return Call("allocate_slots", args if hit is None else (*args, hit))
+    options = {}
+    if world is not None and world.num_lookahead:
+        options["num_lookahead_tokens"] = world.num_lookahead
+    if world is not None and world.num_encoder and not request.num_computed:
+        options["num_encoder_tokens"] = world.num_encoder
+    return Call("allocate_slots", (request.request_id, left, *hits), options)
 
 
 def _progresses(world: World, state: State, requests: list[RequestState]) -> bool:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls an exploration tries in a state of a world, one at a time or as an engine's moves.
+"""Which calls make sense for a request, or for the blocks, in a state of a world.
 
-Rules: each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
-prefix that a request or a key still knows, or leaves it by one fresh token: below that nothing is
-known, so one continuation stands for all (`canonical.py` renames tokens). What an engine must not
-do is left out: it calls nothing on a request whose scheduled drafts were not judged but what ends
-them. Twin: none.
+Each call is tried with every argument that makes sense, in a fixed order. A prompt follows a prefix
+that a request or a key still knows, or leaves it by one fresh token: nothing is known below that
+token, so one continuation stands for all (`canonical.py` renames tokens). Twin:
+rust/src/check/search/actions.rs.
 """
 
 from __future__ import annotations
@@ -13,41 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from kvcore.check.world.world import BASIC_CALLS, World
+from kvcore.check.world.world import World
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.transitions.queries import get_computed_blocks
-from kvcore.types.values import Hit, Request, Status
-
-__all__ = ["BASIC_CALLS", "World", "actions"]
+from kvcore.types.values import Hit, Status
 
 Children = dict[tuple[int, ...], set[int]]
-
-
-def actions(
-    world: World, state: State, prefixes: Prefixes, *, every_letter: bool = False
-) -> Iterator[Call]:
-    """Every call that makes sense in a state of a world, in a fixed order.
-
-    every_letter: prompts and tokens of each letter, where tokens are not renamed.
-    """
-    children = None if every_letter else known_children(state, prefixes)
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
-    fresh = fresh_name(world, state)
-    room = len(requests) < world.num_requests
-    if room and "add_request" in world.calls:
-        for prompt in prompts(world, children, ()):
-            for kind in world.kinds_of_requests:
-                yield Call("add_request", (Request(fresh, list(prompt), **kind),))
-    for request in requests:
-        yield from _actions_of(world, state, request, children)
-        if room and "fork" in world.calls and request.status is Status.RUNNING:
-            yield Call("fork", (request.request_id, fresh))
-    yield from swaps(world, requests)
-    yield from block_calls(world, state)
-    if "reset_prefix_cache" in world.calls:
-        yield Call("reset_prefix_cache")
 
 
 def fresh_name(world: World, state: State) -> str:
@@ -92,13 +64,6 @@ def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]
     return known + [each for each in range(world.num_letters) if each not in known][:1]
 
 
-def prompts(
-    world: World, children: Children | None, prefix: tuple[int, ...]
-) -> Iterator[tuple[int, ...]]:
-    """The continuations of a prefix up to num_prompt tokens, one for each way to meet the tree."""
-    yield from continuations(world, children, prefix, world.num_prompt)
-
-
 def continuations(
     world: World, children: Children | None, prefix: tuple[int, ...], most: int
 ) -> Iterator[tuple[int, ...]]:
@@ -111,28 +76,8 @@ def continuations(
         yield from continuations(world, children, longer, most)
 
 
-def _actions_of(
-    world: World, state: State, request: RequestState, children: Children | None
-) -> Iterator[Call]:
-    tried, name = world.calls, request.request_id
-    running, swapped = request.status is Status.RUNNING, request.status is Status.SWAPPED
-    num_tokens, computed = len(request.tokens), request.num_computed
-    judged = computed <= num_tokens
-    if "allocate_slots" in tried and not swapped and judged:
-        yield from _allocations(world, state, request)
-    if "append" in tried and running and computed == num_tokens < world.num_tokens:
-        for token in next_tokens(world, children, tuple(request.tokens)):
-            yield Call("append", ([name], [token]))
-    if running:
-        yield from draft_calls(world, request, children)
-        yield from cuts(world, state, request)
-    if "free" in tried and (running or swapped):
-        yield Call("free", (name,))
-    if "remove_request" in tried and not running and not swapped:
-        yield Call("remove_request", (name,))
-
-
-def _allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
+def allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    """Allocations of any number of tokens, behind the longest hit or behind none."""
     name = request.request_id
     hits: list[Hit | None] = [None]
     if not any(request.tables):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine does at once: moves of a few calls that belong together.
+"""Which moves an exploration tries in a state: each call by itself, or the moves of an engine.
 
-Rules: a prompt is admitted or forgotten again, with all its tokens and its longest hit; a waiting
-request is resumed with all of them, too. A finished request is freed and forgotten. What a world
-names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call. Twin: none.
+An engine admits a prompt with all its tokens behind its longest hit, or forgets it again; it
+resumes a waiting request with all its tokens, too; it frees a finished request and forgets it. What
+a world names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call. What an
+engine must not do is left out: until the verdict on a request's scheduled drafts, it only makes
+calls on the request that bring the verdict or free it. Twin: rust/src/check/search/moves.rs.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from kvcore.check.properties.liveness import schedule_all
 from kvcore.check.search.actions import (
     Children,
-    actions,
+    allocations,
     block_calls,
+    continuations,
     cuts,
     draft_calls,
     fresh_name,
     known_children,
     loads,
     next_tokens,
-    prompts,
     swaps,
 )
 from kvcore.check.world.world import Move, Script, World
@@ -29,98 +32,84 @@ from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.transitions.queries import get_computed_blocks
-from kvcore.types.values import Hit, Refused, Request, Status
+from kvcore.types.values import Refused, Request, Status
 
 
 def moves(
     world: World, state: State, prefixes: Prefixes, *, every_letter: bool = False
 ) -> Iterator[Call | Move]:
-    """Every move of a world in a state, in a fixed order."""
+    """Every move of a world in a state, in a fixed order.
+
+    every_letter: try prompts and tokens of each letter; used where tokens are not renamed.
+    """
     if callable(world.moves):
         yield from world.moves(world, state)
-    elif world.moves == "calls":
-        yield from actions(world, state, prefixes, every_letter=every_letter)
-    else:
-        children = None if every_letter else known_children(state, prefixes)
-        yield from engine_moves(world, state, children)
-
-
-def engine_moves(world: World, state: State, children: Children | None) -> Iterator[Call | Move]:
-    """What an engine can do in a state, in a fixed order."""
+        return
+    children = None if every_letter else known_children(state, prefixes)
     requests = sorted(state.requests.values(), key=lambda request: request.row)
     fresh = fresh_name(world, state)
     room = len(requests) < world.num_requests
     if room and "add_request" in world.calls:
-        for prompt in prompts(world, children, ()):
+        for prompt in continuations(world, children, (), world.num_prompt):
             for kind in world.kinds_of_requests:
                 request = Request(fresh, list(prompt), **kind)
-                yield Move("admit", partial(admit, world, request))
-    for request_state in requests:
-        yield from _moves_of(world, state, request_state, children)
-        if room and "fork" in world.calls and request_state.status is Status.RUNNING:
-            yield Call("fork", (request_state.request_id, fresh))
+                if world.moves == "engine":
+                    yield Move("admit", partial(_admit, world, request))
+                else:
+                    yield Call("add_request", (request,))
+    for each in requests:
+        yield from _moves_of(world, state, each, children)
+        if room and "fork" in world.calls and each.status is Status.RUNNING:
+            yield Call("fork", (each.request_id, fresh))
     yield from swaps(world, requests)
     yield from block_calls(world, state)
     if "reset_prefix_cache" in world.calls:
         yield Call("reset_prefix_cache")
 
 
-def admit(world: World, request: Request) -> Script:
-    """Add a request and schedule all its tokens; forget it again where that is refused."""
+def _admit(world: World, request: Request) -> Script:
+    """Add a request and schedule all its tokens; remove it again if that is refused."""
     added = yield Call("add_request", (request,))
-    call = schedule_rest(world, added.state, added.state.requests[request.request_id])
-    scheduled = yield call
+    known = added.state.requests[request.request_id]
+    scheduled = yield schedule_all(added.state, known, world)
     if isinstance(scheduled.value, Refused):
         yield Call("remove_request", (request.request_id,))
 
 
-def finish(request_id: str) -> Script:
-    """Free a request and forget it."""
+def _finish(request_id: str) -> Script:
+    """Free a request and remove it."""
     yield Call("free", (request_id,))
     yield Call("remove_request", (request_id,))
-
-
-def schedule_rest(world: World, state: State, request: RequestState) -> Call:
-    """The call that schedules all tokens and drafts that are left, behind the longest hit, with all
-    lookahead slots of the world.
-    """
-    name, first = request.request_id, request.num_computed
-    hit: Hit | None = None
-    if not any(request.tables):
-        found = get_computed_blocks(state, name)
-        hit = found if found.num_tokens else None
-        first = found.num_tokens
-    left = len(request.tokens) + len(request.drafts) - first
-    options = {
-        "num_lookahead_tokens": world.num_lookahead,
-        "num_encoder_tokens": 0 if request.num_computed else world.num_encoder,
-    }
-    said = {key: value for key, value in options.items() if value}
-    return Call("allocate_slots", (name, left) if hit is None else (name, left, hit), said)
 
 
 def _moves_of(
     world: World, state: State, request: RequestState, children: Children | None
 ) -> Iterator[Call | Move]:
-    tried, name = world.calls, request.request_id
-    running, swapped = request.status is Status.RUNNING, request.status is Status.SWAPPED
+    tried, name, engine = world.calls, request.request_id, world.moves == "engine"
+    running, waiting = request.status is Status.RUNNING, request.status is Status.WAITING
     num_tokens, computed = len(request.tokens), request.num_computed
-    judged = computed <= num_tokens
-    left = computed < num_tokens + len(request.drafts)
-    if "allocate_slots" in tried and not swapped and judged and left and not request.num_loading:
-        yield schedule_rest(world, state, request)
-        if not running:
-            hit = get_computed_blocks(state, name)
-            yield from loads(world, state, request, [hit if hit.num_tokens else None])
+    if "allocate_slots" in tried and (running or waiting) and computed <= num_tokens:
+        yield from (_resume if engine else allocations)(world, state, request)
     if "append" in tried and running and computed == num_tokens < world.num_tokens:
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
     if running:
         yield from draft_calls(world, request, children)
         yield from cuts(world, state, request)
-    if "free" in tried and (running or swapped):
+    if "free" in tried and not waiting:
         yield Call("free", (name,))
-        if "remove_request" in tried:
-            yield Move("finish", partial(finish, name))
-    if "remove_request" in tried and not running and not swapped:
+        if engine and "remove_request" in tried:
+            yield Move("finish", partial(_finish, name))
+    if "remove_request" in tried and waiting:
         yield Call("remove_request", (name,))
+
+
+def _resume(world: World, state: State, request: RequestState) -> Iterator[Call]:
+    """Schedule or load the tokens that a request has left, if there are any."""
+    left = len(request.tokens) + len(request.drafts) - request.num_computed
+    if not left or request.num_loading:
+        return
+    yield schedule_all(state, request, world)
+    if request.status is Status.WAITING:
+        hit = get_computed_blocks(state, request.request_id)
+        yield from loads(world, state, request, [hit if hit.num_tokens else None])
