@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, Wrong, run_of
+from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, Wrong, group_of, run_of
 from kvcore.types.commands import (
     COPIES,
     Allocate,
@@ -31,7 +31,6 @@ from kvcore.types.commands import (
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import Group, skipped_tokens
-from kvcore.types.keys import HASH_SIZE
 
 Tables = dict[tuple[int, int], tuple[int, ...]]
 """The blocks of a row of each group."""
@@ -269,8 +268,3 @@ def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
     else:
         at = command.position
         tables[place] = (*table[:at], command.block, *table[at + 1 :])
-
-
-def group_of(key: bytes) -> int:
-    """The group that a block's key is of."""
-    return int.from_bytes(key[HASH_SIZE:], "big")

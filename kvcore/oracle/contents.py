@@ -19,6 +19,7 @@ import attrs
 
 from kvcore.types.commands import Command, Load, Tier
 from kvcore.types.errors import InvariantViolation
+from kvcore.types.keys import HASH_SIZE
 
 T = TypeVar("T")
 Content = tuple[Any, int] | None
@@ -99,6 +100,11 @@ class SlotStore:
                 for slot, pair in enumerate(zip(held, wanted, strict=True), low - start):
                     if pair[0] != pair[1]:
                         yield Wrong(place, slot, *pair)
+
+
+def group_of(key: bytes) -> int:
+    """The id of the group that the key of a block is for."""
+    return int.from_bytes(key[HASH_SIZE:], "big")
 
 
 def run_of(nodes: Sequence[object], group_id: int) -> Slots:

@@ -110,7 +110,7 @@ def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Ite
                 if _run(contents, order) != wanted:
                     yield f"segment {number} depends on the order of its {len(copies)} copies"
                     return
-            if _run_at_once(contents, copies) != wanted:
+            if _run(contents, copies, at_once=True) != wanted:
                 yield f"segment {number} depends on what is read before it writes"
         contents = _run(contents, copies)
 
@@ -145,32 +145,23 @@ def _orders(copies: Copies) -> Iterator[Copies]:
             yield order
 
 
-def _run(contents: dict[Place, Place], copies: Copies) -> dict[Place, Place]:
-    """Contents after copies, one after the other; a place holds itself at first."""
-    after = dict(contents)
-    for command in copies:
-        _copy(after, after, command)
-    return after
+def _run(
+    contents: dict[Place, Place], copies: Copies, *, at_once: bool = False
+) -> dict[Place, Place]:
+    """Contents after copies, one after the other, or all of which read what was there before.
 
-
-def _run_at_once(contents: dict[Place, Place], copies: Copies) -> dict[Place, Place]:
-    after = dict(contents)
-    for command in copies:
-        _copy(after, contents, command)
-    return after
-
-
-def _copy(after: dict[Place, Place], source: dict[Place, Place], command: Command) -> None:
-    """Put into `after` what a command writes that reads `source`; other than copies write a
-    content of their own.
+    A place holds itself at first; a command that reads no place writes a content of its own.
     """
-    read, target = command.reads(), command.writes()
-    if target is None:
-        return
-    if read is None:
-        after[target] = ("device", -3 - command.operation if isinstance(command, Load) else -2)
-    else:
-        after[target] = source.get(read, read)
+    after = dict(contents)
+    for command in copies:
+        read, target = command.reads(), command.writes()
+        if target is None:
+            continue
+        if read is None:
+            after[target] = ("device", -3 - command.operation if isinstance(command, Load) else -2)
+        else:
+            after[target] = (contents if at_once else after).get(read, read)
+    return after
 
 
 def _said(place: Place) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import attrs
 
+from kvcore.oracle.contents import group_of
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
@@ -148,7 +149,7 @@ class Prefixes:
 
     def block(self, key: bytes) -> tuple[int, ...]:
         """The prefixes that a block under a key holds. Raises InvariantViolation (KEY-GRAN)."""
-        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         chain = self._chains[key[:HASH_SIZE]]
         if chain.end % size:

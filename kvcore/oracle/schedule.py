@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvcore.state.state import State
 from kvcore.types.errors import InvariantViolation
@@ -46,6 +47,17 @@ class Write(Struct, frozen=True, gc=False, kw_only=True):
     num_slots: int
     encoder: Encoder | None = None
     failed: int | None = None
+
+
+Failing = tuple[str, int] | None
+"""A request whose load fails, and the first token that it does not bring."""
+
+
+def failed(write: Write, failing: Failing) -> Write:
+    """The write, with its load failed if it is the one that fails."""
+    if failing is None or write.request_id != failing[0]:
+        return write
+    return replace(write, failed=failing[1])
 
 
 class Schedule:

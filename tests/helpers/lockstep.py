@@ -15,11 +15,10 @@ import attrs
 from kvcore import KVCacheManager, _twin
 from kvcore.check.names.in_flight import OF_OWNERS
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.search.core_model import failed
 from kvcore.check.world.ghost import Ghost, owners
 from kvcore.codec.encode import encode
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.schedule import Schedule, Write
+from kvcore.oracle.schedule import Schedule, Write, failed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform, perform_on
 from kvcore.transitions.queries import get_computed_blocks

@@ -16,9 +16,10 @@ from typing import Any
 import attrs
 
 from kvcore.check.cli.options import BadOptions, check_hunt, given_of_world, option
+from kvcore.check.facades.engine import FacadeWorld
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.mutants import run_mutants
-from kvcore.check.facades.profiles import FACADES, Facade, FacadeWorld, make_engine
+from kvcore.check.facades.profiles import FACADES, Facade, make_engine
 from kvcore.check.search.report import INTERRUPTED, Report
 from kvcore.check.search.search import check
 from kvcore.check.search.text import to_text

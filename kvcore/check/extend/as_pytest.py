@@ -31,14 +31,15 @@ from kvcore.types.config import Config
 from kvcore.types.groups import Group
 from kvcore.types.values import Hit, Request
 
-TEST = '''\
+HEAD = '''\
 """{name}: {sentence}.
 
 {detail}
 
 Written by `kvcore check`: it fails until the bug is gone.
 """
-
+'''
+TEST = """
 import pytest
 
 {imports}
@@ -50,15 +51,8 @@ CONFIG = {config}
 def test_{function}_holds(backend):
     with {around}CheckedManager(CONFIG, backend, properties=[{asked}], {options}) as manager:
 {calls}
-'''
-OF_A_MANAGER = '''\
-"""{name}: {sentence}.
-
-{detail}
-
-Written by `kvcore check`: it fails until the bug is gone.
 """
-
+OF_A_MANAGER = """
 {imports}
 
 CONFIG = {config}
@@ -74,7 +68,7 @@ def test_{function}_holds():
 {options}
     )
     replay(model, CALLS, "{name}")
-'''
+"""
 INDENT = " " * 8
 LINE_MAX = 91
 MADE_WITH = {"named": pickle.dumps, "copied": copy.deepcopy}
@@ -90,20 +84,15 @@ def pytest_text(violation: Violation, world: Any) -> str:
     if isinstance(world, ManagerModel):
         return _manager_text(violation, world)
     parts, renamed = parts_of(violation, world), not callable(getattr(world, "moves", None))
-    story = tell(violation, world)
     steps = with_last_outcome(violation.steps)
     lines = [f"{INDENT}{line}" for line in _other_lines(violation, world)]
     lines += [f"{INDENT}{line}" for step in steps for line in _test_lines(step, renamed=renamed)]
     config, calls = write_config(world.config), "\n".join(lines) or f"{INDENT}pass"
-    return TEST.format(
-        name=violation.name,
-        sentence=story.sentence,
-        detail=story.detail,
+    checked = "from kvcore.check.extend.checked_manager import CheckedManager"
+    return (HEAD + TEST).format(
+        **_head(violation, world),
         config=config,
-        function=re.sub(r"\W+", "_", violation.name.lower()),
-        imports=_imports(
-            config + calls, "from kvcore.check.extend.checked_manager import CheckedManager", parts
-        ),
+        imports=_imports(config + calls, checked, parts),
         lines="".join(f"{line}\n" for line in parts.lines),
         backends=", ".join(f'"{each}"' for each in parts.backends),
         around=parts.around,
@@ -125,20 +114,28 @@ def _manager_text(violation: Violation, model: ManagerModel) -> str:
     counts = ("num_requests", "num_tokens", "num_prompt", "num_letters")
     words += [f"{name}={getattr(model, name)}" for name in counts]
     calls = "\n".join(f"    {_write_call(step.call)}," for step in violation.steps)
-    config, story = write_config(model.config), tell(violation, model)
+    config = write_config(model.config)
     parts = Parts(("from kvcore.trace.calls import Call", *lines))
     replayed = "from kvcore.check.extend.manager_model import ManagerModel, replay"
-    return OF_A_MANAGER.format(
-        name=violation.name,
-        sentence=story.sentence,
-        detail=story.detail,
+    return (HEAD + OF_A_MANAGER).format(
+        **_head(violation, model),
         imports=_imports(config + calls, replayed, parts),
         config=config,
         calls=calls,
-        function=re.sub(r"\W+", "_", violation.name.lower()),
         make=words[0],
         options="\n".join(f"        {word}," for word in words[1:]),
     )
+
+
+def _head(violation: Violation, world: Any) -> dict[str, str]:
+    """What every test says of its violation, and the name of its function."""
+    story, function = tell(violation, world), re.sub(r"\W+", "_", violation.name.lower())
+    return {
+        "name": violation.name,
+        "sentence": story.sentence,
+        "detail": story.detail,
+        "function": function,
+    }
 
 
 def _imports(text: str, line: str, parts: Parts) -> str:

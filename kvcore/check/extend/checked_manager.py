@@ -20,7 +20,7 @@ import attrs
 from msgspec.structs import replace
 
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.properties.registry import Property, judge, select
+from kvcore.check.properties.registry import Property, chosen, judge
 from kvcore.check.properties.schedulers import guarded
 from kvcore.check.stories.scenes import Follower, SceneNames
 from kvcore.check.world.model import Step
@@ -54,10 +54,7 @@ class CheckedManager:
         world: World | None = None,
     ) -> None:
         self.manager = KVCacheManager(config, backend)
-        chosen = None if properties is None else list(properties)
-        names = None if chosen is None else frozenset(x for x in chosen if isinstance(x, str))
-        self._properties: dict[str, Property] = select(names, frozenset(TRANSITIONS))
-        self._properties |= {x.name: x for x in chosen or () if isinstance(x, Property)}
+        self._properties = chosen(properties, frozenset(TRANSITIONS))
         self._follower = Follower(config)
         self._state = self.manager.state()
         self._start = self._state

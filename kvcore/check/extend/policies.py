@@ -22,9 +22,9 @@ from kvcore.check.search.report import Report
 from kvcore.check.search.scope import out_of_reach
 from kvcore.check.search.search import check
 from kvcore.check.world.world import Moves, World
+from kvcore.oracle.contents import group_of
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.keys import HASH_SIZE
 
 NAME = "POLICY"
 WITHOUT = frozenset({"LRU"})
@@ -143,6 +143,4 @@ def _seen(tx: PoolTransaction, blocks: Sequence[int]) -> tuple[FreeBlock, ...]:
 
 def _view(tx: PoolTransaction, block: int) -> FreeBlock:
     key = tx.keys[block]
-    return FreeBlock(
-        key is not None, None if key is None else int.from_bytes(key[HASH_SIZE:], "big")
-    )
+    return FreeBlock(key is not None, None if key is None else group_of(key))

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.engine import FacadeEngine, FacadeWorld
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.v0.block import NullBlock
 from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
@@ -31,30 +31,19 @@ RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 
 
 @attrs.frozen(kw_only=True)
-class CachingWorld:
+class CachingWorld(FacadeWorld):
     """A small world of the V0 manager.
 
-    num_sequences, num_tokens: at most so many at a time, of so many tokens. num_prompt: of a new
-    one. num_letters: tokens that may follow one prefix. best_of: the most sequences that a group
-    begins with. num_appended: the most tokens of a step. num_lookahead: the most slots behind them.
-    window: tokens that a query sees. looks: whether somebody holds the tables' block objects.
+    num_letters: tokens that may follow one prefix. num_appended: the most tokens of a step.
+    num_lookahead: the most slots behind them. looks: whether somebody holds the tables' block
+    objects.
     """
 
-    num_blocks: int = 3
-    num_host_blocks: int = 0
-    block_size: int = 2
-    num_sequences: int = 2
-    num_tokens: int = 4
-    num_prompt: int = 3
     num_letters: int = 2
-    best_of: int = 1
     num_appended: int = 1
     num_lookahead: int = 0
-    window: int | None = None
-    watermark: float = 0.0
     caching: bool = True
     looks: bool = False
-    calls: frozenset[str] = frozenset({"fork", "reset"})
 
 
 class CachingEngine(FacadeEngine):
@@ -64,7 +53,7 @@ class CachingEngine(FacadeEngine):
     renames_blocks = False
 
     def __init__(self, world: CachingWorld, backend: Any = "python") -> None:
-        super().__init__(world.block_size)
+        super().__init__(world)
         self.world = world
         self.manager = SelfAttnBlockSpaceManager(
             world.block_size,
@@ -110,8 +99,7 @@ class CachingEngine(FacadeEngine):
 
     def perform(self, call: Call) -> bool:
         self.now += 1.0
-        move: Any = getattr(self, f"do_{call.name}")
-        done: bool = move(*call.args, **call.options)
+        done = super().perform(call)
         if self.world.looks:
             for number in self.seqs:
                 self.manager.block_tables[number].blocks  # noqa: B018 # objects are made by a look
@@ -125,15 +113,8 @@ class CachingEngine(FacadeEngine):
         free, most = manager.get_num_free_gpu_blocks(), -(-len(prompt) // size)
         if manager.max_block_sliding_window is not None:
             most = min(most, manager.max_block_sliding_window)
-        left = int(self.world.watermark * self.world.num_blocks)
-        expected = AllocStatus.OK if free - most >= left else AllocStatus.LATER
-        if self.world.num_blocks - most < left:
-            expected = AllocStatus.NEVER
-        status = manager.can_allocate(group)
-        if status is not expected:
-            detail = f"{most} blocks of a prompt, {free} free: {status.name}, not {expected.name}"
-            name = "ADMIT-NEVER" if AllocStatus.NEVER in (status, expected) else "ADMIT-EXACT"
-            raise InvariantViolation(name, detail)
+        what = f"{most} blocks of a prompt"
+        self.check_admission(what, manager.can_allocate(group), most, free)
         cached = [manager.get_num_cached_tokens(seq) for seq in seqs]
         needed = self._needed("device", [tuple(prompt)])
         done, _ = self.try_call(
@@ -153,10 +134,8 @@ class CachingEngine(FacadeEngine):
         group = SequenceGroup(str(number), [seq := old.fork(number)])
         for token in tokens:
             seq.append_token_id(token)
-        free, needed = (
-            manager.get_num_free_gpu_blocks(),
-            self._needed_to_append(old, seq, lookahead),
-        )
+        free = manager.get_num_free_gpu_blocks()
+        needed = self._needed_to_append(old, seq, lookahead)
         if needed is not None and manager.can_append_slots(group, lookahead) and needed > free:
             detail = f"can_append_slots of {len(tokens)} and {lookahead} with {free} blocks free"
             raise InvariantViolation("ADMIT-EXACT", detail)
@@ -233,10 +212,8 @@ class CachingEngine(FacadeEngine):
 
     def _schedule(self, seq: Sequence, first: int) -> None:
         """Write a sequence from a position on, read what its next query sees, tell the manager."""
-        window, end = self.world.window, len(seq.get_token_ids())
-        seen = 0 if window is None else max(0, end - window)
-        self.forward.append((str(seq.seq_id), first, seen))
-        seq.data.num_computed_tokens = end
+        end = seq.data.num_computed_tokens = len(seq.get_token_ids())
+        self.note_forward(seq.seq_id, first, end)
         self.manager.mark_blocks_as_computed(SequenceGroup("", [seq]), 0)
         self.manager.access_all_blocks_in_seq(seq, self.now)
 

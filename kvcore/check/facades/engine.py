@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
+import attrs
 from msgspec.structs import astuple, replace
 from pyrsistent import pvector
 
@@ -29,6 +31,26 @@ HEADS: Row = ("sequence", "tokens", "status", "blocks")
 BLOCK_HEADS: Row = ("block", "owners", "key", "queue", "slots hold")
 
 
+@attrs.frozen(kw_only=True)
+class FacadeWorld:
+    """A small world of a facade.
+
+    num_sequences, num_tokens: at most this many at a time, of this many tokens. num_prompt: of a
+    new one. best_of: the most sequences that a group begins with. window: tokens that a query sees.
+    """
+
+    num_blocks: int = 3
+    num_host_blocks: int = 0
+    block_size: int = 2
+    num_sequences: int = 2
+    num_tokens: int = 4
+    num_prompt: int = 3
+    best_of: int = 1
+    window: int | None = None
+    watermark: float = 0.0
+    calls: frozenset[str] = frozenset({"fork", "reset"})
+
+
 class FacadeEngine(ABC):
     """A facade, its sequences and the memory: a slot holds the tokens up to its own.
 
@@ -37,8 +59,9 @@ class FacadeEngine(ABC):
     and whether it tells of copies that are not needed, too.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.memory = SlotStore((block_size,))
+    def __init__(self, world: FacadeWorld) -> None:
+        self.limits = world
+        self.memory = SlotStore((world.block_size,))
         self.emitted: tuple[Command, ...] = ()
         self.forward: list[tuple[str, int, int]] = []
         self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
@@ -56,9 +79,10 @@ class FacadeEngine(ABC):
     def moves(self) -> Iterator[Call]:
         """The calls that an engine may make now, in a fixed order."""
 
-    @abstractmethod
     def perform(self, call: Call) -> bool:
         """Make a call; whether it was done. Raises InvariantViolation."""
+        move: Any = getattr(self, f"do_{call.name}")
+        return bool(move(*call.args, **call.options))
 
     @abstractmethod
     def blocks(self) -> Tiers:
@@ -156,6 +180,23 @@ class FacadeEngine(ABC):
             detail = f"{who} needs {needed} blocks, {room} are free, and it is not refused"
             raise InvariantViolation("ADMIT-EXACT", detail)
         return True, value
+
+    def check_admission(self, what: str, status: Enum, needed: int, free: int) -> None:
+        """Raise InvariantViolation (ADMIT-EXACT, ADMIT-NEVER) unless a status is the right one for
+        a group that needs this many blocks.
+        """
+        left = int(self.limits.watermark * self.limits.num_blocks)
+        expected = "OK" if free - needed >= left else "LATER"
+        if self.limits.num_blocks - needed < left:
+            expected = "NEVER"
+        if status.name != expected:
+            name = "ADMIT-NEVER" if "NEVER" in (status.name, expected) else "ADMIT-EXACT"
+            raise InvariantViolation(name, f"{what}, {free} free: {status.name}, not {expected}")
+
+    def note_forward(self, name: object, first: int, end: int) -> None:
+        """Write a sequence from a position on, and read what its next query sees."""
+        window = self.limits.window
+        self.forward.append((str(name), first, 0 if window is None else max(0, end - window)))
 
     def _check_copies(
         self, kind: type[Command], said: list[tuple[int, int]], *, tells_more: bool

@@ -44,6 +44,11 @@ class FacadeMutant:
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
         return self.patch.__name__
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import attrs
 
 from kvcore.check.facades.caching import CachingEngine, CachingWorld
-from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.engine import FacadeEngine, FacadeWorld
 from kvcore.check.facades.space import SpaceEngine, SpaceWorld
 from kvcore.check.properties.registry import PROPERTIES, Property
 
-FacadeWorld = SpaceWorld | CachingWorld
 FORK, NONE = frozenset({"fork"}), frozenset[str]()
 
 JUDGED = (
@@ -188,9 +187,10 @@ FACADES: dict[str, Facade] = {
 
 def make_engine(world: FacadeWorld, backend: Any = "python") -> FacadeEngine:
     """An engine around an empty facade. Raises BackendMissing."""
-    if isinstance(world, SpaceWorld):
-        return SpaceEngine(world, backend)
-    return CachingEngine(world, backend)
+    if isinstance(world, CachingWorld):
+        return CachingEngine(world, backend)
+    assert isinstance(world, SpaceWorld)
+    return SpaceEngine(world, backend)
 
 
 def _own(name: str) -> Property:

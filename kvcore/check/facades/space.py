@@ -15,10 +15,9 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.facades.engine import FacadeEngine
+from kvcore.check.facades.engine import FacadeEngine, FacadeWorld
 from kvcore.legacy.blocks.tiers import Tiers
 from kvcore.legacy.v0_3.block_space_manager import (
-    AllocStatus,
     BlockSpaceManager,
     Device,
     Prefix,
@@ -32,37 +31,22 @@ from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
 from kvcore.types.errors import InvariantViolation
 
-WAITING, RUNNING, SWAPPED = (
-    SequenceStatus.WAITING,
-    SequenceStatus.RUNNING,
-    SequenceStatus.SWAPPED,
-)
+RUNNING, SWAPPED = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
 PREFIX_TOKEN = -1
 
 
 @attrs.frozen(kw_only=True)
-class SpaceWorld:
+class SpaceWorld(FacadeWorld):
     """A small world of the first manager.
 
-    num_sequences, num_tokens: at most so many at a time, of so many tokens. num_prompt: of a new
-    one. best_of: the most sequences that a group begins with. window: tokens that a query sees.
-    copy_reused: whether a ring's block that others hold is copied before it is written again; else
-    siblings in a window read each other's tokens (S003-19). with_prefix: whether groups may share a
-    prefix of one block.
+    copy_reused: whether a ring's block that others hold is copied before it is written again;
+    otherwise siblings in a window read each other's tokens (S003-19). with_prefix: whether groups
+    may share a prefix of one block.
     """
 
     num_blocks: int = 4
-    num_host_blocks: int = 0
-    block_size: int = 2
-    num_sequences: int = 2
-    num_tokens: int = 4
-    num_prompt: int = 3
-    best_of: int = 1
-    window: int | None = None
     copy_reused: bool = False
-    watermark: float = 0.0
     with_prefix: bool = False
-    calls: frozenset[str] = frozenset({"fork", "reset"})
 
 
 class SpaceEngine(FacadeEngine):
@@ -71,7 +55,7 @@ class SpaceEngine(FacadeEngine):
     shortages = (OutOfMemory,)
 
     def __init__(self, world: SpaceWorld, backend: Any = "python") -> None:
-        super().__init__(world.block_size)
+        super().__init__(world)
         self.world = world
         self.manager = BlockSpaceManager(
             world.block_size,
@@ -119,11 +103,6 @@ class SpaceEngine(FacadeEngine):
         elif swapped and not running:
             yield Call("move_in", (at,))
 
-    def perform(self, call: Call) -> bool:
-        move: Any = getattr(self, f"do_{call.name}")
-        done: bool = move(*call.args, **call.options)
-        return done
-
     def do_admit(self, number: int, length: int, count: int, *, prefix: bool = False) -> bool:
         manager, size = self.manager, self.world.block_size
         taken = {seq.seq_id for group in self.groups for seq in group.get_seqs()}
@@ -141,15 +120,8 @@ class SpaceEngine(FacadeEngine):
             held = int(shared is not None and not shared.allocated)
             own = -(-length // size) - int(shared is not None)
             needed = min(own, self.world.window // size) + held
-        status, free = manager.can_allocate(group), self.manager.get_num_free_gpu_blocks()
-        left = int(self.world.watermark * self.world.num_blocks)
-        expected = AllocStatus.OK if free - needed >= left else AllocStatus.LATER
-        if self.world.num_blocks - needed < left:
-            expected = AllocStatus.NEVER
-        if status is not expected:
-            detail = f"group of {needed} blocks, {free} free: {status.name}, not {expected.name}"
-            name = "ADMIT-NEVER" if AllocStatus.NEVER in (status, expected) else "ADMIT-EXACT"
-            raise InvariantViolation(name, detail)
+        status, free = manager.can_allocate(group), manager.get_num_free_gpu_blocks()
+        self.check_admission(f"group of {needed} blocks", status, needed, free)
         who = f"a prompt of {length} tokens"
         if not self.try_call(who, lambda: manager.allocate(group), needed, free)[0]:
             return False
@@ -224,10 +196,8 @@ class SpaceEngine(FacadeEngine):
         group = self.groups[at]
         seqs = group.get_seqs(status=SWAPPED)
         distinct = {place for seq in seqs for place in self._own(seq)}
-        free, left = (
-            self.manager.get_num_free_gpu_blocks(),
-            int(self.world.watermark * self.world.num_blocks),
-        )
+        free = self.manager.get_num_free_gpu_blocks()
+        left = int(self.world.watermark * self.world.num_blocks)
         can = free - len(distinct) - len(seqs) >= left
         if self.manager.can_swap_in(group) != can:
             detail = f"can_swap_in of {len(distinct)} blocks and {len(seqs)} sequences, {free} free"
@@ -297,6 +267,4 @@ class SpaceEngine(FacadeEngine):
 
     def _schedule(self, seq: Sequence, first: int) -> None:
         """Write a sequence from a position on, then read what its next query sees."""
-        window, end = self.world.window, seq.get_len()
-        seen = 0 if window is None else max(0, end - window)
-        self.forward.append((str(seq.seq_id), first, seen))
+        self.note_forward(seq.seq_id, first, seq.get_len())

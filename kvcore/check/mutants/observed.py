@@ -15,25 +15,22 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kvcore.check.properties.liveness import RUN_JUDGES
 from kvcore.check.properties.outcomes import check_outcome
 from kvcore.check.properties.registry import PROPERTIES
-from kvcore.check.search.core_model import Failing, Steps, failed, failures, follow, proceed
+from kvcore.check.search.core_model import Steps, failures, follow
 from kvcore.check.search.moves import moves
 from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Broken, Edge, Step
-from kvcore.check.world.world import Move, World
+from kvcore.check.world.world import Move, World, by_row, closed, proceed, script_of
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.content_oracle import Tables
 from kvcore.oracle.contents import RUBBISH, SPOILT, Contents, Slots, copy
-from kvcore.oracle.schedule import Encoder, Schedule
+from kvcore.oracle.schedule import Encoder, Failing, Schedule, failed
 from kvcore.pool.block_pool import BlockPool
-from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform
-from kvcore.transitions.drain import take_events, take_stats
 from kvcore.types import commands
 from kvcore.types.commands import Command, Store
 from kvcore.types.errors import InvariantViolation
@@ -88,11 +85,10 @@ class ObservedModel:
     def name(self, node: Seen) -> bytes:
         """All that there is of a node, as text."""
         state = node.state
-        requests = sorted(state.requests.values(), key=lambda each: each.row)
         slots = sorted((place, tuple(held)) for place, held in node.contents.items())
         tables = sorted((place, tuple(table)) for place, table in node.tables.items() if table)
         pools = [_pool(pool) for pool in (state.device, state.host) if pool is not None]
-        return repr((requests, state.rows, state.free_rows, pools, slots, tables)).encode()
+        return repr((by_row(state), state.rows, state.free_rows, pools, slots, tables)).encode()
 
     def check(self, node: Seen) -> None:
         """Raise InvariantViolation where blocks or requests have no way on."""
@@ -114,18 +110,15 @@ class ObservedModel:
     def _moves(self, state: State, path: Steps) -> Iterator[Steps]:
         possible = _watched(path, lambda: list(moves(self.world, state, self._prefixes)))
         for move in possible or ():
-            if isinstance(move, Call):
-                yield (*path, self._made(path, state, move))
-            else:
-                yield self._scripted(move, state, path)
+            yield self._scripted(move, state, path)
 
-    def _scripted(self, move: Move, state: State, path: Steps) -> Steps:
-        script = move.script()
+    def _scripted(self, move: Call | Move, state: State, path: Steps) -> Steps:
+        script = script_of(move)
         call = _watched(path, lambda: next(script, None))
         while call is not None:
             step = self._made(path, state, call)
             path, state = (*path, step), step.outcome.state
-            call = _watched(path, partial(proceed, script, step))
+            call = _watched(path, partial(proceed, script, step.outcome))
         return path
 
     def _made(self, path: Steps, state: State, call: Call) -> Step:
@@ -163,17 +156,9 @@ class ObservedModel:
         if failing is not None and failing[0] not in schedule.loading:
             state = self._rewound(state, failing, closing)
         self._execute(state.batch.commands)
-        drained = take_stats(take_events(state).state).state
-        settled = replace(drained, batch=OpenBatch(0))
         contents = {place: ruined(held) for place, held in ghost.contents.items()}
-        return Seen(
-            settled,
-            contents,
-            ghost.tables,
-            schedule.encoders,
-            frozenset(ghost.owned),
-            frozenset(ghost.cached),
-        )
+        owners = (frozenset(ghost.owned), frozenset(ghost.cached))
+        return Seen(closed(state), contents, ghost.tables, schedule.encoders, *owners)
 
     def _execute(self, batch: Sequence[Command]) -> None:
         """Run a batch, the copies of each segment in reverse: nothing says that they must not."""

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.check.names.digest import Lately
-from kvcore.check.world.world import Symmetry
+from kvcore.check.world.world import Symmetry, by_row
+from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
-from kvcore.types.keys import HASH_SIZE
 
 Name = list[int]
 ALL = Symmetry()
@@ -84,7 +84,7 @@ def to_bytes(name: Name) -> bytes:
 def orders(state: State, symmetry: Symmetry) -> Iterator[list[RequestState]]:
     """The orders of requests that are told apart by nothing but names, coarsely sorted."""
     if not symmetry.requests:
-        yield sorted(state.requests.values(), key=lambda request: request.row)
+        yield by_row(state)
         return
     requests = sorted(state.requests.values(), key=_looks)
     if len(requests) < 2:
@@ -183,7 +183,7 @@ def _pool(
             name.append(0)
             continue
         letters = prefixes.chain(key)
-        name += [1 + ranks.get(block, LOST), int.from_bytes(key[HASH_SIZE:], "big"), len(letters)]
+        name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
     return name
 
@@ -217,7 +217,7 @@ class Renaming:
     def key(self, key: bytes) -> Name:
         """What a key stands for: its group and prefix."""
         letters = self.prefixes.chain(key)
-        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        group_id = group_of(key)
         return [group_id, len(letters), *self.tree.names(letters)[-self.tree.width :]]
 
 

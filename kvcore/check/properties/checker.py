@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kvcore.check.names.canonical import Names
 from kvcore.check.names.digest import Digest, Digests, Lately
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
-from kvcore.check.properties.registry import BrokenProperty, Property, first_found, select
+from kvcore.check.properties.registry import BrokenProperty, Property, chosen, first_found, select
 from kvcore.check.properties.transitions import OF_HITS, hit_of
 from kvcore.check.world.model import Broken, Step
 from kvcore.check.world.world import World
@@ -64,7 +64,7 @@ class Checker:
         self._names = names
         self._remembers = world.config.tracks_batches
         self._watch = watch
-        known = _chosen(world, properties)
+        known = chosen(properties, world.calls)
         if watch is not None and properties is None:
             known |= select(frozenset({"REFINE"}), world.calls)
         self._known = frozenset(known)
@@ -262,15 +262,6 @@ def note_state(notes: Notes, state: State) -> None:
     device = state.device
     notes["goal", "sharing"] += any(count > 1 for count in device.ref_counts)
     notes["goal", "duplicates"] += len(device.index.following) > 0
-
-
-def _chosen(world: World, properties: Iterable[str | Property] | None) -> dict[str, Property]:
-    """The properties that count, by name."""
-    if properties is None:
-        return select(None, world.calls)
-    given = list(properties)
-    named = select(frozenset(each for each in given if isinstance(each, str)), world.calls)
-    return named | {each.name: each for each in given if isinstance(each, Property)}
 
 
 def _of_scope(known: dict[str, Property], scope: str) -> Judges:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.state.state import State
-from kvcore.types.keys import HASH_SIZE
 
 ClosureJudge = Callable[[State, Prefixes], Iterator[str]]
 Found = dict[tuple[Letter, ...], list[int]]
@@ -50,7 +50,7 @@ def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]
     """The cached prefixes of each group that keeps all, with their blocks."""
     groups: dict[int, Found] = {}
     for key, blocks in state.device.index.items():
-        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        group_id = group_of(key)
         if not state.config.groups[group_id].is_windowed:
             groups.setdefault(group_id, {})[prefixes.chain(key)] = list(blocks)
     yield from groups.items()

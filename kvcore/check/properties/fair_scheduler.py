@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from kvcore.check.properties.liveness import (
     Unexpected,
     fits,
+    ids,
     made,
     schedule_all,
     settle,
@@ -44,7 +45,7 @@ def no_thrash(world: World, state: State) -> Iterator[str]:
 
 def step(world: World, state: State) -> State:
     """One step: everyone goes on in the order of arrival, then the batch is executed."""
-    for name in _arrivals(state):
+    for name in ids(state):
         request = state.requests.get(name)
         if request is None or name not in state.requests:
             continue
@@ -88,7 +89,7 @@ def _served(state: State, name: str) -> bool:
 
 def _latest_running(state: State, name: str) -> str | None:
     """Who leaves first to make room: the last one behind a request, else it itself if it runs."""
-    names = _arrivals(state)
+    names = ids(state)
     for each in reversed(names[names.index(name) :]):
         if state.requests[each].status is Status.RUNNING:
             return each
@@ -110,7 +111,7 @@ def _gone(state: State, request: RequestState) -> State:
 
 def _judged(state: State) -> State:
     """The state with all scheduled drafts rejected."""
-    for name in _arrivals(state):
+    for name in ids(state):
         if state.requests[name].num_computed > len(state.requests[name].tokens):
             state = made(state, "accept", name, 0)
     return state
@@ -119,8 +120,3 @@ def _judged(state: State) -> State:
 def _num_tokens(state: State) -> tuple[int, int]:
     """Requests, and all their tokens."""
     return len(state.requests), sum(len(each.tokens) for each in state.requests.values())
-
-
-def _arrivals(state: State) -> list[str]:
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
-    return [request.request_id for request in requests]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvcore.check.world.world import World
+from kvcore.check.world.world import World, by_row
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse, perform
@@ -40,7 +40,7 @@ def drain(world: World, state: State) -> Iterator[str]:
         return
     try:
         state = without_pins(settle(state))
-        for name in _ids(state):
+        for name in ids(state):
             if state.requests[name].status is not Status.WAITING:
                 state = made(state, "free", name)
             state = made(state, "remove_request", name)
@@ -91,7 +91,7 @@ def preempt_gain(_: World, state: State) -> Iterator[str]:
     """
     if len(state.batch.commands):
         return
-    for name in _ids(state):
+    for name in ids(state):
         request = state.requests[name]
         alone = {
             block
@@ -239,7 +239,7 @@ def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
 
 def _preempted(state: State, *, keep: str) -> State:
     """The state with every other request freed; a child goes before what it hit."""
-    for name in reversed(_ids(state)):
+    for name in reversed(ids(state)):
         if name != keep and state.requests[name].status is not Status.WAITING:
             state = made(state, "free", name)
     return state
@@ -251,9 +251,9 @@ def without_pins(state: State) -> State:
     return made(state, "unpin", held) if held else state
 
 
-def _ids(state: State) -> list[str]:
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
-    return [request.request_id for request in requests]
+def ids(state: State) -> list[str]:
+    """The ids of all requests, in the order of their rows."""
+    return [request.request_id for request in by_row(state)]
 
 
 def _pools(state: State) -> list[tuple[str, BlockPool]]:

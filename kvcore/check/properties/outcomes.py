@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcore.codec.encode import encode
+from kvcore.oracle.contents import group_of
 from kvcore.oracle.schedule import read_ids
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
@@ -59,10 +60,7 @@ def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> No
 
 def check_events(start: Iterable[bytes], events: Iterable[Event], state: State) -> None:
     """Raise InvariantViolation (EVT-COPY) unless keys and the events since give the index now."""
-    held = [
-        BlockStored((key[:HASH_SIZE],), None, (), 0, int.from_bytes(key[HASH_SIZE:], "big"))
-        for key in start
-    ]
+    held = [BlockStored((key[:HASH_SIZE],), None, (), 0, group_of(key)) for key in start]
     try:
         keys = replay([*held, *events])
     except KeyError as error:

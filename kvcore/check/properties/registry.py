@@ -10,7 +10,7 @@ or only hits and work (quality). Observable ones need no look inside: a user see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import attrs
@@ -120,6 +120,18 @@ def select(
         for name, each in PROPERTIES.items()
         if not each.on_request and name not in lifted and (each.observable or not observable)
     }
+
+
+def chosen(
+    properties: Iterable[str | Property] | None, calls: frozenset[str]
+) -> dict[str, Property]:
+    """The properties that count in a world of such calls, by name: those that are named, and a
+    user's own; all that the world can express unless some are given.
+    """
+    given = None if properties is None else list(properties)
+    names = None if given is None else frozenset(each for each in given if isinstance(each, str))
+    own = {each.name: each for each in given or () if isinstance(each, Property)}
+    return select(names, calls) | own
 
 
 def sentence_of(name: str, holds: Callable[..., Any] | None) -> str:

@@ -16,16 +16,22 @@ from inspect import signature
 from typing import Any
 
 import attrs
-from msgspec.structs import replace
 
 from kvcore.check.properties import liveness
-from kvcore.check.world.world import Move, Moves, Script, World
+from kvcore.check.world.world import (
+    Move,
+    Moves,
+    Script,
+    World,
+    by_row,
+    closed,
+    proceed,
+    script_of,
+)
 from kvcore.codec.encode import encode
-from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse, perform
 from kvcore.transitions import TRANSITIONS
-from kvcore.transitions.drain import take_events, take_stats
 from kvcore.types.errors import InvariantViolation
 
 NAME = "SCHEDULER"
@@ -121,10 +127,9 @@ def _wrong(said: str, state: State) -> InvariantViolation:
 
 def summary(state: State) -> str:
     """A state in a few words."""
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
     words = [
         f"{each.request_id!r} {each.status.value}, {each.num_computed} of {len(each.tokens)} tokens"
-        for each in requests
+        for each in by_row(state)
     ]
     return f"a state with {state.device.num_free} free blocks and {'; '.join(words) or 'nobody'}"
 
@@ -144,7 +149,7 @@ def stuck(world: World, state: State) -> Iterator[str]:
     """Whether no moves of a scheduler lead to a new token, or to the end of a request."""
     if not len(state.requests):
         return
-    start = _rested(liveness.settle(state))
+    start = closed(liveness.settle(state))
     seen, waiting = {encode(start)}, [start]
     while waiting:
         here = waiting.pop(0)
@@ -163,27 +168,17 @@ def stuck(world: World, state: State) -> Iterator[str]:
 def _behind(world: World, state: State) -> Iterator[State]:
     assert callable(world.moves)
     for move in world.moves(world, state):
-        yield _rested(liveness.settle(_moved(move, state)))
+        yield closed(liveness.settle(_moved(move, state)))
 
 
 def _moved(move: Call | Move, state: State) -> State:
-    if isinstance(move, Call):
-        return perform(state, move).state
-    script: Any = move.script()
-    call = next(script, None)
+    script = script_of(move)
+    call: Call | None = next(script, None)
     while call is not None:
         outcome = perform(state, call)
         state = outcome.state
-        try:
-            call = script.send(outcome)
-        except StopIteration:
-            break
+        call = proceed(script, outcome)
     return state
-
-
-def _rested(state: State) -> State:
-    drained = take_stats(take_events(state).state).state
-    return replace(drained, batch=OpenBatch(0))
 
 
 def _is_further(before: State, after: State) -> bool:

@@ -16,9 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from msgspec.structs import replace
-from pyrsistent import pvector
-
 from kvcore.check.names import packed
 from kvcore.check.names.canonical import Names
 from kvcore.check.names.digest import Lately
@@ -27,20 +24,16 @@ from kvcore.check.properties.registry import Property
 from kvcore.check.search.moves import moves
 from kvcore.check.world.ghost import Counted, Ghost
 from kvcore.check.world.model import Edge, Step
-from kvcore.check.world.world import Move, Symmetry, World
+from kvcore.check.world.world import Move, Symmetry, World, closed, proceed, script_of
 from kvcore.oracle.prefixes import Prefixes
-from kvcore.oracle.schedule import Schedule, Write
-from kvcore.state.open_batch import OpenBatch
+from kvcore.oracle.schedule import Failing, Schedule, failed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse
 from kvcore.transitions.batches import take_batch
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.values import PrefixCacheStats
 
 COUNTED_KEPT = 1_500
 TAKE_BATCH = Call("take_batch")
-Failing = tuple[str, int] | None
-"""A request whose load fails, and the first token that it does not bring."""
 Steps = tuple[Step, ...]
 Path = tuple[str, Steps]
 """The names of some moves, and the steps that they took."""
@@ -120,19 +113,23 @@ class CoreModel:
 
     def _moves(self, state: State, path: Steps) -> Iterator[Path]:
         """Every move in a state that was reached by a path: its name, the path with it."""
-        checker, letters = self.checker, not self.symmetry.tokens
-        possible = checker.heard(
-            path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
-        )
-        for move in possible or ():
+        for move in self._possible(state, path):
             if isinstance(move, Call):
-                step = checker.step(path, state, move)
+                step = self.checker.step(path, state, move)
                 if step is not None:
                     yield move.name, (*path, step)
                 continue
             steps = self._scripted(move, state, path)
             if steps is not None:
                 yield move.name, steps
+
+    def _possible(self, state: State, path: Steps) -> list[Call | Move]:
+        """The moves of a state behind a path."""
+        letters = not self.symmetry.tokens
+        found = self.checker.heard(
+            path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
+        )
+        return found or []
 
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
         """The path with the calls of a move; None where a step breaks what is not judged."""
@@ -143,7 +140,7 @@ class CoreModel:
             if step is None:
                 return None
             path, state = (*path, step), step.outcome.state
-            call = self.checker.heard(path, partial(proceed, script, step))
+            call = self.checker.heard(path, partial(proceed, script, step.outcome))
         return path
 
     def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
@@ -151,11 +148,7 @@ class CoreModel:
         opened = steps[-1].outcome.state
         if failing is None or opened.requests[failing[0]].num_loading:
             return []
-        taken, letters = take_batch(opened).state, not self.symmetry.tokens
-        found = self.checker.heard(
-            steps, lambda: list(moves(self.world, taken, self.prefixes, every_letter=letters))
-        )
-        return found or []
+        return self._possible(take_batch(opened).state, steps)
 
     def _close(
         self, name: str, steps: Steps, failing: Failing, late: Call | Move | None
@@ -255,12 +248,14 @@ class CoreModel:
 
     def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
         """Make one move in the next batch."""
-        script = None if late is None or isinstance(late, Call) else late.script()
-        call = late if isinstance(late, Call) else next(script, None) if script else None
+        if late is None:
+            return state
+        script = script_of(late)
+        call: Call | None = next(script, None)
         while call is not None:
             state = self._call(state, call, closing)
             follow(self._schedule, closing[-1])
-            call = None if script is None else proceed(script, closing[-1])
+            call = proceed(script, closing[-1].outcome)
         return state
 
     def _report(self, state: State, failing: tuple[str, int], closing: list[Step]) -> State:
@@ -284,34 +279,6 @@ class CoreModel:
         return reached
 
 
-def closed(state: State) -> State:
-    """A state whose batch is taken and empty, its events and statistics drained."""
-    return State(
-        state.config,
-        state.device,
-        state.host,
-        state.requests,
-        state.rows,
-        state.free_rows,
-        OpenBatch(0),
-        pvector(),
-        PrefixCacheStats(),
-        (pvector(),) * len(state.new_blocks),
-        state.operations,
-        state.next_operation,
-        state.in_flight,
-    )
-
-
-def proceed(script: object, step: Step) -> Call | None:
-    """The next call of a script that hears of the last one; None at its end."""
-    try:
-        call: Call = script.send(step.outcome)  # type: ignore[attr-defined] # a generator
-    except StopIteration:
-        return None
-    return call
-
-
 def failures(steps: Steps) -> Iterator[tuple[str, int]]:
     """Each request whose external tokens a path loads, with each token that may be the first to be
     missing: of the call itself, or of a block that an operation loads.
@@ -332,10 +299,3 @@ def follow(schedule: Schedule, step: Step) -> None:
     call, value = step.call, step.outcome.value
     if not isinstance(value, Misuse):
         schedule.follow(step.before, call.name, call.args, call.options, value)
-
-
-def failed(write: Write, failing: Failing) -> Write:
-    """The write with its load failing, where it is the one that fails."""
-    if failing is None or write.request_id != failing[0]:
-        return write
-    return replace(write, failed=failing[1])

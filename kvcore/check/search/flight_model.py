@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
-from pyrsistent import pvector
 
 from kvcore.check.names.canonical import canonical, fingerprint
 from kvcore.check.names.in_flight import (
@@ -36,14 +35,16 @@ from kvcore.check.names.in_flight import (
 )
 from kvcore.check.properties.checker import note_state
 from kvcore.check.properties.outcomes import check_events
-from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Failing, Steps, failed, follow
+from kvcore.check.search.core_model import TAKE_BATCH, CoreModel, Steps, follow
 from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Edge, Step
+from kvcore.check.world.world import drained
+from kvcore.oracle.schedule import Failing, failed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.commands import Command, Load, Store
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.values import Outcome, PrefixCacheStats
+from kvcore.types.values import Outcome
 
 LEAVING = ("free", "remove_request")
 
@@ -277,16 +278,10 @@ class FlightModel(CoreModel):
         """The node with a state whose events are drained, without what nobody reads any more."""
         if start is not None and state.config.enable_events:
             self.checker.ask(check_events, start.device.index, state.events, state)
-        drained = replace(
-            state,
-            events=pvector(),
-            stats=PrefixCacheStats(),
-            new_blocks=(pvector(),) * len(state.new_blocks),
-        )
         ghost = self._ghost
         ghost.loading = dict(node.loading)
-        reached = replace(node, state=drained)
-        counted = ghost.counted(drained, {})
+        reached = replace(node, state=drained(state))
+        counted = ghost.counted(reached.state, {})
         return replace(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: Step) -> Node:
@@ -330,12 +325,7 @@ def in_flight(commands: Iterable[Command]) -> list[Command]:
 def in_memory(node: Node, ghost: Ghost) -> Node:
     """The node with what a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
-    return replace(
-        node,
-        contents=dict(ghost.contents),
-        tables=tables,
-        loads=dict(ghost.loads),
-    )
+    return replace(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
 
 
 def executed(state: State, number: int) -> Step:

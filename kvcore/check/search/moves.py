@@ -27,7 +27,7 @@ from kvcore.check.search.actions import (
     next_tokens,
     swaps,
 )
-from kvcore.check.world.world import Move, Script, World
+from kvcore.check.world.world import Move, Script, World, by_row
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
@@ -46,7 +46,7 @@ def moves(
         yield from world.moves(world, state)
         return
     children = None if every_letter else known_children(state, prefixes)
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    requests = by_row(state)
     fresh = fresh_name(world, state)
     room = len(requests) < world.num_requests
     if room and "add_request" in world.calls:

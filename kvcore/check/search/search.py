@@ -37,8 +37,6 @@ from kvcore.check.search.workers import Workers
 from kvcore.check.world.model import Broken, Model, Violation
 from kvcore.check.world.world import Symmetry, World
 
-__all__ = ["Broken", "Explorer", "Report", "Search", "Violation", "check"]
-
 Progress = Callable[[Report], None]
 Chosen = Iterable[str | Property] | None
 FEW = 200
@@ -318,21 +316,3 @@ def _travels(make: Callable[[], Expander]) -> bool:
     except (AttributeError, TypeError, pickle.PicklingError):
         return False
     return True
-
-
-class Explorer:
-    """A search that raises what it finds."""
-
-    def __init__(
-        self, world: World, watch: Watch | None = None, judges: frozenset[str] | None = None
-    ) -> None:
-        self._make = partial(make_expander, world, judges, None, False, False, watch=watch)
-        self.report = Report()
-
-    def run(self, *, max_states: int | None = None) -> Report:
-        """Explore everything, or until so many states are known. Raises Broken."""
-        self.report = Search(self._make, Limits(max_states=max_states)).run()
-        found = self.report.violation
-        if found is not None:
-            raise Broken(found.name, found.detail, found.steps)
-        return self.report

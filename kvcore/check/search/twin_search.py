@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcore import _twin
-from kvcore.check.search.core_model import TAKE_BATCH, closed
+from kvcore.check.search.core_model import TAKE_BATCH
 from kvcore.check.search.flight_model import executed
 from kvcore.check.search.process_memory import memory_bytes as most_memory
 from kvcore.check.search.report import Report, kept
 from kvcore.check.world.model import Step, Violation
-from kvcore.check.world.world import Symmetry, World
+from kvcore.check.world.world import Symmetry, World, closed
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
 

@@ -29,6 +29,12 @@ MOST_ENCODED = 20
 LETTERS = 3
 """How many answers can follow one prefix."""
 
+TROUBLE = (
+    *("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"),
+    *("cache", "fork", "extend", "guess", "hashes"),
+)
+"""What may happen to a request."""
+
 Do = Callable[[Move], Any]
 
 
@@ -71,7 +77,7 @@ class Engine:
     def _make(self, verb: str, *args: Any) -> Any:
         return self._do(Move(verb, args))
 
-    def _registry(self, name: str) -> bool:
+    def _happens(self, name: str) -> bool:
         return self._random.random() < self._setting.rates.get(name, 0.0)
 
     def _go_on(self) -> None:
@@ -91,21 +97,15 @@ class Engine:
 
     def _trouble(self) -> None:
         names = list(self._play.known)
-        if self._registry("cancel"):
+        if self._happens("cancel"):
             self._make("cancel", self._random.randrange(4))
-        if self._registry("drain"):
-            self._make("drain")
-        if self._registry("reset"):
-            self._make("reset")
-        if self._registry("unpin"):
+        for verb in ("drain", "reset"):
+            if self._happens(verb):
+                self._make(verb)
+        if self._happens("unpin"):
             self._make("unpin", self._random.randrange(1000))
-        if not names:
-            return
-        for verb in ("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"):
-            if self._registry(verb):
-                self._disturb(verb, self._random.choice(names))
-        for verb in ("cache", "fork", "extend", "guess", "hashes"):
-            if self._registry(verb):
+        for verb in TROUBLE if names else ():
+            if self._happens(verb):
                 self._disturb(verb, self._random.choice(names))
 
     def _late_trouble(self) -> None:
@@ -118,7 +118,7 @@ class Engine:
         if swapped and self._random.random() < 0.3:
             self._make("swap_in", [self._random.choice(swapped)])
         names = list(dict.fromkeys(each.request_id for each in self._play.passes))
-        if names and self._registry("late"):
+        if names and self._happens("late"):
             name = self._random.choice(names[: 1 + len(names) // 2])
             self._disturb(self._random.choice(["abort", "preempt", "swap", "truncate"]), name)
 
@@ -135,9 +135,8 @@ class Engine:
             case "pin" | "evict":
                 self._make(verb, name, group_id, position)
             case "store":
-                self._make(
-                    "store", name, group_id, range(position, position + random.randint(1, 4))
-                )
+                positions = range(position, position + random.randint(1, 4))
+                self._make("store", name, group_id, positions)
             case "swap":
                 others = random.sample(sorted(self._play.known), min(2, len(self._play.known)))
                 self._make("swap_out", list(dict.fromkeys([name, *others])))
@@ -190,20 +189,13 @@ class Engine:
     def _decode(self) -> None:
         """The running requests: verdicts on drafts, prompts' next chunks, one token of answers."""
         for name in [name for name in self._running if self._play.known[name].drafts]:
-            if self._registry("accept"):
+            if self._happens("accept"):
                 self._make("accept", name, self._random.randint(0, 4))
         budget = self._setting.budget
         for name in list(self._running):
             if name in self._running and self._can_go_on(name) and self._play.left(name) > 0:
                 self._schedule(name, self._random.randint(1, max(1, budget)))
-        names = [
-            name
-            for name in self._running
-            if self._can_go_on(name)
-            and not self._play.left(name)
-            and not self._play.known[name].drafts
-            and self._random.random() < 0.95
-        ][:budget]
+        names = [name for name in self._running if self._can_append(name)][:budget]
         while names:
             tokens = [self._random.randrange(LETTERS) for _ in names]
             value = self._make("append", names, tokens)
@@ -213,6 +205,10 @@ class Engine:
             if not self._make_room(names[0], value.refused):
                 names = names[1:]
             names = [name for name in names if name in self._running and self._can_go_on(name)]
+
+    def _can_append(self, name: str) -> bool:
+        waits = not self._can_go_on(name) or self._play.left(name)
+        return not waits and not self._play.known[name].drafts and self._random.random() < 0.95
 
     def _can_go_on(self, name: str) -> bool:
         known = self._play.known.get(name)
@@ -234,25 +230,26 @@ class Engine:
                 self._note_running(name)
             if status is not Status.WAITING or self._play.loading(name):
                 continue
-            if self._registry("load") and not isinstance(
+            if self._happens("load") and not isinstance(
                 self._make("load", name, self._random.randint(1, 8)), Refused | None
             ):
                 self._note_running(name)
                 continue
             value = self._schedule(name, self._random.randint(1, self._setting.budget))
             if isinstance(value, Refused):
-                self._judge_refusal(name, value)
+                if value.reason is Reason.NEVER:
+                    self._end(name)
                 break
 
     def _schedule(self, name: str, most: int) -> Any:
         """The next tokens of a request; a running one that is refused makes room."""
         options: dict[str, Any] = {}
         for option, rate in (("lookahead", "num_lookahead_tokens"), ("external", EXTERNAL)):
-            if self._registry(option):
+            if self._happens(option):
                 options[rate] = self._random.randint(1, 20)
         if self._encodes:
             options["num_encoder_tokens"] = self._random.randint(0, MOST_ENCODED)
-        if self._registry("cache"):
+        if self._happens("cache"):
             options["delay_cache_blocks"] = True
         if self._random.random() < 0.1:
             options["full_sequence_must_fit"] = True
@@ -280,22 +277,17 @@ class Engine:
                 self._end(name)
             return False
         victim = others[-1]
-        if self._registry("swap"):
+        if self._happens("swap"):
             self._make("swap_out", [victim])
         if self._play.status(victim) is Status.SWAPPED:
             self._running.remove(victim)
-            return True
-        self._free(victim)
+        else:
+            self._free(victim)
         return True
 
     def _waits_for_something(self) -> bool:
         play = self._play
         return bool(play.unfinished or play.transfers or play.pins or play.passes)
-
-    def _judge_refusal(self, name: str, refused: Refused) -> None:
-        """What never fits is aborted."""
-        if refused.reason is Reason.NEVER:
-            self._end(name)
 
     def _finish_answers(self) -> None:
         for name in [name for name in self._running if name in self._play.known]:

@@ -16,6 +16,7 @@ from kvcore.check.simulate.play import Move, Play
 from kvcore.check.world.ghost import owners, tables_of, tiers
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.content_oracle import ContentOracle
+from kvcore.oracle.contents import group_of
 from kvcore.state.state import State
 from kvcore.types.commands import close
 from kvcore.types.errors import InvariantViolation
@@ -55,7 +56,7 @@ def check_all(play: Play) -> None:
     if state.config.enable_events:
         keys = set(play.keys)
         follow(keys, state.events)
-        held = {(k[:HASH_SIZE], int.from_bytes(k[HASH_SIZE:], "big")) for k in state.device.index}
+        held = {(k[:HASH_SIZE], group_of(k)) for k in state.device.index}
         if keys != held:
             detail = f"{len(keys)} keys by the events, {len(held)} in the index"
             raise InvariantViolation("EVT-COPY", detail)
@@ -72,8 +73,8 @@ def finish(play: Play) -> None:
     for name in list(play.known):
         make(play, Move("free", (name,)))
         make(play, Move("remove", (name,)))
-    make(play, Move("execute"))
-    make(play, Move("complete"))
+    for verb in ("execute", "complete"):
+        make(play, Move(verb))
     while play.transfers:
         make(play, Move("finish", (0, True)))
     while play.pins:
@@ -98,14 +99,11 @@ def finish(play: Play) -> None:
 def _check_tables(state: State, memory: ContentOracle) -> None:
     mirrored = {place: table for place, table in memory.tables.items() if table}
     tables = tables_of(state)
-    if mirrored != tables:
-        wrong = min(
-            place
-            for place in mirrored.keys() | tables.keys()
-            if mirrored.get(place) != tables.get(place)
-        )
-        detail = f"row {wrong[0]}, group {wrong[1]}: {mirrored.get(wrong)} by the commands, "
-        raise InvariantViolation("TABLE-MIRROR", f"{detail}{tables.get(wrong)} in the state")
+    for place in sorted(mirrored.keys() | tables.keys()):
+        known, there = mirrored.get(place), tables.get(place)
+        if known != there:
+            detail = f"row {place[0]}, group {place[1]}: {known} by the commands, {there}"
+            raise InvariantViolation("TABLE-MIRROR", f"{detail} in the state")
 
 
 def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:

@@ -104,8 +104,7 @@ def append(play: Play, names: Sequence[str], tokens: Sequence[int]) -> Any:
     pairs = [
         (name, token)
         for name, token in zip(names, tokens, strict=True)
-        if play.status(name) is Status.RUNNING and not play.loading(name) and not play.left(name)
-        if not play.known[name].drafts
+        if _runs(play, name) and not play.left(name) and not play.known[name].drafts
     ]
     if not pairs:
         return None
@@ -121,7 +120,7 @@ def append(play: Play, names: Sequence[str], tokens: Sequence[int]) -> Any:
 
 def guess(play: Play, name: str, drafts: Sequence[int]) -> Any:
     """A request gets drafts behind its tokens."""
-    if play.status(name) is not Status.RUNNING or play.loading(name):
+    if not _runs(play, name):
         return None
     value = play.call("add_drafts", name, list(drafts))
     if not isinstance(value, Misuse):
@@ -167,15 +166,14 @@ def remove(play: Play, name: str) -> Any:
 
 def fork(play: Play, parent: str, child: str, goal: int) -> Any:
     """A child continues a request's tokens."""
-    if play.status(parent) is not Status.RUNNING or child in play.known or play.loading(parent):
+    if not _runs(play, parent) or child in play.known:
         return None
     source = play.known[parent]
     row = play.call("fork", parent, child)
     if not isinstance(row, Misuse):
-        made = Known(child, row, attrs.evolve(source.request, request_id=child), goal)
+        request = attrs.evolve(source.request, request_id=child)
+        made = attrs.evolve(source, name=child, row=row, request=request, goal=goal, drafts=[])
         made.tokens, made.nodes = list(source.tokens), list(source.nodes)
-        made.num_hashed, made.last_hash = source.num_hashed, source.last_hash
-        made.own, made.encoder = source.own, source.encoder
         play.known[child] = made
     return row
 
@@ -194,9 +192,7 @@ def truncate(play: Play, name: str, num_tokens: int) -> Any:
 
 def swap_out(play: Play, names: Sequence[str]) -> Any:
     """Requests move to the host tier."""
-    some = [
-        name for name in names if play.status(name) is Status.RUNNING and not play.loading(name)
-    ]
+    some = [name for name in names if _runs(play, name)]
     if not some:
         return None
     value = play.call("swap_out", some)
@@ -290,14 +286,14 @@ def finish(play: Play, index: int, done: bool) -> Any:
 
 def cache(play: Play, name: str, count: int) -> Any:
     """Blocks whose caching was delayed become findable."""
-    if play.status(name) is not Status.RUNNING or play.loading(name):
+    if not _runs(play, name):
         return None
     return play.call("cache_blocks", name, min(count, play.manager.num_computed_tokens(name)))
 
 
 def trim(play: Play, name: str) -> Any:
     """What no query sees any more is given back."""
-    if play.status(name) is not Status.RUNNING or play.loading(name):
+    if not _runs(play, name):
         return None
     count = min(play.manager.num_computed_tokens(name), len(play.known[name].tokens))
     return play.call("remove_skipped_blocks", name, count)
@@ -318,18 +314,14 @@ def drain(play: Play) -> Any:
 
 def fail(play: Play, name: str, offset: int) -> Any:
     """The batch is taken, a load of its forward pass fails, and what counts on it is taken back."""
-    found = [
-        at
-        for at, each in enumerate(play.passes)
-        if each.request_id == name and each.loaded > each.start
-    ]
-    if not found:
+    loads = (each for each in play.passes if each.request_id == name and each.loaded > each.start)
+    one = next(loads, None)
+    if one is None:
         return None
-    one = play.passes[found[0]]
-    first = one.start + offset % (one.loaded - one.start)
-    play.passes[found[0]] = attrs.evolve(one, failed=first)
+    at, first = play.passes.index(one), one.start + offset % (one.loaded - one.start)
+    play.passes[at] = attrs.evolve(one, failed=first)
     if take(play) is None:
-        play.passes[found[0]] = one
+        play.passes[at] = one
         return None
     while play.waiting:
         execute(play)
@@ -338,6 +330,11 @@ def fail(play: Play, name: str, offset: int) -> Any:
         raise InvariantViolation("LOAD-FAILED", f"the report of {name!r} is refused: {fell}")
     play.leave(list(dict.fromkeys((name, *fell))))
     return fell
+
+
+def _runs(play: Play, name: str) -> bool:
+    """Whether a request holds device blocks and waits for no load."""
+    return play.status(name) is Status.RUNNING and not play.loading(name)
 
 
 def _hit(play: Play, name: str) -> Hit | None:

@@ -16,6 +16,7 @@ import attrs
 
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.hashing.extra_keys import read_extra_keys
+from kvcore.oracle.contents import group_of
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.extra_inputs import LoRA, MediaItem
@@ -120,7 +121,7 @@ class Prefixes:
 
     def block(self, key: bytes) -> Nodes:
         """What a block under a key holds. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
-        group_id = int.from_bytes(key[HASH_SIZE:], "big")
+        group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         known = self._hashes.get(key[:HASH_SIZE])
         if known is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.properties.transitions import hit_of
 from kvcore.check.world.model import Step
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
@@ -31,7 +32,7 @@ from kvcore.types.commands import Batch, segments
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
-from kvcore.types.values import Hit, Request
+from kvcore.types.values import Request
 
 OPTION_WORDS = {option: word for word, option in WORDS.items()}
 ON_IDS = ("swap_out", "swap_in")
@@ -148,7 +149,7 @@ def _words(call: Call) -> list[str]:
             return _request_words(args[0])
         case "allocate_slots" | "load":
             words = [name_of(args[0]), str(args[1])]
-            return words + ["hit"] * (_hit(call) is not None) + _option_words(call)
+            return words + ["hit"] * (hit_of(call) is not None) + _option_words(call)
         case "append":
             return [f"{name_of(each)}={token}" for each, token in zip(*args, strict=True)]
         case "rewind":
@@ -195,14 +196,9 @@ def _option_words(call: Call) -> list[str]:
     return words
 
 
-def _hit(call: Call) -> Hit | None:
-    found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
-    return found if isinstance(found, Hit) else None
-
-
 def _lookup(call: Call) -> tuple[str, ...]:
     """The look-up whose hit a call uses."""
-    hit = _hit(call) if call.name in ("allocate_slots", "load") else None
+    hit = hit_of(call)
     if hit is None:
         return ()
     return (f"get_computed_blocks {name_of(call.args[0])}", f"  {write_value(hit)[0]}")

@@ -11,23 +11,23 @@ Twin: none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
-from msgspec.structs import replace
 
-from kvcore.check.names.in_flight import copied
+from kvcore.check.names.in_flight import Pending, taken
 from kvcore.check.stories.calls import name_of
 from kvcore.check.world.ghost import Ghost, owners
 from kvcore.check.world.model import Step
-from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content, Place
+from kvcore.check.world.world import by_row
+from kvcore.oracle.contents import RUBBISH, SPOILT, ZEROS, Content
 from kvcore.oracle.prefixes import Prefixes
-from kvcore.oracle.schedule import Schedule, Write
+from kvcore.oracle.schedule import Failing, Schedule, failed
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.trace.calls import Misuse
 from kvcore.trace.text import Names, write_tokens
-from kvcore.types.commands import Batch, Tier
+from kvcore.types.commands import Tier
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 
@@ -51,15 +51,15 @@ class Scene:
 
 @attrs.frozen
 class Taken:
-    """A batch that was taken: the state that it was taken from, its writes, the places that its
-    copies and its forward pass use, and the counts of its requests before it.
-    """
+    """A batch that was taken, and the state that it was taken from."""
 
-    number: int
     state: State
-    writes: tuple[Write, ...]
-    used: frozenset[Place] = frozenset()
-    before: Mapping[str, int] = attrs.field(factory=dict)
+    batch: Pending
+
+    @property
+    def number(self) -> int:
+        """The number of the batch."""
+        return self.batch.number
 
 
 class Follower:
@@ -103,11 +103,10 @@ class Follower:
         if call.name == "complete_operation":
             self.ghost.complete(*call.args)
         if call.name == "take_batch":
-            number = value.number if isinstance(value, Batch) else 0
-            self._taken.append(self._take(number, step.before))
+            self._taken.append(Taken(step.before, taken(step.before, self._schedule)))
             self._unfinished.append(self._taken[-1])
             if not self._config.max_in_flight:
-                self._execute(number, _failing(following))
+                self._execute(self._taken[-1].number, _failing(following))
 
     def finish(self, state: State) -> None:
         """Execute what the run left open: its batch is not taken, but what it does shows."""
@@ -115,7 +114,7 @@ class Follower:
         commands = state.batch.commands
         if len(commands) or len(state.batch.records):
             self._hear(self.ghost.prefixes.learn, state)
-            self._taken.append(self._take(state.batch.number, state))
+            self._taken.append(Taken(state, taken(state, self._schedule)))
             self._execute(state.batch.number, None)
         if self._config.max_in_flight:
             self._hear(self._check_contents, state)
@@ -126,19 +125,11 @@ class Follower:
         names.learn(state)
         return scene_of(state, self.ghost, names)
 
-    def _take(self, number: int, state: State) -> Taken:
-        """The batch of a state as it is taken."""
-        scheduled = self._schedule.scheduled()
-        used = set(copied(state.batch.commands))
-        for table in (each for name in scheduled for each in state.requests[name].tables):
-            used.update(("device", block) for block in table if block >= state.device.first_block)
-        return Taken(number, state, tuple(self._schedule.take()), frozenset(used), scheduled)
-
     def _check_in_flight(self, state: State) -> None:
         """Raise InvariantViolation (CMD-INFLIGHT) where a block that a batch in flight uses is
         free.
         """
-        used = {place for each in self._unfinished for place in each.used}
+        used = {place for each in self._unfinished for place in each.batch.used}
         for tier, pool in (("device", state.device), ("host", state.host)):
             for block in () if pool is None else pool.queue:
                 if (tier, block) in used:
@@ -149,7 +140,7 @@ class Follower:
         """Raise InvariantViolation (COMPUTED-RULE) where a cancel leaves a request more than it
         counted before.
         """
-        gone = [each.before for each in self._unfinished if each.number >= step.call.args[0]]
+        gone = [each.batch.before for each in self._unfinished if each.number >= step.call.args[0]]
         for counts in (*gone, self._schedule.scheduled()):
             for name, before in counts.items():
                 request = step.outcome.state.requests.get(name)
@@ -178,9 +169,9 @@ class Follower:
     def _execute(self, number: int, failing: tuple[str, int] | None) -> None:
         for batch in [each for each in self._taken if each.number <= number]:
             self._taken.remove(batch)
-            writes = [_failed(write, failing) for write in batch.writes]
-            self._hear(self.ghost.apply, batch.state.batch.commands)
-            requests = batch.state.requests
+            writes = [failed(write, failing) for write in batch.batch.writes]
+            self._hear(self.ghost.apply, batch.batch.commands)
+            requests = batch.batch.requests
             self._hear(self.ghost.compute, requests, writes, self._schedule.encoders)
             if failing is None and not self._config.max_in_flight:
                 self._hear(self.ghost.check, batch.state, self._schedule.encoders)
@@ -237,7 +228,7 @@ class SceneNames(Names):
 
 def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:
     """The tables of a state with the contents that a ghost followed."""
-    requests = sorted(state.requests.values(), key=lambda request: request.row)
+    requests = by_row(state)
     blocks = list(_pool("device", state.device, requests, ghost, names))
     if state.host is not None:
         blocks += _pool("host", state.host, requests, ghost, names)
@@ -288,15 +279,9 @@ def _holders(
         yield "pinned" if pool.pins[block] == 1 else f"{pool.pins[block]} pins"
 
 
-def _failing(following: Step | None) -> tuple[str, int] | None:
+def _failing(following: Step | None) -> Failing:
     """The load that failed, where the engine takes it back next."""
     if following is None or following.call.name != "rewind":
         return None
     names, count = following.call.args
     return (names[0], count)
-
-
-def _failed(write: Write, failing: tuple[str, int] | None) -> Write:
-    if failing is None or write.request_id != failing[0]:
-        return write
-    return replace(write, failed=failing[1])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
-from kvcore.oracle.contents import Content, Contents, Place, Wrong, entry
+from kvcore.oracle.contents import Content, Contents, Place, Wrong, entry, group_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Encoder, Write
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
@@ -20,7 +20,6 @@ from kvcore.types.commands import Tier
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import skipped_tokens
-from kvcore.types.keys import HASH_SIZE
 
 Expected = tuple[str, Place, int, Content]
 
@@ -94,7 +93,7 @@ class Ghost(ContentOracle):
                             slot = position % group.block_size
                             yield "KV-READ", (tier, block), slot, (node, index)
         for key, blocks in state.device.index.items():
-            index = int.from_bytes(key[HASH_SIZE:], "big")
+            index = group_of(key)
             for block in blocks:
                 for slot, node in enumerate(self.prefixes.block(key)):
                     yield "CACHE-KV", ("device", block), slot, (node, index)

@@ -80,7 +80,7 @@ class Violation:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The calls of the steps, `take_batch` left out."""
-        return tuple(step.call for step in self.steps if step.call.name != "take_batch")
+        return calls_of(self.steps)
 
 
 class Broken(AssertionError):
@@ -90,9 +90,9 @@ class Broken(AssertionError):
         self.name = name
         self.detail = detail
         self.steps = steps
-        super().__init__(f"{name}: {detail}" + "".join(f"\n  {call}" for call in self.story))
+        super().__init__(f"{name}: {detail}" + "".join(f"\n  {call}" for call in calls_of(steps)))
 
-    @property
-    def story(self) -> tuple[Call, ...]:
-        """The calls of the steps, `take_batch` left out."""
-        return tuple(step.call for step in self.steps if step.call.name != "take_batch")
+
+def calls_of(steps: tuple[Step, ...]) -> tuple[Call, ...]:
+    """The calls of some steps, `take_batch` left out."""
+    return tuple(step.call for step in steps if step.call.name != "take_batch")

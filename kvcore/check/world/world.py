@@ -11,11 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
+from msgspec.structs import replace
+from pyrsistent import pvector
 
-from kvcore.state.state import State
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
-from kvcore.types.values import Outcome
+from kvcore.types.values import Outcome, PrefixCacheStats
 
 BASIC_CALLS = frozenset(
     {"add_request", "allocate_slots", "append", "fork", "free", "remove_request"}
@@ -43,6 +46,42 @@ class Move:
 
 
 Moves = Callable[["World", State], Iterable[Call | Move]]
+
+
+def script_of(move: Call | Move) -> Script:
+    """The calls of a move, or a call by itself."""
+    if isinstance(move, Call):
+        yield move
+    else:
+        yield from move.script()
+
+
+def proceed(script: Script, outcome: Outcome[State, Any]) -> Call | None:
+    """The next call of a script that gets the outcome of the last one; None at its end."""
+    try:
+        return script.send(outcome)
+    except StopIteration:
+        return None
+
+
+def by_row(state: State) -> list[RequestState]:
+    """The requests of a state in the order of their rows."""
+    return sorted(state.requests.values(), key=lambda request: request.row)
+
+
+def drained(state: State) -> State:
+    """A state whose events, statistics and new blocks were taken."""
+    return replace(
+        state,
+        events=pvector(),
+        stats=PrefixCacheStats(),
+        new_blocks=(pvector(),) * len(state.new_blocks),
+    )
+
+
+def closed(state: State) -> State:
+    """A drained state whose batch was taken and is empty."""
+    return replace(drained(state), batch=OpenBatch(0))
 
 
 @attrs.frozen(kw_only=True)
