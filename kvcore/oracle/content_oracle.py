@@ -11,6 +11,7 @@ stricter than real memory and finds a use after free in the smallest pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 
 import attrs
 
@@ -92,9 +93,7 @@ class ContentOracle(SlotStore):
 
     def copied(self) -> ContentOracle:
         """An oracle of its own that holds the same."""
-        other = ContentOracle(
-            self._config, self._block_of, self._counts, late_reports=self._late_reports
-        )
+        other = copy(self)
         other.contents, other.tables = dict(self.contents), dict(self.tables)
         other.loads, other._unfilled = dict(self.loads), set(self._unfilled)
         other.owned, other.cached = set(self.owned), set(self.cached)
@@ -186,8 +185,8 @@ class ContentOracle(SlotStore):
     def _write(self, each: Pass) -> None:
         nodes, bad = each.nodes, each.loaded if each.failed is None else each.failed
         bad = max(each.start, min(bad, each.loaded))
-        for index, group_id, table in self._layers(each.row):
-            if group_id.is_cross:
+        for index, group, table in self._layers(each.row):
+            if group.is_cross:
                 if each.encodes:
                     self.put(table, index, 0, run_of(each.encoder, index))
                 continue
@@ -204,7 +203,7 @@ class ContentOracle(SlotStore):
         for each in passes:
             layers = [layer for layer in self._layers(each.row) if not layer[1].is_cross]
             for query in range(each.loaded, each.end):
-                if any(self._sees_spoilt(group_id, table, query) for _, group_id, table in layers):
+                if any(self._sees_spoilt(group, table, query) for _, group, table in layers):
                     for index, _, table in layers:
                         self.put(table, index, query, (SPOILT,))
 

@@ -50,10 +50,7 @@ class Device(Protocol):
         """Finish a load that was applied: these numbers fill its block; None: it failed."""
 
 
-class MakeDevice(Protocol):
-    """Makes a device."""
-
-    def __call__(self, plan: Plan) -> Device: ...
+MakeDevice = Callable[[Plan], Device]
 
 
 def find_device(name: str) -> MakeDevice | None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a batch must be: judged from its commands alone, by what each reads and writes.
 
-Rules: nothing here is called by a transition. A judge gets the state in which the batch was empty,
-its commands in order and the segment of each; it yields what is wrong. The sets are the first
-opinion (CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place
-begins with a content of its own, so that two orders agree only if every copy copies the same.
-Source: bug catalogue, rows 8, 57, 58, 62, 63. Twin: none.
+No transition calls anything here. A judge gets the state in which the batch was empty, its commands
+in order and the segment of each; it yields what is wrong. The sets are the first opinion
+(CMD-HAZARD, CMD-COPYSET), executing in other orders is the second (CMD-ORDER): each place begins
+with a content of its own, so that two orders agree only if every copy copies the same. Source: bug
+catalogue, rows 8, 57, 58, 62, 63.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pools(Protocol):
 
 BatchJudge = Callable[[Pools, Sequence[Command], Sequence[int]], Iterator[str]]
 ORDERS_MAX = 4
-"""So many copies in a segment are tried in every order; of more, each pair is swapped."""
+"""Up to this many copies in a segment are tried in every order; of more, each pair is swapped."""
 
 
 def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers for prefixes: equal numbers mean equal content, whatever the hashes say.
 
-Rules: nothing here is called by a transition. What a position's keys and values depend on is the
-tokens up to it, the adapter, the media item or embedding in its place; the salt says who may share
-them. All that is a prefix's identity. A hash stands for one identity, learnt from the request that
-carries it; hashes are made at one granularity, and a block of a group ends where one of them does.
-Twin: none.
+No transition calls anything here. What a position's keys and values depend on is the tokens up to
+it, the adapter, the media item or embedding in its place; the salt says who may share them. All
+that is a prefix's identity. A hash stands for one identity, learnt from the request that carries
+it; hashes are made at one granularity, and a block of a group ends where one of them does.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Prefixes:
         return known
 
     def news(self) -> list[Learnt]:
-        """What was learnt of hashes since this was asked the last time."""
+        """What was learnt of hashes since the last call."""
         new = list(self._chains.items())[self._num_told :]
         self._num_told = len(self._chains)
         return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine knows of the open batch: which positions its forward pass will write.
 
-Rules: written from the design's sentences on computed counts, drafts and leaving the open batch,
-not from the code: it is the second opinion on both. A request's count before the batch is the one
-before its first slots in it, and before its hits. A cut to a count whose window was given back
-starts anew. Encoder tokens are written by the step that brings them. Twin: none.
+Written from the design's sentences on computed counts, drafts and leaving the open batch, not from
+the code: it is the second opinion on both. A request's count before the batch is the one before its
+first slots in it, and before its hits. A cut to a count whose window was given back starts anew.
+Encoder tokens are written by the step that brings them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_ENCODER = -10
 
 
 class Encoder(Struct, frozen=True, gc=False):
-    """What a request's cross-attention tables hold: so many tokens of one encoder's run.
+    """What a request's cross-attention tables hold: this many tokens of one encoder's run.
 
     number: of the run, below -9, so that it is no prefix.
     """
@@ -228,7 +228,7 @@ class Schedule:
         self.computed[write.request_id] = write.end
 
     def _cut(self, state: State, request_id: str, num_tokens: int) -> None:
-        """A request leaves the open batch and falls to so many tokens, its drafts dropped."""
+        """A request leaves the open batch and falls to this many tokens, its drafts dropped."""
         self._writes = [each for each in self._writes if each.request_id != request_id]
         self.loading.pop(request_id, None)
         self.failed.pop(request_id, None)
@@ -264,8 +264,8 @@ def encoders_of(state: State) -> dict[str, Encoder]:
 
 
 def resumes(state: State, request_id: str, num_tokens: int) -> bool:
-    """Whether a request still has, in every group, the blocks that the query behind so many tokens
-    sees or shares.
+    """Whether a request still has, in every group, the blocks that the query behind this many
+    tokens sees or shares.
     """
     tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):

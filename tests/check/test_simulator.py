@@ -16,7 +16,7 @@ from kvcore.check.mutants import MUTANTS, Patcher
 from kvcore.check.simulate import runs
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Run, again, simulate
-from kvcore.check.simulate.setting import Asked
+from kvcore.check.simulate.setting import Fixed
 from kvcore.check.simulate.shrink import shrink
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
@@ -25,7 +25,7 @@ from kvcore.transitions import requests
 from kvcore.types.extra_inputs import MEDIA, ExtraKey, ExtraKeys
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
-SMALL = Asked(num_blocks=12, num_requests=5)
+SMALL = Fixed(num_blocks=12, num_requests=5)
 NUM_SEEDS, NUM_STEPS = 6, 60
 REACHED = (
     *("append", "cancel", "complete", "fork", "load", "store", "swap_out", "swap_in", "truncate"),
@@ -62,7 +62,7 @@ FOUND = {
 def first_failure() -> Run | None:
     """The first run in which the bug that is in the core shows."""
     for seed in range(NUM_SEEDS):
-        run = simulate(seed, NUM_STEPS, backend="python", asked=SMALL, every=1)
+        run = simulate(seed, NUM_STEPS, backend="python", fixed=SMALL, every=1)
         if run.failure is not None:
             return run
     return None
@@ -71,7 +71,7 @@ def first_failure() -> Run | None:
 def test_small_and_crowded_engines_hold_in_both_cores() -> None:
     goals: Counter[str] = Counter()
     for seed in range(30):
-        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, asked=SMALL, every=5))
+        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=SMALL, every=5))
     assert [name for name in REACHED if not goals[name]] == []
 
 

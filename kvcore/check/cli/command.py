@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore check`: every state of a small world, and what was found.
 
-Rules: the answer goes to standard output; how far it is, and what was wrong with the question, to
-standard error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1:
-a violation; 2: the call was wrong; 3: a named world did not show what it is for; 130: interrupted,
+The answer goes to standard output; how far it is, and what was wrong with the question, to standard
+error. Interrupted, it says what it has. Exit code 0: no violation, complete or bounded; 1: a
+violation; 2: the call was wrong; 3: a named world did not show what it is for; 130: interrupted,
 nothing found; 141: nobody reads the answer.
 """
 
@@ -144,7 +144,7 @@ def list_properties(*, as_json: bool) -> str:
 
 
 def _write_files(options: argparse.Namespace, violation: Violation, world: World) -> None:
-    """Write the files that are asked for."""
+    """Write the requested files."""
     for path, text in ((options.write_test, pytest_text), (options.write_trace, trace_text)):
         if path:
             Path(path).write_text(text(violation, world), encoding="utf-8")
@@ -184,7 +184,8 @@ class Progress:
         many = growth >= EXPLODES and report.num_states >= MANY_STATES
         if self.warns and many and states_ahead(report, growth) >= TOO_MANY:
             self.warns = False
-            self._line(warning(report, growth))
+            self.end()
+            print(warning(report, growth), file=self.out, flush=True)
         if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
             return
         self._told = now
@@ -202,10 +203,6 @@ class Progress:
         """Leave an empty line where the last one was."""
         if self._live:
             print(f"\r{'':<99}\r", end="", file=self.out, flush=True)
-
-    def _line(self, text: str) -> None:
-        self.end()
-        print(text, file=self.out, flush=True)
 
 
 def growth_of(report: Report) -> float:

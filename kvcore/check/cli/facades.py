@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvcore check --facade NAME`: every state of an older manager's small worlds.
 
-Rules: as of the command as a whole: the answer goes to standard output, what was wrong with the
-question to standard error; the exit code is that of the worst world. Twin: none.
+As of the command as a whole: the answer goes to standard output, what was wrong with the question
+to standard error; the exit code is that of the worst world.
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ from kvcore.check.search.text import to_text
 from kvcore.check.stories.story import render
 
 SIZES = {
-    "blocks": "num_blocks",
+    **{name: f"num_{name}" for name in ("blocks", "tokens", "prompt", "letters", "host_blocks")},
     "requests": "num_sequences",
-    "tokens": "num_tokens",
-    "prompt": "num_prompt",
-    "letters": "num_letters",
     "block_size": "block_size",
-    "host_blocks": "num_host_blocks",
 }
 """What an option of the command says of a facade's world."""
 ELSEWHERE = ("properties", "full_keys", "no_symmetry", "write_test", "write_trace")
@@ -41,9 +37,10 @@ ELSEWHERE = ("properties", "full_keys", "no_symmetry", "write_test", "write_trac
 def run_facade(
     options: argparse.Namespace, progress: Callable[[Report], None], end: Callable[[], None]
 ) -> int:
-    """Explore a facade's worlds, one by one; the exit code.
+    """Explore the worlds of a facade, one by one; the exit code.
 
-    progress: is told how far each is; end: that it is done. Raises BadOptions, BackendMissing.
+    progress: is called with each report so far; end: when one is done. Raises BadOptions,
+    BackendMissing.
     """
     facade = _facade(options)
     if options.list:

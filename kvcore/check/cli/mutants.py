@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The score: every seeded bug hunted, and what found it, for people and for CI.
 
-Rules: a bug is killed if each property that it names finds it alone in its named world, in a run
-that is short. In a second hunt nothing is judged but what users observe: a bug is either seen
-there, or its reason says why it costs hits at most, and it must not be seen. A bug without a named
-world and a row of the catalogue without a bug have a reason. Times are printed and gate nothing.
-The twin's score is that of tests/mutants.rs. Twin: none.
+A bug is killed if each property that it names finds it alone in its named world, in a run that is
+short. In a second hunt nothing is judged but what users observe: a bug is either seen there, or its
+reason says why it costs hits at most, and it must not be seen. A bug without a named world and a
+row of the catalogue without a bug have a reason. Times are printed and gate nothing. The twin's
+score is that of tests/mutants.rs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def score_one(name: str) -> Score:
 
 
 def score_all(names: Iterable[str], num_workers: int = NUM_WORKERS) -> Iterable[Score]:
-    """Hunt the seeded bugs of these names, in so many processes; in their order."""
+    """Hunt the seeded bugs of these names, in this many processes; in their order."""
     if num_workers < 2:
         yield from map(score_one, names)
         return
@@ -163,15 +163,12 @@ def as_data(score: Score) -> dict[str, Any]:
     """A bug's score as plain data."""
     mutant, shows = score.mutant, score.mutant.shows
     return {
-        "name": mutant.name,
-        "sentence": mutant.sentence,
+        **{name: getattr(mutant, name) for name in ("name", "sentence", "unnamed", "costs")},
         "rows": list(mutant.rows),
         "world": mutant.profile,
-        "unnamed": mutant.unnamed,
         "scope": scope(mutant.world),
         "kills": [kill_data(kill) for kill in score.kills],
         "observed": None if shows is None else {"scope": scope(shows), **kill_data(score.seen)},
-        "costs": mutant.costs,
         "trace": mutant.trace,
         "faults": score.faults,
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `kvcore check`: which world, how far, on which backend.
 
-Rules: numbers are those of a world; what does not go together is refused in one sentence. Blocks
-are counted without the null block, which is there where a group needs it. Twin: none.
+Numbers are those of a world; what does not go together is refused in one sentence. Blocks are
+counted without the null block, which is there where a group needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MORE_CALLS = (
 SYMMETRIES = ("requests", "blocks", "tokens")
 OF_WORLD = ("blocks", "requests", "tokens")
 USUAL = "3x2x4"
-"""The named world that is explored where none is asked for."""
+"""The named world that is explored if none is requested."""
 
 
 class BadOptions(ValueError):
@@ -95,8 +95,8 @@ def _add_search(group: Any) -> None:
     add = group.add_argument
     add("--backend", choices=BACKENDS, help="(the named world's, else python)")
     add("--depth", type=count, metavar="N", help="stop at this distance from the start")
-    add("--limit", type=count, metavar="N", help="stop at so many states")
-    add("--time", type=seconds, metavar="S", help="stop after so many seconds")
+    add("--limit", type=count, metavar="N", help="stop at this many states")
+    add("--time", type=seconds, metavar="S", help="stop after this many seconds")
     add("--workers", type=count, metavar="N", default=os.cpu_count() or 1, help="processes")
     add(
         "--properties",
@@ -129,7 +129,7 @@ _RENAME = "do not rename requests, blocks, tokens (all of them)"
 
 
 def profile_of(options: argparse.Namespace) -> Profile | None:
-    """The named world that is asked for, or the usual one; None for a world of one's own.
+    """The requested named world, or the usual one; None for a world of one's own.
 
     Raises BadOptions.
     """
@@ -158,7 +158,7 @@ def world_of(options: argparse.Namespace) -> World:
 
 
 def backend_of(options: argparse.Namespace, profile: Profile | None) -> str:
-    """The backend that explores: the one that is asked for, or the named world's."""
+    """The backend that explores: the requested one, or the named world's."""
     usual = "python" if profile is None else profile.backend
     if options.backend is None and usual == "both" and not _twin.available():
         return "python"
@@ -189,7 +189,7 @@ def check_hunt(options: argparse.Namespace, *others: str) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise BadOptions where the search cannot do what is asked."""
+    """Raise BadOptions if the search cannot do what is requested."""
     for name in ("write_test", "write_trace"):
         path = getattr(options, name)
         if path and not Path(path).resolve().parent.is_dir():

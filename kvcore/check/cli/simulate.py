@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore simulate`: engines made from seeds, judged, their failures made small.
 
-Rules: results go to standard output, progress and what was wrong with the question to standard
-error. Interrupted, it says what was done. Exit code 0: no run failed; 1: one did; 2: the call was
-wrong; 130: interrupted, nothing found.
+Results go to standard output, progress and what was wrong with the question to standard error.
+Interrupted, it says what was done. Exit code 0: no run failed; 1: one did; 2: the call was wrong;
+130: interrupted, nothing found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvcore import _twin
 from kvcore.check.cli.options import BadOptions, Parser, count, seconds
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, Run, again, simulate
-from kvcore.check.simulate.setting import Asked
+from kvcore.check.simulate.setting import Fixed
 from kvcore.check.simulate.shrink import shrink
 from kvcore.cli.pipes import quiet
 from kvcore.oracle.device import find_device
@@ -85,7 +85,7 @@ def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
     """Runs of one seed after the other, until enough are made, time is up or one fails."""
     tally, start = Tally(), time.monotonic()
     progress = Progress(options, tally, start)
-    asked = Asked(num_blocks=options.blocks, num_requests=options.requests)
+    fixed = Fixed(num_blocks=options.blocks, num_requests=options.requests)
     seed = options.seed
     try:
         while tally.failed is None and not progress.is_over():
@@ -93,7 +93,7 @@ def _run_all(options: argparse.Namespace, devices: MakeDevices) -> Tally:
                 seed,
                 options.steps,
                 backend=options.backend,
-                asked=asked,
+                fixed=fixed,
                 devices=devices,
                 stop=progress.step,
             )
@@ -160,7 +160,7 @@ def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> 
 
 
 def _where(failure: Failure, backend: BackendName, devices: MakeDevices) -> BackendName:
-    """One backend that fails alone, the quicker one first; else what was asked for."""
+    """One backend that fails alone, the quicker one first; else the requested ones."""
     order: list[BackendName] = ["rust", "python"]
     for one in order if backend == "both" else []:
         _, found = again(failure.config, failure.moves, backend=one, devices=devices)
@@ -218,7 +218,7 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
 
 
 def _check(options: argparse.Namespace) -> MakeDevices:
-    """The devices that are asked for. Raises BadOptions."""
+    """The requested devices. Raises BadOptions."""
     if options.backend in ("rust", "both") and not _twin.available():
         raise BadOptions("the compiled twin is missing: say --backend python")
     if options.runs is not None and options.time is not None:

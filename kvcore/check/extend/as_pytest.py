@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A violation as files: a test for pytest that fails, and a text trace.
 
-Rules: the test makes the calls of the story on a judged manager, on both backends, and asks for the
-one property: it fails until the bug is gone, and passes then. The trace holds what the calls really
+The test makes the calls of the story on a judged manager, on both backends, and checks the one
+property: it fails until the bug is gone, and passes then. The trace holds what the calls really
 gave, so it is replayed as it is until the bug is gone, and then written anew (`pytest --rewrite`).
-Twin: none.
 """
 
 from __future__ import annotations
@@ -202,16 +201,11 @@ def _test_lines(step: Step, *, renamed: bool) -> Iterator[str]:
     write = partial(_write, renamed=renamed)
     call, value = step.call, step.outcome.value
     words = []
-    for each in call.args:
+    for name, each in [*(("", arg) for arg in call.args), *call.options.items()]:
         if isinstance(each, Hit):
             yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
-            words.append("hit")
-        else:
-            words.append(write(each))
-    for name, each in call.options.items():
-        if isinstance(each, Hit):
-            yield f"hit = manager.get_computed_blocks({write(call.args[0])})"
-        words.append(f"{name}={'hit' if isinstance(each, Hit) else write(each)}")
+        word = "hit" if isinstance(each, Hit) else write(each)
+        words.append(f"{name}={word}" if name else word)
     made = f"manager.{call.name}({', '.join(words)})"
     if isinstance(value, Misuse):
         yield f"with pytest.raises(errors.{value.error}):"

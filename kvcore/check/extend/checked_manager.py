@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager under judgement: each call must keep every property, or the one that is asked for.
+"""A manager under judgement: each call must keep every property, or the one that is requested.
 
-Rules: it takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch
-counts as executed when it is taken; with batches in flight, when `execute` names it, or when it is
+It takes the calls of a `KVCacheManager` on either backend and gives what that gives. A batch counts
+as executed when it is taken; with batches in flight, when `execute` names it, or when it is
 completed. A `rewind` right behind a batch says that the batch's load failed. Leaving the `with`
 block judges what can only be judged at the end of a run; misuse ends the block without a word: a
-run that is not possible any more breaks nothing. Twin: none.
+run that is not possible any more breaks nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import attrs
@@ -73,12 +72,7 @@ class CheckedManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if error is None:
             self.done()
         return isinstance(error, KvcoreError)

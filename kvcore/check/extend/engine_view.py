@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine around any manager: what it knows of its requests, and what memory really holds.
 
-Rules: the engine makes legal calls only and believes what it is told. Memory changes as a runtime
-would change it: by the copying commands of a batch, then by the forward pass, which writes the
-scheduled tokens at the places that the block tables name and reads all that its queries see.
-Contents are numbers of prefixes (`prefixes.py`). Nothing is forgotten when a block is freed: what
-is wrong is wrong in a real memory, too. Twin: none.
+The engine makes legal calls only and believes what it is told. Memory changes as a runtime would
+change it: by the copying commands of a batch, then by the forward pass, which writes the scheduled
+tokens at the places that the block tables name and reads all that its queries see. Contents are
+numbers of prefixes (`prefixes.py`). Nothing is forgotten when a block is freed: what is wrong is
+wrong in a real memory, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from immutables import Map
 
-from kvcore.check.extend.manager_protocol import ask, batch, block_ids
+from kvcore.check.extend.manager_protocol import batch, block_ids, make_call
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
 from kvcore.oracle.contents import Contents, Place, SlotStore, Wrong, run_of
@@ -49,7 +49,7 @@ class Known:
 class View:
     """All that the engine and the memory know at one moment.
 
-    prefixes: every prefix that was ever asked for, since a manager may remember it. writes: the
+    prefixes: every prefix that was ever requested, since a manager may remember it. writes: the
     first and last position of each request that the open batch is to write.
     """
 
@@ -118,7 +118,7 @@ def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]
         commands = batch(manager)
         after = execute(view_tables(manager, view), commands)
         return after, Outcome(after, commands, None)
-    value = ask(manager, call)
+    value = make_call(manager, call)
     if refused(value) and name in ("allocate_slots", "append"):
         return view, Outcome(view, (), None)
     after = view_tables(manager, _told(view, name, args))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A manager of one's own as a model: any object with `KVCacheManager`'s method names.
 
-Rules: nothing is read of it but what an engine reads: values, block tables, commands, the number of
-free blocks. It is judged by what a user observes: a query reads what was written for its own prefix
+Nothing is read of it but what an engine reads: values, block tables, commands, the number of free
+blocks. It is judged by what a user observes: a query reads what was written for its own prefix
 (KV-READ), no legal call raises (NOCRASH), nothing stays behind when all have left (LEAK), a request
 that fits is admitted to an empty pool (L-ADMIT) and never left standing (DEADLOCK-FREE). It must
 have `add_request`, `allocate_slots`, `append`, `free`, `remove_request`, `get_block_ids`,
 `take_batch` and `num_free_blocks` (MANAGER); where it has `get_computed_blocks`, `fork` or
-`reset_prefix_cache`, those are called, too. Twin: none.
+`reset_prefix_cache`, those are called, too.
 """
 
 from __future__ import annotations

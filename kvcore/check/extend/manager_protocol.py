@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager of one's own must have and must answer, asked in one place.
+"""What a manager of one's own must have and answer: the only place that checks it.
 
-Rules: what is missing or has a wrong shape is an InvariantViolation (MANAGER) that names the method
-and says what was wanted; a legal call that raises is NOCRASH. Nothing is read of a manager but what
-an engine reads. Twin: none.
+What is missing or has a wrong shape is an InvariantViolation (MANAGER) that names the method and
+says what was wanted; a legal call that raises is NOCRASH. Nothing is read of a manager but what an
+engine reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_manager(make: Callable[[], Any]) -> Any:
     return manager
 
 
-def ask(manager: Any, call: Call) -> Any:
+def make_call(manager: Any, call: Call) -> Any:
     """What a manager gives. Raises InvariantViolation (NOCRASH)."""
     try:
         method: Callable[..., Any] = getattr(manager, call.name)
@@ -56,31 +56,31 @@ def num_free(manager: Any) -> int:
 
 
 def num_hit(manager: Any, name: str, num_tokens: int) -> tuple[Any, int]:
-    """The hit that a manager finds for a request of so many tokens, and its tokens.
+    """The hit that a manager finds for a request of this many tokens, and its tokens.
 
     Raises InvariantViolation.
     """
-    asked = Call("get_computed_blocks", (name,))
-    hit = ask(manager, asked)
+    call = Call("get_computed_blocks", (name,))
+    hit = make_call(manager, call)
     try:
         _, given = hit
     except (TypeError, ValueError) as error:
         raise InvariantViolation(
-            NAME, f"{asked} gives {hit!r}, not the blocks of a hit and its tokens"
+            NAME, f"{call} gives {hit!r}, not the blocks of a hit and its tokens"
         ) from error
-    count = _count(given, f"{asked} gives a hit whose tokens are")
+    count = _count(given, f"{call} gives a hit whose tokens are")
     if count > num_tokens:
-        raise InvariantViolation(NAME, f"{asked} gives a hit of {count} tokens of {num_tokens}")
+        raise InvariantViolation(NAME, f"{call} gives a hit of {count} tokens of {num_tokens}")
     return hit, count
 
 
 def block_ids(manager: Any, name: str, config: Config) -> tuple[tuple[int, ...], ...]:
     """A request's block table of each group. Raises InvariantViolation."""
-    asked = Call("get_block_ids", (name,))
-    given = ask(manager, asked)
+    call = Call("get_block_ids", (name,))
+    given = make_call(manager, call)
     num_groups = len(config.groups)
     each_group = "" if num_groups == 1 else f" for each of {num_groups} groups"
-    said = f"{asked} gives {given!r}, not the ids of blocks{each_group}"
+    said = f"{call} gives {given!r}, not the ids of blocks{each_group}"
     try:
         tables = list(given)
         flat = num_groups == 1 and all(not isinstance(each, Sequence) for each in tables)
@@ -91,22 +91,22 @@ def block_ids(manager: Any, name: str, config: Config) -> tuple[tuple[int, ...],
         raise InvariantViolation(NAME, said)
     for block in (block for table in found for block in table):
         if not 0 <= block < config.num_blocks:
-            detail = f"{asked} names block {block}, the pool has {config.num_blocks}"
+            detail = f"{call} names block {block}, the pool has {config.num_blocks}"
             raise InvariantViolation(NAME, detail)
     return found
 
 
 def batch(manager: Any) -> tuple[Any, ...]:
     """The commands of the open batch. Raises InvariantViolation."""
-    asked = Call("take_batch")
-    given = ask(manager, asked)
+    call = Call("take_batch")
+    given = make_call(manager, call)
     try:
         commands = tuple(given)
     except TypeError as error:
-        raise InvariantViolation(NAME, f"{asked} gives {given!r}, not commands") from error
+        raise InvariantViolation(NAME, f"{call} gives {given!r}, not commands") from error
     for command in commands:
         if not (callable(getattr(command, "reads", None)) and hasattr(command, "writes")):
-            raise InvariantViolation(NAME, f"{asked} gives {command!r}, which is no command")
+            raise InvariantViolation(NAME, f"{call} gives {command!r}, which is no command")
     return commands
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An eviction policy, or a scheduler, of one's own, run with the production transitions.
 
-Rules: a policy says where a freed block joins the free queue, and which block of it leaves first;
-nothing else of the core changes. It sees no block's number and no tokens: nothing may depend on
-names, or the explored states could not be folded. While a policy is installed the whole process
-uses it. LRU, which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say
-whether a policy keeps what a hit needs. A scheduler may go by the names of requests, so these are
-not renamed (`schedulers.py`). Source: design, 7.8. Twin: none.
+A policy says where a freed block joins the free queue, and which block of it leaves first; nothing
+else of the core changes. It sees no block's number and no tokens: nothing may depend on names, or
+the explored states could not be folded. While a policy is installed the whole process uses it. LRU,
+which judges the built-in policies, is left out; EVICT-ORDER and PREFIX-CLOSED say whether a policy
+keeps what a hit needs. A scheduler may go by the names of requests, so these are not renamed
+(`schedulers.py`).
 """
 
 from __future__ import annotations

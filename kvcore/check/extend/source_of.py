@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is a user's own in a violation, as code that a written test can import.
 
-Rules: a test names a function, a class or an object by its module and its name there; what cannot
-be found again so is refused in one sentence. An object without a name is made anew where its class
-needs nothing for it. Twin: none.
+A test names a function, a class or an object by its module and its name there; what cannot be found
+again so is refused in one sentence. An object without a name is made anew where its class needs
+nothing for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Parts:
 
 def parts_of(violation: Violation, world: Any) -> Parts:
     """What a test of a violation needs. Raises NotWritable."""
-    parts = Parts(asked=f'"{violation.name}"', options=f"num_tokens={num_tokens(world)}")
+    options = f"num_tokens={getattr(world, 'num_tokens', 0)}"
+    parts = Parts(asked=f'"{violation.name}"', options=options)
     own = violation.own
     if own is not None:
         parts = _with_property(parts, own)
@@ -80,12 +81,6 @@ def importable(value: Any) -> tuple[str, str]:
     if found is not kind:
         raise NotWritable(f"a test cannot import {name}: put it at the top of {where}")
     return f"from {where} import {name.partition('.')[0]}", name + "()" * (kind is not value)
-
-
-def num_tokens(world: Any) -> int:
-    """The tokens that requests of a world grow to; 0 where it does not say."""
-    found: int = getattr(world, "num_tokens", 0)
-    return found
 
 
 def write_world(world: World, moves: str) -> Iterator[str]:

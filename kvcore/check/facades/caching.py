@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine around `kvcore.legacy.v0.block_manager`, with and without its cache of prefixes.
 
-Rules: as the engines of that time: what is cached is asked before a prompt is allocated and not
+As the engines of that time: the cached prefix is looked up before a prompt is allocated and not
 computed again, what a step computed is marked behind it, and each step says when it used which
 sequence. Each call is one step. Equal tokens have equal content, so that hits are read. Source:
-S002-38 to 41, 59 to 72. Twin: none.
+S002-38 to 41, 59 to 72.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CachingEngine(FacadeEngine):
         what = f"{most} blocks of a prompt"
         self.check_admission(what, manager.can_allocate(group), most, free)
         cached = [manager.get_num_cached_tokens(seq) for seq in seqs]
-        needed = self._needed("device", [tuple(prompt)])
+        needed = self._needed("device", tuple(prompt))
         done, _ = self.try_call(
             f"a prompt of {len(prompt)} tokens", lambda: manager.allocate(group), needed, free
         )
@@ -228,7 +228,7 @@ class CachingEngine(FacadeEngine):
             free = manager.get_num_free_gpu_blocks()
             can = manager.can_swap_in(group, 0) is AllocStatus.OK
             kind, call = SwapIn, manager.swap_in
-        needed = self._needed(to, [tokens]) if self.world.window is None else None
+        needed = self._needed(to, tokens) if self.world.window is None else None
         if can and needed is not None and needed > free:
             detail = f"sequence {number} is said to fit: {needed} blocks, {free} free"
             raise InvariantViolation("ADMIT-EXACT", detail)
@@ -241,7 +241,7 @@ class CachingEngine(FacadeEngine):
             self._schedule(seq, len(tokens))
         return True
 
-    def _needed(self, tier: Any, prompts: list[tuple[int, ...]]) -> int:
+    def _needed(self, tier: Any, tokens: tuple[int, ...]) -> int:
         """Blocks that leave the free ones of a tier for these tokens: as memory has contents."""
         size, pool = self.world.block_size, self.blocks().pool(tier)
         owned = {
@@ -249,11 +249,8 @@ class CachingEngine(FacadeEngine):
             for (where, block), slots in self.memory.contents.items()
             if where == tier and pool.ref_counts[block] and pool.keys[block] is not None
         }
-        needed = 0
-        for tokens in prompts:
-            full = {tokens[:end] for end in range(size, len(tokens) + 1, size)}
-            needed += len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
-        return needed
+        full = {tokens[:end] for end in range(size, len(tokens) + 1, size)}
+        return len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
 
     def _needed_to_append(self, old: Sequence, new: Sequence, lookahead: int) -> int | None:
         """New blocks, and copies of shared ones that are written; None: the window makes room."""

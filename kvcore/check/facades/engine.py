@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine around a facade: it makes legal calls, and judges each by what a user sees of it.
 
-Rules: an engine knows its sequences and asks the facade for tables; memory changes by the batches
+An engine knows its sequences and reads the tables of the facade; memory changes by the batches
 alone. What a call must need is counted here anew, so that a refusal is judged in both directions
 (ADMIT-EXACT), and what is refused must leave the blocks as they were (ATOMIC-FAIL). A subclass
-makes the calls of one facade. Twin: none.
+makes the calls of one facade.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class FacadeEngine(ABC):
     def try_call(
         self, who: str, function: Callable[[], Any], needed: int | None, room: int
     ) -> tuple[bool, Any]:
-        """Make a call that needs so many blocks where there is room for so many; None: any number.
+        """Make a call that needs some blocks while there is room for others.
 
+        needed: how many it needs; None if that is not known. room: how many are free.
         Returns whether it was done, and its value. Raises InvariantViolation (ADMIT-EXACT).
         """
         try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A facade in a small world as a model: all runs of an engine around it.
 
-Rules: a node is the calls that led to it, made again where its edges are tried, since a facade
-changes in place. Nodes are folded where tables, owners, keys, ranks, the order of free blocks and
-all contents are equal, blocks renamed where the facade does not go by their ids. A call that is
-refused leads nowhere, once it is judged. Twin: none.
+A node is the calls that led to it, made again where its edges are tried, since a facade changes in
+place. Nodes are folded where tables, owners, keys, ranks, the order of free blocks and all contents
+are equal, blocks renamed where the facade does not go by their ids. A call that is refused leads
+nowhere, once it is judged.
 """
 
 from __future__ import annotations

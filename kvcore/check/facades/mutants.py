@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bugs of the older managers, seeded into the facades and the pool behind them.
 
-Rules: as kvcore/check/mutants/seeding.py has it: a patch, the world in which it shows, the property
-that finds it, the rows of the catalogue. Twin: none.
+As kvcore/check/mutants/seeding.py has it: a patch, the world in which it shows, the property that
+finds it, the rows of the catalogue.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is explored of each facade: its worlds, what judges it, and which fact lifts the rest.
 
-Rules: every property that the checker knows is either judged or lifted with a reason; a fact of the
+Every property that the checker knows is either judged or lifted with a reason; a fact of the
 specification stands behind a reason that is the facade's own. Counts of states are pinned by
-tests/check/test_facades.py. Twin: none.
+tests/check/test_facades.py.
 """
 
 from __future__ import annotations

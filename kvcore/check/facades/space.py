@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine around `kvcore.legacy.v0_3.block_space_manager`.
 
-Rules: as the engines of that time: a group is admitted where `can_allocate` says so, a sampled
-token is appended and then gets its slot, groups are swapped as a whole. Tokens are named by who
-samples them, so that forks differ; what a prompt is does not matter, since nothing is hashed. A
-sequence that sees a window reads no more. Source: S003-07 to S003-36. Twin: none.
+As the engines of that time: a group is admitted where `can_allocate` says so, a sampled token is
+appended and then gets its slot, groups are swapped as a whole. Tokens are named by who samples
+them, so that forks differ; what a prompt is does not matter, since nothing is hashed. A sequence
+that sees a window reads no more. Source: S003-07 to S003-36.
 """
 
 from __future__ import annotations

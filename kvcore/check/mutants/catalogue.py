@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 72 bugs that were reported of KV-cache block managers, and what stands for each here.
 
-Rules: a row says in own words what went wrong, in no project's name: the reports were read, none is
-a verdict. Its seeded bugs are those that name its number; a row without any says why it cannot be
-put into this core. Source: bug catalogue. Twin: none.
+A row says in own words what went wrong, in no project's name: the reports were read, none is a
+verdict. Its seeded bugs are those that name its number; a row without any says why it cannot be put
+into this core. Source: bug catalogue.
 """
 
 from __future__ import annotations

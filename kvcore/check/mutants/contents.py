@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of what blocks really hold: copies, publication, preemption.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of what blocks really hold: copies, publication, preemption."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One seeded bug, explored until a property finds it.
 
-Rules: a hunt asks some properties alone and gives the shortest run to the first that does not hold.
-What users can observe is judged in a hunt of its own. A walk along broken links that never ends is
-a crash. The twin's are hunted by tests/mutants.rs. Twin: none.
+A hunt checks some properties alone and gives the shortest run to the first that does not hold. What
+users can observe is judged in a hunt of its own. A walk along broken links that never ends is a
+crash. The twin's are hunted by tests/mutants.rs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kvcore.pool.free_queue import FreeQueue
 from kvcore.trace.calls import Call
 
 OBSERVED_STATES_MAX = 6000
-"""So many states of a world are searched for what users observe."""
+"""At most this many states of a world are searched for what users observe."""
 HARMLESS_STATES = 1500
-"""So many where nothing is to be found."""
+"""The same for a bug that users must not observe."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +47,7 @@ class Hunt:
 
 def hunt(mutant: Mutant, where: World, properties: Iterable[str]) -> Hunt:
     """Explore a world with a seeded bug until one of these properties does not hold; by REFINE the
-    twin, which is right, is asked as well. Raises BackendMissing.
+    twin, which is right, runs as well. Raises BackendMissing.
     """
     names = frozenset(properties)
     backend = "both" if "REFINE" in names else "python"

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of the index, of hashes and keys, and of the events that mirror them.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of the index, of hashes and keys, and of the events that mirror them."""
 
 from __future__ import annotations
 

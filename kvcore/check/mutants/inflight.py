@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of time: batches in flight, quarantine, publication at completion, cancel.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of time: batches in flight, quarantine, publication at completion, cancel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of external loads that fail: what rests on them, and whom a report reaches.
-
-Rules: as in seeding.py. Twin: none.
-"""
+"""Seeded bugs of external loads that fail: what rests on them, and whom a report reaches."""
 
 from __future__ import annotations
 

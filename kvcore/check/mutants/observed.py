@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user sees of the core: a model that looks at nothing else.
 
-Rules: an engine makes the moves of a world and believes what it is told. What every slot holds goes
-on from batch to batch, right or wrong, and is judged only where a query reads it (KV-READ, ZEROED);
+An engine makes the moves of a world and believes what it is told. What every slot holds goes on
+from batch to batch, right or wrong, and is judged only where a query reads it (KV-READ, ZEROED);
 besides that a call may crash, blocks may not come back, and requests may have no way on. Nothing is
-renamed, since a state that a bug has broken has no canonical name. Twin: none.
+renamed, since a state that a bug has broken has no canonical name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of owners, of the free queue, and of what fits.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of owners, of the free queue, and of what fits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs that keep requests waiting: admission, watermarks, look-ups.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs that keep requests waiting: admission, watermarks, look-ups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of requests: their counts, rows, drafts and records.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of requests: their counts, rows, drafts and records."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a seeded bug is written down, and the ways to put one in.
 
-Rules: a seeded bug is a function that patches the production transitions through a `Patcher`, with
-the named world in which it shows, and the properties that must find it, each on its own. Its
-docstring says in one line what goes wrong. A patch keeps nothing between calls: an exploration
-tries calls in an order that is no run's. The twin's own are in rust/src/mutants.rs. Twin: none.
+A seeded bug is a function that patches the production transitions through a `Patcher`, with the
+named world in which it shows, and the properties that must find it, each on its own. Its docstring
+says in one line what goes wrong. A patch keeps nothing between calls: an exploration tries calls in
+an order that is no run's. The twin's own are in rust/src/mutants.rs.
 """
 
 from __future__ import annotations

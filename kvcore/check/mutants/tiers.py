@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of the host tier, of stores and loads, and of reset.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of the host tier, of stores and loads, and of reset."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of windows, the null block, several groups, tables and encoders.
-
-Rules: as in seeding.py. `rows` are those of the catalogue (catalogue.py). Twin: none.
-"""
+"""Seeded bugs of windows, the null block, several groups, tables and encoders."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small worlds in which users see a seeded bug, if its named world is too large for that.
 
-Rules: each is as small as its bugs allow, since nothing is renamed where users observe.
-Blocks hold two tokens unless groups say otherwise, and are counted without the null block. Twin:
-none.
+Each is as small as its bugs allow, since nothing is renamed where users observe. Blocks hold two
+tokens unless groups say otherwise, and are counted without the null block.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other request of a collision: the one whose content a hash stood for already.
 
-Rules: a search meets two contents of one hash in two runs, and tells the second alone. So that a
-written test fails by itself, the first is looked for among all requests that the world can add, by
-the hashes that the core gives them now. Twin: none.
+A search meets two contents of one hash in two runs, and tells the second alone. So that a written
+test fails by itself, the first is looked for among all requests that the world can add, by the
+hashes that the core gives them now.
 """
 
 from __future__ import annotations

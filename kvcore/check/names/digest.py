@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exact name of a state, cheaply: equal digests mean equal states, names and all.
 
-Rules: everything counts but events, statistics, `preempted`, which only chooses a column of them,
-and of the open batch all but what it published; batches are told by their age. What was found out
-about a state is kept under its digest, so that it is found out once; only what was met lately is
-kept. A digest is made of those of the pools and of each request: a call leaves most of these as
-they are, and the same object needs no second look. Twin: none, the twin is fast enough without.
+Everything counts but events, statistics, `preempted`, which only chooses a column of them, and of
+the open batch all but what it published; batches are told by their age. What was found out about a
+state is kept under its digest, so that it is found out once; only what was met lately is kept. A
+digest is made of those of the pools and of each request: a call leaves most of these as they are,
+and the same object needs no second look.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.free_queue import FreeQueue
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
@@ -103,9 +104,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
     return (
         tuple(pool.ref_counts),
         tuple(pool.keys),
-        tuple(queue.following),
-        tuple(queue.preceding),
-        queue.length,
+        *_queue(queue),
         sorted(index.firsts.items()),
         sorted(index.following.items()) if len(index.following) else None,
         sorted(index.preceding.items()) if len(index.preceding) else None,
@@ -113,15 +112,17 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         None
         if quarantine is None
         else (
-            tuple(quarantine.queue.following),
-            tuple(quarantine.queue.preceding),
-            quarantine.queue.length,
+            *_queue(quarantine.queue),
             sorted(
                 (block, sorted(number - user for user in users))
                 for block, users in quarantine.busy.items()
             ),
         ),
     )
+
+
+def _queue(queue: FreeQueue) -> tuple[Any, ...]:
+    return tuple(queue.following), tuple(queue.preceding), queue.length
 
 
 def _request(request: RequestState) -> tuple[Any, ...]:
@@ -153,7 +154,7 @@ def _unfinished(batch: BatchInFlight, number: int) -> tuple[Any, ...]:
 
 
 class Lately(Generic[T]):
-    """What was found out under names that were met lately: at most twice so many."""
+    """What was found out under names that were met lately: at most twice this many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -170,7 +171,7 @@ class Lately(Generic[T]):
         return found
 
     def put(self, name: Hashable, value: T) -> None:
-        """Keep what was found out; what was not asked for in a while goes."""
+        """Keep what was found out; what was not used for a while is dropped."""
         if len(self._new) >= self._most:
             self._old, self._new = self._new, {}
         self._new[name] = value

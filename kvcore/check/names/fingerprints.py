@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of the nodes that were met, in few bytes each.
 
-Rules: a fingerprint lies in one of many rows of bytes, behind the others of its row, and is looked
-for in the row: a set of objects would take six times as much. There are more rows as names come, so
-that none gets long. Names of another length, which only whole names and models of one's own have,
-are in a set. Twin: rust/src/check/names/fingerprints.rs.
+A fingerprint lies in one of many rows of bytes, behind the others of its row, and is looked for in
+the row: a set of objects would take six times as much. There are more rows as names come, so that
+none gets long. Names of another length, which only whole names and models of one's own have, are in
+a set. Twin: rust/src/check/names/fingerprints.rs.
 """
 
 from __future__ import annotations

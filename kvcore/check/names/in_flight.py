@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state with batches in flight: what was taken and not executed, and what memory holds meanwhile.
 
-Rules: a node is plain data. What a batch uses is told from its commands and the tables when it was
-taken, not from what the core remembers of it. Its name says all that can still make a difference:
-commands and writes to come, contents of every block, and the worker's tables where these are not
-the state's. Twin: none.
+A node is plain data. What a batch uses is told from its commands and the tables when it was taken,
+not from what the core remembers of it. Its name says all that can still make a difference: commands
+and writes to come, contents of every block, and the worker's tables where these are not the
+state's.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from kvcore.types.commands import (
     SwapOut,
     Touch,
 )
+from kvcore.types.errors import InvariantViolation
 
 OF_OWNERS = (Touch, Free, Evict, EvictAll)
 """Commands that say who owns what and what is findable: they change no memory."""
 COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
 NUM_SPECIALS = 50
-"""Contents that are no prefix have numbers below so many."""
+"""Contents that are no prefix have numbers below this one."""
 
 
 Unreported = tuple[int, str, int]
@@ -132,6 +133,23 @@ def unused_wait(node: Node) -> Iterator[str]:
                 yield f"{tier} block {block} waits, and no batch in flight uses it"
 
 
+def check_fall(counts: Iterable[Mapping[str, int]], state: State) -> None:
+    """Raise InvariantViolation (COMPUTED-RULE) if a cancel leaves a request with more than it
+    counted before. counts: those of the requests before each cancelled batch.
+    """
+    for name, before in (pair for each in counts for pair in each.items()):
+        request = state.requests.get(name)
+        if request is not None and request.num_computed > before:
+            detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
+            raise InvariantViolation("COMPUTED-RULE", detail)
+
+
+def still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
+    """What is known of requests, for those that still wait for a load in a state."""
+    loading = {name for name, request in state.requests.items() if request.num_loading}
+    return {name: start for name, start in known.items() if name in loading}
+
+
 def live(node: Node, wanted: Contents) -> Contents:
     """The contents that can still be read: of wanted slots, and of what batches to come use."""
     state = node.state
@@ -145,11 +163,8 @@ def live(node: Node, wanted: Contents) -> Contents:
         if place in to_come:
             kept[place] = slots
         elif place in wanted:
-            slot_request = wanted[place]
-            kept[place] = tuple(
-                there if slot_request[slot] is not None else None
-                for slot, there in enumerate(slots)
-            )
+            pairs = zip(slots, wanted[place], strict=True)
+            kept[place] = tuple(None if content is None else held for held, content in pairs)
     return kept
 
 

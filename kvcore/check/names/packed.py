@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state between two edges as bytes: how it waits in memory and travels between processes.
 
-Rules: the configuration is the world's and stays out, and so does what a closed state has not:
-an open batch, events, statistics, batches in flight. Twin: none; the twin has its own in
-rust/src/check/names/packed.rs.
+The configuration is the world's and stays out, and so does what a closed state has not: an open
+batch, events, statistics, batches in flight. The twin packs states
+in its own way, in rust/src/check/names/packed.rs.
 """
 
 from __future__ import annotations

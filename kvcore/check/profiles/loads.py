@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds in which external loads fail, each before or after any move of an engine.
 
-Rules: as in registry.py. Blocks hold one token, so that every token of a load has a block of its
-own. A load fails from each of its tokens on. Twin: none.
+As in registry.py. Blocks hold one token, so that every token of a load has a block of its own. A
+load fails from each of its tokens on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a named world is, and how one is made.
 
-Rules: blocks hold two tokens unless groups say otherwise, and are counted without the null block.
-The named worlds are in registry.py, features.py and loads.py. Twin: none.
+Blocks hold two tokens unless groups say otherwise, and are counted without the null block. The
+named worlds are in registry.py, features.py and loads.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TWO_FLYING: dict[str, Any] = {**FLYING_SLOTS, "max_in_flight": 2}
 class Profile:
     """A named world: what it has, how many states and edges, and what it must show.
 
-    slow: for `make explore` alone. backend: which one explores it unless another is asked for.
+    slow: for `make explore` alone. backend: which one explores it unless another is requested.
     shows: what it must show besides all that worlds of its options show (coverage.py), as "call
     free: HitInOpenBatch", "command Zero" or "goal merge". not_shown: what worlds of its options
     show and this one cannot, with the reason.
@@ -65,7 +65,7 @@ def world(
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> World:
-    """A world of so many usable blocks, by an engine's moves.
+    """A world of this many usable blocks, by an engine's moves.
 
     more, without: calls that are tried besides the basic ones, or left out of them. options: of the
     world or its config.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds: small ones, each for one part of the core, that are explored to their end.
 
-Rules: the numbers of states and edges are pinned: another number means that the core can reach
-other states, or that another world is explored. What a world must show is told by its options
-(coverage.py) and by its `shows`; what it cannot show has a reason. Twin: none.
+The numbers of states and edges are pinned: another number means that the core can reach other
+states, or that another world is explored. What a world must show is told by its options
+(coverage.py) and by its `shows`; what it cannot show has a reason.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making calls under judgement: what each must be, and what is noted of it.
 
-Rules: a property that does not hold raises `Broken` with the steps so far. Where only some
-properties count, a step that breaks another one is left out, and an error that is no property's
-name is NOCRASH. What a state's properties read is found out once for each state that was met
-lately, and once for each pool or request where they read nothing else; what reads the open batch is
-judged at every call. Twin: none.
+A property that does not hold raises `Broken` with the steps so far. Where only some properties
+count, a step that breaks another one is left out, and an error that is no property's name is
+NOCRASH. What a state's properties read is found out once for each state that was met lately, and
+once for each pool or request where they read nothing else; what reads the open batch is judged at
+every call.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Checker:
         if isinstance(error, BrokenProperty) or self.counts(found.name):
             raise found from error
 
-    def ask(self, judge: Callable[..., None], *args: Any) -> None:
+    def run_check(self, judge: Callable[..., None], *args: Any) -> None:
         """Hear a judge; what counts is raised."""
         try:
             judge(*args)
@@ -156,7 +156,7 @@ class Checker:
         taken.
         """
         if opened.config.enable_events:
-            self.ask(check_events, start.device.index, opened.events, opened)
+            self.run_check(check_events, start.device.index, opened.events, opened)
         commands = list(opened.batch.commands)
         if commands:
             hear(self._of_batches, start, commands, segments(commands))
@@ -178,13 +178,13 @@ class Checker:
         step = self._judged = Step(state, call, outcome)
         if self._watch is not None:
             self._watch(state, call, outcome)
-        self.ask(check_outcome, state, call, outcome)
+        self.run_check(check_outcome, state, call, outcome)
         if not isinstance(outcome.value, Misuse):
             hear(self._of_calls if hit_of(call) is None else self._of_hits, state, call, outcome)
         if call.name != "take_batch":
             hashed = _newly_hashed(state, outcome.state)
             if hashed:
-                self.ask(self.prefixes.learn_from, hashed)
+                self.run_check(self.prefixes.learn_from, hashed)
             self.check(outcome.state)
         note(self.notes, call, outcome)
         self._judged = None
@@ -194,7 +194,7 @@ class Checker:
         """Judge the longest hit of a request, once in a state."""
         if self._hit[0] is not state or self._hit[1] != request_id:
             hit = get_computed_blocks(state, request_id)
-            self.ask(check_hit, state, state.requests[request_id], hit)
+            self.run_check(check_hit, state, state.requests[request_id], hit)
             self._hit = (state, request_id)
 
 
@@ -206,7 +206,7 @@ def hear(judges: Judges, *args: Any) -> None:
                 break
             else:
                 continue
-        except Exception:  # asked again, for the words
+        except Exception:  # called again, for the words
             pass
         found = first_found(name, holds, args)
         if found is not None:
@@ -239,7 +239,7 @@ def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
 
 
 def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
-    """Whether a hit is all of so many tokens but what must be computed."""
+    """Whether a hit is all of this many tokens but what must be computed."""
     ends = [
         ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
         for index, group in enumerate(config.groups)

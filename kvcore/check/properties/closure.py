@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What eviction leaves: a block that can be hit has its parents.
 
-Rules: nothing here is called by a transition. A hit is a run of blocks from the first token on, so
-a cached block whose parent is gone costs memory and is never found. Both hold for groups with full
+No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
+block whose parent is gone costs memory and is never found. Both hold for groups with full
 attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
-(`KEEPS_CLOSURE`). Source: bug catalogue, rows 52, 53. Twin: none.
+(`KEEPS_CLOSURE`). Source: bug catalogue, rows 52, 53.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load",
 
 def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:
     """PREFIX-CLOSED: a cached block's parent is cached, too."""
-    for group, found in _full_groups(state, prefixes):
-        size = state.config.groups[group].block_size
+    for size, found in _full_groups(state, prefixes):
         for letters, blocks in found.items():
             if len(letters) > size and letters[:-size] not in found:
                 yield f"block {blocks[0]} is cached, the block before its prefix is not"
@@ -34,8 +33,7 @@ def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:
 def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
     """EVICT-ORDER: a free cached block leaves before some copy of its parent."""
     places = {block: place for place, block in enumerate(state.device.queue)}
-    for group, found in _full_groups(state, prefixes):
-        size = state.config.groups[group].block_size
+    for size, found in _full_groups(state, prefixes):
         for letters, blocks in found.items():
             if len(letters) <= size:
                 continue
@@ -47,13 +45,14 @@ def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
 
 
 def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:
-    """The cached prefixes of each group that keeps all, with their blocks."""
+    """The block size of each group that keeps all, and its cached prefixes with their blocks."""
     groups: dict[int, Found] = {}
     for key, blocks in state.device.index.items():
         group_id = group_of(key)
         if not state.config.groups[group_id].is_windowed:
             groups.setdefault(group_id, {})[prefixes.chain(key)] = list(blocks)
-    yield from groups.items()
+    for group_id, found in groups.items():
+        yield state.config.groups[group_id].block_size, found
 
 
 CLOSURE_JUDGES: dict[str, ClosureJudge] = {

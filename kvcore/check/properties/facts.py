@@ -2,8 +2,8 @@
 """What is known of each property besides its judge: severity, rows of the bug catalogue, and where
 each name of the specification's list is found here.
 
-Rules: a row is written where the mistake of that row breaks the property. A name of the list that
-is not a property of its own says what stands for it. Twin: none.
+A row is written where the mistake of that row breaks the property. A name of the list that is not a
+property of its own says what stands for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fair scheduler: first come, first served, the latest is preempted first.
 
-Rules: it is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
+It is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
 between two new tokens nobody starts more than once. It plans a step at a time, each of its steps is
-a batch; requests that the pool can never hold are sent away. Source: bug catalogue, row 69. Twin:
-none.
+a batch; requests that the pool can never hold are sent away. Source: bug catalogue, row 69.
 """
 
 from __future__ import annotations

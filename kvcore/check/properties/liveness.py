@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must still be possible: properties of the runs that start in a state.
 
-Rules: nothing here is called by a transition. A judge makes calls of the core on a state, as an
-engine could, and throws the result away. What an exploration shows by itself is not run again: a
-world that tries `free` and `remove_request` in every state proves DRAIN step by step, so only its
-states without requests are judged. Most states show progress with their first call; only where
-none does are requests preempted, one of them kept at a time. Source: bug catalogue, rows 66 to 70.
-Twin: rust/src/check/properties/liveness.rs.
+No transition calls anything here. A judge makes calls of the core on a state, as an engine could,
+and throws the result away. What an exploration shows by itself is not run again: a world that tries
+`free` and `remove_request` in every state proves DRAIN step by step, so only its states without
+requests are judged. Most states show progress with their first call; only where none does are
+requests preempted, one of them kept at a time. Source: bug catalogue, rows 66 to 70. Twin:
+rust/src/check/properties/liveness.rs.
 """
 
 from __future__ import annotations
@@ -223,14 +223,14 @@ def _can_go_on(world: World, request: RequestState, state: State) -> bool:
 
 
 def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
-    """Whether an empty pool can give one call so many tokens, and keep what must stay free."""
+    """Whether an empty pool can give one call this many tokens, and keep what must stay free."""
     config = state.config
     most = config.num_usable_blocks - config.watermark_blocks
     return call_need(config, num_tokens, num_encoder) <= most
 
 
 def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
-    """Blocks that one call takes for so many tokens of a request that holds and hits nothing."""
+    """Blocks that one call takes for this many tokens of a request that holds and hits nothing."""
     return sum(
         -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
         for group in config.groups

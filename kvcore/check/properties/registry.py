@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry: every property that the checker knows, as a named value.
 
-Rules: a property has one name and one sentence, in code, messages and docs/invariants.md alike. Its
-scope says what it is judged on: a state, one call (transition), the commands of a batch, or a run
-that starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress,
-or only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
+A property has one name and one sentence, in code, messages and docs/invariants.md alike. Its scope
+says what it is judged on: a state, one call (transition), the commands of a batch, or a run that
+starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress, or
+only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
 `holds` is None the search judges the property by contents that it follows along an edge.
 """
 
@@ -45,7 +45,7 @@ class Property:
     holds: Callable[..., Iterator[str]] | None = None
     reads_prefixes: bool = False
     on_request: bool = False
-    """Whether it is judged only where it is asked for by name."""
+    """Whether it is checked only if it is named."""
 
     def __attrs_post_init__(self) -> None:
         for name, known in (("scope", get_args(Scope)), ("severity", get_args(Severity))):
@@ -59,7 +59,7 @@ class Property:
 class BrokenProperty(Exception):
     """A property of a user's own raised, or gave no words: that is a finding of its own.
 
-    args: what it was asked with, the state among them.
+    args: the arguments of the property, the state among them.
     """
 
     def __init__(self, name: str, said: str, args: Sequence[Any]) -> None:

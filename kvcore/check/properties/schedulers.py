@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler of one's own: the order of its calls, explored over the production transitions.
 
-Rules: a scheduler is `World.moves`, a function that gives what may happen next in a state: what the
+A scheduler is `World.moves`, a function that gives what may happen next in a state: what the
 scheduler does, and what the world does to it (arrivals, the end of a request). Every order of that
 is explored, and all that the core promises must hold. DEADLOCK-FREE asks whether the scheduler's
 own moves ever bring a token, not whether some engine could. Requests keep their names here, since a
-scheduler may go by them. Source: bug catalogue, rows 67 to 69. Twin: none.
+scheduler may go by them. Source: bug catalogue, rows 67 to 69.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvcore.types.errors import InvariantViolation
 
 NAME = "SCHEDULER"
 STATES_MAX = 300
-"""So many states behind one are looked at for a token; more than these count as progress."""
+"""This many states behind one are searched for a new token; more count as progress."""
 
 
 @attrs.frozen

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one call may do to the free queue, to keys and to the blocks that it hits.
 
-Rules: nothing here is called by a transition. A judge gets the state before a call, the call and
-its outcome; it yields what is wrong. The queue is followed by the commands of the call, a second
-time and by itself. Judges of refusals, resets and writes are in outcomes.py. Source: bug catalogue,
-rows 6, 18 to 20, 39, 44, 53. Twin: none.
+No transition calls anything here. A judge gets the state before a call, the call and its outcome;
+it yields what is wrong. The queue is followed by the commands of the call, a second time and by
+itself. Judges of refusals, resets and writes are in outcomes.py. Source: bug catalogue, rows 6, 18
+to 20, 39, 44, 53.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]
 def continuations(
     world: World, children: Children | None, prefix: tuple[int, ...], most: int
 ) -> Iterator[tuple[int, ...]]:
-    """Longer prefixes up to so many tokens, one for each way to meet the tree."""
+    """Longer prefixes up to this many tokens, one for each way to meet the tree."""
     if len(prefix) >= most:
         return
     for token in next_tokens(world, children, prefix):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core as a model: every edge of a world in which a taken batch counts as executed.
 
-Rules: the calls are the core's own, there is no second model. An edge is one step of an engine: one
-move, or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every edge
-the invariants are checked at each call, and the contents: from blocks that hold just what a state
+The calls are the core's own, there is no second model. An edge is one step of an engine: one move,
+or as many as `calls_per_batch`, then `take_batch` until nothing is left to run. On every edge the
+invariants are checked at each call, and the contents: from blocks that hold just what a state
 counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
 adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
 failure at once, or after any one move, while the load is unconfirmed. If the loader is gone,
@@ -100,7 +100,7 @@ class CoreModel:
         return packed.unpack(self.world.config, data)
 
     def _paths(self, state: State) -> Iterator[Path]:
-        """Every way to make one to so many moves, the shorter ones first."""
+        """Every way to make one or more moves in a batch, the shorter ones first."""
         paths: list[Path] = [("", ())]
         for _ in range(self.world.calls_per_batch):
             longer: list[Path] = []
@@ -177,11 +177,11 @@ class CoreModel:
         ghost.loading = schedule.loading
         for step in closing:
             follow(schedule, step)
-        checker.ask(schedule.check, opened)
-        checker.ask(schedule.check_caps, opened)
+        checker.run_check(schedule.check, opened)
+        checker.run_check(schedule.check_caps, opened)
         ghost.apply(opened.batch.commands)
         writes = [failed(write, failing) for write in schedule.take()]
-        checker.ask(ghost.compute, opened.requests, writes, schedule.encoders)
+        checker.run_check(ghost.compute, opened.requests, writes, schedule.encoders)
         checker.check_batch(start, opened)
         loaded = failing is None or failing[0] in schedule.loading
         if loaded:
@@ -203,7 +203,9 @@ class CoreModel:
         while failed or len(state.batch.commands) or len(state.batch.records) or state.loads:
             failed = False
             ghost.apply(state.batch.commands)
-            self.checker.ask(ghost.compute, state.requests, schedule.take(), schedule.encoders)
+            self.checker.run_check(
+                ghost.compute, state.requests, schedule.take(), schedule.encoders
+            )
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
             state = self._call(state, TAKE_BATCH, closing)
         return closed(state)
@@ -243,7 +245,7 @@ class CoreModel:
             state = self._call(state, Call("complete_operation", (number, done)), closing)
             follow(self._schedule, closing[-1])
             self._ghost.complete(number, done)
-            self.checker.ask(self._schedule.check, state)
+            self.checker.run_check(self._schedule.check, state)
         return state
 
     def _make(self, late: Call | Move | None, state: State, closing: list[Step]) -> State:
@@ -275,7 +277,7 @@ class CoreModel:
             raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
         self.notes["goal", "reached"] += len(value) > 1
         follow(self._schedule, closing[-1])
-        self.checker.ask(self._schedule.check, reached)
+        self.checker.run_check(self._schedule.check, reached)
         return reached
 
 
@@ -295,7 +297,7 @@ def failures(steps: Steps) -> Iterator[tuple[str, int]]:
 
 
 def follow(schedule: Schedule, step: Step) -> None:
-    """Tell a schedule of a call, unless it was misuse."""
+    """Let a schedule follow a call, unless it was misuse."""
     call, value = step.call, step.outcome.value
     if not isinstance(value, Misuse):
         schedule.follow(step.before, call.name, call.args, call.options, value)

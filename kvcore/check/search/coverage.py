@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a world could show and an exploration never saw: else a property may hold of nothing.
 
-Rules: told of calls with their outcomes, of kinds of commands and of goals; what a world cannot
-reach by its options is not asked for. Where something is left, the world is too small for it, or a
-guard is never taken. A named world must show all of it, or say why it cannot. Twin: none.
+Told of calls with their outcomes, of kinds of commands and of goals; what a world cannot reach by
+its options is not expected. Where something is left, the world is too small for it, or a guard is
+never taken. A named world must show all of it, or say why it cannot.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def never(world: World, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
 
 def missed(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
     """What a named world must show and did not, in the words of `never`."""
-    asked = [f"{kind} {name}" for kind, name in expected(profile.world)]
-    asked = [each for each in asked if each not in profile.not_shown]
-    return tuple(each for each in (*asked, *profile.shows) if not notes[_note(each)])
+    wanted = [f"{kind} {name}" for kind, name in expected(profile.world)]
+    wanted = [each for each in wanted if each not in profile.not_shown]
+    return tuple(each for each in (*wanted, *profile.shows) if not notes[_note(each)])
 
 
 def needless(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """What a named world says that it cannot show, and shows or is not asked for."""
-    asked = {f"{kind} {name}" for kind, name in expected(profile.world)}
-    return tuple(each for each in profile.not_shown if each not in asked or notes[_note(each)])
+    """What a named world says that it cannot show, and shows or is not expected."""
+    wanted = {f"{kind} {name}" for kind, name in expected(profile.world)}
+    return tuple(each for each in profile.not_shown if each not in wanted or notes[_note(each)])
 
 
 def _note(words: str) -> tuple[str, str]:
@@ -94,6 +94,6 @@ def _goals(world: World) -> Iterator[str]:
 
 def hit_least(config: Config) -> int:
     """The tokens of the shortest hit, those included that a look-up leaves out."""
-    sizes = enumerate(config.groups)
-    dropped = [group_id.block_size for index, group_id in sizes if config.drops_last_hit(index)]
+    groups = enumerate(config.groups)
+    dropped = [group.block_size for group_id, group in groups if config.drops_last_hit(group_id)]
     return config.hit_alignment + max(dropped, default=0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trying the edges of nodes: what a search does in its own process, or in several.
 
-Rules: nodes come packed and go packed. An expander gives each node once, judged; whoever merges
-what several of them found keeps the first in the order of the nodes. So the counts of states and
-edges do not depend on how many processes there are. Twin: none.
+Nodes come packed and go packed. An expander gives each node once, judged; whoever merges what
+several of them found keeps the first in the order of the nodes. So the counts of states and edges
+do not depend on how many processes there are.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def nth(edges: Iterable[Edge], place: int) -> Edge:
 
 
 def taken_notes(model: Model[Any]) -> Counter[tuple[str, str]]:
-    """What a model noted since it was asked the last time."""
+    """What a model noted since the last call."""
     notes = model.notes.copy()
     model.notes.clear()
     return notes

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core as a model where batches are in flight: taking and executing are edges of their own.
 
-Rules: an edge is a batch that is filled by some moves and taken, or moves that schedule nothing;
-the execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
-of any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
+An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
+execution of the oldest batch that is not executed; the completion of the oldest one; a cancel of
+any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
 executed or cancelled. What a forward pass reads is judged when it is executed. In every node, when
 all that was taken is executed on a copy, all that the state counts on must be there; and what an
 batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
 executed, so nothing is concluded from those that say who owns what. An external load can fail when
 its batch is executed; a request that can reports it at any moment before the batch completes, and
 until then, or until no request is left that can, the state may count on what it spoilt
-(LOAD-FAILED). Twin: none.
+(LOAD-FAILED).
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,10 @@ from kvcore.check.names.in_flight import (
     Node,
     Pending,
     Unreported,
+    check_fall,
     live,
     name_of,
+    still_loading,
     taken,
     unused_wait,
 )
@@ -104,9 +106,9 @@ class FlightModel(CoreModel):
         node.recall(ghost)
         for batch in node.waiting:
             ghost.apply(in_flight(batch.commands))
-            self.checker.ask(ghost.compute, batch.requests, batch.writes, {})
+            self.checker.run_check(ghost.compute, batch.requests, batch.writes, {})
         ghost.apply(in_flight(state.batch.commands))
-        self.checker.ask(ghost.compute, state.requests, node.writes, {})
+        self.checker.run_check(ghost.compute, state.requests, node.writes, {})
         counted = ghost.counted(state, {})
         ghost.owned, ghost.cached = set(counted.owned), set(counted.cached)
         if not node.unreported:
@@ -149,8 +151,8 @@ class FlightModel(CoreModel):
         for step in steps:
             follow(schedule, step)
             node = self._without(node, step)
-        self.checker.ask(schedule.check, opened)
-        self.checker.ask(schedule.check_caps, opened)
+        self.checker.run_check(schedule.check, opened)
+        self.checker.run_check(schedule.check_caps, opened)
         if steps:
             self.checker.check_batch(start, opened)
         filled = replace(
@@ -187,7 +189,7 @@ class FlightModel(CoreModel):
         node.recall(ghost)
         ghost.apply(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
-        self.checker.ask(ghost.compute, batch.requests, writes, {})
+        self.checker.run_check(ghost.compute, batch.requests, writes, {})
         unreported = () if failing is None else ((batch.number, *failing),)
         pending = tuple(
             replace(each, executed=True, commands=(), writes=(), requests={})
@@ -211,7 +213,7 @@ class FlightModel(CoreModel):
             raise InvariantViolation("LOAD-FAILED", f"the report is refused: {value}")
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
-        self.checker.ask(schedule.check, after)
+        self.checker.run_check(schedule.check, after)
         told = replace(
             node,
             before=schedule.scheduled(),
@@ -226,7 +228,7 @@ class FlightModel(CoreModel):
         start, schedule = node.state, self._schedule_at(node)
         after = self._call(start, Call("complete", (node.pending[0].number,)), closing)
         self.notes["goal", "merge"] += len(after.batch.commands) > len(start.batch.commands)
-        self.checker.ask(schedule.check, after)
+        self.checker.run_check(schedule.check, after)
         return self._closed(replace(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[Step]) -> Node:
@@ -234,12 +236,8 @@ class FlightModel(CoreModel):
         start = node.state
         after = self._call(start, Call("cancel", (number,)), closing)
         gone = [batch for batch in node.pending if batch.number >= number]
-        for counts in (*(batch.before for batch in gone), node.before):
-            for name, before in counts.items():
-                request = after.requests.get(name)
-                if request is not None and request.num_computed > before:
-                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
-                    self.checker.ask(_raise, "COMPUTED-RULE", detail)
+        counts = [*(batch.before for batch in gone), node.before]
+        self.checker.run_check(check_fall, counts, after)
         self.notes["goal", "cancel"] += 1
         kept = replace(
             node,
@@ -248,8 +246,8 @@ class FlightModel(CoreModel):
             writes=(),
             filled=False,
             unreported=tuple(each for each in node.unreported if each[0] < number),
-            loading=_still_loading(node.loading, after),
-            failed=_still_loading(node.failed, after),
+            loading=still_loading(node.loading, after),
+            failed=still_loading(node.failed, after),
         )
         return self._closed(kept, after, start)
 
@@ -258,7 +256,7 @@ class FlightModel(CoreModel):
         start, ghost, schedule = node.state, self._ghost, self._schedule_at(node)
         after = self._call(start, Call("complete_operation", (number, done)), closing)
         follow(schedule, closing[-1])
-        self.checker.ask(schedule.check, after)
+        self.checker.run_check(schedule.check, after)
         node.recall(ghost)
         ghost.complete(number, done)
         settled = replace(
@@ -277,7 +275,7 @@ class FlightModel(CoreModel):
     def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
         """The node with a state whose events are drained, without what nobody reads any more."""
         if start is not None and state.config.enable_events:
-            self.checker.ask(check_events, start.device.index, state.events, state)
+            self.checker.run_check(check_events, start.device.index, state.events, state)
         ghost = self._ghost
         ghost.loading = dict(node.loading)
         reached = replace(node, state=drained(state))
@@ -338,15 +336,3 @@ def fills(start: State, opened: State) -> bool:
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
     return more or len(batch.records) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0
-
-
-def _still_loading(known: Mapping[str, int], state: State) -> dict[str, int]:
-    return {
-        name: start
-        for name, start in known.items()
-        if name in state.requests and state.requests[name].num_loading
-    }
-
-
-def _raise(name: str, detail: str) -> None:
-    raise InvariantViolation(name, detail)

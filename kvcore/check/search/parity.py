@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each call on the compiled twin, too: from the same bytes to the same everything (REFINE).
 
-Rules: the bytes hold the open batch with its commands, the events and the statistics. Where a call
-starts from the state that the last one reached, nothing is restored. Twin: none.
+The bytes hold the open batch with its commands, the events and the statistics. Where a call starts
+from the state that the last one reached, nothing is restored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process has taken. Twin: none."""
+"""How much memory this process has taken."""
 
 from __future__ import annotations
 

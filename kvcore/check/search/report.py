@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an exploration found, and what it never saw.
 
-Rules: a verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a
-violation. Twin: none.
+A verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a violation.
 """
 
 from __future__ import annotations
@@ -106,10 +105,7 @@ class Report:
             "waiting": self.num_waiting,
             "depth": self.depth,
             "depths": self.depths,
-            "moves": self.of_kind("move"),
-            "calls": self.of_kind("call"),
-            "commands": self.of_kind("command"),
-            "goals": self.of_kind("goal"),
+            **{f"{kind}s": self.of_kind(kind) for kind in ("move", "call", "command", "goal")},
             "enabled": self.enabled,
             "never": list(self.never),
             "missed": list(self.missed),

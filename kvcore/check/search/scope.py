@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked of an exploration: its world and its properties, for its report.
+"""What an exploration was given: its world and its properties, for its report.
 
-Rules: a report says what it is of, so that it can be read alone: every option of the world, each
-property that counted and each that could have. Values become plain data; a function is its name.
-Twin: none.
+A report says what it is of, so that it can be read alone: every option of the world, each property
+that counted and each that could have. Values become plain data; a function is its name.
 """
 
 from __future__ import annotations

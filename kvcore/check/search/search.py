@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every reachable state of a model, breadth first.
 
-Rules: nodes are folded by their names; the first one met stands for its class, and its path is a
-shortest one. What is kept of a node is a fingerprint of 128 bits of its name (or the whole name),
-and the number of the edge that led to it; a waiting node waits as bytes. So a run is found again by
-its edges. A search that is stopped says what it has. Twin: rust/src/check/search/search.rs.
+Nodes are folded by their names; the first one met stands for its class, and its path is a shortest
+one. What is kept of a node is a fingerprint of 128 bits of its name (or the whole name), and the
+number of the edge that led to it; a waiting node waits as bytes. So a run is found again by its
+edges. A search that is stopped says what it has. Twin: rust/src/check/search/search.rs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Chosen = Iterable[str | Property] | None
 FEW = 200
 """A level of fewer nodes is not worth several processes."""
 ALIKE = 32
-"""So many nodes show what the others will look like."""
+"""This many nodes show what the others will look like."""
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Where a search stops: at this distance, at so many states or seconds; None for no limit."""
+    """Where a search stops: at this distance, at this many states or seconds; None for no limit."""
 
     max_depth: int | None = None
     max_states: int | None = None
@@ -75,7 +75,7 @@ def check(
     properties: names of those that count, or some of your own; all unless given. symmetry: what is
     renamed, all unless given, but for requests where a scheduler of your own may go by them.
     full_keys: keep whole names, not fingerprints. workers: processes, which count the same.
-    progress: is told how far it is, now and then. watch: sees each call.
+    progress: is called with the report so far, now and then. watch: sees each call.
     Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)

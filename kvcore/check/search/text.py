@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report as text.
 
-Rules: the verdict comes first and says how far it reaches; figures follow, what was never seen is
-last. Twin: none.
+The verdict comes first and says how far it reaches; figures follow, what was never seen is last.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _moves(report: Report) -> dict[str, int]:
 
 
 def _asked(report: Report) -> Iterator[str]:
-    """What was asked for that is not the usual: properties left out, names not renamed."""
+    """What differs from the defaults: properties left out, names not renamed."""
     kept = [name for name, on in attrs.asdict(report.symmetry).items() if not on]
     if kept:
         words = " and ".join(kept)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search of the compiled twin, with a report as Python's.
 
-Rules: nothing is explored here. A violation comes as calls; its steps are made again on the Python
-core, for the story: where the twin alone is wrong, the last of them is right here. Twin:
+Nothing is explored here. A violation comes as calls; its steps are made again on the Python core,
+for the story: where the twin alone is wrong, the last of them is right here. Twin:
 rust/src/bindings/check.rs.
 """
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that try the edges of one level together.
 
-Rules: nodes go out in chunks, in order, to whoever is idle, and what was found is merged in that
-order: the counts are those of one process. What the hashes in a node stand for goes along, since
-the process that gets it may never have met the request that carried them. A process that dies is an
-error, not a result. Twin: none.
+Nodes go out in chunks, in order, to whoever is idle, and what was found is merged in that order:
+the counts are those of one process. What the hashes in a node stand for goes along, since the
+process that gets it may never have met the request that carried them. A process that dies is an
+error, not a result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 from kvcore.check.search.expand import Expander, Expansion, taken_notes
 from kvcore.check.search.frontier import Squeezer
 from kvcore.check.search.process_memory import memory_bytes
-from kvcore.check.world.model import Broken, Violation
+from kvcore.check.world.model import Violation
 from kvcore.oracle.prefixes import Learnt
 
 CHUNK = 16
@@ -63,7 +63,7 @@ class Workers:
         self._told = [0] * num_workers
 
     def learn(self, expander: Expander) -> None:
-        """Tell all of them what another expander has learnt so far."""
+        """Give all of them what another expander has learnt so far."""
         prefixes = getattr(expander.model, "prefixes", None)
         self._learnt += [] if prefixes is None else prefixes.news()
 
@@ -126,14 +126,10 @@ def _serve(end: Connection, make: Callable[[], Expander], squeezer: Squeezer) ->
             expansions = [expander.expand(node) for node in nodes]
             for each in expansions:
                 if each.broken is not None:
-                    each.broken = plain(each.broken)
+                    # Whoever gets a violation makes its steps again.
+                    each.broken = Violation(each.broken.name, each.broken.detail, ())
             learnt = [] if prefixes is None else prefixes.news()
             notes, grown = taken_notes(expander.model), max(0, memory_bytes() - begun)
             end.send(Result(expansions, learnt, notes, grown, expander.seen.num_bytes))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         os._exit(0)
-
-
-def plain(found: Broken | Violation) -> Violation:
-    """A violation without its steps: whoever hears of it makes them again."""
-    return Violation(found.name, found.detail, ())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as a text trace that both backends replay.
 
-Rules: the trace has the calls that a run made, and what they give on the Python core, which is the
+The trace has the calls that a run made, and what they give on the Python core, which is the
 specification; where the core itself breaks under them, the calls stand alone. What the device did
-between the calls is not part of a trace. Twin: none.
+between the calls is not part of a trace.
 """
 
 from __future__ import annotations

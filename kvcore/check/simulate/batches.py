@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moves of batches: taken, carried out late, finished, taken back.
 
-Rules: those of moves.py. A batch that the device did not carry out cannot be finished. Twin: none.
+As in moves.py: A batch that the device did not carry out cannot be finished.
 """
 
 from __future__ import annotations

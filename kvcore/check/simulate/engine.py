@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine with continuous batching, and everything that goes wrong around one.
 
-Rules: each step lets the device go on or not, brings trouble (aborts, preemptions, cancelled
-batches, failed transfers, pins, evictions), admits requests, schedules prompts in chunks and
-answers in one call, and takes the batch. What is refused preempts others, the last admitted first.
-Every choice comes from the run's random generator and from what the managers said. An engine that
-gets nothing done first lets go of all that it holds; if that does not help, the run is stuck
-(DEADLOCK-FREE). Twin: none.
+Each step lets the device go on or not, brings trouble (aborts, preemptions, cancelled batches,
+failed transfers, pins, evictions), admits requests, schedules prompts in chunks and answers in one
+call, and takes the batch. What is refused preempts others, the last admitted first. Every choice
+comes from the run's random generator and from what the managers said. An engine that gets nothing
+done first lets go of all that it holds; if that does not help, the run is stuck (DEADLOCK-FREE).
 """
 
 from __future__ import annotations

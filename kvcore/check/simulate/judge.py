@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The long look at a run: every block, key, table and count, once in a while and at its end.
 
-Rules: what the state counts on must be there once the device has carried out everything, the open
-batch too, which is tried on a copy of the memory. At the end all that was given must come back:
-nothing held, nothing pending, every block free, and a reset that happens. Cost: O(pool + tokens).
-Twin: none.
+What the state counts on must be there once the device has carried out everything, the open batch
+too, which is tried on a copy of the memory. At the end all that was given must come back: nothing
+held, nothing pending, every block free, and a reset that happens. Cost: O(pool + tokens).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a simulated engine and its device can do: each move as calls on a run.
 
-Rules: a move that makes no sense where the run is does nothing and gives None, so that moves can be
-left out of a run. Blocks are named by request, group and position, batches and operations by their
-age. A cancel, a failing load and an abort are moves like any other. Twin: none.
+A move that makes no sense where the run is does nothing and gives None, so that moves can be left
+out of a run. Blocks are named by request, group and position, batches and operations by their age.
+A cancel, a failing load and an abort are moves like any other.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
 
 
 def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, Any]) -> Any:
-    """The next tokens of a request are scheduled, so many at most."""
+    """Schedule the next tokens of a request, at most this many."""
     status = play.status(name)
     if status in (None, Status.SWAPPED) or play.loading(name):
         return None
@@ -179,7 +179,7 @@ def fork(play: Play, parent: str, child: str, goal: int) -> Any:
 
 
 def truncate(play: Play, name: str, num_tokens: int) -> Any:
-    """A request keeps so many of its tokens; an engine cuts no picture."""
+    """A request keeps this many of its tokens; an engine cuts no picture."""
     known = play.known.get(name)
     if known is None or not media_end(known) <= num_tokens <= len(known.tokens):
         return None
@@ -338,7 +338,7 @@ def _runs(play: Play, name: str) -> bool:
 
 
 def _hit(play: Play, name: str) -> Hit | None:
-    """The cached prefix of a request, asked of every manager; None for none."""
+    """The cached prefix of a request, from every manager; None for none."""
     hits = [manager.get_computed_blocks(name) for _, manager in play.managers]
     if any(hit != hits[0] for hit in hits):
         raise InvariantViolation("PARITY", f"the hits of {name!r} are {hits}")

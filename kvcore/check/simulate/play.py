@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run: managers that take the same calls, a device behind them, and what must be true of both.
 
-Rules: a run is a list of moves, things of an engine that name what they mean ("the next tokens of
-r5", "the oldest batch") and become calls of the core where the run is, so that a run with moves
-left out is a run too. Every call is made on every manager and must give the same; batches, which
-hold the commands, are compared whole, states by their canonical bytes every so many batches. The
-device runs batches in order and late; cancelled ones it runs or forgets. Only this file knows what
-is scheduled. Twin: none.
+A run is a list of moves, things of an engine that name what they mean ("the next tokens of r5",
+"the oldest batch") and become calls of the core where the run is, so that a run with moves left out
+is a run too. Every call is made on every manager and must give the same; batches, which hold the
+commands, are compared whole, states by their canonical bytes every few batches. The device runs
+batches in order and late; cancelled ones it runs or forgets. Only this file knows what is
+scheduled.
 """
 
 from __future__ import annotations
@@ -17,32 +17,18 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.names.in_flight import copied
 from kvcore.check.simulate.prefixes import Known, Prefixes
 from kvcore.manager import KVCacheManager
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables, set_entry
 from kvcore.oracle.device import Device, Plan
 from kvcore.trace.calls import Call, Misuse, perform_on
-from kvcore.types.commands import (
-    Allocate,
-    Batch,
-    CopyOnWrite,
-    CutTable,
-    Load,
-    SetTable,
-    Store,
-    SwapIn,
-    SwapOut,
-)
+from kvcore.types.commands import Allocate, Batch, CutTable, SetTable, SwapOut
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Reason, Refused, Status
 
 MakeManager = Callable[[Config], KVCacheManager]
-BLOCKS_READ = {CopyOnWrite.kind: 0, SwapOut.kind: 0, Store.kind: 1}
-BLOCKS_WRITTEN = {CopyOnWrite.kind: 1, SwapIn.kind: 1, Load.kind: 2}
-HOST_BLOCKS = {SwapOut.kind: 1, SwapIn.kind: 0}
-"""Which value column of a kind names a block that it reads or writes."""
-
 ADMITTING = ("allocate_slots", "load", "swap_in")
 
 
@@ -144,7 +130,7 @@ class Play:
         return value
 
     def _judge_refusal(self, call: Call, refused: Refused) -> None:
-        """A refused call asks for more than there is; a free pool puts nothing off."""
+        """A refused call needs more than there is; a free pool refuses nothing for now."""
         if refused.needed <= refused.available:
             raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")
         pool_is_free = self.manager.num_free_blocks == self.config.num_usable_blocks
@@ -260,13 +246,8 @@ class Play:
         once it is carried out.
         """
         uses: dict[str, set[int]] = {"device": set(), "host": set()}
-        columns = (batch.column(name).tolist() for name in ("kind", "a", "b", "c"))
-        for kind, *values in zip(*columns, strict=True):
-            for column in (BLOCKS_READ.get(kind), BLOCKS_WRITTEN.get(kind)):
-                if column is not None:
-                    uses["device"].add(values[column])
-            if kind in HOST_BLOCKS:
-                uses["host"].add(values[HOST_BLOCKS[kind]])
+        for tier, block in copied(batch):
+            uses[tier].add(block)
         for each in passes:
             for index in range(len(self.config.groups)):
                 uses["device"].update(self.tables.get((each.row, index), ()))

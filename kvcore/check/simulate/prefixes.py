@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers for prefixes, made as tokens come: equal numbers mean equal content.
 
-Rules: nothing here is called by a transition. A request's numbers are a list that only grows; a cut
-makes a new list, so that whoever holds a list and a length holds that content. A hash stands for
-one number, learnt from a chain that is made here from tokens and extra keys, not read from the
-core. As `kvcore/oracle/prefixes.py`, at a cost of O(new tokens). Twin: none.
+No transition calls anything here. A request's numbers are a list that only grows; a cut makes a new
+list, so that whoever holds a list and a length holds that content. A hash stands for one number,
+learnt from a chain that is made here from tokens and extra keys, not read from the core. As
+`kvcore/oracle/prefixes.py`, at a cost of O(new tokens).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Prefixes:
             self._learn(known)
 
     def cut(self, known: Known, num_tokens: int) -> None:
-        """Keep so many of a request's tokens; its drafts are dropped."""
+        """Keep this many of a request's tokens; its drafts are dropped."""
         known.tokens = known.tokens[:num_tokens]
         known.nodes = known.nodes[:num_tokens]
         known.drafts = []

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs from seeds, their moves, and the same moves again.
 
-Rules: one `random.Random(seed)` decides everything, the configuration first; a run that is made
-again from its moves needs no random number. A failure names a property and keeps the moves that
-lead to it. Twin: none.
+One `random.Random(seed)` decides everything, the configuration first; a run that is made again from
+its moves needs no random number. A failure names a property and keeps the moves that lead to it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from kvcore.check.simulate import judge
 from kvcore.check.simulate.engine import Engine
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import MakeManager, Move, Play
-from kvcore.check.simulate.setting import Asked, Setting, draw_setting
+from kvcore.check.simulate.setting import Fixed, Setting, draw_setting
 from kvcore.manager import KVCacheManager
-from kvcore.oracle.device import Device, Plan
+from kvcore.oracle.device import MakeDevice
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 
@@ -30,11 +29,11 @@ BackendName = Literal["python", "rust", "both"]
 Managers = BackendName | Sequence[tuple[str, MakeManager]]
 """A backend, or a caller's own managers by name."""
 
-MakeDevices = Sequence[Callable[[Plan], Device]]
+MakeDevices = Sequence[MakeDevice]
 MOST_ROWS, MOST_TOKENS, MARGIN = 256, 8192, 200
 """How large a device is where no setting says it, and room for lookahead and forks of forks."""
 LOOKS = 20
-"""Long looks at one run: every so many steps."""
+"""Long looks at one run: at this share of its steps."""
 
 
 @attrs.frozen
@@ -77,18 +76,18 @@ def simulate(
     num_steps: int,
     *,
     backend: Managers = "both",
-    asked: Asked | None = None,
+    fixed: Fixed | None = None,
     devices: MakeDevices = (),
     every: int | None = None,
     stop: Callable[[int], bool] | None = None,
 ) -> Run:
-    """One run of so many steps; the same arguments give the same run.
+    """One run of this many steps; the same arguments give the same run.
 
-    every: steps between two long looks. stop: asked before each step, to end early.
+    every: steps between two long looks. stop: called before each step; true ends the run early.
     """
     random = Random(seed)
-    asked = Asked() if asked is None else asked
-    setting = draw_setting(random, attrs.evolve(asked, cross=asked.cross and not devices))
+    fixed = Fixed() if fixed is None else fixed
+    setting = draw_setting(random, attrs.evolve(fixed, cross=fixed.cross and not devices))
     play = _play(setting.config, backend, devices, setting)
     moves: list[Move] = []
     step: int | None = 0
@@ -144,7 +143,7 @@ def again(
 
 
 def _failure(error: Exception, config: Config, moves: Sequence[Move], at: int | None) -> Failure:
-    """What ended a run; an error that is no violation is a crash of what was asked."""
+    """What ended a run; an error that is no violation is a crash."""
     name, detail = "NOCRASH", repr(error)
     if isinstance(error, InvariantViolation):
         name, detail = error.name, error.detail

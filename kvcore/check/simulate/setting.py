@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one simulated run is made of: a configuration, and the traffic and trouble of its engine.
 
-Rules: all of it is drawn from the run's one random generator, in a fixed order, so that a seed and
-the options that were given make the run again. What is given is not drawn. A pool is made smaller
-than its requests need together, so that most runs evict and preempt. Twin: none.
+All of it is drawn from the run's one random generator, in a fixed order, so that a seed and the
+options that were given make the run again. What is given is not drawn. A pool is made smaller than
+its requests need together, so that most runs evict and preempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIES = 100
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class Fixed:
     """What a caller fixed of a run; None is drawn.
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
@@ -58,11 +58,11 @@ class Setting:
     rates: dict[str, float]
 
 
-def draw_setting(random: Random, asked: Asked) -> Setting:
+def draw_setting(random: Random, fixed: Fixed) -> Setting:
     """The setting of a run."""
-    config = _draw_config(random, asked) if asked.config is None else asked.config
+    config = _draw_config(random, fixed) if fixed.config is None else fixed.config
     usable, size = config.num_usable_blocks, config.block_size
-    num_requests = asked.num_requests or random.choice([2, 5, 20, 60, 200])
+    num_requests = fixed.num_requests or random.choice([2, 5, 20, 60, 200])
     pressure = random.choice([0.5, 1.0, 1.5, 3.0])
     share = max(1, int(usable * pressure / (num_requests * len(config.groups))))
     longest = max(2, min(share * size * 2, config.length_limit, 4096))
@@ -113,19 +113,19 @@ RATES = {
 """What happens beside a request's plain life, with the chance of each in one step."""
 
 
-def _draw_config(random: Random, asked: Asked) -> Config:
+def _draw_config(random: Random, fixed: Fixed) -> Config:
     for _ in range(TRIES):
         try:
-            return Config(**_draw_options(random, asked))
+            return Config(**_draw_options(random, fixed))
         except KvcoreError:
             continue
-    return Config((asked.num_blocks or 64) + 1, block_size=4, hash_seed=b"simulate")
+    return Config((fixed.num_blocks or 64) + 1, block_size=4, hash_seed=b"simulate")
 
 
-def _draw_options(random: Random, asked: Asked) -> dict[str, Any]:
-    usable = asked.num_blocks or random.choice([8, 24, 100, 400, 1000, 4000])
+def _draw_options(random: Random, fixed: Fixed) -> dict[str, Any]:
+    usable = fixed.num_blocks or random.choice([8, 24, 100, 400, 1000, 4000])
     groups = _draw_groups(random, usable)
-    if random.random() < CROSS and asked.cross:
+    if random.random() < CROSS and fixed.cross:
         groups = (*groups, Group(groups[0].block_size, kind="cross_attention"))
     windowed = any(group.is_windowed for group in groups)
     null_block = windowed or random.random() < 0.7

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A failing run made small: moves are left out and made simpler while the same property fails.
 
-Rules: first whole requests go, then stretches of moves, each half as long as the ones before, then
-each move is tried in simpler forms, then the configuration; over again until nothing more goes. Any
-subset of moves is a run, since a move that makes no sense does nothing. Twin: none.
+First whole requests go, then stretches of moves, each half as long as the ones before, then each
+move is tried in simpler forms, then the configuration; over again until nothing more goes. Any
+subset of moves is a run, since a move that makes no sense does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fails = Callable[[Config, Sequence[Move]], bool]
 def shrink(
     failure: Failure, *, devices: MakeDevices = (), backend: Managers, num_seconds: float = 60.0
 ) -> Failure | None:
-    """The smallest run found in so many seconds that breaks the same property; None if the moves
+    """The smallest run found in this many seconds that breaks the same property; None if the moves
     alone do not break it.
     """
     deadline = time.monotonic() + num_seconds

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a run in the words of text traces: the call, and everything that it gave.
 
-Rules: as in `trace/runner.py`, so that a story reads like a trace and a trace can be made of it. A
-hit is shown as the look-up before the call that uses it. A request that an exploration named by a
-number is called r and that number. Twin: none.
+As in `trace/runner.py`, so that a story reads like a trace and a trace can be made of it. A hit is
+shown as the look-up before the call that uses it. A request that an exploration named by a number
+is called r and that number.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from kvcore.types.groups import Group
 from kvcore.types.values import Request
 
 OPTION_WORDS = {option: word for word, option in WORDS.items()}
-ON_IDS = ("swap_out", "swap_in")
-ON_BLOCKS = ("pin", "unpin", "evict_blocks", "store")
+ON_LISTS = ("swap_out", "swap_in", "pin", "unpin", "evict_blocks", "store")
 CONFIG_WORDS = (
     *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
     *("null_block", "eviction", "duplicates", "num_preallocate_tokens", "watermark_blocks"),
@@ -160,13 +159,8 @@ def _words(call: Call) -> list[str]:
             return [name_of(args[0]), write_tokens(list(args[1]))]
         case "add_block_hashes":
             return [name_of(args[0]), _letters(args[1])]
-        case "fork":
-            return [name_of(each) for each in args]
-        case _ if name in ON_IDS:
-            return [name_of(each) for each in args[0]]
-        case _ if name in ON_BLOCKS:
-            return [str(block) for block in args[0]]
-    return [name_of(each) if isinstance(each, str) else str(each) for each in args]
+    items = args[0] if name in ON_LISTS else args
+    return [name_of(each) if isinstance(each, str) else str(each) for each in items]
 
 
 def _request_words(request: Request) -> list[str]:

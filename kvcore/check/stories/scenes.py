@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a story shows of a state: its requests, and each block with what its slots really hold.
 
-Rules: contents are followed by the ghost from the first step on, as a runtime would change them: by
-the commands and the forward pass of a batch when it is executed, not when it is planned. A slot
-reads as the tokens of the prefix that it holds: `0-2` is "token 2 behind 0 and 1". `?` is content
-that nothing defines, `~` rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
-Twin: none.
+Contents are followed by the ghost from the first step on, as a runtime would change them: by the
+commands and the forward pass of a batch when it is executed, not when it is planned. A slot reads
+as the tokens of the prefix that it holds: `0-2` is "token 2 behind 0 and 1". `?` is content that
+nothing defines, `~` rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from kvcore.check.names.in_flight import Pending, taken
+from kvcore.check.names.in_flight import Pending, check_fall, still_loading, taken
 from kvcore.check.stories.calls import name_of
 from kvcore.check.world.ghost import Ghost, owners
 from kvcore.check.world.model import Step
@@ -88,10 +87,11 @@ class Follower:
             self._finish(call.name, call.args[0])
         self._hear(self._schedule.follow, step.before, call.name, call.args, call.options, value)
         if call.name == "cancel":
-            self._hear(self._check_fall, step)
-            self._schedule.assume(step.outcome.state)
-            for name in [each for each in self._schedule.loading if not self._loads(step, each)]:
-                del self._schedule.loading[name]
+            gone = [each.batch.before for each in self._unfinished if each.number >= call.args[0]]
+            after, schedule = step.outcome.state, self._schedule
+            self._hear(check_fall, [*gone, schedule.scheduled()], after)
+            schedule.assume(after)
+            schedule.loading = still_loading(schedule.loading, after)
         self._hear(self.ghost.prefixes.learn, step.outcome.state)
         if call.name != "take_batch":
             self._hear(self._schedule.check, step.outcome.state)
@@ -135,22 +135,6 @@ class Follower:
                 if (tier, block) in used:
                     detail = f"{tier} block {block} is free, and a batch in flight uses it"
                     raise InvariantViolation("CMD-INFLIGHT", detail)
-
-    def _check_fall(self, step: Step) -> None:
-        """Raise InvariantViolation (COMPUTED-RULE) where a cancel leaves a request more than it
-        counted before.
-        """
-        gone = [each.batch.before for each in self._unfinished if each.number >= step.call.args[0]]
-        for counts in (*gone, self._schedule.scheduled()):
-            for name, before in counts.items():
-                request = step.outcome.state.requests.get(name)
-                if request is not None and request.num_computed > before:
-                    detail = f"{name!r} counts {request.num_computed}, cancelled from {before} on"
-                    raise InvariantViolation("COMPUTED-RULE", detail)
-
-    def _loads(self, step: Step, name: str) -> bool:
-        request = step.outcome.state.requests.get(name)
-        return request is not None and request.num_loading > 0
 
     def _check_contents(self, state: State) -> None:
         """Check what a state counts on when everything was executed. Owners are not judged: a

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A violation told step by step: each call, what it gave, and what it did to every block.
 
-Rules: a story is plain text of at most `width` columns, with colour only where it is asked for. A
-cell that a step changes is shown as `before > after` behind a `*` at the start of its row; a table
-that would be too wide shows a changed row twice, `-` before and `+` after. Each table begins with
-what the run begins with, so nothing is to be remembered but the last one. Twin: none.
+A story is plain text of at most `width` columns, with colour only if it is requested. A cell
+that a step changes is shown as `before > after` behind a `*` at the start of its row; a table that
+would be too wide shows a changed row twice, `-` before and `+` after. Each table begins with what
+the run begins with, so nothing is to be remembered but the last one.
 """
 
 from __future__ import annotations

@@ -181,9 +181,6 @@ def _holds(contents: Contents, wanted: Contents) -> bool:
         held = contents.get(place)
         if held == slots:
             continue
-        if held is None:
+        if held is None or any(a not in (None, b) for a, b in zip(slots, held, strict=True)):
             return False
-        for content, there in zip(slots, held, strict=True):
-            if content is not None and content != there:
-                return False
     return True

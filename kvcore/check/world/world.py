@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A world: how far an exploration goes, by which moves, and which names it folds together.
 
-Rules: a world is plain data, so that one and the same world is explored in both languages. A move
-is what an engine does at once: one call, or a few that belong together. Twin: none.
+A world is plain data, so that one and the same world is explored in both languages. A move is what
+an engine does at once: one call, or a few that belong together.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class World:
 
     num_requests, num_tokens: most requests at a time, and most tokens each. num_prompt: most tokens
     of a new request. num_letters: different tokens that can follow one prefix. num_drafts: most
-    drafts at a time. num_lookahead, num_external: most of these tokens that a call asks for; an
-    engine's moves ask for all lookahead slots, and for no external tokens.
+    drafts at a time. num_lookahead, num_external: most of these tokens per call; an
+    engine's moves use all lookahead slots, and no external tokens.
     num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
-    time; no store begins where so many operations are in flight.
+    time; no store begins while this many operations are in flight.
     delays: whether calls delay the caching of their blocks, or not, each in turn.
     kinds_of_requests: extra keys and flags of new requests, each in turn. calls_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
