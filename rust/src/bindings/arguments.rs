@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Python's arguments in the machine's form, and what had none.
+//! Python's arguments in the machine's form, and stand-ins for arguments that have none.
 //!
-//! Rules: an argument that has no machine form (an id that is no str, a number that is none or too
-//! big) does not end the call here, since the twin may have an earlier complaint. A stand-in that
-//! the twin is bound to refuse goes in, and comes back as the argument in the fields of the error.
+//! An argument that has no machine form (an id that is no str, a number that is none or too big)
+//! does not end the call here, since the twin may find another error first. It is replaced by a
+//! stand-in that the twin must refuse; the fields of the error then have the argument itself.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
@@ -24,7 +24,7 @@ use crate::types::values::GivenHashes;
 
 /// No count, block or position of the twin comes near; sums of a few of them fit.
 const FAR: i64 = 1 << 61;
-/// So many stand-ins of one call are told apart.
+/// The most stand-ins of one call that are told apart.
 const MAX_APART: usize = 1 << 10;
 
 /// Arguments by what they are, so that the stub can say it.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.check_world`: the checker's search, over the twin's own transitions.
 //!
-//! Rules: a world is read from its object, and what was found goes back as plain data: counts, a
-//! verdict, the calls of a story with arguments that `kvcore.trace.calls.Call` takes. No Python
-//! runs while states are explored; between rounds it may stop the search, by Ctrl-C or an
-//! exception.
+//! A world is read from its object. The result is plain data: counts, a verdict, the calls of a
+//! story with arguments that `kvcore.trace.calls.Call` takes. No Python runs while states are
+//! explored; between rounds it may stop the search, by Ctrl-C or an exception.
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Handles on the Python classes that calls give back.
 //!
-//! Rules: they are looked up once a process, at the first call that needs one.
+//! They are looked up once per process, at the first call that needs one.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

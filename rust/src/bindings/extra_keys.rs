@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a `Request` brings of extra keys, in the machine's form.
+//! The extra keys of a `Request` in the machine's form.
 //!
-//! Rules: `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` checked themselves when they were made, and
-//! the manager has checked that the parts of a request are of these kinds. A salt that is no text
-//! goes in as the empty one, which the twin refuses.
+//! `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` check themselves when they are made, and the
+//! manager has checked that the parts of a request are of these kinds. A salt that is no text is
+//! passed on as the empty one, which the twin refuses.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;

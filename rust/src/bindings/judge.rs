@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kvcore._rust.judge_state`: what the twin's properties say of the bytes of a state.
+//! `kvcore._rust.judge_state`: which of the twin's properties the bytes of a state break.
 //!
-//! Rules: those of mod.rs. It is there so that both languages can be asked about one state.
+//! It is there so that both languages can check one state.
 
 use pyo3::prelude::*;
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lists of ints in one pass, without a copy of the list.
 //!
-//! Rules: what is not a list or tuple of Python's own ints below 2**32 is left to the reader that
-//! names what is wrong and where. Sound: the items are borrowed, which is right as long as nobody
-//! changes the list. The thread is attached, and where that does not keep others out the critical
-//! section does; until the last item is read no Python code runs, since reading the digits of an
-//! exact int runs none, and the first item that is anything else ends the reading. It gains more
-//! than half of what a list costs: 101 instructions a token with pyo3's own reading, 46 with this.
+//! Anything but a list or tuple of Python's own ints below 2**32 is left to the reader that names
+//! what is wrong and where.
+//!
+//! Why it is sound: the items are borrowed, which is right as long as the list does not change. The
+//! thread is attached, and if that does not keep others out, the critical section does. No Python
+//! code runs until the last item is read, since reading the digits of an exact int runs none, and
+//! the first item of another kind ends the reading. Gain: 46 instructions per token instead of the
+//! 101 of pyo3's own reading.
 
 #![allow(unsafe_code)]
 

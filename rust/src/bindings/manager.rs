@@ -2,8 +2,8 @@
 //! `kvcore._rust.Manager`: one state, and how a call reaches it.
 //! Its methods are in `methods.rs` and `questions.rs`.
 //!
-//! Rules: a call reads its arguments, runs one transition and makes its result; the state is
-//! borrowed for the transition alone, in which no Python runs, so threads take turns.
+//! A call reads its arguments, runs one transition and makes its result. The state is borrowed for
+//! the transition alone, in which no Python runs, so threads take turns.
 
 use pyo3::prelude::*;
 
@@ -102,7 +102,7 @@ impl Manager {
         values::moved(this.py(), outcome)
     }
 
-    /// Ask a question.
+    /// Run a query.
     pub(crate) fn ask<T>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
@@ -112,7 +112,7 @@ impl Manager {
         outcome.map_err(|error| Wrong::from(error).raise(this.py(), given))
     }
 
-    /// Ask a question about one request.
+    /// Run a query about one request.
     pub(crate) fn ask_of<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
@@ -123,7 +123,7 @@ impl Manager {
         Self::ask(this, &given, |state| question(state, name))
     }
 
-    /// Ask a question to one request.
+    /// Run a query of one request.
     pub(crate) fn ask_one<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,

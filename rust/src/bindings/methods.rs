@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of `kvcore._rust.Manager` that change its state; `questions.rs` has the others.
 //!
-//! Rules: those of `kvcore.backend.Backend` that change the state, with the same arguments, results
-//! and errors, in that order. A wrong argument is told when the transition would, so both backends
-//! name the same thing first.
+//! They are those of `kvcore.backend.Backend` that change the state, in that order, with the same
+//! arguments, results and errors. A wrong argument is reported when the transition would report it,
+//! so both backends report the same error first.
 
 use pyo3::prelude::*;
 

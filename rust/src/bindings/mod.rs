@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python bindings of the twin: they convert and delegate, and hold no policy.
 //!
-//! Rules: arguments are read by `arguments` and `tokens`, results made by `values`, errors by
-//! `errors`. Nothing else in the crate knows Python.
+//! `arguments` and `tokens` read arguments, `values` makes results, `errors` makes errors. Nothing
+//! else in the crate knows Python.
 
 mod arguments;
 mod check;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.BlockPool`: the pool layer's transitions as methods of one pool.
 //!
-//! Rules: as those of `kvcore.pool.transitions`, with the same values and errors; what they emit
-//! gathers until `commands` hands it out. Keys are `KEY_SIZE` bytes.
+//! They have the values and errors of `kvcore.pool.transitions`; their commands gather until
+//! `commands` hands them out. Keys are `KEY_SIZE` bytes.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -172,7 +172,7 @@ pub(crate) fn read_key(py: Python<'_>, key: &[u8]) -> PyResult<Key> {
     key.try_into().map(Key).map_err(|_| raise(py, Error::InvalidKey { size, expected }))
 }
 
-/// A count that was asked for, or the stand-in of one: more than any tier has. Fails with
+/// A count, or the stand-in of one: more than any tier has. Fails with
 /// InvalidCount.
 pub(super) fn read_number(asked: i64) -> Result<u64, Error> {
     u64::try_from(asked).map_err(|_| Error::InvalidCount { name: "count", value: asked, least: 0 })

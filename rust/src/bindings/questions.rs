@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of `kvcore._rust.Manager` that ask, and those that write and read the whole state.
+//! The queries of `kvcore._rust.Manager`, and the methods that write and read the whole state.
 //!
-//! Rules: those of `kvcore.backend.Backend`, with the same arguments, results and errors.
+//! They are those of `kvcore.backend.Backend`, with the same arguments, results and errors.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

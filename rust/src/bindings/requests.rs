@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A `Request` as it comes from an engine.
 //!
-//! Rules: it is read once, when it is added; what it is made of is judged by the core. Its tokens
-//! are moved into the state, not copied.
+//! It is read once, when it is added; the core checks its parts. Its tokens are moved into the
+//! state, not copied.
 
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of `kvcore._rust.Tiers` that are for tables of blocks.
+//! The methods of `kvcore._rust.Tiers` for tables of blocks.
 //!
-//! Rules: as the functions of `kvcore.legacy.blocks.by_table`, with the same values and errors.
+//! They have the values and errors of the functions of `kvcore.legacy.blocks.by_table`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;

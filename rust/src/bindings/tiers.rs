@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.Tiers`: the transitions of `kvcore.legacy.blocks.tiers` as methods of one value.
 //!
-//! Rules: as those functions, with the same values and errors; `kvcore/legacy/blocks/blocks.py`
-//! holds one. The options were checked there.
+//! They have the values and errors of those functions. `kvcore/legacy/blocks/blocks.py` holds one
+//! and has checked its options.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -40,7 +40,7 @@ impl Tiers {
         transition(&mut self.0, &ids, tier).map_err(|misuse| raise_in(py, misuse, &given))
     }
 
-    /// Ask a question about one block.
+    /// Run a query about one block.
     pub(super) fn ask_of<'a, T>(
         &'a self,
         block: BlockArg<'_, '_>,
@@ -324,7 +324,7 @@ impl Tiers {
     }
 }
 
-/// A key for each of so many blocks. Raises WrongArgument, InvalidKey.
+/// One key per block. Raises WrongArgument, InvalidKey.
 fn key_each(py: Python<'_>, keys: HashesArg<'_, '_>, num_blocks: usize) -> PyResult<Vec<Key>> {
     let listed = items(keys.0)?;
     if listed.len() != num_blocks {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tokens as they come from an engine: lists, or buffers of integers.
 //!
-//! Rules: a buffer's item format decides how it is read (bytes are one token each); nothing is
-//! guessed. A contiguous buffer of native integers is copied at once; any other goes through
-//! `memoryview.tobytes`. The format is judged here, since pyo3 takes big-endian formats for native
+//! A buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
+//! contiguous buffer of native integers is copied at once; any other goes through
+//! `memoryview.tobytes`. The format is checked here, since pyo3 takes big-endian formats for native
 //! ones. Twin: kvcore/types/tokens.py.
 
 use std::ffi::CStr;

@@ -69,18 +69,18 @@ results! {
     PyNumbers: NUMBERS;
     /// A tuple of ids of requests.
     PyNames: NAMES;
-    /// A tuple of keys a group.
+    /// A tuple of keys per group.
     PyKeys: KEYS;
 }
 
-/// Block ids, one list a group.
+/// Block ids, one list per group.
 pub(crate) fn blocks<'py>(py: Python<'py>, blocks: &[Vec<BlockId>]) -> PyResult<PyBlocks<'py>> {
     let groups: Vec<_> = blocks.iter().map(|group| ids(py, group)).collect::<PyResult<_>>()?;
     let class = Classes::get(py)?.blocks.bind(py);
     Ok(PyBlocks(class.call1((PyTuple::new(py, groups)?,))?))
 }
 
-/// No blocks in so many groups.
+/// No blocks in any group.
 pub(crate) fn no_blocks(py: Python<'_>, num_groups: usize) -> PyResult<PyBlocks<'_>> {
     blocks(py, &vec![Vec::new(); num_groups])
 }
@@ -114,7 +114,7 @@ pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResu
     }))
 }
 
-/// As many blocks of a pool as were asked for, or a refusal of what a stand-in stands for.
+/// The blocks that were taken, or a refusal of the number that a stand-in stands for.
 pub(crate) fn granted<'py>(
     py: Python<'py>,
     outcome: Admitted<Vec<BlockId>>,
@@ -219,7 +219,7 @@ pub(crate) fn events<'py>(py: Python<'py>, log: &EventLog) -> PyResult<PyEvents<
     Ok(PyEvents(Classes::get(py)?.events.bind(py).call1((data, log.len()))?))
 }
 
-/// Keys, one tuple a group.
+/// Keys, one tuple per group.
 pub(crate) fn keys<'py>(py: Python<'py>, groups: &[Vec<Key>]) -> PyResult<PyKeys<'py>> {
     let tuple = |keys: &Vec<Key>| PyTuple::new(py, keys.iter().map(|key| PyBytes::new(py, &key.0)));
     let tuples = groups.iter().map(tuple).collect::<PyResult<Vec<_>>>()?;
@@ -243,7 +243,7 @@ fn refused<'py>(py: Python<'py>, refusal: &Refused) -> PyResult<Bound<'py, PyAny
     refused_of(py, refusal, refusal.needed.into_pyobject(py)?.into_any())
 }
 
-/// A refusal of so many blocks.
+/// A refusal that names how many blocks are needed.
 fn refused_of<'py>(
     py: Python<'py>,
     refusal: &Refused,

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tiers by tables: what a sequence that owns blocks in order asks of them, in one call each.
+//! Transitions of tiers for a whole table: append, write, move to the other tier.
 //!
-//! Rules: as those of `tiers.rs`, which these functions go on. A block that others own, or that can
-//! be found by its key, is never written. Source: S003-17, 19 to 21, 26, 28. Twin:
-//! kvcore/legacy/blocks/by_table.py.
+//! Invariants: those of `tiers.rs`. A block that has other owners, or a key, is never written.
+//! Source: S003-17, 19 to 21, 26, 28. Twin: kvcore/legacy/blocks/by_table.py.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -20,11 +19,12 @@ use crate::types::values::Admitted;
 /// Blocks with their copies, in the order in which they were named.
 pub type Moves = Vec<(BlockId, BlockId)>;
 
-/// Let the owner of so many device blocks write behind what is in them, in so many blocks.
+/// Make room for an owner of device blocks to write behind their content.
 ///
-/// last: the last one, if there is one. Value: None where that is written, as it is. Else another
-/// block: a new one, to stand behind the last where the blocks were fewer, or else to stand in its
-/// place, as `own` gives it. Fails with InvalidCount, UnknownBlock, NoOwner.
+/// last, num_held: the last block of the table, and its length. num_blocks: its length after the
+/// write. Value: None if the last block is written as it is; else a new block, which stands behind
+/// the last one if the table is shorter than num_blocks, or a copy that replaces it, as in `own`.
+/// Fails with InvalidCount, UnknownBlock, NoOwner.
 pub fn append(
     tiers: &mut Tiers,
     last: Option<i64>,
@@ -43,8 +43,10 @@ pub fn append(
     Ok(owned.map(|block| (i64::from(block.0) != last).then_some(block)))
 }
 
-/// Let one of a device block's owners write; value: where: there if it is the only one and nobody
-/// can find the block, else to a copy, to which it moves. Fails with UnknownBlock, NoOwner.
+/// Let one of a device block's owners write; value: the block to write to.
+///
+/// That is the block itself if it has one owner and no key, else a copy, to which the owner moves.
+/// Fails with UnknownBlock, NoOwner.
 pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
     let (pool, known) = tiers.known(block, Tier::Device)?;
     if pool.is_writable(known) {

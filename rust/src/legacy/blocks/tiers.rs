@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One or two tiers of blocks and an open batch: what a manager of sequences needs and no more.
 //!
-//! Rules: transitions are those of the pool layer, of the tier that is named, and copies of a block
-//! inside the device and between the tiers. What they emit gathers in the open batch; of the host
-//! tier only the copies are said, as in the request layer. Ids count from 0 in each tier. What is
-//! asked is checked first, so that a call which fails or is refused leaves all as it was; what is
-//! misused in the host tier is named so. Source: S002-33, 34, 50, 65, S003-20, 21, 26, 28. Twin:
-//! kvcore/legacy/blocks/tiers.py.
+//! Transitions are those of the pool for one tier, and copies of a block inside the device and
+//! between the tiers. Their commands gather in the open batch; of the host tier it has only the
+//! copies. Ids count from 0 in each tier. Errors name the host tier if a host block is misused.
+//!
+//! Invariants: a call that fails or is refused has changed nothing. Source: S002-33, 34, 50, 65,
+//! S003-20, 21, 26, 28. Twin: kvcore/legacy/blocks/tiers.py.
 
 use std::fmt;
 
@@ -142,14 +142,14 @@ pub fn make_tiers(
     }
 }
 
-/// Give so many free blocks one owner each; refused as a whole.
+/// Give `count` free blocks one owner each; refused as a whole.
 pub fn take(tiers: &mut Tiers, count: u64, tier: Tier) -> Result<Admitted<Vec<BlockId>>, Misuse> {
     tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
 }
 
-/// Touch blocks and take so many others; refused as a whole; value: those that were taken.
+/// Touch blocks and take `count` others; refused as a whole; value: those that were taken.
 ///
-/// keys: which the blocks are to have, one each; None: any. Fails with WrongKey, UnknownBlock,
+/// keys: one per block, which it must have; None: any. Fails with WrongKey, UnknownBlock,
 /// UnusedBlock.
 pub fn admit(
     tiers: &mut Tiers,
@@ -192,7 +192,7 @@ pub fn unpublish(tiers: &mut Tiers, block: i64, tier: Tier) -> Result<(), Misuse
     tiers.run(tier, |pool, effects| layer::unpublish(pool, block, effects))
 }
 
-/// Say when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
+/// Set when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
 /// with UnknownBlock, and with InvalidConfig unless the tiers are ranked.
 pub fn rank(
     tiers: &mut Tiers,
