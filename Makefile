@@ -121,10 +121,10 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion \
 		--output-file locks/python.txt $(ARGS) pyproject.toml runtime/pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
-		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra plots \
+		--annotation-style line --excludes .venv/own-packages.txt --group tools --all-extras \
 		--constraints locks/python.txt --output-file locks/core.txt $(ARGS) pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --group docs --output-file locks/docs.txt $(ARGS)

@@ -25,9 +25,9 @@ ROOMS = (
     *(
         "trace",
         "fuzz",
-        "sizing",
         "compat",
         "cli",
+        "sizing",
         "__main__",
         "legacy",
         "check",

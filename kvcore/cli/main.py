@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `kvcore`: finds its subcommands among the installed distributions.
 
-Rules: a subcommand is an entry point of the group `kvcore.commands`: a function that takes the
-arguments behind its name and returns an exit code. This file runs none by itself; it only knows
-which distribution brings which, so that a missing one is named in one sentence.
+A subcommand is an entry point of the group `kvcore.commands`: a function that takes the arguments
+after its name and returns an exit code. This file only knows which distribution brings which
+subcommand, so that one sentence names a missing one.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Any
+
+import kvcore
+from kvcore.cli.arguments import COMPLETING, parse
 
 GROUP = "kvcore.commands"
 ELSEWHERE = {"generate": "kvcore-runtime"}
@@ -23,47 +28,56 @@ Command = Callable[[list[str]], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; 2 for a call that was wrong.
+    """Run one subcommand and return its exit code; 2 if the call was wrong.
 
-    arguments: those behind the program's name, `sys.argv[1:]` by default.
+    arguments: those after the program's name, `sys.argv[1:]` by default.
     """
     commands = {point.name: point for point in metadata.entry_points(group=GROUP)}
-    parser = _make_parser(sorted(commands))
-    options = parser.parse_args(arguments)
-    name: str | None = options.command
+    names = sorted(commands)
+    parser = _make_parser(names)
+    name = _completed_command(names)
+    if name is None:
+        options = parse(parser, arguments)
+        arguments, name = options.arguments, options.command
     if name is None:
         parser.print_help()
         return 0
     if name not in commands:
-        print(f"kvcore: {_missing(name, sorted(commands))}", file=sys.stderr)
+        print(f"kvcore: {_missing(name, names)}", file=sys.stderr)
         return USAGE_ERROR
     command: Command = commands[name].load()
-    return command(options.arguments)
+    return command(list(arguments or ()))
+
+
+def _completed_command(names: list[str]) -> str | None:
+    """The subcommand whose arguments a shell completes; they are then counted from it."""
+    if COMPLETING not in os.environ:
+        return None
+    num_before = int(os.environ[COMPLETING])
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")
+    if len(words) < num_before + 2 or words[num_before] not in names:
+        return None
+    os.environ[COMPLETING] = str(num_before + 1)
+    return words[num_before]
 
 
 def _make_parser(names: list[str]) -> argparse.ArgumentParser:
-    known = ", ".join(names) if names else "none is installed"
     parser = argparse.ArgumentParser(
         prog="kvcore",
         description="Block manager for the key-value cache of LLM engines.",
-        epilog="`kvcore COMMAND --help` says what a command takes.",
+        epilog="`kvcore COMMAND --help` describes a command. To complete commands and options in "
+        'a shell: pip install "kvcore[completion]", then eval '
+        '"$(register-python-argcomplete kvcore)".',
     )
-    parser.add_argument("--version", action="version", version=f"kvcore {_version()}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help=known)
+    parser.add_argument("--version", action="version", version=f"kvcore {kvcore.__version__}")
+    known = ", ".join(names) or "none is installed"
+    command: Any = parser.add_argument("command", nargs="?", metavar="COMMAND", help=known)
+    command.completer = lambda **_: names
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     return parser
 
 
 def _missing(name: str, names: list[str]) -> str:
-    home = ELSEWHERE.get(name)
-    if home is not None:
-        return f"the command {name!r} is part of {home}, which is not installed"
-    known = ", ".join(names) if names else "none"
-    return f"there is no command {name!r}; installed are: {known}"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kvcore")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    if name in ELSEWHERE:
+        return f"the command {name!r} is part of {ELSEWHERE[name]}, which is not installed"
+    return f"there is no command {name!r}; installed are: {', '.join(names) or 'none'}"

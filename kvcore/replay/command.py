@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvcore.cli.arguments import parse
 from kvcore.replay.command_options import Asked, asked_of, make_parser
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: those behind `kvcore replay`, the process's by default.
     """
-    given = make_parser().parse_args(arguments)
+    given = parse(make_parser(), arguments)
     try:
         asked = asked_of(given)
         report, reader, devices = _run(asked)

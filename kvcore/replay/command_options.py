@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from kvcore import _twin
+from kvcore.cli.arguments import MOST, count
 from kvcore.replay.loop import make_config
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.trace_file import STDIN
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST = 2**31 - 1
 DEFAULTS = Options(num_blocks=1)
 HOMES = {"torch": "kvcore-runtime"}
 """Device to the distribution that brings it."""
@@ -196,30 +196,6 @@ def _number(group: argparse._ArgumentGroup, name: str, unit: str, default: int, 
     group.add_argument(
         name, type=count, metavar=unit, default=default, help=f"{what} ({default:,})"
     )
-
-
-def count(text: str) -> int:
-    """A number of something, at least one."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value <= MOST:
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {MOST}, not {text!r}")
-    return value
-
-
-def natural(text: str) -> int:
-    """A number from zero."""
-    return 0 if text == "0" else count(text)
-
-
-def positive(text: str) -> float:
-    """A number above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= MOST:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return value
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
+from kvcore.cli.arguments import count, natural, parse, positive
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, nobody_reads, tell
-from kvcore.replay.command_options import count, natural, positive
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import check_writable, write_whole
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore trace`, the process's by default.
     """
     parser = _make_parser()
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments)
     if options.what is None:
         parser.print_help()
         return FINE

@@ -13,8 +13,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from kvcore.cli.arguments import count, parse
 from kvcore.sizing.errors import MissingField
-from kvcore.sizing.fields import MAX_VALUE
 from kvcore.sizing.models import Model, read_model
 from kvcore.sizing.report import SizeReport, size_model, to_json, to_text
 from kvcore.sizing.specs import Limits
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments: those behind `kvcore size`, the process's by default.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _make_parser().parse_args(_join_negative(given))
+    options = parse(_make_parser(), _join_negative(given))
     try:
         report = _size(options)
     except KvcoreError as error:
@@ -91,13 +91,13 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")
     add("--memory", required=True, help="for the cache alone, on each device: 80GiB, 512MiB, 24GB")
-    add("--max-model-len", type=_count, metavar="TOKENS", help="longest request (the model's own)")
-    add("--block-size", type=_count, default=16, metavar="TOKENS", help="tokens a block (16)")
+    add("--max-model-len", type=count, metavar="TOKENS", help="longest request (the model's own)")
+    add("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block (16)")
     add("--dtype", default="auto", help="of the cache: bfloat16, fp8, ... (the weights')")
-    add("--tp", dest="tensor_parallel", type=_count, default=1, metavar="DEVICES", help=_TP)
+    add("--tp", dest="tensor_parallel", type=count, default=1, metavar="DEVICES", help=_TP)
     add(
         "--max-num-batched-tokens",
-        type=_count,
+        type=count,
         default=DEFAULT_BATCHED_TOKENS,
         metavar="TOKENS",
         help=f"most tokens of a request in one step ({DEFAULT_BATCHED_TOKENS}); counts for windows",
@@ -109,13 +109,6 @@ def _make_parser() -> argparse.ArgumentParser:
 
 _TP = "devices that share the attention heads (1)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= value <= MAX_VALUE:
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {MAX_VALUE}, not {text!r}")
-    return value
 
 
 if __name__ == "__main__":

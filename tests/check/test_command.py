@@ -258,7 +258,7 @@ def test_a_value_that_cannot_be_read_is_told_in_one_sentence(
     assert ended.value.code == command.USAGE_ERROR
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith("kvcore check: argument --time: must be a number of seconds")
+    assert said.startswith("kvcore check: argument --time: must be a number above 0")
 
 
 def test_the_properties_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

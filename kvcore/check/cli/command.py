@@ -42,6 +42,7 @@ from kvcore.check.search.text import to_text
 from kvcore.check.stories.story import render
 from kvcore.check.world.model import Violation
 from kvcore.check.world.world import World
+from kvcore.cli.arguments import parse
 from kvcore.cli.pipes import quiet
 from kvcore.types.errors import KvcoreError
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: those behind `kvcore check`, the process's by default.
     """
-    options = make_parser().parse_args(arguments)
+    options = parse(make_parser(), arguments)
     if options.list and options.facade is None:
         ignored = given_of_world(options)
         if ignored:

@@ -17,9 +17,9 @@ from kvcore.check.profiles.profile import SWAPS, Profile, world
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.scope import BACKENDS
 from kvcore.check.world.world import BASIC_CALLS, Symmetry, World
+from kvcore.cli.arguments import natural, positive
 from kvcore.types.groups import Group
 
-MOST = 2**31 - 1
 KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
 MORE_CALLS = (
     *("truncate", "rewind", "swap_out", "swap_in", "evict_blocks", "pin", "unpin", "store", "load"),
@@ -62,42 +62,42 @@ def _add_world(group: Any) -> None:
     add = group.add_argument
     add("--profile", metavar="NAME", help=f"a named world; --list shows them ({USUAL})")
     add("--facade", metavar="NAME", help="an older manager, v0 or v0.3, in worlds of its own")
-    add("--blocks", type=count, metavar="N", help="usable device blocks")
-    add("--requests", type=count, metavar="N", help="most requests at a time, up to 10")
-    add("--tokens", type=count, metavar="N", help="most tokens of a request")
-    add("--prompt", type=count, metavar="N", help="most tokens of a new request (as --tokens)")
-    add("--letters", type=count, metavar="N", help="tokens that can follow one prefix (2)")
-    add("--drafts", type=count, metavar="N", help="most drafts at a time (0)")
-    add("--lookahead", type=count, metavar="N", help="most lookahead slots of a call (0)")
-    add("--external", type=count, metavar="N", help="most external tokens of a call (0)")
-    add("--pins", type=count, metavar="N", help="most pins at a time (1, where pin is tried)")
+    add("--blocks", type=natural, metavar="N", help="usable device blocks")
+    add("--requests", type=natural, metavar="N", help="most requests at a time, up to 10")
+    add("--tokens", type=natural, metavar="N", help="most tokens of a request")
+    add("--prompt", type=natural, metavar="N", help="most tokens of a new request (as --tokens)")
+    add("--letters", type=natural, metavar="N", help="tokens that can follow one prefix (2)")
+    add("--drafts", type=natural, metavar="N", help="most drafts at a time (0)")
+    add("--lookahead", type=natural, metavar="N", help="most lookahead slots of a call (0)")
+    add("--external", type=natural, metavar="N", help="most external tokens of a call (0)")
+    add("--pins", type=natural, metavar="N", help="most pins at a time (1, where pin is tried)")
     add("--loads-fail", action="store_true", default=None, help="loads fail, too, at each token")
     add("--moves", choices=("engine", "calls"), help="an engine's moves, or each call alone")
-    add("--moves-per-batch", type=count, metavar="N", help="most moves in one batch (1)")
+    add("--moves-per-batch", type=natural, metavar="N", help="most moves in one batch (1)")
     add("--calls", type=names, metavar="NAME,...", help=f"try these, too: {', '.join(MORE_CALLS)}")
     add("--without", type=names, metavar="NAME,...", help="leave these calls out")
 
 
 def _add_options(group: Any) -> None:
     add = group.add_argument
-    add("--block-size", type=count, metavar="TOKENS", help="tokens a block (2)")
+    add("--block-size", type=natural, metavar="TOKENS", help="tokens a block (2)")
     add("--groups", type=names, metavar="KIND,...", help="full, window:2, chunk:2 (full); @1: size")
-    add("--host-blocks", type=count, metavar="N", help="blocks of the host tier (0)")
-    add("--max-in-flight", type=count, metavar="N", help="batches in flight (0)")
+    add("--host-blocks", type=natural, metavar="N", help="blocks of the host tier (0)")
+    add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
     add("--publish", choices=("scheduled", "completed"), help="when blocks are findable")
     add("--duplicates", choices=("keep", "merge"), help="whether equal blocks stay")
     add("--eviction", choices=("lru", "uncached_first"), help="which free block leaves first")
-    add("--watermark", type=count, metavar="N", help="blocks that an admission leaves free (0)")
+    add("--watermark", type=natural, metavar="N", help="blocks that an admission leaves free (0)")
     add("--events", action="store_true", default=None, help="make events, and judge them")
 
 
 def _add_search(group: Any) -> None:
     add = group.add_argument
     add("--backend", choices=BACKENDS, help="(the named world's, else python)")
-    add("--depth", type=count, metavar="N", help="stop at this distance from the start")
-    add("--limit", type=count, metavar="N", help="stop at this many states")
-    add("--time", type=seconds, metavar="S", help="stop after this many seconds")
-    add("--workers", type=count, metavar="N", default=os.cpu_count() or 1, help="processes")
+    add("--depth", type=natural, metavar="N", help="stop at this distance from the start")
+    add("--limit", type=natural, metavar="N", help="stop at this many states")
+    add("--time", type=positive, metavar="S", help="stop after this many seconds")
+    add("--workers", type=natural, metavar="N", default=os.cpu_count() or 1, help="processes")
     add(
         "--properties",
         type=names,
@@ -274,26 +274,6 @@ def _group(word: str, size: int) -> Group:
 def option(name: str) -> str:
     """How an option is written."""
     return "--" + name.replace("_", "-")
-
-
-def count(text: str, least: int = 0) -> int:
-    """A number of something, from the least on."""
-    value = int(text) if text.isascii() and text.isdigit() else -1
-    if not least <= value <= MOST:
-        reason = f"must be an integer from {least} to {MOST}, not {text!r}"
-        raise argparse.ArgumentTypeError(reason)
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < MOST:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return value
 
 
 def names(text: str) -> tuple[str, ...]:

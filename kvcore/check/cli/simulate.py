@@ -14,18 +14,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from kvcore import _twin
-from kvcore.check.cli.options import BadOptions, Parser, count, seconds
+from kvcore.check.cli.options import BadOptions, Parser
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, Run, again, simulate
 from kvcore.check.simulate.setting import Fixed
 from kvcore.check.simulate.shrink import shrink
+from kvcore.cli.arguments import count, natural, parse, positive
 from kvcore.cli.pipes import quiet
 from kvcore.oracle.device import find_device
 from kvcore.types.errors import KvcoreError
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: those behind `kvcore simulate`, the process's by default.
     """
-    options = _make_parser().parse_args(arguments)
+    options = parse(_make_parser(), arguments)
     try:
         devices = _check(options)
     except (BadOptions, KvcoreError) as error:
@@ -239,13 +239,13 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Random engines at real sizes over the core: scheduler, late device, failures.",
         epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
     )
-    add, positive = parser.add_argument, partial(count, least=1)
-    add("--seed", type=count, default=0, metavar="N", help="of the first run (0)")
-    add("--steps", type=positive, default=1000, metavar="N", help="steps of each run (1000)")
-    add("--runs", type=positive, metavar="N", help="runs, each with the next seed (1)")
-    add("--time", type=seconds, metavar="SECONDS", help="make runs until so much time is up")
-    add("--blocks", type=positive, metavar="N", help="usable device blocks (drawn from the seed)")
-    add("--requests", type=positive, metavar="N", help="most requests at a time (drawn)")
+    add = parser.add_argument
+    add("--seed", type=natural, default=0, metavar="N", help="of the first run (0)")
+    add("--steps", type=count, default=1000, metavar="N", help="steps of each run (1000)")
+    add("--runs", type=count, metavar="N", help="runs, each with the next seed (1)")
+    add("--time", type=positive, metavar="SECONDS", help="make runs until so much time is up")
+    add("--blocks", type=count, metavar="N", help="usable device blocks (drawn from the seed)")
+    add("--requests", type=count, metavar="N", help="most requests at a time (drawn)")
     add("--backend", choices=("both", "python", "rust"), default="both", help="the cores (both)")
     add("--torch", action="store_true", help="run kvcore-runtime's tensors beside, in guard mode")
     add("--json", action="store_true", help="plain data instead of text")

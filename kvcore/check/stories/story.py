@@ -67,7 +67,7 @@ def render(
     colour: None for where a terminal reads it.
     """
     if colour is None:
-        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return "\n".join(_lines(tell(violation, world), colour=colour, width=width)) + "\n"
 
 

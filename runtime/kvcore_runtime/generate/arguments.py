@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from kvcore import Config
+from kvcore.cli.arguments import parse
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.drafts import PromptLookup
@@ -49,7 +50,7 @@ def read_arguments(argv: list[str]) -> Arguments:
 
     Raises KvcoreError or KvcoreRuntimeError.
     """
-    given = make_parser().parse_args(argv)
+    given = parse(make_parser(), argv)
     if given.tiny and given.model not in (None, "tiny"):
         raise WrongCall(f"--tiny with --model {given.model}: --tiny stands for the tiny model")
     preset = TINY if given.tiny else DEFAULTS

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the commands read their command lines: numbers, and what a shell completes.
+
+A shell that asks for completions sets _ARGCOMPLETE and runs the command; `parse` then prints them
+and ends the process (https://kislyuk.github.io/argcomplete).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+MOST = 2**31 - 1
+COMPLETING = "_ARGCOMPLETE"
+"""Set by the shell: how many words stand before the arguments."""
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The parsed arguments, those of the process by default; completes them for a shell."""
+    if COMPLETING in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    return parser.parse_args(arguments)
+
+
+def natural(text: str) -> int:
+    """An integer from 0, for argparse."""
+    return _integer(text, 0)
+
+
+def count(text: str) -> int:
+    """An integer from 1, for argparse."""
+    return _integer(text, 1)
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
+def _integer(text: str, least: int) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if not least <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be an integer from {least} to {MOST}, not {text!r}")
+    return value

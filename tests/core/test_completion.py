@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shell completes: subcommands, and the options of each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("kvcore si", {"simulate", "size"}),
+        ("kvcore replay --policy ", {"lru", "uncached_first"}),
+    ],
+)
+def test_a_shell_completes(line: str, expected: set[str]) -> None:
+    words = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "IFS": " "}
+    program = "import os; os.dup2(1, 8); from kvcore.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **words}, capture_output=True, text=True
+    )
+    assert set(done.stdout.replace("\v", " ").split()) == expected
