@@ -98,6 +98,7 @@ counts: setup ## hold the instructions of the twin's calls to what they were, un
 	$(BIN)/python -m tools.counts
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
+	$(BIN)/python -m benches.record --kind turns --out build/ops/turns.ops
 	cargo bench --locked $(ARGS)
 	@set -e; for file in $(filter-out benches/record.py,$(wildcard benches/*.py)); do \
 		echo "== $$file"; $(BIN)/python -m benches.$$(basename "$$file" .py); done

@@ -2,9 +2,10 @@
 //! What a whole list of an engine's operations costs, by phase.
 //!
 //! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|xxh3] [--rounds N] [--blocks N]
-//! [--policy lru|uncached_first] [FILE]...`; without a file, on a list that is made here. A file is
-//! one that `python -m benches.record` wrote. CPU time of the thread, net of the clock's own; of
-//! each phase the least over rounds. `--test` runs a small list once.
+//! [--policy lru|uncached_first] [--events] [FILE]...`. A file is one that `python -m
+//! benches.record` wrote; `make bench` writes the default one. CPU time of the thread, net of the
+//! clock's own; of each phase the least over rounds. `--events`: events are made, and drained once
+//! a step. `--test` runs one round.
 
 mod operations;
 
@@ -16,6 +17,7 @@ use cpu_time::ThreadTime;
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::{Requests, allocate_slots, append};
 use kvcore::transitions::batches::take_batch;
+use kvcore::transitions::drain::take_events;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
@@ -32,6 +34,7 @@ const ALLOCATE: usize = 2;
 const APPEND: usize = 3;
 const TAKE: usize = 4;
 const FREE: usize = 5;
+const MADE_BY_MAKE: &str = "build/ops/turns.ops";
 
 fn main() {
     let options = Options::read();
@@ -47,6 +50,7 @@ struct Options {
     eviction: Eviction,
     rounds: usize,
     blocks: Option<u32>,
+    events: bool,
     lists: Vec<List>,
 }
 
@@ -57,15 +61,16 @@ impl Options {
             eviction: Eviction::Lru,
             rounds: 7,
             blocks: None,
+            events: false,
             lists: Vec::new(),
         };
         let mut arguments = std::env::args().skip(1);
-        let mut is_test = false;
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().expect("an option has a value");
             match argument.as_str() {
                 "--bench" => {}
-                "--test" => is_test = true,
+                "--test" => options.rounds = 1,
+                "--events" => options.events = true,
                 "--hash" => options.hashing = hashing_of(&value()),
                 "--policy" => options.eviction = eviction_of(&value()),
                 "--rounds" => options.rounds = value().parse().expect("rounds are a number"),
@@ -74,10 +79,8 @@ impl Options {
             }
         }
         if options.lists.is_empty() {
-            let (requests, blocks) = if is_test { (10, 2_048) } else { (300, 16_384) };
-            options.lists.push(List::conversations(requests, blocks, 16));
+            options.lists.push(List::read(Path::new(MADE_BY_MAKE)));
         }
-        options.rounds = if is_test { 1 } else { options.rounds };
         options
     }
 }
@@ -166,6 +169,7 @@ fn replay(list: &List, options: &Options) -> Run {
     let num_blocks = options.blocks.unwrap_or(list.num_blocks);
     let mut config = Config::new(num_blocks, list.block_size, b"vllm-none-hash");
     (config.hashing, config.eviction) = (options.hashing, options.eviction);
+    config.enable_events = options.events;
     let state = make_state(config).expect("the sizes are right");
     let made = resident();
     let count = list.num_requests();
@@ -213,8 +217,9 @@ impl Replay<'_> {
     fn apply(&mut self, operation: Operation<'_>) {
         match operation {
             Operation::Step => {
-                let batch = self.time(TAKE, |this| take_batch(&mut this.state));
-                black_box(batch.expect("no batch is in flight"));
+                let batch = self
+                    .time(TAKE, |this| (take_batch(&mut this.state), take_events(&mut this.state)));
+                black_box(batch.0.expect("no batch is in flight"));
             }
             Operation::Add(request) => {
                 let list = self.list;

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the free queue and the hash index cost a block, in a small and in a large pool, and what a
-//! block's hash costs.
+//! What the free queue and the hash index cost per block, in a small and in a large pool.
 //!
 //! Run: `cargo bench --bench structures`; `-- --test` runs each once. Blocks come in an order that
-//! no cache foresees, as after a long run. `benches/hashing.rs` compares hashing with its bound.
+//! no cache foresees, as after a long run.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvcore::hashing::block_hash::{hash_blocks, root_hash};
 use kvcore::pool::free_queue::make_free_queue;
 use kvcore::pool::hash_index::HashIndex;
-use kvcore::types::extra_inputs::ExtraKeys;
 use kvcore::types::ids::BlockId;
-use kvcore::types::keys::{HASHINGS, Key, make_key};
+use kvcore::types::keys::{Key, make_key};
 
 const POOLS: [u32; 2] = [16_384, 1_048_576];
 const ROUND: usize = 1_024;
-const HASHED: u32 = 64;
-const BLOCK_SIZE: u32 = 16;
 
 /// All blocks of a pool in an order without any; the pool's size is a power of two.
 fn shuffled(num_blocks: u32) -> Vec<BlockId> {
@@ -99,26 +94,9 @@ fn hash_index(criterion: &mut Criterion) {
     });
 }
 
-/// A prompt of `HASHED` blocks, whose hashes are a chain.
-fn hashing(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("hashing: a block of a chain");
-    group.throughput(Throughput::Elements(u64::from(HASHED)));
-    let tokens: Vec<u32> = (0..HASHED * BLOCK_SIZE).map(|at| at * 7_919 % 151_936).collect();
-    let none = ExtraKeys::default();
-    for hashing in HASHINGS {
-        let root = root_hash(b"bench", hashing);
-        group.bench_function(format!("{hashing:?}"), |bencher| {
-            bencher.iter(|| {
-                hash_blocks(root, black_box(&tokens), BLOCK_SIZE, 0, &none, hashing).last()
-            });
-        });
-    }
-    group.finish();
-}
-
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = free_queue, hash_index, hashing
+    targets = free_queue, hash_index
 }
 criterion_main!(benches);

@@ -14,11 +14,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 
 from benches.peers.replay import Maker
-from benches.peers.work import Decode, Work
+from benches.peers.vllm_scheduler import VllmScheduler
+from benches.peers.work import Work
 
 
-class Vllm:
-    """What vLLM's scheduler calls, in its order, without the scheduler."""
+class Vllm(VllmScheduler):
+    """vLLM's own manager and requests."""
 
     def __init__(self, work: Work, hashing: str) -> None:
         hash_fn = get_hash_fn_by_name(hashing)
@@ -31,17 +32,16 @@ class Vllm:
             kv_cache_tensors=[],
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
-        self.manager = KVCacheManager(
+        manager = KVCacheManager(
             config,
             max_model_len=work.num_tokens_max,
             scheduler_block_size=work.block_size,
             hash_block_size=work.block_size,
         )
+        super().__init__(manager)
         self.hasher = get_request_block_hasher(work.block_size, hash_fn)
         self.sampling = SamplingParams(max_tokens=work.num_tokens_max)
         self.ids = [f"request-{number}" for number in range(len(work.prompts))]
-        self.requests: dict[int, Any] = {}
-        self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
         self.requests[request] = Request(
@@ -53,45 +53,15 @@ class Vllm:
             block_hasher=self.hasher,
         )
 
-    def prefill(self, request: int, end: int) -> None:
-        known = self.requests[request]
-        computed = known.num_computed_tokens
-        if computed:
-            if end > computed:
-                self.grown(self.manager.allocate_slots(known, end - computed))
-                known.num_computed_tokens = end
-            return
-        blocks, num_hit, _ = self.manager.get_computed_blocks(known)
-        self.hits.append(num_hit)
-        end = max(end, num_hit + 1)
-        self.grown(self.manager.allocate_slots(known, end - num_hit, num_hit, blocks))
+    def allocate_first(self, known: Any, num_new: int, num_hit: int, blocks: Any) -> Any:
+        """Allocate behind a hit; the request then runs."""
+        found = self.manager.allocate_slots(known, num_new, num_hit, blocks)
         known.status = RequestStatus.RUNNING
-        known.num_computed_tokens = end
-
-    def grown(self, blocks: object) -> None:
-        if blocks is None:
-            raise RuntimeError("the pool has no room")
-
-    def decode(self, decode: Decode) -> None:
-        requests, allocate = self.requests, self.manager.allocate_slots
-        for request, token in zip(decode.requests, decode.tokens, strict=True):
-            known = requests[request]
-            known.append_output_token_ids(token)
-            if allocate(known, 1) is None:
-                raise RuntimeError("the pool has no room")
-            known.num_computed_tokens += 1
+        return found
 
     def preempt(self, request: int) -> None:
-        known = self.requests[request]
-        self.manager.free(known)
-        known.status = RequestStatus.PREEMPTED
-        known.num_computed_tokens = 0
-
-    def finish(self, request: int) -> None:
-        self.manager.free(self.requests.pop(request))
-
-    def end_step(self) -> None:
-        pass
+        super().preempt(request)
+        self.requests[request].status = RequestStatus.PREEMPTED
 
 
 MAKERS = {

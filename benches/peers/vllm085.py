@@ -16,13 +16,14 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from benches.peers.replay import Maker
-from benches.peers.work import Decode, Work
+from benches.peers.vllm_scheduler import V1Facade, V1Of085
+from benches.peers.work import Work
 from kvcore.legacy.blocks.blocks import BackendName
 from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager as Facade
 
 
-class Vllm:
-    """What vLLM's scheduler calls, in its order, without the scheduler."""
+class Vllm(V1Of085):
+    """vLLM's own requests, over its manager or what stands for it."""
 
     def __init__(self, work: Work, hashing: str, make: Any = KVCacheManager) -> None:
         spec = FullAttentionSpec(
@@ -37,11 +38,10 @@ class Vllm:
             tensors={},
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
-        self.manager = make(config, max_model_len=work.num_tokens_max, caching_hash_algo=hashing)
-        self.sampling = SamplingParams(max_tokens=work.num_tokens_max)
+        length = work.num_tokens_max
+        super().__init__(make(config, max_model_len=length, caching_hash_algo=hashing))
+        self.sampling = SamplingParams(max_tokens=length)
         self.ids = [f"request-{number}" for number in range(len(work.prompts))]
-        self.requests: dict[int, Any] = {}
-        self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
         self.requests[request] = Request(
@@ -55,52 +55,9 @@ class Vllm:
             arrival_time=0.0,
         )
 
-    def prefill(self, request: int, end: int) -> None:
-        known = self.requests[request]
-        computed = known.num_computed_tokens
-        if computed:
-            if end > computed:
-                self.grown(self.manager.allocate_slots(known, end - computed))
-                known.num_computed_tokens = end
-            return
-        blocks, num_hit = self.manager.get_computed_blocks(known)
-        self.hits.append(num_hit)
-        end = max(end, num_hit + 1)
-        self.grown(self.manager.allocate_slots(known, end - num_hit, blocks))
-        known.num_computed_tokens = end
 
-    def grown(self, blocks: object) -> None:
-        if blocks is None:
-            raise RuntimeError("the pool has no room")
-
-    def decode(self, decode: Decode) -> None:
-        requests, allocate = self.requests, self.manager.allocate_slots
-        for request, token in zip(decode.requests, decode.tokens, strict=True):
-            known = requests[request]
-            known.append_output_token_ids(token)
-            if allocate(known, 1) is None:
-                raise RuntimeError("the pool has no room")
-            known.num_computed_tokens += 1
-
-    def preempt(self, request: int) -> None:
-        known = self.requests[request]
-        self.manager.free(known)
-        known.num_computed_tokens = 0
-
-    def finish(self, request: int) -> None:
-        known = self.requests.pop(request)
-        self.manager.free(known)
-        self.manager.free_block_hashes(known)
-
-    def end_step(self) -> None:
-        pass
-
-
-class WithFacade(Vllm):
-    """The same with kvcore's facade as the manager, whose commands are handed out each step."""
-
-    def end_step(self) -> None:
-        self.manager.take_batch()
+class WithFacade(Vllm, V1Facade):
+    """The same with kvcore's facade as the manager."""
 
 
 def facade(backend: BackendName, hashing: str = "builtin") -> Maker:

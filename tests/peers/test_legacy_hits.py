@@ -15,7 +15,8 @@ import pytest
 from benches import record
 from benches.peers import work
 from benches.peers.replay import run
-from benches.peers.work import Decode, Work
+from benches.peers.vllm_scheduler import V1Facade
+from benches.peers.work import Work
 from kvcore.legacy.v1_0_8.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -28,57 +29,29 @@ from tests.conftest import Backend
 LISTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hits.json").read_text())
 
 
-class Facade:
-    """What vLLM's scheduler calls, in its order, without the scheduler."""
+class SmallRequest(EngineRequest):
+    """A request as vLLM's scheduler extends it."""
+
+    def append_output_token_ids(self, token: int) -> None:
+        self.all_token_ids.append(token)
+
+
+class Facade(V1Facade):
+    """The facade as the manager of vLLM's scheduler."""
 
     def __init__(self, made: Work, hashing: Any, backend: Backend) -> None:
         spec = FullAttentionSpec(made.block_size, num_kv_heads=1, head_size=1, dtype="float32")
         groups = [KVCacheGroupSpec(["layer"], spec)]
-        self.manager = KVCacheManager(
+        manager = KVCacheManager(
             KVCacheConfig(made.num_blocks, {}, groups),
             max_model_len=made.num_tokens_max,
             caching_hash_algo=hashing,
             backend=backend,
         )
-        self.requests: dict[int, EngineRequest] = {}
-        self.hits: list[int] = []
+        super().__init__(manager)
 
     def add(self, request: int, prompt: Any) -> None:
-        self.requests[request] = EngineRequest(str(request), prompt)
-
-    def prefill(self, request: int, end: int) -> None:
-        known = self.requests[request]
-        computed = known.num_computed_tokens
-        if computed:
-            if end > computed:
-                assert self.manager.allocate_slots(known, end - computed) is not None
-                known.num_computed_tokens = end
-            return
-        blocks, num_hit = self.manager.get_computed_blocks(known)
-        self.hits.append(num_hit)
-        end = max(end, num_hit + 1)
-        assert self.manager.allocate_slots(known, end - num_hit, blocks) is not None
-        known.num_computed_tokens = end
-
-    def decode(self, decode: Decode) -> None:
-        for request, token in zip(decode.requests, decode.tokens, strict=True):
-            known = self.requests[request]
-            known.all_token_ids.append(token)
-            assert self.manager.allocate_slots(known, 1) is not None
-            known.num_computed_tokens += 1
-
-    def preempt(self, request: int) -> None:
-        known = self.requests[request]
-        self.manager.free(known)
-        known.num_computed_tokens = 0
-
-    def finish(self, request: int) -> None:
-        known = self.requests.pop(request)
-        self.manager.free(known)
-        self.manager.free_block_hashes(known)
-
-    def end_step(self) -> None:
-        self.manager.take_batch()
+        self.requests[request] = SmallRequest(str(request), prompt)
 
 
 @pytest.mark.seed("S001-41", "S001-72", "S001-77", "S001-82")

@@ -8,7 +8,6 @@
 
 mod floor;
 mod kvbm;
-#[allow(dead_code)] // the list that is made without a file
 #[path = "../../operations/mod.rs"]
 mod operations;
 mod twin;
