@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import attrs
 
@@ -22,6 +21,7 @@ from kvcore.check.stories.scenes import Row, Scene
 from kvcore.check.stories.story import Story, render, tell
 from kvcore.check.world.model import Violation
 from kvcore.check.world.world import World
+from tools.svg import picture, rect, style, text
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "counterexample.svg"
 BUG = "m_touch_after_alloc"
@@ -37,6 +37,22 @@ TOP, CALL_HEIGHT, WORDS_HEIGHT, BOX = 92, 70, 26, 24
 MARKS = (
     "0,0 is what a token 0 behind a token 0 left; ? is what nobody counts on; "
     "r1[0] is first in r1's table; free 1 is taken next"
+)
+STYLE = (
+    [
+        "text { font: 12px sans-serif; fill: #24292f; } .mid { text-anchor: middle; }",
+        ".head { font-weight: bold; } .none { fill: none; }",
+        ".card { fill: none; stroke: #8c959f; } .line { stroke: #d0d7de; }",
+        ".edge { stroke: #8c959f; } text.bad { fill: #b42318; }",
+    ],
+    "text { fill: #e6edf3; } .line { stroke: #373e47; } text.bad { fill: #ff9492; }",
+)
+# Name, light fill, dark fill.
+FILLS = (
+    ("dim", "#57606a", "#9aa4b0"),
+    ("same", "#eaeef2", "#30363d"),
+    ("new", "#f3d08b", "#7d5a17"),
+    ("wrong", "#f0a3a3", "#8e2a2a"),
 )
 HELD, KEY, QUEUE, SLOTS = 1, 2, 3, 4
 """Columns of a block's row in a scene."""
@@ -80,34 +96,14 @@ def moments(story: Story) -> list[Moment]:
 def to_svg(story: Story) -> str:
     """The story as one SVG."""
     steps = moments(story)
-    heights = [height_of(each) for each in steps]
-    height = TOP + sum(heights) + 50
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    said = f'role="img" aria-label="{escape(story.name)} broken in {len(steps)} calls"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {said}>', *style()]
-    lines.append(text(14, 22, f"{story.name}: {story.sentence}", "head"))
-    lines += legend()
+    body = [text(14, 22, f"{story.name}: {story.sentence}", "head"), *legend()]
     y = TOP
-    for number, (moment, room) in enumerate(zip(steps, heights, strict=True), 1):
-        lines += draw(number, moment, y, is_last=number == len(steps))
-        y += room
-    lines.append(text(14, y + 16, f"Wrong: {story.detail}.", "head bad"))
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def style() -> Iterator[str]:
-    """Colours for light and for dark surroundings."""
-    yield "<style>"
-    yield "text { font: 12px sans-serif; fill: #24292f; } .mid { text-anchor: middle; }"
-    yield ".head { font-weight: bold; } .dim { fill: #57606a; }"
-    yield ".card { fill: none; stroke: #8c959f; } .line { stroke: #d0d7de; }"
-    yield ".same { fill: #eaeef2; } .new { fill: #f3d08b; } .none { fill: none; }"
-    yield ".edge { stroke: #8c959f; } .wrong { fill: #f0a3a3; } text.bad { fill: #b42318; }"
-    yield "@media (prefers-color-scheme: dark) {"
-    yield "text { fill: #e6edf3; } .dim { fill: #9aa4b0; } .line { stroke: #373e47; }"
-    yield ".same { fill: #30363d; } .new { fill: #7d5a17; } .wrong { fill: #8e2a2a; }"
-    yield "text.bad { fill: #ff9492; } }"
-    yield "</style>"
+    for number, moment in enumerate(steps, 1):
+        body += draw(number, moment, y, is_last=number == len(steps))
+        y += height_of(moment)
+    body.append(text(14, y + 16, f"Wrong: {story.detail}.", "head bad"))
+    label = f"{story.name} broken in {len(steps)} calls"
+    return picture(WIDTH, y + 50, label, style(*STYLE, FILLS), body)
 
 
 def legend() -> Iterator[str]:
@@ -163,17 +159,6 @@ def draw_block(row: Row, before: Row, x: int, top: int, *, is_last: bool) -> Ite
         if row[KEY] != before[KEY]:
             yield rect(x + 10 + 2 * CELL, top + 27, 8 + round(6.6 * len(key)), 19, "new")
         yield text(x + 14 + 2 * CELL, top + 41, key)
-
-
-def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A filled rectangle."""
-    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
-
-
-def text(x: float, y: float, words: str, kind: str = "") -> str:
-    """A line of text."""
-    attribute = f' class="{kind}"' if kind else ""
-    return f'<text{attribute} x="{x:g}" y="{y:g}">{escape(words)}</text>'
 
 
 if __name__ == "__main__":

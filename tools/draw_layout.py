@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Request
+from tools.svg import picture, rect, style, text
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "layout.svg"
 SIZE, WINDOW, NUM_TOKENS, LOOKAHEAD = 4, 6, 26, 4
@@ -31,6 +32,14 @@ ZONES = (
 )
 CELL, ROW, LEFT, TOP, WIDTH = 20, 26, 110, 40, 770
 CALL_HEIGHT = 155
+STYLE = (
+    [
+        "text { font: 12px sans-serif; fill: #24292f; } .line { stroke: #6b7280; fill: none; }",
+        ".head { font-weight: bold; } .mid { text-anchor: middle; } .end { text-anchor: end; }",
+        ".null { fill: none; stroke: #6b7280; stroke-dasharray: 3 3; } .edge { stroke: #6b7280; }",
+    ],
+    "text { fill: #e6edf3; } .line, .null, .edge { stroke: #9aa4b0; }",
+)
 
 
 @attrs.frozen
@@ -119,27 +128,11 @@ def label(block: int) -> str:
 
 def to_svg(scenes: Sequence[Scene]) -> str:
     """The scenes as one SVG."""
-    height = TOP + CALL_HEIGHT * len(scenes)
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    said = 'role="img" aria-label="Tokens and blocks of two calls"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {said}>', *style(), *legend()]
+    body = [*legend()]
     for number, scene in enumerate(scenes):
-        lines += draw_call(scene, TOP + CALL_HEIGHT * number)
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def style() -> Iterator[str]:
-    """Colours for light and for dark surroundings."""
-    yield "<style>"
-    yield "text { font: 12px sans-serif; fill: #24292f; } .line { stroke: #6b7280; fill: none; }"
-    yield ".head { font-weight: bold; } .mid { text-anchor: middle; } .end { text-anchor: end; }"
-    yield ".null { fill: none; stroke: #6b7280; stroke-dasharray: 3 3; } .edge { stroke: #6b7280; }"
-    yield from (f".{name} {{ fill: {light}; }}" for name, light, _ in ZONES)
-    yield "@media (prefers-color-scheme: dark) {"
-    yield "text { fill: #e6edf3; } .line, .null, .edge { stroke: #9aa4b0; }"
-    yield from (f".{name} {{ fill: {dark}; }}" for name, _, dark in ZONES)
-    yield "}"
-    yield "</style>"
+        body += draw_call(scene, TOP + CALL_HEIGHT * number)
+    height = TOP + CALL_HEIGHT * len(scenes)
+    return picture(WIDTH, height, "Tokens and blocks of two calls", style(*STYLE, ZONES), body)
 
 
 def legend() -> Iterator[str]:
@@ -191,17 +184,6 @@ def draw_block(
     stroke = ' stroke-width="2.5"' if is_new else ""
     yield f'<rect class="{kind}"{stroke} x="{x}" y="{y}" width="{width}" height="{ROW}" rx="3"/>'
     yield text(x + width / 2, y + 17, label(block), "mid")
-
-
-def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A filled rectangle."""
-    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
-
-
-def text(x: float, y: float, words: str, kind: str = "") -> str:
-    """A line of text."""
-    attribute = f' class="{kind}"' if kind else ""
-    return f'<text{attribute} x="{x:g}" y="{y:g}">{words}</text>'
 
 
 if __name__ == "__main__":

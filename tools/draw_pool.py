@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from kvcore import Config, CopyOnWrite, Evict, KVCacheManager, Request
-from tools.draw_layout import rect, text
+from tools.svg import picture, rect, style, text
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "pool.svg"
 SIZE, NUM_BLOCKS = 4, 7
@@ -34,6 +34,14 @@ FILLS = (
     (SHARED, "#a5d6b0", "#2f6b43"),
     (KEPT, "#d0d4da", "#4a4f57"),
     (UNUSED, "none", "none"),
+)
+STYLE = (
+    [
+        "text { font: 12px sans-serif; fill: #24292f; } .word { font-size: 9.5px; }",
+        ".mid { text-anchor: middle; } .word { text-anchor: middle; }",
+        ".box { stroke: #6b7280; fill: none; }",
+    ],
+    "text { fill: #e6edf3; } .box { stroke: #9aa4b0; }",
 )
 SAID = {SHARED: "shared", KEPT: "no owner, can still be found", UNUSED: "unused"}
 CELL, BOX, LEFT, TOP, ROW = 27, 114, 12, 44, 70
@@ -124,27 +132,11 @@ def play() -> list[Moment]:
 
 def to_svg(moments: Sequence[Moment]) -> str:
     """The moments as one SVG."""
-    height = TOP + ROW * len(moments)
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    said = 'role="img" aria-label="Three requests in one pool of seven blocks"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {said}>', *style(), *legend()]
+    body = [*legend()]
     for place, moment in enumerate(moments):
-        lines += draw(moment, TOP + ROW * place)
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def style() -> Iterator[str]:
-    """Colours for light and for dark surroundings."""
-    yield "<style>"
-    yield "text { font: 12px sans-serif; fill: #24292f; } .word { font-size: 9.5px; }"
-    yield ".mid { text-anchor: middle; } .word { text-anchor: middle; }"
-    yield ".box { stroke: #6b7280; fill: none; }"
-    yield from (f".{name} {{ fill: {light}; }}" for name, light, _ in FILLS)
-    yield "@media (prefers-color-scheme: dark) {"
-    yield "text { fill: #e6edf3; } .box { stroke: #9aa4b0; }"
-    yield from (f".{name} {{ fill: {dark}; }}" for name, _, dark in FILLS)
-    yield "}"
-    yield "</style>"
+        body += draw(moment, TOP + ROW * place)
+    label = "Three requests in one pool of seven blocks"
+    return picture(WIDTH, TOP + ROW * len(moments), label, style(*STYLE, FILLS), body)
 
 
 def legend() -> Iterator[str]:
