@@ -9,10 +9,13 @@ S001-21 to S001-26 with X-09, S000-61. Twin: none; no step waits for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+from typing import Any, cast
 
 import attrs
 
+from kvcore.manager import KVCacheManager
 from kvcore.types.arguments import check_kind, read_count
 from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
 from kvcore.types.errors import WrongArgument
@@ -181,3 +184,30 @@ class BlockObserver:
     def _forget(self, block: int) -> None:
         self._watched.pop(block, None)
         self._idle.discard(block)
+
+
+def measured(
+    manager: KVCacheManager, call: Callable[..., Any], names: Container[str] | None = None
+) -> KVCacheManager:
+    """The same manager, with its methods called as `call(method, *args, **options)`.
+
+    names: of the methods, all of them if None.
+    """
+    return cast(KVCacheManager, _Measured(manager, call, names))
+
+
+class _Measured:
+    def __init__(
+        self, manager: KVCacheManager, call: Callable[..., Any], names: Container[str] | None
+    ) -> None:
+        self._manager = manager
+        self._call = call
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._manager, name)
+        if not callable(value) or (self._names is not None and name not in self._names):
+            return value
+        method = partial(self._call, value)
+        setattr(self, name, method)  # found directly from now on
+        return method

@@ -10,12 +10,12 @@ at all, before the report is printed. Exit code 0: replayed; 1: wrong content wa
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.cli.arguments import parse
+from kvcore.cli.pipes import quiet
 from kvcore.replay.command_options import Asked, asked_of, make_parser
 from kvcore.replay.loop import Apply
 from kvcore.replay.progress import Progress
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FINE, VIOLATED, USAGE_ERROR, STOPPED = 0, 1, 2, 130
 
 
+@quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one trace; returns the exit code.
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = STOPPED if report.interrupted else FINE
     if asked.html is not None:
         code = _write_page(asked.html, report) or code
-    tell(json.dumps(to_json(report)) if asked.json else to_text(report))
+    print(json.dumps(to_json(report)) if asked.json else to_text(report), flush=True)
     return code
 
 
@@ -74,19 +75,6 @@ def _write_page(path: str, report: Report) -> int:
         print(f"kvcore replay: interrupted, {path} was not written", file=sys.stderr)
         return STOPPED
     return FINE
-
-
-def tell(text: str) -> None:
-    """Print an answer; who reads it may stop reading."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        nobody_reads()
-
-
-def nobody_reads() -> None:
-    """Let what is still to be flushed at the end go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(asked: Asked) -> tuple[Report, TraceReader, list[OnDevice]]:
@@ -131,7 +119,3 @@ def _tell_skipped(reader: TraceReader) -> None:
     if reader.num_skipped > len(reader.examples):
         more = reader.num_skipped - len(reader.examples)
         print(f"kvcore replay: skipped: {more:,} more", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

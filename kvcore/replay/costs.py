@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import ParamSpec, TypeVar
 
-from kvcore.manager import KVCacheManager
 from kvcore.replay.results import Cost
 
 P = ParamSpec("P")
@@ -92,18 +90,6 @@ class Meter:
         """One for each name, the dearest in all first, then the steps'."""
         names = sorted(self._names.items(), key=lambda item: (-item[1].total, item[0]))
         return tuple(_cost(name, each) for name, each in [*names, (STEP, self._steps)])
-
-
-class Metered:
-    """A manager whose calls, those that an engine makes in a step, are measured."""
-
-    def __init__(self, manager: KVCacheManager, meter: Meter) -> None:
-        self._manager = manager
-        for name in MEASURED:
-            setattr(self, name, partial(meter.call, getattr(manager, name)))
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._manager, name)
 
 
 def clock_cost(clock: Callable[[], int]) -> int:

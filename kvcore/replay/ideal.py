@@ -8,12 +8,9 @@ are there. Outputs are found by nobody: no trace says what they were. Twin: none
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import attrs
+from collections.abc import Sequence
 
 from kvcore.replay.prefix_tree import PrefixTree, shares
-from kvcore.replay.workload import TraceRequest
 
 
 class Ideal:
@@ -40,24 +37,3 @@ class Ideal:
         self.looked_up_tokens += num_tokens
         self.hit_tokens += hit_blocks * self._block_size
         return hit_blocks * self._block_size
-
-
-@attrs.frozen
-class Reuse:
-    """Ids of a trace, the last of a prompt perhaps partial, and how many of them came before."""
-
-    num_ids: int
-    num_hits: int
-
-    @property
-    def rate(self) -> float:
-        """Hits over ids, 0.0 without ids."""
-        return self.num_hits / self.num_ids if self.num_ids else 0.0
-
-
-def count_reuse(requests: Iterable[TraceRequest]) -> Reuse:
-    """How often a prefix of ids of a trace was there before: a trace's own measure of sharing."""
-    tree, num_ids = PrefixTree(), 0
-    for request in requests:
-        num_ids += len(tree.numbers(request.hash_ids, request.unit))
-    return Reuse(num_ids, num_ids - len(tree))

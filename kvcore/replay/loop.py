@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable
-from typing import cast
 
 import attrs
 
 from kvcore.manager import KVCacheManager
+from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
-from kvcore.replay.costs import Meter, Metered
+from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidOption
 from kvcore.replay.expand import output_token, prompt_tokens
 from kvcore.replay.record import Record
@@ -211,7 +211,7 @@ class Loop:
         self._options = options
         self._manager = manager
         self._meter = Meter()
-        self._metered = cast(KVCacheManager, Metered(manager, self._meter))
+        self._metered = measured(manager, self._meter.call, MEASURED)
         self._apply = apply
         self._arrivals = Arrivals(requests, options.num_requests, self.record.accept)
         self._batcher = Batcher(self._metered, options, self._arrivals, self.record)

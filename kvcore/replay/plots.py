@@ -26,41 +26,22 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from kvcore.replay.results import Result, Sample
 from kvcore.replay.summary import Report, rates_of, use_of
 
-INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED = (
-    *("#010101", "#010102", "#010103", "#010104", "#010105", "#010106", "#010107"),
-)
-"""Colours that matplotlib is told, each of which stands for a name."""
-NAMES = {
-    INK: "ink",
-    FAINT: "faint",
-    GRID: "grid",
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    RED: "red",
+COLOURS = {
+    "ink": ("#1f2328", "#e6e8eb"),
+    "faint": ("#6a737d", "#9aa4af"),
+    "grid": ("#e3e6ea", "#30363d"),
+    "blue": ("#0b6bb5", "#6cb6ff"),
+    "orange": ("#c4570b", "#f0a35e"),
+    "green": ("#1a7f4b", "#6fd39b"),
+    "red": ("#b4233a", "#ff8a98"),
+    "page": ("#ffffff", "#0f1317"),
+    "card": ("#f6f7f9", "#191f26"),
 }
-LIGHT = {
-    "page": "#ffffff",
-    "card": "#f6f7f9",
-    "ink": "#1f2328",
-    "faint": "#6a737d",
-    "grid": "#e3e6ea",
-    "blue": "#0b6bb5",
-    "orange": "#c4570b",
-    "green": "#1a7f4b",
-    "red": "#b4233a",
-}
-DARK = {
-    "page": "#0f1317",
-    "card": "#191f26",
-    "ink": "#e6e8eb",
-    "faint": "#9aa4af",
-    "grid": "#30363d",
-    "blue": "#6cb6ff",
-    "orange": "#f0a35e",
-    "green": "#6fd39b",
-    "red": "#ff8a98",
-}
+"""Each colour on a light and on a dark page."""
+LIGHT, DARK = ({name: pair[page] for name, pair in COLOURS.items()} for page in (0, 1))
+NAMES = {f"#0101{number:02}": name for number, name in enumerate(COLOURS)}
+"""Colours that matplotlib gets, each of which stands for a name."""
+INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED, _, _ = NAMES
 WIDTH_INCHES = 9.2
 NUM_BINS = 120
 STYLE: dict[Any, Any] = {
@@ -255,7 +236,7 @@ def _cleaned(text: str, prefix: str, title: str) -> str:
     svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
     svg = re.sub(r"(font:[^;\"]*?px) [^;\"]*", r"\1 sans-serif", svg)
     svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
-    svg = re.sub(r"#01010[1-7]", lambda found: f"var(--c-{NAMES[found[0]]})", svg)
+    svg = re.sub(r"#01010\d", lambda found: f"var(--c-{NAMES[found[0]]})", svg)
     head = re.match(r"<svg [^>]*>", svg)
     assert head is not None
     box = re.search(r'viewBox="[^"]*"', head[0])

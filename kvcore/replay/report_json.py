@@ -28,18 +28,18 @@ def to_json(report: Report) -> dict[str, Any]:
         "interrupted": report.interrupted,
         "options": attrs.asdict(result.options),
         "requests": _requests(result),
-        "tokens": _tokens(result),
-        "hit_rate": attrs.asdict(rates_of(result)),
-        "evictions": result.evictions,
-        "preemptions": result.preemptions,
-        "swaps": result.swaps,
-        "steps": result.steps,
-        "virtual_seconds": result.virtual_seconds,
-        "queueing_seconds": attrs.asdict(result.queueing),
+        **_outcome(result),
         "course": _course(result),
         "cost_us": {each.name: _cost(each) for each in result.costs},
         "samples": _samples(result),
-        "sweep": [_size(each) for each in report.sweep],
+        "sweep": [
+            {
+                "num_blocks": each.options.num_blocks,
+                "refused": each.num_refused,
+                **_outcome(each),
+            }
+            for each in report.sweep
+        ],
         "sweep_left_out": list(report.left_out),
     }
 
@@ -91,12 +91,11 @@ def _samples(result: Result) -> dict[str, list[Any]]:
     return {name: [getattr(each, name) for each in result.samples] for name in names}
 
 
-def _size(result: Result) -> dict[str, Any]:
+def _outcome(result: Result) -> dict[str, Any]:
+    """What a run shares with a row of a sweep."""
     return {
-        "num_blocks": result.options.num_blocks,
-        "hit_rate": attrs.asdict(rates_of(result)),
         "tokens": _tokens(result),
-        "refused": result.num_refused,
+        "hit_rate": attrs.asdict(rates_of(result)),
         "evictions": result.evictions,
         "preemptions": result.preemptions,
         "swaps": result.swaps,

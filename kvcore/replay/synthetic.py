@@ -191,9 +191,7 @@ def to_lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
             "timestamp": round(request.arrival * 1000),
             "input_length": request.prompt_len,
             "output_length": request.output_len,
-            "hash_ids": request.hash_ids.tolist()
-            if isinstance(request.hash_ids, array)
-            else list(request.hash_ids),
+            "hash_ids": list(request.hash_ids),
         }
         yield msgspec.json.encode(row) + b"\n"
 

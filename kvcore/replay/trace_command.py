@@ -11,17 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+
+import attrs
 
 from kvcore.cli.arguments import count, natural, parse, positive
+from kvcore.cli.pipes import quiet
 from kvcore.replay import trace_facts
-from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, nobody_reads, tell
+from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
 from kvcore.replay.trace_file import TraceReader
 from kvcore.replay.whole_file import check_writable, write_whole
 from kvcore.types.errors import KvcoreError
 
 
+@quiet
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or show one trace; returns the exit code.
 
@@ -46,7 +50,7 @@ def _generate(options: argparse.Namespace) -> int:
     )
     try:
         if options.out is None:
-            _print(lines)
+            sys.stdout.writelines(line.decode() for line in lines)
         else:
             check_writable(options.out)
             write_whole(options.out, (line.decode() for line in lines))
@@ -55,16 +59,6 @@ def _generate(options: argparse.Namespace) -> int:
         print(f"kvcore trace: interrupted, {cut}", file=sys.stderr)
         return STOPPED
     return FINE
-
-
-def _print(lines: Iterator[bytes]) -> None:
-    """Write lines to standard output; who reads them may stop reading."""
-    try:
-        for line in lines:
-            sys.stdout.write(line.decode())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nobody_reads()
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -76,8 +70,9 @@ def _show(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     facts = counting.facts(reader.name, reader.num_skipped, interrupted=interrupted)
-    data = trace_facts.to_json(facts)
-    tell(json.dumps(data) if options.json else trace_facts.to_text(facts))
+    print(
+        json.dumps(attrs.asdict(facts)) if options.json else "\n".join(trace_facts.to_lines(facts))
+    )
     return STOPPED if interrupted else FINE
 
 
@@ -111,6 +106,3 @@ _KINDS = (
     "agents that branch",
     "documents asked about repeatedly",
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

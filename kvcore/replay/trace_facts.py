@@ -8,7 +8,6 @@ read from buckets that are 1.6 % wide, totals are exact. Twin: none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import attrs
 
@@ -89,17 +88,8 @@ class Counting:
         )
 
 
-def to_text(facts: Facts) -> str:
-    """The facts in lines."""
-    return "\n".join(_lines(facts))
-
-
-def to_json(facts: Facts) -> dict[str, Any]:
-    """The facts as data; the keys are those of `Facts`."""
-    return attrs.asdict(facts)
-
-
-def _lines(facts: Facts) -> Iterator[str]:
+def to_lines(facts: Facts) -> Iterator[str]:
+    """The facts for a person."""
     skipped = f"; {counted(facts.skipped_lines, 'bad line')} skipped" if facts.skipped_lines else ""
     cut = "interrupted: " if facts.interrupted else ""
     requests = counted(facts.requests, "request")

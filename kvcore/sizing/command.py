@@ -109,7 +109,3 @@ def _make_parser() -> argparse.ArgumentParser:
 
 _TP = "devices that share the attention heads (1)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

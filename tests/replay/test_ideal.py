@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.replay.expand import prompt_tokens
-from kvcore.replay.ideal import Ideal, Reuse, count_reuse
+from kvcore.replay.ideal import Ideal
+from kvcore.replay.trace_facts import Counting
 from kvcore.replay.workload import TraceRequest
 from tests.replay.small_traces import traces
 
@@ -59,6 +60,7 @@ def test_reuse_counts_prefixes_of_ids_partial_ones_too() -> None:
         TraceRequest(2, 0.0, 9, 1, [1, 2, 3], 4),
         TraceRequest(3, 0.0, 12, 1, [1, 4, 3], 4),
     ]
-    assert count_reuse(requests) == Reuse(num_ids=9, num_hits=4)
-    assert Reuse(9, 4).rate == 4 / 9
-    assert count_reuse([]).rate == 0.0
+    counting = Counting(4)
+    counting.read(requests)
+    facts = counting.facts("made", 0)
+    assert (facts.num_ids, facts.repeated_ids) == (9, 4)

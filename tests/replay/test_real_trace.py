@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.replay.ideal import count_reuse
 from kvcore.replay.loop import replay
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.results import Options
+from kvcore.replay.trace_facts import Counting
 from kvcore.replay.trace_file import TraceReader
 from kvcore.types.config import Eviction
 from tests.conftest import need_twin
@@ -24,10 +24,12 @@ pytestmark = pytest.mark.skipif(
 def test_an_unlimited_cache_finds_what_its_authors_say() -> None:
     """12,031 requests; 288,500 blocks of 512, 182,790 different ones: 36.64 %."""
     reader = TraceReader(TRACE)
-    reuse = count_reuse(reader)
+    counting = Counting(512)
+    counting.read(reader)
+    facts = counting.facts(reader.name, 0)
     assert reader.num_lines == 12_031
-    assert (reuse.num_ids, reuse.num_ids - reuse.num_hits) == (288_500, 182_790)
-    assert round(100 * reuse.rate, 2) == 36.64
+    assert (facts.num_ids, facts.num_ids - facts.repeated_ids) == (288_500, 182_790)
+    assert round(100 * facts.repeated_ids / facts.num_ids, 2) == 36.64
 
 
 def test_the_bound_is_near_what_another_simulator_found() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.cli.pipes import READER_GONE
 from kvcore.replay import trace_command
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.synthetic import KINDS
@@ -131,7 +132,7 @@ def test_an_interrupted_count_is_shown(
 
 
 def test_who_reads_may_stop_reading() -> None:
-    words = ("kvcore.replay.trace_command", "generate", "--kind", "agents", "--requests", "2000")
+    words = ("kvcore", "trace", "generate", "--kind", "agents", "--requests", "2000")
     with subprocess.Popen(
         [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     ) as process:
@@ -140,7 +141,7 @@ def test_who_reads_may_stop_reading() -> None:
         assert process.stdout.readline().startswith(b'{"timestamp":0,')
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == FINE
+    assert process.returncode == READER_GONE
 
 
 def test_without_words_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
