@@ -34,7 +34,7 @@ from kvcore_runtime.attention.visibility import Visibility
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import check_blocks
 from kvcore_runtime.cache.errors import BatchOutOfOrder, NoTier, NotSkipped, UnsupportedCommand
-from kvcore_runtime.cache.guard import Guard
+from kvcore_runtime.cache.guard import Guard, Reads
 from kvcore_runtime.cache.segments import (
     COPYING,
     Copying,
@@ -131,36 +131,21 @@ class Runtime:
         finished, self._finished = self._finished, []
         return finished
 
-    def check_reads(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        requests: Sequence[str],
-    ) -> None:
-        """In guard mode check what the forward pass of the last batch will read; else do nothing.
+    def check_reads(self, reads: Reads) -> None:
+        """In guard mode check what the forward pass of the last batch will read. Raises StaleRead.
 
-        starts: the first position of each row that the step computes. lengths: tokens of each row,
-        this step's included. Raises StaleRead.
+        Otherwise does nothing.
         """
         if self.guard is not None:
-            last = self.next_number - 1
-            self.guard.check_reads(self.tables, rows, starts, lengths, requests, last)
+            self.guard.check_reads(self.tables, reads, self.next_number - 1)
 
-    def check_content(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        requests: Sequence[str],
-    ) -> None:
+    def check_content(self, reads: Reads) -> None:
         """In guard mode check that the forward pass of the last batch left no slot unwritten.
 
-        Arguments as for `check_reads`. Raises StaleRead.
+        Raises StaleRead. Without guard mode does nothing.
         """
         if self.guard is not None:
-            last = self.next_number - 1
-            self.guard.check_content(self.tables, rows, starts, lengths, requests, last)
+            self.guard.check_content(self.tables, reads, self.next_number - 1)
 
     def _run_guarded(
         self, guard: Guard, columns: Tensor, transfers: Sequence[Transfer], number: int

@@ -1,32 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of cache, tables and batch application, each as a type of its own.
 
-Rules: raised before anything has changed, except the guard's errors: those report what a batch or a
-forward pass did wrong, and the cache is then not to be used further. The message names the thing
-and the numbers; the same values are attributes.
+The guard's errors report what a batch or a forward pass did wrong: the cache is then not to be used
+further. All others are raised before anything has changed.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from kvcore_runtime.errors import KvcoreRuntimeError
 
 
 class CacheError(KvcoreRuntimeError):
-    """Base of the errors in this file; the keyword arguments are kept in `fields`."""
-
-    message: ClassVar[str] = "cache error"
-
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(self.message.format(**fields))
-
-    def __getattr__(self, name: str) -> object:
-        fields: dict[str, object] = self.__dict__.get("fields", {})
-        if name in fields:
-            return fields[name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+    """Base of the errors in this file."""
 
 
 class InvalidLayout(CacheError):

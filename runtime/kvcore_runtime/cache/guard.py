@@ -15,7 +15,8 @@ owner is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +43,28 @@ from kvcore_runtime.cache.tables import PADDING_BLOCK, BlockTables
 
 _READS = (CopyOnWrite.kind, SwapOut.kind, Store.kind)
 _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load)}
+
+
+class Reads(NamedTuple):
+    """What the forward pass of one step computes: positions starts[i] to ends[i] of rows[i].
+
+    requests: the requests of the rows, for messages.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    requests: Sequence[str]
+
+
+class _Seen(NamedTuple):
+    """The positions of one row that a step sees in one group, and the blocks that hold them."""
+
+    group_id: int
+    row: int
+    request: str
+    positions: range
+    blocks: Tensor
 
 
 class Guard:
@@ -101,71 +124,49 @@ class Guard:
         elif kind == SwapOut.kind:
             self.written[b] = True
 
-    def check_reads(
-        self,
-        tables: BlockTables,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        requests: Sequence[str],
-        step: int,
-    ) -> None:
+    def check_reads(self, tables: BlockTables, reads: Reads, step: int) -> None:
         """Check that all positions that a step reads or writes lie in owned blocks, in every group.
 
-        The step computes positions starts[i] to lengths[i] of rows[i]; requests: the rows'
-        requests, for the message. To be called after batch `step` was applied and before its
-        forward pass. Raises StaleRead.
+        To be called after batch `step` was applied and before its forward pass. Raises StaleRead.
         """
-        for group_id in range(tables.num_groups):
-            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
-                seen = range(self._kept[group_id].first_seen(start), length)
-                blocks = self._blocks_read(tables, group_id, row, seen, request, step)
-                stale = blocks[~self.owned[blocks]]
-                if stale.numel():
-                    reason = f"it has no owner, and is in row {row}, group {group_id}"
-                    raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
+        for group_id, row, request, _, blocks in self._seen(tables, reads, step):
+            stale = blocks[~self.owned[blocks]]
+            if stale.numel():
+                reason = f"it has no owner, and is in row {row}, group {group_id}"
+                raise StaleRead(step=step, request=request, block=int(stale[0]), reason=reason)
 
-    def check_content(
-        self,
-        tables: BlockTables,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        requests: Sequence[str],
-        step: int,
-    ) -> None:
+    def check_content(self, tables: BlockTables, reads: Reads, step: int) -> None:
         """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
 
-        As `check_reads`, but after the forward pass of `step`. Raises StaleRead.
+        To be called after the forward pass of `step`. Raises StaleRead.
         """
-        for group_id in range(tables.num_groups):
-            size, data = tables.block_sizes[group_id], self._cache.groups[group_id].data
-            for row, start, length, request in zip(rows, starts, lengths, requests, strict=True):
-                seen = range(self._kept[group_id].first_seen(start), length)
-                blocks = self._blocks_read(tables, group_id, row, seen, request, step)
-                content = data[blocks.to(self._cache.device)]
-                first = seen.start // size * size
-                by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
-                empty = by_slot[seen.start - first : length - first].nonzero()
-                if empty.numel():
-                    position = seen.start + int(empty[0])
-                    block = int(blocks[(position - first) // size])
-                    reason = f"position {position} of row {row} holds NaN, it was never written"
-                    raise StaleRead(step=step, request=request, block=block, reason=reason)
+        for group_id, row, request, positions, blocks in self._seen(tables, reads, step):
+            size = tables.block_sizes[group_id]
+            content = self._cache.groups[group_id].data[blocks.to(self._cache.device)]
+            first = positions.start // size * size
+            by_slot = content.isnan().movedim(3, 1).flatten(2).any(2).view(-1).cpu()
+            empty = by_slot[positions.start - first : positions.stop - first].nonzero()
+            if empty.numel():
+                position = positions.start + int(empty[0])
+                block = int(blocks[(position - first) // size])
+                reason = f"position {position} of row {row} holds NaN, it was never written"
+                raise StaleRead(step=step, request=request, block=block, reason=reason)
 
-    def _blocks_read(
-        self, tables: BlockTables, group_id: int, row: int, seen: range, request: str, step: int
-    ) -> Tensor:
-        """The blocks of these positions of a row."""
-        size = tables.block_sizes[group_id]
-        needed = -(-seen.stop // size)
-        held = int(tables.lengths[group_id, row])
-        if needed > held:
-            reason = (
-                f"row {row}, group {group_id} has {held} blocks, {seen.stop} tokens lie in {needed}"
-            )
-            raise StaleRead(step=step, request=request, block=None, reason=reason)
-        return tables.blocks[group_id, row, seen.start // size : needed].cpu().to(torch.int64)
+    def _seen(self, tables: BlockTables, reads: Reads, step: int) -> Iterator[_Seen]:
+        """What the step sees, group by group. Raises StaleRead if a table is too short."""
+        for group_id in range(tables.num_groups):
+            size = tables.block_sizes[group_id]
+            for row, start, end, request in zip(*reads, strict=True):
+                positions = range(self._kept[group_id].first_seen(start), end)
+                needed, held = -(-end // size), int(tables.lengths[group_id, row])
+                if needed > held:
+                    reason = (
+                        f"row {row}, group {group_id} has {held} blocks, {end} tokens lie in "
+                        f"{needed}"
+                    )
+                    raise StaleRead(step=step, request=request, block=None, reason=reason)
+                blocks = tables.blocks[group_id, row, positions.start // size : needed]
+                yield _Seen(group_id, row, request, positions, blocks.cpu().to(torch.int64))
 
     def _poison(self, blocks: Sequence[int]) -> None:
         fill_pages(self._cache.blocks, blocks, math.nan)

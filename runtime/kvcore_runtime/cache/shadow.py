@@ -25,6 +25,7 @@ from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.errors import BlockMissing, TablesDiffer, TierFailed, WrongContent
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layer_groups import kept_by
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
@@ -127,16 +128,20 @@ class Shadow:
         Raises StaleRead for a block without owner or a slot never written, and WrongContent.
         """
         reading = [each for each in steps if each.loaded < each.end]
-        rows, names = [each.row for each in reading], [each.request_id for each in reading]
-        starts, ends = [each.loaded for each in reading], [each.end for each in reading]
-        self.runtime.check_reads(rows, starts, ends, names)
+        reads = Reads(
+            rows=[each.row for each in reading],
+            starts=[each.loaded for each in reading],
+            ends=[each.end for each in reading],
+            requests=[each.request_id for each in reading],
+        )
+        self.runtime.check_reads(reads)
         for group_id in range(len(self._groups)):
             self._write(group_id, steps)
         forgiving = any(each.failed is not None for each in steps)
         if forgiving:
             for step in reading:
                 self._spread(step)
-        self.runtime.check_content(rows, starts, ends, names)
+        self.runtime.check_content(reads)
         for group_id in range(len(self._groups)):
             for step in reading:
                 self._read(group_id, step, forgiving)

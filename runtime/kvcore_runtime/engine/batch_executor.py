@@ -21,8 +21,8 @@ from torch import Tensor
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
+from kvcore_runtime.engine.errors import NotExecuted
 from kvcore_runtime.engine.forward import Forward, StepInputs
-from kvcore_runtime.errors import KvcoreRuntimeError
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,14 +34,6 @@ class Executed:
 
     logits: Tensor | None
     finished: list[Finished]
-
-
-class NotExecuted(KvcoreRuntimeError):
-    """A batch was not run, since one before it failed or was taken back."""
-
-    def __init__(self, *, number: int) -> None:
-        super().__init__(f"batch {number} was not run: one before it failed or was taken back")
-        self.number = number
 
 
 class BatchExecutor:

@@ -19,6 +19,7 @@ from kvcore import Config
 from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layer_groups import LayerGroups, place_layers
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
@@ -69,14 +70,11 @@ def make_runtime(
 class StepInputs:
     """The chunks of a step as plain data, which no later change of their sequences reaches.
 
-    names, rows, starts, ends: one a chunk; positions [starts[i], ends[i]) of rows[i] are computed.
-    tokens: at all these positions. wanted: of these, the places whose logits are sampled from.
+    reads: one row per chunk. tokens: at all positions of the chunks. wanted: of these, the places
+    whose logits are sampled from.
     """
 
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
+    reads: Reads
     tokens: tuple[int, ...]
     wanted: tuple[int, ...]
 
@@ -97,10 +95,12 @@ class Forward:
         """What computing the chunks needs to know of their sequences, as it is now."""
         stops = itertools.accumulate(each.end - each.start for each in chunks)
         return StepInputs(
-            names=tuple(each.sequence.sequence_id for each in chunks),
-            rows=tuple(each.sequence.row for each in chunks),
-            starts=tuple(each.start for each in chunks),
-            ends=tuple(each.end for each in chunks),
+            reads=Reads(
+                rows=[each.sequence.row for each in chunks],
+                starts=[each.start for each in chunks],
+                ends=[each.end for each in chunks],
+                requests=[each.sequence.sequence_id for each in chunks],
+            ),
             tokens=tuple(token for each in chunks for token in each.tokens()),
             wanted=tuple(
                 place
@@ -115,23 +115,21 @@ class Forward:
         In guard mode raises StaleRead.
         """
         device = self._model.device
-        rows, starts, ends = inputs.rows, inputs.starts, inputs.ends
-        self._runtime.check_reads(rows, starts, ends, inputs.names)
-        attention = self._attention(rows, starts, ends)
+        self._runtime.check_reads(inputs.reads)
+        attention = self._attention(inputs.reads)
         logits = self._model.forward(
             torch.tensor(inputs.tokens, device=device),
             attention.step.positions(),
             attention,
             torch.tensor(inputs.wanted, dtype=torch.int64, device=device),
         )
-        self._runtime.check_content(rows, starts, ends, inputs.names)
+        self._runtime.check_content(inputs.reads)
         return logits
 
-    def _attention(
-        self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> GroupedAttention:
-        """The attention of a step that computes positions starts[i] to ends[i] of rows[i]."""
+    def _attention(self, reads: Reads) -> GroupedAttention:
+        """The attention of a step."""
         cache, tables = self._runtime.cache, self._runtime.tables
+        rows, starts, ends, _ = reads
         query_lens = [end - start for start, end in zip(starts, ends, strict=True)]
         on_device = torch.tensor(rows, device=self._model.device)
         slots = {

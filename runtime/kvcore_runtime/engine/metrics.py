@@ -4,11 +4,12 @@
 import collections
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
 from kvcore import KVCacheManager
+from kvcore.metrics import measured
 from kvcore.types.commands import Batch, CopyOnWrite, Evict, SwapIn, SwapOut
 from kvcore_runtime.engine.scheduler import Chunk
 
@@ -107,32 +108,12 @@ class Metrics:
 
 def timed(manager: KVCacheManager, metrics: Metrics) -> KVCacheManager:
     """The same manager, with the time inside its calls added to `metrics.manager_seconds`."""
-    return cast(KVCacheManager, _Timed(manager, metrics))
 
+    def call(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return method(*arguments, **options)
+        finally:
+            metrics.manager_seconds += time.perf_counter() - started
 
-class _Timed:
-    """Passes everything on to a manager and measures what is a call."""
-
-    def __init__(self, manager: KVCacheManager, metrics: Metrics) -> None:
-        self._manager = manager
-        self._metrics = metrics
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._manager, name)
-        if not callable(value):
-            return value
-        call = self._measured(value)
-        setattr(self, name, call)  # found directly from now on
-        return call
-
-    def _measured(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        metrics = self._metrics
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return method(*arguments, **options)
-            finally:
-                metrics.manager_seconds += time.perf_counter() - started
-
-        return call
+    return measured(manager, call)

@@ -44,7 +44,7 @@ from kvcore_runtime.generate.verify import (
     verify_pressure,
 )
 from kvcore_runtime.model.identity import identify
-from kvcore_runtime.model.model import LayerWeights, Llama, LlamaWeights, tiny_config, tiny_model
+from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 
@@ -93,8 +93,8 @@ def load_model(arguments: Arguments) -> tuple[Llama, Tokenizer]:
     torch.set_num_threads(arguments.threads)
     if arguments.model == "tiny":
         config = tiny_config(visibilities=arguments.visibilities)
-        model = tiny_model(invariant=arguments.verify, config=config)
-        return place_model(model, arguments.device), ByteTokenizer()
+        model = tiny_model(invariant=arguments.verify, config=config, device=arguments.device)
+        return model, ByteTokenizer()
     file = open_gguf(find_smollm2())
     with tqdm(desc="loading", unit="layer", leave=False, disable=None) as bar:
 
@@ -222,20 +222,3 @@ def _name_counts(done: Verified) -> dict[str, int]:
     if done.num_logits:
         counts["rows of logits bit by bit"] = done.num_logits
     return counts
-
-
-def place_model(model: Llama, device: torch.device) -> Llama:
-    """The model with its weights on a device."""
-    if model.device == device:
-        return model
-    weights = model.weights
-    layers = tuple(
-        LayerWeights(**{name: each.to(device) for name, each in attrs.asdict(layer).items()})
-        for layer in weights.layers
-    )
-    embedding = weights.embedding.to(device)
-    head = embedding if weights.head is weights.embedding else weights.head.to(device)
-    placed = LlamaWeights(
-        embedding=embedding, layers=layers, norm=weights.norm.to(device), head=head
-    )
-    return attrs.evolve(model, weights=placed)

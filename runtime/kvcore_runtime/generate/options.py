@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
     "temperature": 1.0,
     "threads": 1,
 }
-"""What --tiny stands for: each unless it is given too."""
+"""What --tiny stands for, except for what is given besides."""
 DEFAULTS: dict[str, Any] = {
     "prompts": None,
     "model": "smollm2",
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "threads": max(1, (os.cpu_count() or 1) // 2),
 }
 """Otherwise. The pool is one that examples/prompts.jsonl brings under pressure. Threads that wait
-for each other lose far more on a busy machine than they win on an idle one: half of it is left."""
+for each other lose far more on a busy machine than they win on an idle one, so half are used."""
 
 NEUTRAL = frozenset(
     (
@@ -52,118 +52,81 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="one JSON object a line")
     parser.add_argument("--tiny", action="store_true", help="random model, own prompts, seconds")
-    parser.add_argument(
-        "--model", choices=("smollm2", "tiny"), help="default: smollm2; with --tiny: tiny"
-    )
+    models = ("smollm2", "tiny")
+    parser.add_argument("--model", choices=models, help="default: smollm2; with --tiny: tiny")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="default: cpu")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of torch; default: half the cores; with --tiny: 1"
-    )
-    parser.add_argument(
-        "--window",
-        type=int,
-        metavar="W",
-        help="tiny model: four layers, of which every other one sees W tokens",
-    )
-    pool = parser.add_argument_group("pool")
-    pool.add_argument(
-        "--num-blocks",
-        type=int,
-        metavar="N",
-        help=_default("num_blocks", "device blocks, with block 0"),
-    )
-    pool.add_argument(
-        "--block-size", type=int, metavar="N", default=16, help="tokens a block; default: 16"
-    )
-    pool.add_argument(
-        "--host-blocks", type=int, metavar="N", help=_default("host_blocks", "blocks to swap to")
-    )
-    pool.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="keep blocks in files there, and load those of earlier runs",
-    )
-    pool.add_argument("--backend", choices=("rust", "python"), help="default: rust where built")
-    pool.add_argument("--guard", action="store_true", help="check every read of a block")
-    _add_engine(parser)
-    _add_sampling(parser)
-    _add_results(parser)
+    threads = "of torch; default: half the cores; with --tiny: 1"
+    parser.add_argument("--threads", type=int, metavar="N", help=threads)
+    window = "tiny model: four layers, of which every other one sees W tokens"
+    parser.add_argument("--window", type=int, metavar="W", help=window)
+    _add_pool(parser.add_argument_group("pool"))
+    _add_engine(parser.add_argument_group("engine"))
+    _add_sampling(parser.add_argument_group("sampling, if a prompt does not say"))
+    _add_results(parser.add_argument_group("results"))
     return parser
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--token-budget",
-        type=int,
-        metavar="N",
-        help=_default("token_budget", "tokens a step at most"),
+def _add_pool(group: argparse._ArgumentGroup) -> None:
+    _number(group, "--num-blocks", "device blocks, with block 0")
+    _number(group, "--block-size", "tokens per block", 16)
+    _number(group, "--host-blocks", "blocks to swap to")
+    directory = "keep blocks in files there, and load those of earlier runs"
+    group.add_argument("--directory", type=Path, metavar="DIR", help=directory)
+    group.add_argument("--backend", choices=("rust", "python"), help="default: rust if built")
+    group.add_argument("--guard", action="store_true", help="check every read of a block")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    _number(group, "--token-budget", "tokens per step at most")
+    _number(group, "--drafts", "tokens guessed by prompt look-up for each step", 0)
+    in_flight = "batches computed on a thread of their own while the next is planned"
+    _number(group, "--in-flight", in_flight, 0)
+    publish = "when a block can be hit: once it is planned (default), or once it is computed"
+    _choice(group, "--publish", ("scheduled", "completed"), publish)
+    preempt = "how the youngest gives way; swap (default) recomputes if the host tier is full"
+    _choice(group, "--preempt", ("swap", "recompute"), preempt)
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    _number(group, "--max-tokens", "tokens per answer at most")
+    _number(group, "--temperature", "0: greedy", unit="T")
+    _number(group, "--top-k", "0: all", 0, unit="K")
+    _number(group, "--top-p", "1: all", 1.0, unit="P")
+    _number(group, "--seed", "of the random numbers", 0, unit="S")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    verify = "invariant mode, and every answer again from a contiguous cache; default: on"
+    switch = argparse.BooleanOptionalAction
+    group.add_argument("--verify", action=switch, default=True, help=verify)
+    require_all = (
+        "fail unless eviction, copy-on-write, swap and both preemptions happened; default: on with "
+        "--tiny, unless an option changes its prompts, its pool or its steps"
     )
-    engine.add_argument(
-        "--drafts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens guessed by prompt look-up for each step; default: 0",
-    )
-    engine.add_argument(
-        "--in-flight",
-        type=int,
-        default=0,
-        metavar="N",
-        help="batches computed on a thread of their own while the next is planned; default: 0",
-    )
-    engine.add_argument(
-        "--publish",
-        choices=("scheduled", "completed"),
-        default="scheduled",
-        help="when a block can be hit: once it is planned (default), or once it is computed",
-    )
-    engine.add_argument(
-        "--preempt",
-        choices=("swap", "recompute"),
-        default="swap",
-        help="how the youngest gives way; swap (default) recomputes where the host tier is full",
+    group.add_argument("--require-all", action=switch, help=require_all)
+    group.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the pool over time")
+    group.add_argument("--json", action="store_true", help="answers and figures as JSON")
+
+
+def _number(
+    group: argparse._ArgumentGroup,
+    name: str,
+    meaning: str,
+    default: float | None = None,
+    *,
+    unit: str = "N",
+) -> None:
+    """Add an option for a number; one without a default is one that --tiny changes."""
+    key = name.removeprefix("--").replace("-", "_")
+    said = f"{DEFAULTS[key]}; with --tiny: {TINY[key]}" if default is None else f"{default}"
+    kind = type(DEFAULTS[key] if default is None else default)
+    group.add_argument(
+        name, type=kind, metavar=unit, default=default, help=f"{meaning}; default: {said}"
     )
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    sampling = parser.add_argument_group("sampling, where a prompt does not say")
-    sampling.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help=_default("max_tokens", "tokens an answer at most"),
-    )
-    sampling.add_argument(
-        "--temperature", type=float, metavar="T", help=_default("temperature", "0: greedy")
-    )
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all; default: 0")
-    sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="1: all; default: 1.0"
-    )
-    sampling.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    results = parser.add_argument_group("results")
-    results.add_argument(
-        "--verify",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="invariant mode, and every answer again from a contiguous cache; default: on",
-    )
-    results.add_argument(
-        "--require-all",
-        action=argparse.BooleanOptionalAction,
-        help="fail unless eviction, copy-on-write, swap and both preemptions happened; "
-        "default: on with --tiny, unless an option changes its prompts, its pool or its steps",
-    )
-    results.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the pool over time")
-    results.add_argument("--json", action="store_true", help="answers and figures as JSON")
-
-
-def _default(name: str, meaning: str) -> str:
-    """The help of an option whose default depends on --tiny."""
-    return f"{meaning}; default: {DEFAULTS[name]}; with --tiny: {TINY[name]}"
+def _choice(
+    group: argparse._ArgumentGroup, name: str, choices: tuple[str, ...], meaning: str
+) -> None:
+    """Add an option for one of some words, the first by default."""
+    group.add_argument(name, choices=choices, default=choices[0], help=meaning)

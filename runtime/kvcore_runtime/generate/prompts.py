@@ -43,10 +43,7 @@ class PromptsError(KvcoreRuntimeError):
 
     def __init__(self, *, path: Path, line: int | None, reason: str) -> None:
         place = str(path) if line is None else f"{path}, line {line}"
-        super().__init__(f"{place}: {reason}")
-        self.path = path
-        self.line = line
-        self.reason = reason
+        super().__init__(f"{place}: {reason}", path=path, line=line, reason=reason)
 
 
 @attrs.frozen(kw_only=True)

@@ -221,6 +221,7 @@ def tiny_model(
     seed: int = 0,
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
     invariant: bool = False,
     config: LlamaConfig | None = None,
     tied: bool = True,
@@ -231,19 +232,20 @@ def tiny_model(
     """
     shape = tiny_config() if config is None else config
     random = torch.Generator().manual_seed(seed)
+    ones = torch.ones(shape.hidden_size, dtype=dtype, device=device)
 
     def draw(rows: int, columns: int, scale: float) -> Tensor:
         values = torch.randn(rows, columns, generator=random, dtype=torch.float64)
-        return (values * scale).to(dtype)
+        return (values * scale).to(device, dtype)
 
     def layer() -> LayerWeights:
         hidden, inner = shape.hidden_size, shape.intermediate_size
         heads = shape.num_heads * shape.head_dim
         return LayerWeights(
-            attention_norm=torch.ones(hidden, dtype=dtype),
+            attention_norm=ones,
             qkv=draw(shape.qkv_size, hidden, 1.5 * hidden**-0.5),
             output=draw(hidden, heads, heads**-0.5),
-            mlp_norm=torch.ones(hidden, dtype=dtype),
+            mlp_norm=ones,
             gate_up=draw(2 * inner, hidden, hidden**-0.5),
             down=draw(hidden, inner, inner**-0.5),
         )
@@ -251,8 +253,7 @@ def tiny_model(
     embedding = draw(shape.vocab_size, shape.hidden_size, 0.5)
     layers = tuple(layer() for _ in range(shape.num_layers))
     head = embedding if tied else draw(shape.vocab_size, shape.hidden_size, 0.5)
-    norm = torch.ones(shape.hidden_size, dtype=dtype)
-    weights = LlamaWeights(embedding=embedding, layers=layers, norm=norm, head=head)
+    weights = LlamaWeights(embedding=embedding, layers=layers, norm=ones, head=head)
     return Llama(config=shape, weights=weights, invariant=invariant)
 
 

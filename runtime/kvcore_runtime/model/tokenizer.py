@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back: the BPE of a GGUF file, and plain bytes for tiny models."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from kvcore_runtime.errors import UnsupportedModel
 from kvcore_runtime.model.chat import CHATML, ChatTemplate, Message
@@ -12,42 +13,41 @@ _REPLACEMENT = "\ufffd"
 _TOKEN_TYPE_NORMAL = 1
 
 
-class Tokenizer(Protocol):
-    """What an engine needs of a tokenizer."""
+class Tokenizer(ABC):
+    """What an engine needs of a tokenizer.
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        ...
+    vocab_size: ids are below this. end_ids: tokens that end an answer, of a turn and of a text.
+    """
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        ...
+    def __init__(self, vocab_size: int, end_ids: Iterable[int], template: ChatTemplate) -> None:
+        self.vocab_size = vocab_size
+        self.end_ids = frozenset(end_ids)
+        self._template = template
 
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; no special token comes out."""
-        ...
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids without special tokens; U+FFFD where bytes are not (yet) UTF-8."""
-        ...
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the model's template writes it, the answer's beginning included."""
-        ...
+        return self._template.render(messages)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation. Raises InvalidMessages."""
-        ...
+        return self._template.encode(messages, self.encode)
 
 
-class BpeTokenizer:
+class BpeTokenizer(Tokenizer):
     """Byte-level BPE with the vocabulary, merges and chat template of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
         """Build it. Raises UnsupportedModel if the file's tokenizer is of another kind."""
-        from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+        from tokenizers import AddedToken, decoders, pre_tokenizers
+        from tokenizers import Tokenizer as Bpe
         from tokenizers.models import BPE
 
         _expect(file, "tokenizer.ggml.model", "gpt2")
@@ -61,7 +61,7 @@ class BpeTokenizer:
             if kind != _TOKEN_TYPE_NORMAL
         }
         vocab = {token: index for index, token in enumerate(tokens)}
-        self._bpe: Any = Tokenizer(BPE(vocab=vocab, merges=merges))
+        self._bpe: Any = Bpe(BPE(vocab=vocab, merges=merges))
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -71,20 +71,12 @@ class BpeTokenizer:
         self._bpe.decoder = decoders.ByteLevel()
         self._bpe.add_special_tokens([AddedToken(token, special=True) for token in special])
         self._bpe.encode_special_tokens = True
-        self._template = ChatTemplate(file.value("tokenizer.chat_template"), special)
-        self._vocab_size = len(tokens)
         ends = {file.value("tokenizer.ggml.eos_token_id"), special.get("<|endoftext|>")}
-        self._end_ids = frozenset(int(token) for token in ends if token is not None)
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        return self._vocab_size
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The end of a turn and the end of a text."""
-        return self._end_ids
+        super().__init__(
+            vocab_size=len(tokens),
+            end_ids=(int(token) for token in ends if token is not None),
+            template=ChatTemplate(file.value("tokenizer.chat_template"), special),
+        )
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -96,16 +88,8 @@ class BpeTokenizer:
         text: str = self._bpe.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """See `Tokenizer`."""
-        return self._template.render(messages)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """See `Tokenizer`."""
-        return self._template.encode(messages, self.encode)
-
-
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """UTF-8 bytes as ids 0 to 255, then a few special tokens: for models of random weights."""
 
     SPECIAL: ClassVar[dict[str, int]] = {
@@ -116,17 +100,8 @@ class ByteTokenizer:
     }
 
     def __init__(self) -> None:
-        self._template = ChatTemplate(CHATML, self.SPECIAL)
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        return 256 + len(self.SPECIAL)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The end of a turn and the end of a text."""
-        return frozenset({self.SPECIAL["<|endoftext|>"], self.SPECIAL["<|im_end|>"]})
+        ends = (self.SPECIAL["<|endoftext|>"], self.SPECIAL["<|im_end|>"])
+        super().__init__(256 + len(self.SPECIAL), ends, ChatTemplate(CHATML, self.SPECIAL))
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""
@@ -135,14 +110,6 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer`."""
         return bytes(token for token in ids if token < 256).decode(errors="replace")
-
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """See `Tokenizer`."""
-        return self._template.render(messages)
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """See `Tokenizer`."""
-        return self._template.encode(messages, self.encode)
 
 
 class StreamDecoder:

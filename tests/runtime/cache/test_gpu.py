@@ -11,10 +11,10 @@ import torch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.copies import KERNEL_SWAP_BYTES_MAX
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 from kvcore_runtime.engine.engine import Engine, EngineOptions
-from kvcore_runtime.generate.command import place_model
 from kvcore_runtime.model.model import tiny_model
 
 from kvcore import Config
@@ -115,13 +115,13 @@ def test_guard_poisons_on_the_gpu() -> None:
     runtime.cache.blocks.data[[1, 2]] = 1.0
     runtime.apply(close(1, [Free(1, False), SetTable(0, 0, 0, 2)]))
     assert bool(runtime.cache.blocks.data[1].isnan().all())
-    runtime.check_reads([0], [0], [2], ["r"])
-    runtime.check_content([0], [0], [2], ["r"])
+    runtime.check_reads(Reads([0], [0], [2], ["r"]))
+    runtime.check_content(Reads([0], [0], [2], ["r"]))
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_steps_overlap_on_a_stream_of_their_own(max_in_flight: int) -> None:
-    model = place_model(tiny_model(dtype=torch.float64), torch.device("cuda"))
+    model = tiny_model(dtype=torch.float64, device="cuda")
     config = Config(20, num_host_blocks=20, hash_seed=b"gpu")
     options = EngineOptions(token_budget=64)
     plain = answer(Engine(model, config, options), requests(temperature=0.0))

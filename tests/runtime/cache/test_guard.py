@@ -10,6 +10,7 @@ from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.errors import StaleRead, UnownedWrite
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 
@@ -111,19 +112,19 @@ def test_commands_run_one_at_a_time_so_that_a_copy_precedes_its_source_s_poison(
 def test_without_guard_nothing_is_poisoned_or_checked() -> None:
     runtime = make_runtime(guard=False)
     apply(runtime, Allocate(1), Free(1, False), SetTable(0, 0, 0, 1), SwapIn(1, 3))
-    runtime.check_reads([0], [0], [2], ["r"])
-    runtime.check_content([0], [0], [2], ["r"])
+    runtime.check_reads(Reads([0], [0], [2], ["r"]))
+    runtime.check_content(Reads([0], [0], [2], ["r"]))
     assert poisoned(runtime) == set()
 
 
 def test_reading_a_freed_block_names_block_request_and_step() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1), SetTable(0, 0, 0, 1), Allocate(3), SetTable(0, 0, 1, 3))
-    runtime.check_reads([0], [0], [3], ["r7"])
+    runtime.check_reads(Reads([0], [0], [3], ["r7"]))
     apply(runtime, Free(3, True))
-    runtime.check_reads([0], [0], [2], ["r7"])
+    runtime.check_reads(Reads([0], [0], [2], ["r7"]))
     with pytest.raises(StaleRead, match="step 1, request r7: reads block 3") as caught:
-        runtime.check_reads([0], [0], [3], ["r7"])
+        runtime.check_reads(Reads([0], [0], [3], ["r7"]))
     assert caught.value.fields["block"] == 3
     assert caught.value.fields["step"] == 1
     assert caught.value.fields["request"] == "r7"
@@ -133,10 +134,10 @@ def test_reading_past_the_table_is_a_stale_read() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1), SetTable(1, 0, 0, 1))
     with pytest.raises(StaleRead, match="row 1, group 0 has 1 blocks, 3 tokens lie in 2"):
-        runtime.check_reads([1], [0], [3], ["r"])
+        runtime.check_reads(Reads([1], [0], [3], ["r"]))
     apply(runtime, CutTable(1, 0, 0))
     with pytest.raises(StaleRead, match="has 0 blocks"):
-        runtime.check_reads([1], [0], [1], ["r"])
+        runtime.check_reads(Reads([1], [0], [1], ["r"]))
 
 
 def test_null_entries_behind_a_window_are_not_read_and_others_are_stale() -> None:
@@ -154,16 +155,16 @@ def test_null_entries_behind_a_window_are_not_read_and_others_are_stale() -> Non
         SetTable(0, 1, 1, 4),
     ]
     apply(runtime, *tables)
-    runtime.check_reads([0], [0], [4], ["r"])
+    runtime.check_reads(Reads([0], [0], [4], ["r"]))
     apply(runtime, SetTable(0, 1, 0, 0), Free(3, False))
     assert runtime.tables.row_blocks(0, 1) == [0, 4]
     # The query at position 4 sees 2, 3 and 4; the one at 3 sees 1, which lies in the null block.
     apply(runtime, Allocate(3), SetTable(0, 0, 2, 3), SetTable(0, 1, 2, 3))
     write(runtime, 3)
-    runtime.check_reads([0], [4], [5], ["r"])
-    runtime.check_content([0], [4], [5], ["r"])
+    runtime.check_reads(Reads([0], [4], [5], ["r"]))
+    runtime.check_content(Reads([0], [4], [5], ["r"]))
     with pytest.raises(StaleRead, match="reads block 0: it has no owner, and is in row 0, group 1"):
-        runtime.check_reads([0], [3], [5], ["r"])
+        runtime.check_reads(Reads([0], [3], [5], ["r"]))
     assert poisoned(runtime) == {0}
 
 
@@ -176,11 +177,11 @@ def test_a_slot_that_the_forward_pass_left_out_is_found_by_its_nan(order: Any) -
         for part in runtime.cache.layer(layer):
             part[2] = 1.0
             part[4, 0] = 1.0
-    runtime.check_content([0], [0], [3], ["r"])
+    runtime.check_content(Reads([0], [0], [3], ["r"]))
     values[4, 0, 0, 1] = float("nan")
-    runtime.check_content([0], [0], [2], ["r"])
+    runtime.check_content(Reads([0], [0], [2], ["r"]))
     with pytest.raises(StaleRead, match="request r: reads block 4: position 2 of row 0 holds NaN"):
-        runtime.check_content([0], [0], [3], ["r"])
+        runtime.check_content(Reads([0], [0], [3], ["r"]))
     assert not keys[4, 0].isnan().any()
 
 
@@ -188,10 +189,10 @@ def test_an_error_names_the_step_in_which_it_happened() -> None:
     runtime = make_runtime()
     apply(runtime, Allocate(1), SetTable(0, 0, 0, 1))
     with pytest.raises(StaleRead, match="step 0, request r: reads block 1: position 0"):
-        runtime.check_content([0], [0], [1], ["r"])
+        runtime.check_content(Reads([0], [0], [1], ["r"]))
     apply(runtime)
     with pytest.raises(StaleRead, match="step 1, request r: reads block 1: position 0"):
-        runtime.check_content([0], [0], [1], ["r"])
+        runtime.check_content(Reads([0], [0], [1], ["r"]))
     with pytest.raises(StaleRead, match="step 2, request None: reads block 3"):
         apply(runtime, SwapOut(3, 0))
     with pytest.raises(UnownedWrite, match="step 2: Zero writes block 3"):
@@ -217,19 +218,19 @@ def test_content_is_checked_from_the_first_position_that_is_seen() -> None:
         write(runtime, block)
     data = runtime.cache.blocks.data
     data[4, :, :, 0] = float("nan")
-    runtime.check_content([0], [4], [5], ["r"])
+    runtime.check_content(Reads([0], [4], [5], ["r"]))
     data[2, :, :, 1] = float("nan")
     with pytest.raises(StaleRead, match="reads block 2: position 3 of row 0 holds NaN"):
-        runtime.check_content([0], [4], [5], ["r"])
+        runtime.check_content(Reads([0], [4], [5], ["r"]))
 
 
 def test_an_entry_of_a_table_is_an_owner() -> None:
     """After a cancel tables are told anew, and `Allocate` is not."""
     runtime = make_runtime()
     apply(runtime, SetTable(0, 0, 0, 3))
-    runtime.check_reads([0], [0], [2], ["r"])
+    runtime.check_reads(Reads([0], [0], [2], ["r"]))
     apply(runtime, Zero(3))
-    runtime.check_content([0], [0], [2], ["r"])
+    runtime.check_content(Reads([0], [0], [2], ["r"]))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
+from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layout import CacheLayout
 from kvcore_runtime.cache.tables import BlockTables
 
@@ -149,7 +150,8 @@ class Play:
         rows = [self.rows[name] for name in names]
         starts, counts = zip(*self.writes.values(), strict=True) if names else ((), ())
         lengths = [start + count for start, count in self.writes.values()]
-        self.runtime.check_reads(rows, starts, lengths, names)
+        reads = Reads(rows, starts, lengths, names)
+        self.runtime.check_reads(reads)
         for group_id in range(len(self.kept)):
             keys, values = self.runtime.cache.layer(0, group_id)
             slots = self.runtime.tables.slot_mapping(
@@ -163,7 +165,7 @@ class Play:
             for slot, number in zip(slots, written, strict=True):
                 keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
                 values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
-        self.runtime.check_content(rows, starts, lengths, names)
+        self.runtime.check_content(reads)
         for group_id, kept in enumerate(self.kept):
             keys, _ = self.runtime.cache.layer(0, group_id)
             for name, row, start, length in zip(names, rows, starts, lengths, strict=True):

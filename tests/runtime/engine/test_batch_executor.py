@@ -10,7 +10,8 @@ import pytest
 import torch
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.transfers import Finished
-from kvcore_runtime.engine.batch_executor import BatchExecutor, NotExecuted
+from kvcore_runtime.engine.batch_executor import BatchExecutor
+from kvcore_runtime.engine.errors import NotExecuted
 from kvcore_runtime.engine.forward import Forward, StepInputs
 from torch import Tensor
 

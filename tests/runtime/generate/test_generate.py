@@ -350,18 +350,15 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
     assert all(life is Life.RUNNING for lives in record.lives for life in lives.values())
 
 
-def test_a_model_moves_to_a_device_whole() -> None:
-    model = tiny_model(invariant=True)
-    placed = command.place_model(model, torch.device("meta"))
+def test_a_tiny_model_is_whole_on_its_device() -> None:
+    placed = tiny_model(invariant=True, device="meta")
     assert placed.invariant
-    assert placed.config == model.config
     assert placed.weights.head is placed.weights.embedding
     tensors = [placed.weights.norm, placed.weights.embedding]
     tensors += [
         getattr(each, f.name) for each in placed.weights.layers for f in attrs.fields(type(each))
     ]
     assert {each.device.type for each in tensors} == {"meta"}
-    assert command.place_model(model, torch.device("cpu")) is model
 
 
 def test_the_command_is_found_by_its_entry_point(
